@@ -1,0 +1,1 @@
+"""Holdfast's controller: REST API, reconciler, engines and command line. Imports no torch."""

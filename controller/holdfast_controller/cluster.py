@@ -1,0 +1,229 @@
+"""The port between decisions and the world: a job store, an engine, and their errors.
+
+Errors::
+
+    HoldfastError
+    ├── NotFound          no such job, attempt, rank
+    ├── AlreadyExists     the name is taken
+    ├── Conflict          somebody else wrote first: read again, decide again
+    ├── Invalid           the request can never be carried out as it is written
+    ├── NotReady          not now: nothing is running, no progress yet
+    └── Unavailable       the store or the engine could not be reached; try again
+
+Adapters live in `local/` and `kube/`; nothing else knows which one it talks to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Protocol
+
+from holdfast_trainer.contract import Progress, Termination
+
+from .jobs import Status, TrainingJob
+
+
+class HoldfastError(Exception):
+    """The message names the offending value and what to do about it."""
+
+
+class NotFound(HoldfastError):
+    pass
+
+
+class AlreadyExists(HoldfastError):
+    pass
+
+
+class Conflict(HoldfastError):
+    pass
+
+
+class Invalid(HoldfastError):
+    """`errors` holds one line per fault, each with the path of the offending key."""
+
+    def __init__(self, message: str, errors: list[str] | None = None):
+        super().__init__(message)
+        self.errors = errors or []
+
+
+class NotReady(HoldfastError):
+    pass
+
+
+class Unavailable(HoldfastError):
+    pass
+
+
+# ------------------------------------------------------------------ job store
+
+
+@dataclass(frozen=True)
+class Change:
+    """One event of a watch. `type` is ADDED, MODIFIED or DELETED."""
+
+    type: str
+    job: TrainingJob
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something worth telling about a job; kept with it."""
+
+    time: datetime
+    type: str
+    """Normal or Warning"""
+    reason: str
+    message: str
+    count: int = 1
+
+
+class JobStore(Protocol):
+    """Where TrainingJobs are kept. Every write is checked against `resourceVersion`."""
+
+    async def create(self, job: TrainingJob) -> TrainingJob:
+        """Raises AlreadyExists."""
+
+    async def get(self, namespace: str, name: str) -> TrainingJob:
+        """Raises NotFound."""
+
+    async def list(self, namespace: str | None = None) -> list[TrainingJob]:
+        """All jobs (of a namespace), oldest first."""
+
+    async def replace_spec(self, job: TrainingJob) -> TrainingJob:
+        """Write spec, labels and annotations; adds 1 to generation where spec changed. Raises Conflict, NotFound."""
+
+    async def replace_status(self, job: TrainingJob, status: Status) -> TrainingJob:
+        """Write status alone. Raises Conflict where `job` is not the newest version, NotFound."""
+
+    async def mark_deleted(self, namespace: str, name: str) -> TrainingJob:
+        """Set deletionTimestamp; the reconciler stops what runs and then calls `remove`."""
+
+    async def remove(self, job: TrainingJob) -> None:
+        """Forget the job; no error where it is gone already or another job has its name now (uid)."""
+
+    def watch(self) -> AsyncIterator[Change]:
+        """All jobs as ADDED first, then every change, for ever. Level-triggered: may merge changes of one job."""
+
+    async def record_event(self, job: TrainingJob, event: Event) -> None:
+        """Keep an event; a repeat of the newest (same reason and message) adds to its count."""
+
+    async def events(self, namespace: str, name: str) -> list[Event]:
+        """Oldest first, at most 200. Raises NotFound."""
+
+
+# --------------------------------------------------------------------- engine
+
+
+class ReplicaState(StrEnum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How one rank's process ended: exactly one of `code` and `signal` is set."""
+
+    rank: int
+    code: int | None = None
+    signal: int | None = None
+    ended: float = 0.0
+    """Seconds since the epoch; the earliest is usually the cause, the others its victims."""
+
+
+@dataclass(frozen=True)
+class ReplicaObservation:
+    """One replica of one attempt, as the engine sees it now."""
+
+    index: int
+    state: ReplicaState
+    reason: str = ""
+    """Why it waits, or why the platform took it (Drilled, Evicted, Vanished ...)."""
+    disrupted: bool = False
+    """The platform itself says that it took this replica."""
+    out_of_memory: bool = False
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    termination: Termination | None = None
+    ranks: tuple[RankExit, ...] = ()
+
+
+@dataclass(frozen=True)
+class AttemptObservation:
+    """A snapshot of one attempt. `gone` is true when nothing of it can run or write any more."""
+
+    attempt: int
+    exists: bool
+    gone: bool
+    replicas: tuple[ReplicaObservation, ...] = ()
+    waiting: str = ""
+    """Why it has not started, in a sentence that says what would help; empty when it has."""
+    stopping: bool = False
+    """A stop was asked for (suspend, delete) and is under way."""
+    progress: Progress | None = None
+    started_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a submission would do: the dry run. `reasons` says why it could not run here; empty: it can."""
+
+    engine: str
+    manifests: tuple[dict[str, Any], ...]
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+class DrillKind(StrEnum):
+    """What a drill does to a replica."""
+
+    KILL = "kill"
+    """SIGKILL of every process at once: a lost machine, no notice."""
+    NOTICE = "notice"
+    """SIGTERM, then SIGKILL after the grace: a spot reclaim."""
+
+
+class Engine(Protocol):
+    """Runs attempts. Every call is idempotent: names are functions of job and attempt."""
+
+    name: str
+
+    def plan(self, job: TrainingJob) -> Plan:
+        """Pure: what would run for the next attempt of this job, and every reason why it could not here."""
+
+    async def start(self, job: TrainingJob, attempt: int) -> None:
+        """Raise the fence and start the gang, or queue it; at once, no waiting for processes."""
+
+    async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
+        """Never raises NotFound: an attempt nobody started is `exists=False, gone=True`."""
+
+    async def stop(self, job: TrainingJob, attempt: int) -> None:
+        """Give every replica its notice; SIGKILL after the grace. Returns at once."""
+
+    async def kill(self, job: TrainingJob, attempt: int) -> None:
+        """SIGKILL whatever of the attempt still runs (peers of a lost replica). Returns at once."""
+
+    async def drill(self, job: TrainingJob, attempt: int, replica: int, kind: DrillKind) -> None:
+        """Disrupt one replica. Raises NotReady where it is not running."""
+
+    async def delete(self, job: TrainingJob) -> None:
+        """Remove the job's run directory and all that the engine keeps of it."""
+
+    async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
+        """All ledger lines of all attempts, in order (contract.py has the format)."""
+
+    async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+        """All lines of steps.jsonl of all attempts, each with its "attempt"."""
+
+    def logs(
+        self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncIterator[str]:
+        """Lines of a rank's output; with `follow` until the attempt is gone. Raises NotFound."""
+
+    def changes(self) -> AsyncIterator[str]:
+        """Keys (`namespace/name`) of jobs whose attempts may have changed."""

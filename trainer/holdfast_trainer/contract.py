@@ -1,0 +1,308 @@
+"""What the trainer and the controller have agreed on, and nothing else.
+
+The controller imports this module and no other of the trainer's: environment
+names, the termination message, the layout of a run directory, the ledger's
+lines and the progress document. Standard library only.
+
+Run directory::
+
+    fence                            the highest attempt that may write
+    checkpoints/step-00000812/       rank-N.safetensors, manifest.json written last
+    attempts/0003/ledger.jsonl       attempt start, durable checkpoints, stop
+    attempts/0003/steps.jsonl        one line a step, by rank 0
+    attempts/0003/rank-N.log         output of a rank; rank-N.exit how it ended
+    attempts/0003/replica-N.log      output of torchrun; replica-N.exit how it ended
+    attempts/0003/replica-N.termination
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+# ---------------------------------------------------------------- environment
+
+ENV_RUN_DIR = "HOLDFAST_RUN_DIR"
+ENV_JOB = "HOLDFAST_JOB"
+"""`namespace/name`; for messages and metric labels only."""
+ENV_ATTEMPT = "HOLDFAST_ATTEMPT"
+ENV_CONFIG = "HOLDFAST_CONFIG"
+"""Path of the YAML file that holds the job's `config`."""
+ENV_GRACE_SECONDS = "HOLDFAST_GRACE_SECONDS"
+"""Seconds from SIGTERM to SIGKILL."""
+ENV_PORT = "HOLDFAST_PORT"
+"""Where rank 0 serves `/metrics` and `/progress`; 0 takes any free port."""
+ENV_REPLICA = "HOLDFAST_REPLICA"
+ENV_TERMINATION_LOG = "HOLDFAST_TERMINATION_LOG"
+ENV_CHECKPOINT_EVERY = "HOLDFAST_CHECKPOINT_EVERY"
+"""`auto`, `500` (steps) or `90s`; when set it wins over the config file."""
+ENV_CHECKPOINT_KEEP = "HOLDFAST_CHECKPOINT_KEEP"
+ENV_ATTEMPT_UID = "HOLDFAST_ATTEMPT_UID"
+"""Unique to one attempt on one machine; the local engine finds its processes by it."""
+
+DEFAULT_PORT = 9090
+DEFAULT_GRACE_SECONDS = 30.0
+DEFAULT_TERMINATION_LOG = "/dev/termination-log"
+
+EXIT_CONFIG_ERROR = 78
+"""sysexits.h EX_CONFIG: the job can never run as written; do not retry."""
+
+# -------------------------------------------------------- termination message
+
+Outcome = Literal["finished", "interrupted", "failed", "hung"]
+TERMINATION_LIMIT = 4096
+"""Kubernetes keeps at most 4 KiB of a termination message."""
+
+
+@dataclass(frozen=True)
+class Termination:
+    """Why a replica ended, as the trainer itself saw it.
+
+    `step` is the last step done, `durable_step` the newest one covered by a
+    committed checkpoint (0: none). `config_error` marks what no retry can mend.
+    """
+
+    outcome: Outcome
+    step: int
+    durable_step: int
+    error: str = ""
+    config_error: bool = False
+
+    def to_json(self) -> str:
+        """JSON of at most `TERMINATION_LIMIT` bytes; a long error keeps its end."""
+        body = dataclasses.asdict(self)
+        text = json.dumps(body)
+        while len(text.encode()) > TERMINATION_LIMIT:
+            over = len(text.encode()) - TERMINATION_LIMIT
+            body["error"] = "..." + body["error"][over + 3 + over // 4 :]
+            text = json.dumps(body)
+        return text
+
+    @classmethod
+    def from_json(cls, text: str) -> Termination | None:
+        """The message, or None where the text is not one of ours (never raises)."""
+        try:
+            body = json.loads(text)
+            outcome = body["outcome"]
+            if outcome not in get_args(Outcome):
+                return None
+            return cls(
+                outcome,
+                int(body["step"]),
+                int(body["durable_step"]),
+                str(body.get("error", "")),
+                bool(body.get("config_error", False)),
+            )
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def write_termination(path: Path, message: Termination) -> None:
+    """Write the message unless one is there: of a replica's ranks the first to speak is heard.
+
+    A missing or read-only file is no error: outside a job there is nobody to read it.
+    """
+    try:
+        with open(path, "a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if not file.read(1):
+                file.write(message.to_json())
+    except OSError:
+        pass
+
+
+# -------------------------------------------------------------- run directory
+
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of a run directory; touches nothing by itself."""
+
+    path: Path
+
+    @property
+    def fence(self) -> Path:
+        return self.path / "fence"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:08d}"
+
+    def attempt(self, attempt: int) -> Path:
+        return self.attempts / f"{attempt:04d}"
+
+    def ledger(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "ledger.jsonl"
+
+    def steps(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "steps.jsonl"
+
+    def rank_log(self, attempt: int, rank: int) -> Path:
+        return self.attempt(attempt) / f"rank-{rank}.log"
+
+    def rank_exit(self, attempt: int, rank: int) -> Path:
+        return self.attempt(attempt) / f"rank-{rank}.exit"
+
+    def replica_log(self, attempt: int, replica: int) -> Path:
+        return self.attempt(attempt) / f"replica-{replica}.log"
+
+    def replica_exit(self, attempt: int, replica: int) -> Path:
+        return self.attempt(attempt) / f"replica-{replica}.exit"
+
+    def termination(self, attempt: int, replica: int) -> Path:
+        return self.attempt(attempt) / f"replica-{replica}.termination"
+
+    def progress_address(self, attempt: int) -> Path:
+        """Where rank 0 writes `host:port` of its endpoint once it listens."""
+        return self.attempt(attempt) / "progress.address"
+
+    def attempt_numbers(self) -> list[int]:
+        """Attempts that left a directory, in order."""
+        if not self.attempts.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.attempts.iterdir() if p.name.isdigit())
+
+
+def checkpoint_step(directory: Path) -> int | None:
+    """The step in a checkpoint directory's name, or None for debris."""
+    match = _STEP.fullmatch(directory.name)
+    return int(match[1]) if match else None
+
+
+def replace_durably(path: Path, data: str) -> None:
+    """Write `data` so that after a crash `path` holds all of it or what it held before."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    fsync_directory(path.parent)
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in a directory durable: fsync of a file alone does not."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_fence(run: RunDir) -> int:
+    """The highest attempt that may write; 0 where no attempt was ever admitted.
+
+    Raises ValueError where the file holds anything but a number.
+    """
+    try:
+        text = run.fence.read_text(encoding="ascii")
+    except FileNotFoundError:
+        return 0
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{run.fence} holds {text[:40]!r}, not an attempt number") from None
+
+
+def raise_fence(run: RunDir, attempt: int) -> int:
+    """Let `attempt` write and none before it; never lowers. Returns the fence now in force."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    lock = os.open(run.path / ".fence.lock", os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        current = read_fence(run)
+        if attempt > current:
+            replace_durably(run.fence, str(attempt))
+        return max(attempt, current)
+    finally:
+        os.close(lock)
+
+
+# --------------------------------------------------------------------- ledger
+# One JSON object a line, "event" first; times are seconds since the epoch.
+#
+#   {"event": "attempt_start", "time", "attempt", "world_size", "resumed_step", "resumed_from",
+#    "skipped": [{"checkpoint", "reason"}], "startup": {"import": s, "rendezvous": s, "load": s, ...}}
+#   {"event": "first_step", "time", "attempt", "step", "seconds"}
+#   {"event": "checkpoint", "time", "attempt", "step", "bytes", "seconds", "stall_seconds", "digest"}
+#   {"event": "stop", "time", "attempt", "outcome", "step", "durable_step", "error", "digest"}
+#
+# steps.jsonl: {"step", "time", "loss", "loss_hex", "seconds", "tokens"} and, where validated,
+# "val_loss". loss_hex is float.hex(): equality of curves is equality of bits.
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a .jsonl file; [] where it is missing, and a torn last line is left out."""
+    try:
+        raw = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    lines = []
+    for line in raw.splitlines():
+        try:
+            body = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(body, dict):
+            lines.append(body)
+    return lines
+
+
+# ------------------------------------------------------------------- progress
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What rank 0 answers at `/progress`; every figure measured in this attempt.
+
+    None means not known yet, never zero. `tokens_per_second` and `samples_per_second` are over
+    the recent steps, of all ranks together; `data_wait_fraction` is the share of step time spent
+    waiting for data; `eta_seconds` covers the steps that are left.
+    """
+
+    attempt: int
+    step: int
+    total_steps: int | None
+    durable_step: int
+    phase: str
+    """starting | training | validating | saving | stopping | finished"""
+    loss: float | None = None
+    val_loss: float | None = None
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    step_seconds: float | None = None
+    data_wait_fraction: float | None = None
+    mfu: float | None = None
+    grad_norm: float | None = None
+    eta_seconds: float | None = None
+    updated: float = 0.0
+    """Seconds since the epoch at which this was true."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Progress:
+        """Raises ValueError where the text is no progress document; unknown keys are ignored."""
+        body = json.loads(text)
+        known = {f.name for f in dataclasses.fields(cls)}
+        try:
+            return cls(**{k: v for k, v in body.items() if k in known})
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"not a progress document: {error}") from error

@@ -90,11 +90,14 @@ class JobStore(Protocol):
     async def get(self, namespace: str, name: str) -> TrainingJob:
         """Raises NotFound."""
 
-    async def list(self, namespace: str | None = None) -> list[TrainingJob]:
+    async def list_jobs(self, namespace: str | None = None) -> list[TrainingJob]:
         """All jobs (of a namespace), oldest first."""
 
     async def replace_spec(self, job: TrainingJob) -> TrainingJob:
-        """Write spec, labels and annotations; adds 1 to generation where spec changed. Raises Conflict, NotFound."""
+        """Write spec, labels and annotations; adds 1 to generation where spec changed.
+
+        Raises Conflict, NotFound.
+        """
 
     async def replace_status(self, job: TrainingJob, status: Status) -> TrainingJob:
         """Write status alone. Raises Conflict where `job` is not the newest version, NotFound."""
@@ -106,7 +109,7 @@ class JobStore(Protocol):
         """Forget the job; no error where it is gone already or another job has its name now (uid)."""
 
     def watch(self) -> AsyncIterator[Change]:
-        """All jobs as ADDED first, then every change, for ever. Level-triggered: may merge changes of one job."""
+        """All jobs as ADDED first, then every change, for ever; may merge changes of one job."""
 
     async def record_event(self, job: TrainingJob, event: Event) -> None:
         """Keep an event; a repeat of the newest (same reason and message) adds to its count."""

@@ -132,7 +132,7 @@ class Spec(Model):
     replicas: int = Field(default=1, ge=1, le=10_000, description="Pods of the gang.")
     gpus: str = Field(
         default="0",
-        description="Per replica: 0 for CPU and gloo, a whole number, or a fraction of a shared GPU (`0.25`).",
+        description="Per replica: 0 for CPU and gloo, a whole number, or a share of a GPU (`0.25`).",
     )
     processes: int | None = Field(
         default=None,
@@ -190,7 +190,7 @@ class Spec(Model):
     @model_validator(mode="after")
     def _one_rank_per_device(self) -> Spec:
         gpus = Fraction(self.gpus)
-        if self.processes and gpus and self.processes > max(1, gpus):
+        if self.processes and gpus and self.processes > max(1, int(gpus)):
             raise ValueError(
                 f"{self.processes} processes on {self.gpus} GPU: NCCL cannot run two ranks on one device; "
                 f"give at most {max(1, int(gpus))} processes"

@@ -81,11 +81,26 @@ class Event:
     count: int = 1
 
 
+@dataclass(frozen=True)
+class Idempotency:
+    """A client's promise that two requests with one key are one request (the Idempotency-Key header).
+
+    `fingerprint` is a digest of the request's body: one key with two bodies is a client's mistake.
+    """
+
+    key: str
+    fingerprint: str
+
+
 class JobStore(Protocol):
     """Where TrainingJobs are kept. Every write is checked against `resourceVersion`."""
 
-    async def create(self, job: TrainingJob) -> TrainingJob:
-        """Raises AlreadyExists."""
+    async def create(self, job: TrainingJob, *, idempotency: Idempotency | None = None) -> TrainingJob:
+        """Keep a new job, or return the one that this key (within its namespace) made before.
+
+        Raises AlreadyExists where the name is taken, Conflict where the key came with another
+        fingerprint, or made a job that is no longer there.
+        """
 
     async def get(self, namespace: str, name: str) -> TrainingJob:
         """Raises NotFound."""

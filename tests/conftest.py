@@ -1,0 +1,40 @@
+"""What every test stands on: a clean environment, no process left behind, quick tests first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from processes import MARK, Processes
+from waiting import Deadline
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A developer's own settings must not decide what the tests see.
+    for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
+        del os.environ[name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Cheap answers first: unmarked, then slow, then cluster; the order within each stays."""
+    items.sort(key=lambda item: bool(item.get_closest_marker("slow")) + 2 * _on_cluster(item))
+
+
+def _on_cluster(item: pytest.Item) -> bool:
+    return item.get_closest_marker("cluster") is not None
+
+
+@pytest.fixture(autouse=True)
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
+    """Processes of this test. Also what the code under test starts by itself ends with the test."""
+    started = Processes()
+    monkeypatch.setenv(MARK, started.mark)
+    yield started
+    started.end_all()
+
+
+@pytest.fixture
+def deadline() -> Deadline:
+    """One minute, shared by all waits of a test."""
+    return Deadline(60)

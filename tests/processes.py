@@ -1,0 +1,69 @@
+"""Every process that a test starts ends with the test, also when the test fails.
+
+Torchrun's workers and the controller's supervisors start sessions of their own and outlive their
+parents on purpose, so neither process groups nor parents find them all. An environment variable does:
+children inherit it, and /proc shows it. Each is then killed by its own id.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from waiting import wait_until
+
+MARK = "HOLDFAST_TEST_MARK"
+
+# Python starts these once for the whole interpreter; they end with it.
+_INTERPRETERS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+class Processes:
+    """Starts processes and, on `end_all`, ends them and all that they started."""
+
+    def __init__(self) -> None:
+        self.mark = uuid.uuid4().hex
+
+    def start(
+        self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
+        """Popen in text mode, in a session of its own; `env` is added to this environment."""
+        options.setdefault("text", True)
+        options.setdefault("start_new_session", True)
+        environment = {**os.environ, MARK: self.mark, **(env or {})}
+        return subprocess.Popen([str(word) for word in command], env=environment, **options)
+
+    def running(self) -> list[psutil.Process]:
+        """Whatever carries this test's mark and has not ended."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if (
+                    process.pid != os.getpid()
+                    and process.environ().get(MARK) == self.mark
+                    and process.status() != psutil.STATUS_ZOMBIE
+                    and not any(name in " ".join(process.cmdline()) for name in _INTERPRETERS_OWN)
+                ):
+                    found.append(process)
+            except psutil.Error:
+                continue  # ended meanwhile, or another user's
+        return found
+
+    def end_all(self) -> None:
+        """SIGKILL by id, until nothing with the mark is left: what is killed may have been forking."""
+
+        def none_left() -> bool:
+            left = self.running()
+            for process in left:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    pass
+            return not left
+
+        wait_until(none_left, f"the processes with {MARK}={self.mark} to end", seconds=20)

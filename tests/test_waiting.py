@@ -1,0 +1,99 @@
+"""The tests' own floor holds: waits end in time with a clear sentence, and no process survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from processes import MARK, Processes
+from waiting import Deadline, DeadlinePassed, wait_until, wait_until_async
+
+# A parent that starts a child in a session of its own, as torchrun's workers and supervisors are.
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_a_wait_ends_with_the_first_true_value() -> None:
+    answers = iter([None, "", "ready"])
+    assert wait_until(lambda: next(answers), "an answer") == "ready"
+
+
+def test_a_wait_that_fails_says_what_it_waited_for_and_what_it_saw() -> None:
+    with pytest.raises(DeadlinePassed, match=r"waited 0\.02 s for step 3; last seen: 0"):
+        wait_until(lambda: 0, "step 3", seconds=0.02)
+
+
+def test_an_asynchronous_wait_takes_plain_and_coroutine_conditions() -> None:
+    import asyncio
+
+    async def ready() -> str:
+        return "ready"
+
+    async def story() -> None:
+        assert await wait_until_async(ready, "an answer") == "ready"
+        assert await wait_until_async(lambda: 7, "a number") == 7
+        with pytest.raises(DeadlinePassed, match="for never"):
+            await wait_until_async(lambda: False, "never", seconds=0.02)
+
+    asyncio.run(story())
+
+
+def test_waits_share_one_deadline() -> None:
+    deadline = Deadline(0.01)
+    with pytest.raises(DeadlinePassed):
+        deadline.wait_until(lambda: False, "the first thing")
+    assert deadline.passed
+    assert deadline.wait_until(lambda: True, "what is true already")
+
+
+def test_an_orphan_in_its_own_session_ends_too() -> None:
+    """The parent is shot, its child lives on under init; the test's end still finds and kills it."""
+    story = Processes()
+    parent = story.start([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert child.is_running()
+    story.end_all()
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert story.running() == []
+    parent.stdout.close()
+
+
+def test_what_the_code_under_test_starts_by_itself_is_marked(processes: Processes) -> None:
+    plain = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    assert wait_until(processes.running, "the process to show its mark")[0].pid == plain.pid
+    processes.end_all()
+    assert plain.wait() == -signal.SIGKILL
+
+
+def test_quick_tests_come_first(tmp_path: Path) -> None:
+    """Collected in the order cluster, slow, plain; run in the order plain, slow, cluster."""
+    (tmp_path / "test_order.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.cluster\ndef test_c(): pass\n"
+        "@pytest.mark.slow\ndef test_s(): pass\n"
+        "def test_p(): pass\n"
+    )
+    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    root = Path(__file__).parents[1]
+    listing = subprocess.run(
+        f"{sys.executable} -m pytest -q --collect-only -c {root}/pyproject.toml".split()
+        + f"-p no:cacheprovider --rootdir {tmp_path} {tmp_path}".split(),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(root / "tests"), MARK: "inner"},
+    )
+    names = [line.rpartition("::")[2] for line in listing.stdout.splitlines() if "::" in line]
+    assert names == ["test_p", "test_s", "test_c"], listing.stdout + listing.stderr

@@ -1,0 +1,23 @@
+"""Checkpoints: exact, asynchronous, crash-consistent, verified on load, fenced.
+
+`saver` stages and writes, `directory` commits and prunes, `loader` verifies and loads; `tree`,
+`tensorfile`, `manifest`, `rng` and `cadence` are their parts. What is durable when: the step of a
+`Saved` is on disk, with its manifest, its directory entry and all ranks' parts, before it is reported.
+"""
+
+from .cadence import Cadence
+from .directory import CheckpointDirectory, CheckpointError, Fenced
+from .loader import Loaded, Skipped, load_newest
+from .saver import Saved, Saver
+
+__all__ = [
+    "Cadence",
+    "CheckpointDirectory",
+    "CheckpointError",
+    "Fenced",
+    "Loaded",
+    "Saved",
+    "Saver",
+    "Skipped",
+    "load_newest",
+]

@@ -1,0 +1,55 @@
+"""When to save next: every N steps, every N seconds, or as often as it pays.
+
+`auto` is Young's interval, sqrt(2 * cost * mean time between interruptions) (J. W. Young, "A first
+order approximation to the optimum checkpoint interval", CACM 17(9), 1974): saving oftener costs more
+than the work it protects, saving more seldom risks more than it saves.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+SPOT_MTBI_SECONDS = 2 * 3600.0
+"""Assumed mean time between interruptions until some were seen: an unkind spot pool."""
+SHORTEST_SECONDS = 10.0
+LONGEST_SECONDS = 15 * 60.0
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """At most one of `steps` and `seconds` is set; neither means auto."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str | int) -> Cadence:
+        """`auto`, `500` (steps), `90s`. Raises ValueError naming the text."""
+        value = str(text)
+        if value == "auto":
+            return cls()
+        if match := re.fullmatch(r"([1-9]\d*)(s?)", value):
+            number = int(match[1])
+            return cls(seconds=float(number)) if match[2] else cls(steps=number)
+        raise ValueError(
+            f"checkpoint.every {value!r} is none of: auto, a number of steps (500), seconds (90s)"
+        )
+
+    def due_at_step(self, step: int) -> bool:
+        """Every rank can tell by itself; `step` is the number of steps done."""
+        return self.steps is not None and step % self.steps == 0
+
+    def due_after(self, seconds: float, cost: float | None, mtbi: float = SPOT_MTBI_SECONDS) -> bool:
+        """Rank 0 decides for all: `seconds` since the last save began, `cost` of a save in seconds."""
+        if self.steps is not None:
+            return False
+        return seconds >= (self.seconds or young_interval(cost, mtbi))
+
+
+def young_interval(cost: float | None, mtbi: float) -> float:
+    """Seconds between saves, within bounds; the shortest until a first save was measured."""
+    if cost is None:
+        return SHORTEST_SECONDS
+    return min(LONGEST_SECONDS, max(SHORTEST_SECONDS, math.sqrt(2 * cost * mtbi)))

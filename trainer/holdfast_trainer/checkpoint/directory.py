@@ -1,0 +1,200 @@
+"""Checkpoints on a POSIX file system: parts, commit, prune.
+
+A save lives in a hidden directory until it is complete::
+
+    checkpoints/.step-00000812.attempt-3/rank-N.safetensors   written and fsynced by rank N
+    checkpoints/.step-00000812.attempt-3/rank-N.json          its size and checksum, or its error
+    checkpoints/.step-00000812.attempt-3/manifest.json        by rank 0, once every part is there
+    checkpoints/step-00000812/                                one rename makes it a checkpoint
+
+Each arrow is durable before the next: file, then its name (directory fsync), then the manifest, then
+the rename, then the parent's fsync. A crash leaves a whole checkpoint or debris, never half of one.
+Parts meet through the file system, not through a collective, so nothing waits on the step's path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from ..contract import RunDir, checkpoint_step, fsync_directory, read_fence, replace_durably
+from . import manifest as manifests
+from .manifest import BadManifest, Manifest
+from .tensorfile import UnreadableFile, Written, verify
+
+_PARTIAL = re.compile(r"\.step-\d{8,}\.attempt-(\d+)")
+_POLL_SECONDS = 0.01
+
+
+class CheckpointError(Exception):
+    """A save or a load failed; training state in memory is unharmed."""
+
+
+class Fenced(CheckpointError):
+    """A newer attempt may write; this one must not, and must stop."""
+
+
+def check_fence(run: RunDir, attempt: int) -> None:
+    """Raises Fenced where a newer attempt was admitted, CheckpointError where the fence is unreadable."""
+    try:
+        fence = read_fence(run)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read the fence: {error}") from error
+    if fence > attempt:
+        raise Fenced(
+            f"attempt {attempt} was superseded by attempt {fence}: it may no longer write to {run.path}"
+        )
+
+
+def part_file(rank: int) -> str:
+    return f"rank-{rank}.safetensors"
+
+
+def _part_record(rank: int) -> str:
+    return f"rank-{rank}.json"
+
+
+class CheckpointDirectory:
+    """`checkpoints/` of a run directory, as attempt `attempt` may use it."""
+
+    def __init__(self, run: RunDir, attempt: int) -> None:
+        self._run = run
+        self._attempt = attempt
+
+    def partial(self, step: int) -> Path:
+        return self._run.checkpoints / f".step-{step:08d}.attempt-{self._attempt}"
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, newest first; whether they verify is not asked."""
+        if not self._run.checkpoints.is_dir():
+            return []
+        found = [
+            step
+            for path in self._run.checkpoints.iterdir()
+            if (step := checkpoint_step(path)) is not None and (path / manifests.NAME).exists()
+        ]
+        return sorted(found, reverse=True)
+
+    # ------------------------------------------------------------------ parts
+
+    def begin(self, step: int) -> Path:
+        """The directory that all ranks write their part of `step` into; makes it where needed."""
+        path = self.partial(step)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def report_part(self, step: int, rank: int, written: Written) -> None:
+        """Tell rank 0 that this rank's file is durable."""
+        replace_durably(self.partial(step) / _part_record(rank), json.dumps(asdict(written)))
+
+    def report_failure(self, step: int, rank: int, error: str) -> None:
+        """Tell rank 0 not to wait; frees the rank's own bytes first, as the disk may be full."""
+        partial = self.partial(step)
+        (partial / part_file(rank)).unlink(missing_ok=True)
+        try:
+            replace_durably(partial / _part_record(rank), json.dumps({"error": error}))
+        except OSError:
+            pass  # rank 0 then waits until its deadline
+
+    def await_parts(self, step: int, world_size: int, deadline: float) -> dict[str, Written]:
+        """Every rank's file by name. Raises CheckpointError naming the rank that failed or is late.
+
+        `deadline` is on the monotonic clock.
+        """
+        files: dict[str, Written] = {}
+        for rank in range(world_size):
+            record = self.partial(step) / _part_record(rank)
+            while True:
+                try:
+                    body = json.loads(record.read_text(encoding="utf-8"))
+                    break
+                except FileNotFoundError:
+                    if time.monotonic() > deadline:
+                        raise CheckpointError(
+                            f"rank {rank} did not write its part of step {step} in time"
+                        ) from None
+                    time.sleep(_POLL_SECONDS)
+            if "error" in body:
+                raise CheckpointError(f"rank {rank} could not write its part of step {step}: {body['error']}")
+            files[part_file(rank)] = Written(**body)
+        return files
+
+    # ----------------------------------------------------------------- commit
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make the step's parts a checkpoint. Raises Fenced, OSError."""
+        step = manifest.step
+        partial, final = self.partial(step), self._run.checkpoint(step)
+        for rank in range(manifest.world_size):
+            (partial / _part_record(rank)).unlink(missing_ok=True)
+        check_fence(self._run, self._attempt)
+        replace_durably(partial / manifests.NAME, manifest.to_json())
+        check_fence(self._run, self._attempt)
+        if final.exists():
+            if self.fault(step) is None:
+                shutil.rmtree(partial)  # the same step is there already and verifies
+                return
+            os.rename(final, self._run.checkpoints / f".bad-step-{step:08d}.attempt-{self._attempt}")
+        os.rename(partial, final)
+        fsync_directory(self._run.checkpoints)
+
+    def await_commit(self, step: int, deadline: float) -> None:
+        """For ranks other than 0. Raises CheckpointError where rank 0 gave up or is late."""
+        final, partial = self._run.checkpoint(step) / manifests.NAME, self.partial(step)
+        while not (final.exists() and not partial.exists()):
+            if not partial.exists() and not final.exists():
+                raise CheckpointError(f"rank 0 did not commit step {step}; its log has the reason")
+            if time.monotonic() > deadline:
+                raise CheckpointError(f"rank 0 did not commit step {step} in time")
+            time.sleep(_POLL_SECONDS)
+
+    def abandon(self, step: int) -> None:
+        """Remove what a failed save left."""
+        shutil.rmtree(self.partial(step), ignore_errors=True)
+
+    # ----------------------------------------------------------- verify, prune
+
+    def fault(self, step: int, ranks: Iterable[int] | None = None) -> str | None:
+        """Why a checkpoint must not be used, or None. Reads the files of `ranks` (default: all)."""
+        directory = self._run.checkpoint(step)
+        try:
+            manifest = manifests.read(directory)
+            if manifest.step != step:
+                return f"manifest of step {manifest.step} in {directory.name}"
+            names = manifest.files if ranks is None else {part_file(rank) for rank in ranks}
+            for name in sorted(names):
+                if name not in manifest.files:
+                    return f"{name} is not in the manifest"
+                verify(directory / name, manifest.files[name])
+        except (BadManifest, UnreadableFile) as error:
+            return str(error)
+        return None
+
+    def prune(self, keep: int, bad: Iterable[int] = ()) -> None:
+        """Keep the newest `keep` checkpoints; remove older ones, `bad` ones and debris of the past.
+
+        The manifest goes first, so that a crash in the middle leaves debris and no false checkpoint.
+        Raises Fenced, OSError.
+        """
+        check_fence(self._run, self._attempt)
+        bad = set(bad)
+        good = [step for step in self.steps() if step not in bad]
+        doomed = [self._run.checkpoint(step) for step in good[keep:]]
+        doomed += [self._run.checkpoint(step) for step in bad]
+        for path in self._run.checkpoints.iterdir():
+            match = _PARTIAL.fullmatch(path.name)
+            stale = match is not None and int(match[1]) < self._attempt
+            headless = checkpoint_step(path) is not None and not (path / manifests.NAME).exists()
+            if stale or headless or path.name.startswith(".bad-"):
+                doomed.append(path)
+        for path in doomed:
+            if path.exists():
+                (path / manifests.NAME).unlink(missing_ok=True)
+                fsync_directory(path)
+                shutil.rmtree(path)

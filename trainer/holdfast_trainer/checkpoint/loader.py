@@ -1,0 +1,116 @@
+"""Resume: the newest checkpoint that every rank can verify, and why newer ones were passed over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ..contract import RunDir
+from . import manifest as manifests
+from . import tensorfile
+from .directory import CheckpointDirectory, CheckpointError, part_file
+from .manifest import BadManifest, Manifest
+from .tensorfile import UnreadableFile
+from .tree import unpack
+
+
+class Agreement(Protocol):
+    """What loading needs of the gang: all ranks must take the same checkpoint."""
+
+    rank: int
+    world_size: int
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A verified state. `own` is None where the world size differs: that rank had no part then."""
+
+    manifest: Manifest
+    shared: Any
+    own: Any | None
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A checkpoint that was not used, and why."""
+
+    step: int
+    reason: str
+
+
+def load_newest(
+    run: RunDir, attempt: int, gang: Agreement, config_hash: str = ""
+) -> tuple[Loaded | None, list[Skipped]]:
+    """Collective. (None, []) where the run has no checkpoint yet.
+
+    Raises CheckpointError where checkpoints exist and none can be used: starting over would lose
+    work silently. Raises it too where the newest good one was written under another configuration.
+    """
+    directory = CheckpointDirectory(run, attempt)
+    steps: list[int] = gang.broadcast(directory.steps() if gang.rank == 0 else None)
+    skipped: list[Skipped] = []
+    for step in steps:
+        loaded, fault = _try(run, directory, step, gang)
+        faults = gang.gather(fault)
+        first = next((f"rank {rank}: {f}" for rank, f in enumerate(faults) if f), None)
+        if first is not None:
+            skipped.append(Skipped(step, first))
+            continue
+        assert loaded is not None
+        _check_config(run, loaded.manifest, config_hash)
+        return loaded, skipped
+    if skipped:
+        reasons = "; ".join(f"step {s.step}: {s.reason}" for s in skipped)
+        raise CheckpointError(
+            f"none of the {len(skipped)} checkpoints in {run.checkpoints} can be used ({reasons}). "
+            "Restore one from a backup, or remove the directory to start over"
+        )
+    return None, []
+
+
+def _try(
+    run: RunDir, directory: CheckpointDirectory, step: int, gang: Agreement
+) -> tuple[Loaded | None, str | None]:
+    path = run.checkpoint(step)
+    try:
+        manifest = manifests.read(path)
+        same_world = manifest.world_size == gang.world_size
+        ranks = {0, gang.rank} if same_world else {0}
+        if fault := directory.fault(step, ranks):
+            return None, fault
+        shared_part = _read(path, 0)
+        own: Any | None = None
+        if same_world:
+            own = shared_part["own"] if gang.rank == 0 else _read(path, gang.rank)["own"]
+        return Loaded(manifest, shared_part["shared"], own), None
+    except (BadManifest, UnreadableFile, KeyError) as error:
+        return None, str(error)
+
+
+def _read(path: Any, rank: int) -> dict[str, Any]:
+    skeleton, tensors = tensorfile.read(path / part_file(rank))
+    state: dict[str, Any] = unpack(skeleton, tensors)
+    return state
+
+
+def _check_config(run: RunDir, manifest: Manifest, config_hash: str) -> None:
+    if config_hash and manifest.config_hash and manifest.config_hash != config_hash:
+        raise CheckpointError(
+            f"{run.checkpoint(manifest.step)} was written under another configuration "
+            f"({manifest.config_hash[:12]}, this is {config_hash[:12]}): its numbers would not continue. "
+            "Use a new run directory, or go back to the configuration of the run"
+        )
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """What bits depend on besides configuration and state; kept in the manifest."""
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"torch": torch.__version__, "device": kind, "threads": torch.get_num_threads()}

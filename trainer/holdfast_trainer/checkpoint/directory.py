@@ -28,7 +28,7 @@ from . import manifest as manifests
 from .manifest import BadManifest, Manifest
 from .tensorfile import UnreadableFile, Written, verify
 
-_PARTIAL = re.compile(r"\.step-\d{8,}\.attempt-(\d+)")
+_PARTIAL = re.compile(r"\.step-(\d{8,})\.attempt-(\d+)")
 _POLL_SECONDS = 0.01
 
 
@@ -144,16 +144,6 @@ class CheckpointDirectory:
         os.rename(partial, final)
         fsync_directory(self._run.checkpoints)
 
-    def await_commit(self, step: int, deadline: float) -> None:
-        """For ranks other than 0. Raises CheckpointError where rank 0 gave up or is late."""
-        final, partial = self._run.checkpoint(step) / manifests.NAME, self.partial(step)
-        while not (final.exists() and not partial.exists()):
-            if not partial.exists() and not final.exists():
-                raise CheckpointError(f"rank 0 did not commit step {step}; its log has the reason")
-            if time.monotonic() > deadline:
-                raise CheckpointError(f"rank 0 did not commit step {step} in time")
-            time.sleep(_POLL_SECONDS)
-
     def abandon(self, step: int) -> None:
         """Remove what a failed save left."""
         shutil.rmtree(self.partial(step), ignore_errors=True)
@@ -189,7 +179,9 @@ class CheckpointDirectory:
         doomed += [self._run.checkpoint(step) for step in bad]
         for path in self._run.checkpoints.iterdir():
             match = _PARTIAL.fullmatch(path.name)
-            stale = match is not None and int(match[1]) < self._attempt
+            stale = match is not None and (
+                int(match[2]) < self._attempt or int(match[1]) <= max(good, default=0)
+            )
             headless = checkpoint_step(path) is not None and not (path / manifests.NAME).exists()
             if stale or headless or path.name.startswith(".bad-"):
                 doomed.append(path)

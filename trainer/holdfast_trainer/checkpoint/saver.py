@@ -65,11 +65,15 @@ class Saver:
         self._buffers: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
-        self.durable_step = 0
         self.last_cost: float | None = None
         """Seconds until durable of the newest save; what `auto` plans with."""
         self.bad_steps: set[int] = set()
         """Checkpoints that did not verify at load; pruned once a newer one is durable."""
+
+    @property
+    def durable_step(self) -> int:
+        """The newest committed step, of whichever attempt; 0 where there is none."""
+        return max(self._directory.steps(), default=0)
 
     @property
     def busy(self) -> bool:
@@ -103,7 +107,10 @@ class Saver:
             self._thread = None
 
     def wait(self) -> None:
-        """Wait for the save in flight. Raises the CheckpointError it ended with."""
+        """Wait for the save in flight. Raises the CheckpointError it ended with.
+
+        On rank 0 the checkpoint is then durable, on others their part of it.
+        """
         self.join()
         if self._error is not None:
             raise self._error
@@ -138,10 +145,9 @@ class Saver:
         except (OSError, CheckpointError) as error:
             self._fail(step, error)
             return
-        self.durable_step = step
-        self.last_cost = time.perf_counter() - began
         if manifest is None:
             return
+        self.last_cost = time.perf_counter() - began
         self._on_saved(Saved(step, manifest.size, self.last_cost, stall, manifest.digest))
         try:
             self._directory.prune(self._keep, self.bad_steps)
@@ -157,7 +163,6 @@ class Saver:
         written = tensorfile.write(partial / part_file(self._rank), skeleton, tensors)
         self._directory.report_part(step, self._rank, written)
         if self._rank != 0:
-            self._directory.await_commit(step, deadline)
             return None
         manifest = Manifest(
             step=step,

@@ -54,7 +54,7 @@ class Written:
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return memoryview(flat.numpy().data)
 
 
 def write(path: Path, skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Written:
@@ -78,8 +78,8 @@ def write(path: Path, skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Wri
     size = 0
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
-        for block in (len(text).to_bytes(8, "little"), text, *(_bytes(tensors[n]) for n in names)):
-            view = memoryview(block)
+        blocks = [memoryview(len(text).to_bytes(8, "little") + text), *(_bytes(tensors[n]) for n in names)]
+        for view in blocks:
             for start in range(0, len(view), CHUNK):
                 chunk = view[start : start + CHUNK]
                 digest.update(chunk)

@@ -52,7 +52,8 @@ def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
         if isinstance(value, np.generic):
             return value.item()
         raise UnsupportedState(
-            f"{path}: a {type(value).__name__} cannot be saved; keep tensors, numbers, strings, lists and dicts"
+            f"{path}: a {type(value).__name__} cannot be saved; "
+            "keep tensors, numbers, strings, lists and dicts"
         )
 
     return visit(state, ""), tensors

@@ -1,0 +1,284 @@
+"""The training configuration: what each key means, in which unit, and why its default is what it is.
+
+`load` reads a YAML file, lays overrides and the job's environment over it and gives one frozen
+`Config`, checked once. What needs the world size (`check_world`) is checked when it is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from .contract import ENV_CHECKPOINT_EVERY, ENV_CHECKPOINT_KEEP
+from .schema import ConfigError, Range, from_mapping, parse_scalar, read_yaml
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "TrainConfig",
+    "ValidationConfig",
+    "check_world",
+    "from_mapping",
+    "load",
+]
+
+Positive = Annotated[int, Range(1)]
+Count = Annotated[int, Range(0)]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of the GPT."""
+
+    vocab_size: Positive
+    """Rows of the embedding; at least the vocabulary of the prepared data. A multiple of 64 is fastest."""
+    layers: Positive
+    heads: Positive
+    """Attention heads; must divide `width`."""
+    width: Positive
+    """Size of the residual stream; the MLP is four times as wide."""
+    context: Positive
+    """Tokens a sequence holds; attention costs grow with its square."""
+    dropout: Annotated[float, Range(0, 1, open_high=True)] = 0.0
+    """Probability in [0, 1). 0: a model that sees its data about once gains nothing from it."""
+    bias: bool = False
+    """Biases in linear layers and norms. Off: a little faster, no worse (as PaLM and later)."""
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            near = min((h for h in _divisors(self.width)), key=lambda h: abs(h - self.heads))
+            raise ConfigError(
+                f"heads: {self.heads} does not divide width {self.width}; the nearest that does is {near}"
+            )
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the tokens are."""
+
+    path: Path
+    """Directory made by `python -m holdfast_trainer prepare`; relative to the working directory."""
+    verify: bool = False
+    """Read all shards at start and compare their checksums. Off: sizes are always checked, and a full
+    read of a large set costs minutes."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, how much at a time, and how exactly."""
+
+    steps: Positive
+    """Optimizer steps of the whole run; the schedule ends here too."""
+    global_batch: Positive
+    """Sequences a step, over all ranks together: what the optimizer sees, whatever the world size."""
+    micro_batch: Positive | None = None
+    """Sequences a forward pass, per rank: bounds memory. null: the whole share of a rank at once.
+    Must divide the share; the rest is accumulated."""
+    seed: Count = 1337
+    """Of the initial weights, of dropout and of the order of samples."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Of the matrix products; weights stay fp32. auto: bf16 where native, else fp16 on CUDA, else fp32."""
+    deterministic: bool = True
+    """Deterministic kernels only, so that a resumed run repeats the untouched one bit for bit."""
+    compile: bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
+        False
+    )
+    """torch.compile, or its mode. Off: worth its start-up time only on long runs."""
+    threads: Positive | None = None
+    """Threads per rank for CPU operators. null: OMP_NUM_THREADS, or what torch chooses."""
+    log_every: Positive = 10
+    """Steps between two lines of log."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW, and its schedule: linear warm-up, then cosine."""
+
+    learning_rate: Annotated[float, Range(0, open_low=True)] = 6e-4
+    """Peak. The default is GPT-3's for models of about 100 M parameters (table 2.1)."""
+    min_learning_rate: Annotated[float, Range(0)] | None = None
+    """Where the cosine ends. null: a tenth of the peak (`final_learning_rate` has the figure)."""
+    warmup_steps: Count = 0
+    """Steps until the peak; must be fewer than `train.steps`."""
+    weight_decay: Annotated[float, Range(0)] = 0.1
+    """Of matrices only; biases and norms are not decayed."""
+    beta1: Annotated[float, Range(0, 1, open_high=True)] = 0.9
+    beta2: Annotated[float, Range(0, 1, open_high=True)] = 0.95
+    """Shorter memory than Adam's 0.999: steadier with large batches (GPT-3, appendix B)."""
+    clip: Annotated[float, Range(0)] = 1.0
+    """Largest norm of the gradient of all parameters together; 0 does not clip."""
+
+    def __post_init__(self) -> None:
+        if self.final_learning_rate > self.learning_rate:
+            raise ConfigError(
+                f"min_learning_rate: {self.final_learning_rate:g} is above learning_rate "
+                f"{self.learning_rate:g}; the cosine goes down"
+            )
+
+    @property
+    def final_learning_rate(self) -> float:
+        """Where the cosine ends."""
+        return 0.1 * self.learning_rate if self.min_learning_rate is None else self.min_learning_rate
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """Loss on held-out text, measured inside the loop. Changes nothing in the training."""
+
+    every: Count = 0
+    """Steps between two validations; 0 never validates."""
+    batches: Positive = 8
+    """Global batches a validation; always the same ones, so that figures compare."""
+
+
+_EVERY = re.compile(r"auto|[1-9]\d*s?")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save, and how many checkpoints to keep."""
+
+    every: int | str = "auto"
+    """`auto` (from the measured cost of a save), steps such as 500, or seconds such as `90s`.
+    HOLDFAST_CHECKPOINT_EVERY wins when set."""
+    keep: Positive = 3
+    """Newest checkpoints kept: more than one, so that a damaged newest still leaves another.
+    HOLDFAST_CHECKPOINT_KEEP wins when set."""
+
+    def __post_init__(self) -> None:
+        if not _EVERY.fullmatch(str(self.every)):
+            raise ConfigError(
+                f"every: {self.every!r} is none of: auto, a number of steps (500), seconds (90s)"
+            )
+
+    @property
+    def every_steps(self) -> int | None:
+        """Steps between saves; None where the cadence is `auto` or in seconds."""
+        text = str(self.every)
+        return int(text) if text.isdigit() else None
+
+    @property
+    def every_seconds(self) -> float | None:
+        """Seconds between saves; None where the cadence is `auto` or in steps."""
+        text = str(self.every)
+        return float(text[:-1]) if text[:-1].isdigit() and text.endswith("s") else None
+
+
+@dataclass(frozen=True)
+class Config:
+    """All sections."""
+
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        errors = []
+        if self.optim.warmup_steps >= self.train.steps and self.optim.warmup_steps:
+            errors.append(
+                f"optim.warmup_steps: {self.optim.warmup_steps} is not below train.steps "
+                f"{self.train.steps}; the run would end before its peak learning rate"
+            )
+        micro, batch = self.train.micro_batch, self.train.global_batch
+        if micro is not None and batch % micro:
+            errors.append(_does_not_divide("train.micro_batch", micro, "train.global_batch", batch))
+        if errors:
+            raise ConfigError(errors)
+
+    def hash(self) -> str:
+        """SHA-256 (hex) of everything that defines the training: model, data order, optimizer.
+
+        Left out: how it is carried out (micro-batch, compile, threads, deterministic kernels, logging),
+        which changes rounding at most; what only watches (validation, checkpoints); and paths: the
+        data has an identity of its own (`TokenDataset.identity`).
+        """
+        train = dataclasses.asdict(self.train)
+        for execution in ("micro_batch", "compile", "threads", "deterministic", "log_every"):
+            del train[execution]
+        optim = dataclasses.asdict(self.optim) | {"min_learning_rate": self.optim.final_learning_rate}
+        body = {"model": dataclasses.asdict(self.model), "train": train, "optim": optim}
+        canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def load(
+    path: Path | None, overrides: Sequence[str] = (), *, environ: Mapping[str, str] | None = None
+) -> Config:
+    """The configuration in `path` (None: an empty document), with `section.key=value` overrides.
+
+    Later overrides win over earlier ones, the job's environment (`HOLDFAST_CHECKPOINT_*` in
+    `environ`, by default the process's own) wins over both. Raises ConfigError.
+    """
+    document, places = read_yaml(path) if path is not None else ({}, {})
+    environ = os.environ if environ is None else environ
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"override {text!r}: expected section.key=value, such as train.steps=200")
+        _lay_over(document, places, key.strip(), parse_scalar(value), f"override {text!r}")
+    for name, key in ((ENV_CHECKPOINT_EVERY, "checkpoint.every"), (ENV_CHECKPOINT_KEEP, "checkpoint.keep")):
+        if environ.get(name):
+            _lay_over(
+                document, places, key, parse_scalar(environ[name]), f"environment {name}={environ[name]}"
+            )
+    return from_mapping(Config, document, path or "configuration", places=places)
+
+
+def _lay_over(document: dict[str, Any], places: dict[str, str], key: str, value: object, place: str) -> None:
+    section = document
+    *parents, last = key.split(".")
+    for parent in parents:
+        if section.get(parent) is None:
+            section[parent] = {}
+        section = section[parent]
+        if not isinstance(section, dict):
+            raise ConfigError(f"{place}: {parent} is a value, not a section with keys")
+    section[last] = value
+    places[key] = place
+
+
+def check_world(config: Config, world_size: int) -> None:
+    """Raises ConfigError where the batch can not be shared out evenly among `world_size` ranks."""
+    batch, micro = config.train.global_batch, config.train.micro_batch
+    if batch % world_size:
+        down, up = batch - batch % world_size, batch + world_size - batch % world_size
+        near = f"{down} or {up}" if down else str(up)
+        ranks = min(_divisors(batch), key=lambda n: (abs(n - world_size), n))
+        raise ConfigError(
+            f"train.global_batch: {batch} sequences can not be shared evenly by {world_size} ranks; use a "
+            f"global_batch of {near}, or {ranks} ranks"
+        )
+    share = batch // world_size
+    if micro is not None and share % micro:
+        raise ConfigError(
+            _does_not_divide(
+                "train.micro_batch", micro, f"the share of each of {world_size} ranks, which is", share
+            )
+        )
+
+
+def _does_not_divide(name: str, value: int, of: str, total: int) -> str:
+    divisors = _divisors(total)
+    below = max((d for d in divisors if d < value), default=None)
+    above = min((d for d in divisors if d > value), default=None)
+    near = " or ".join(str(d) for d in (below, above) if d is not None)
+    return f"{name}: {value} does not divide {of} {total}; the nearest that do are {near}"
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})

@@ -1,0 +1,34 @@
+"""`python -m holdfast_trainer COMMAND`: wiring only. Each command is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "train": ("holdfast_trainer.train", "train a GPT, alone or under torchrun; resumes by itself"),
+    "prepare": ("holdfast_trainer.prepare", "turn text and JSONL files into token shards"),
+}
+
+USAGE = "usage: python -m holdfast_trainer COMMAND [options]\n\ncommands:\n" + "".join(
+    f"  {name:<9} {summary}\n" for name, (_, summary) in COMMANDS.items()
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command with the arguments after it; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in {"-h", "--help"}:
+        print(USAGE + "\nCOMMAND --help explains one.", file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f"unknown command {name!r}\n\n{USAGE}", file=sys.stderr, end="")
+        return 2
+    status: int = importlib.import_module(COMMANDS[name][0]).main(rest)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

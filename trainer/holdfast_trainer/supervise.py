@@ -1,0 +1,275 @@
+"""Run one command so that its end is always known and it never outlives its supervisor.
+
+``python -m holdfast_trainer.supervise [--log PATH] [--exit PATH] [--tee] [--die-with-parent] -- CMD ...``
+
+The command runs as a child in a session of its own. Its output is appended to the log, SIGTERM and
+SIGINT are passed on to it once each, and when it ends the exit file says how::
+
+    {"code": 0, "ended": 1760000000.0}     or     {"signal": 9, "ended": ...}
+
+The kernel kills the command when the supervisor dies (PR_SET_PDEATHSIG), and with
+``--die-with-parent`` the supervisor itself when its parent dies. A local attempt stacks two of them,
+one around torchrun and one around each rank, so a `kill -9` of any process in the stack takes down
+all that is below it. ``{RANK}`` in a path is expanded from the environment: under torchrun each rank
+knows its number only there. Linux only; standard library only, because a rank waits for it to start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from .contract import (
+    DEFAULT_TERMINATION_LOG,
+    ENV_TERMINATION_LOG,
+    EXIT_CONFIG_ERROR,
+    Termination,
+    replace_durably,
+    write_termination,
+)
+
+USAGE = "usage: python -m holdfast_trainer.supervise [--log PATH] [--exit PATH] [--tee] [--die-with-parent] -- CMD ..."
+ENV_PARENT = "HOLDFAST_SUPERVISED_PID"
+"""The pid of the supervised command, told to what runs below it."""
+EXIT_USAGE = 64
+EXIT_IO_ERROR = 74
+_PR_SET_PDEATHSIG = 1
+_FORWARDED = (signal.SIGTERM, signal.SIGINT)
+
+
+class UsageError(ValueError):
+    """The command line is wrong; the message says how."""
+
+
+class Options:
+    """The parsed command line."""
+
+    def __init__(self) -> None:
+        self.log: Path | None = None
+        self.exit: Path | None = None
+        self.tee = False
+        self.die_with_parent = False
+        self.command: list[str] = []
+
+
+def parse(argv: list[str]) -> Options:
+    """Raises UsageError. By hand: argparse alone would double the time to start."""
+    options = Options()
+    words = list(argv)
+    while words and words[0] != "--":
+        word = words.pop(0)
+        if word == "--tee":
+            options.tee = True
+        elif word == "--die-with-parent":
+            options.die_with_parent = True
+        elif word in ("--log", "--exit"):
+            if not words or words[0] == "--":
+                raise UsageError(f"{word} needs a path")
+            setattr(options, word[2:], expand(words.pop(0)))
+        else:
+            raise UsageError(f"unknown option {word!r}; the command follows `--`")
+    options.command = words[1:]
+    if not options.command:
+        raise UsageError("no command given; it follows `--`")
+    return options
+
+
+def expand(path: str) -> Path:
+    """Fill `{RANK}` from the environment; raises UsageError where RANK is not set."""
+    if "{RANK}" not in path:
+        return Path(path)
+    try:
+        return Path(path.replace("{RANK}", os.environ["RANK"]))
+    except KeyError:
+        raise UsageError(f"{path!r} names {{RANK}}, but RANK is not set: torchrun sets it") from None
+
+
+def die_with_parent(expected: int | None) -> None:
+    """Ask the kernel for SIGKILL when the parent dies; ends at once where it is dead already.
+
+    `expected` is the parent's pid. Without it only a parent that died before (its child then
+    belongs to another process) during this call is noticed.
+    """
+    parent = expected if expected is not None else os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Child:
+    """A supervised command: started once, signalled, waited for."""
+
+    def __init__(self, command: list[str], output: int | None):
+        """Fork and execute. Raises OSError where the command cannot be executed."""
+        self.sent: set[int] = set()
+        self.pending: list[int] = []
+        self.pid: int | None = None
+        for number in _FORWARDED:
+            signal.signal(number, self._forward)
+        parent = os.getpid()
+        report, confess = os.pipe()  # closes by itself on exec; carries errno where exec fails
+        pid = os.fork()
+        if pid == 0:
+            _become(command, output, parent, confess)
+        os.close(confess)
+        self.pid = pid
+        with open(report, "rb") as pipe:
+            failure = pipe.read()
+        if failure:
+            os.waitpid(pid, 0)
+            raise OSError(int(failure), os.strerror(int(failure)), command[0])
+        for number in self.pending:
+            os.kill(pid, number)
+
+    def _forward(self, number: int, _frame: object) -> None:
+        if number in self.sent:
+            return
+        self.sent.add(number)
+        if self.pid is None:
+            self.pending.append(number)
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """The exit code; a negative one is the signal that ended it."""
+        assert self.pid is not None
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+    def copy_until_end(self, pipe: int, sinks: list[int]) -> int:
+        """Copy the command's output until it ends; a grandchild that keeps the pipe holds up nothing."""
+        assert self.pid is not None
+        ended = os.pidfd_open(self.pid)
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        poll.register(pipe, select.POLLIN)
+        os.set_blocking(pipe, False)
+        over = False
+        while not over:
+            ready = dict(poll.poll())
+            over = ended in ready
+            if not _copy(pipe, sinks):
+                poll.unregister(pipe)
+                break
+        os.close(ended)
+        return self.wait()
+
+
+def _become(command: list[str], output: int | None, parent: int, confess: int) -> None:
+    """In the child: never returns. Nothing here may raise into the supervisor's code."""
+    try:
+        signals = _FORWARDED
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        for number in (*signals, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        die_with_parent(parent)
+        if output is not None:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+        os.environ[ENV_PARENT] = str(os.getpid())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(confess, str(error.errno or 0).encode())
+    finally:
+        os._exit(127)
+
+
+def _copy(pipe: int, sinks: list[int]) -> bool:
+    """Copy what the pipe holds now; False where it is closed."""
+    while True:
+        try:
+            data = os.read(pipe, 65536)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        for sink in sinks:
+            with suppress(OSError):  # a full disk or a closed terminal must not stop the training
+                _write_all(sink, data)
+
+
+def _write_all(sink: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(sink, data) :]
+
+
+def run(options: Options) -> int:
+    """Supervise the command; returns the exit code to leave with."""
+    log = None
+    if options.log is not None:
+        try:
+            log = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            print(f"supervise: cannot write the log {options.log}: {error.strerror}", file=sys.stderr)
+            return EXIT_IO_ERROR
+    pipe = feed = None
+    if options.tee and log is not None:
+        pipe, feed = os.pipe()
+    try:
+        child = Child(options.command, log if feed is None else feed)
+    except OSError as error:
+        return _refuse(options, error, log)
+    if feed is not None and pipe is not None and log is not None:
+        os.close(feed)
+        code = child.copy_until_end(pipe, [log, 1])
+    else:
+        code = child.wait()
+    record(options.exit, code)
+    return code if code >= 0 else 128 - code
+
+
+def _refuse(options: Options, error: OSError, log: int | None) -> int:
+    """The command cannot be executed, and no retry will mend that: say so everywhere it is read."""
+    name = options.command[0]
+    if isinstance(error, FileNotFoundError):
+        remedy = "there is no such command on PATH; check the job's `command`"
+    elif isinstance(error, PermissionError):
+        remedy = "the file is not executable; `chmod +x` it, or put its interpreter (python, bash) first"
+    else:
+        remedy = f"{error.strerror}; put its interpreter (python, bash) first in the job's `command`"
+    message = f"cannot run {name!r}: {remedy}"
+    _write_all(2 if log is None else log, f"supervise: {message}\n".encode())
+    termination = Path(os.environ.get(ENV_TERMINATION_LOG, DEFAULT_TERMINATION_LOG))
+    write_termination(termination, Termination("failed", 0, 0, message, config_error=True))
+    record(options.exit, EXIT_CONFIG_ERROR)
+    return EXIT_CONFIG_ERROR
+
+
+def record(path: Path | None, code: int) -> None:
+    """Write the exit file; on a full disk the exit code alone has to do."""
+    if path is None:
+        return
+    how = {"code": code} if code >= 0 else {"signal": -code}
+    try:
+        replace_durably(path, json.dumps({**how, "ended": time.time()}))
+    except OSError as error:
+        print(f"supervise: cannot write {path}: {error.strerror}", file=sys.stderr)
+
+
+def main(argv: list[str]) -> int:
+    try:
+        options = parse(argv)
+    except UsageError as error:
+        print(f"supervise: {error}\n{USAGE}", file=sys.stderr)
+        return EXIT_USAGE
+    if options.die_with_parent:
+        known = os.environ.get(ENV_PARENT)
+        die_with_parent(int(known) if known else None)
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,168 @@
+"""The controller's directory on this machine: what lies where, and who may read it.
+
+    token          the bearer token, made at first start, readable by its owner alone
+    server.json    where the running controller listens; `holdfast` finds it here
+    lock           held by the running controller for as long as it lives
+    holdfast.db    the job store
+    runs/          run directories, by namespace and job
+
+The command line imports this module on every start, so it imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast_trainer.contract import replace_durably
+
+
+class DataDirectoryError(Exception):
+    """The directory or a file in it cannot be used; the message says which and what to do."""
+
+
+@dataclass(frozen=True)
+class ServerFile:
+    """What `server.json` says about the controller that wrote it."""
+
+    url: str
+    token_file: str | None
+    """None where the controller was started without a token."""
+    pid: int
+
+
+@dataclass(frozen=True)
+class DataDirectory:
+    """Paths; nothing is touched until a method is called."""
+
+    path: Path
+
+    @property
+    def token(self) -> Path:
+        return self.path / "token"
+
+    @property
+    def server_file(self) -> Path:
+        return self.path / "server.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def database(self) -> Path:
+        return self.path / "holdfast.db"
+
+    @property
+    def runs(self) -> Path:
+        return self.path / "runs"
+
+    def create(self) -> None:
+        """Make the directory, for its owner alone. Raises DataDirectoryError."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataDirectoryError(
+                f"cannot make the data directory {self.path}: {error.strerror}; "
+                "give another with --data-dir or HOLDFAST_DATA_DIR"
+            ) from error
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise DataDirectoryError(
+                f"cannot write to the data directory {self.path}; "
+                "make it yours, or give another with --data-dir or HOLDFAST_DATA_DIR"
+            )
+
+    def lock(self) -> int:
+        """Hold the directory until the returned descriptor is closed (or the process ends).
+
+        Raises DataDirectoryError where another controller holds it.
+        """
+        descriptor = os.open(self.lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            running = self.read_server_file()
+            where = f" (process {running.pid}, at {running.url})" if running else ""
+            raise DataDirectoryError(
+                f"another controller already uses the data directory {self.path}{where}: "
+                "use that one, stop it first, or give another directory with --data-dir"
+            ) from None
+        return descriptor
+
+    def write_server_file(self, server: ServerFile) -> None:
+        body = {"url": server.url, "tokenFile": server.token_file, "pid": server.pid}
+        replace_durably(self.server_file, json.dumps(body) + "\n")
+
+    def read_server_file(self) -> ServerFile | None:
+        """None where there is none, or what is there is not ours."""
+        try:
+            body = json.loads(self.server_file.read_text(encoding="utf-8"))
+            return ServerFile(str(body["url"]), body["tokenFile"], int(body["pid"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def remove_server_file(self, pid: int) -> None:
+        """Take back what this process wrote; a file of another process stays."""
+        written = self.read_server_file()
+        if written is not None and written.pid == pid:
+            self.server_file.unlink(missing_ok=True)
+
+
+def default_data_directory() -> Path:
+    """`HOLDFAST_DATA_DIR`, else `holdfast` under XDG_DATA_HOME, else ~/.local/share/holdfast."""
+    given = os.environ.get("HOLDFAST_DATA_DIR")
+    if given:
+        return Path(given).expanduser().absolute()
+    base = os.environ.get("XDG_DATA_HOME", "")
+    # The XDG specification: a relative path there is to be ignored.
+    root = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
+    return root / "holdfast"
+
+
+def make_token(path: Path) -> None:
+    """Write a new token, for its owner's eyes, unless there is one; two starts at once agree on one."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        # A link never replaces: whoever comes second keeps the first one's token.
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_token(path: Path) -> str:
+    """The token in a file. Raises DataDirectoryError where it is missing, empty or open to others."""
+    try:
+        mode = path.stat()
+        token = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        raise DataDirectoryError(f"no token file at {path}: `holdfast up` makes one") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataDirectoryError(f"cannot read the token file {path}: {error}") from error
+    if mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise DataDirectoryError(
+            f"the token file {path} has mode {stat.S_IMODE(mode.st_mode):04o}, so others on this machine "
+            f"can use it: `chmod 600 {path}`, or delete it and start again for a new token"
+        )
+    if len(token) < 16 or not token.isprintable() or " " in token:
+        raise DataDirectoryError(
+            f"the token file {path} holds no token of at least 16 characters: "
+            "delete it and start again for a new one"
+        )
+    return token

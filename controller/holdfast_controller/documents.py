@@ -1,0 +1,242 @@
+"""A submitted document: from bytes to a TrainingJob, or to a list of what is wrong with it.
+
+Text becomes a plain mapping (`parse`), the mapping a validated job (`to_job`). Everything that YAML or
+JSON would change silently is an error instead: a key given twice, a number that is not finite, a key
+that is not a string. Aliases are counted before they are expanded, so a few hundred bytes cannot stand
+for gigabytes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from .cluster import Invalid
+from .jobs import API_VERSION, KIND, TrainingJob
+
+NODE_LIMIT = 100_000
+"""Values in one document after aliases are expanded."""
+SERVER_OWNED = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
+"""Metadata that `holdfast get -o yaml` shows and no user sets; left out on submit, as Kubernetes does."""
+
+_NAME_RULE = (
+    "is no name: lower-case letters, digits and '-', first a letter, last no '-', at most 50 characters"
+)
+_NAMESPACE_RULE = "is no namespace: lower-case letters, digits and '-', no '-' at the ends, at most 63"
+
+
+class _Loader(yaml.CSafeLoader):
+    """YAML as people mean it: `1e-3` is a number (PyYAML reads a string), a date stays text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def parse(data: bytes, source: str, syntax: Literal["json", "yaml"] = "yaml") -> dict[str, Any]:
+    """The mapping that a document holds. Raises Invalid; `source` names it in messages."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Invalid(f"{source}: byte {error.start} is not UTF-8") from None
+    if not text.strip():
+        raise Invalid(f"{source} is empty: it should hold one TrainingJob")
+    try:
+        body = _parse_json(text, source) if syntax == "json" else _parse_yaml(text, source)
+    except RecursionError:
+        raise Invalid(f"{source} is nested too deeply") from None
+    if not isinstance(body, dict):
+        raise Invalid(f"{source} holds a {_kind(body)}, not the mapping of a TrainingJob")
+    return body
+
+
+def _parse_json(text: str, source: str) -> object:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in seen:
+                raise Invalid(f"{source}: the key {key!r} is given twice in one object")
+            seen[key] = value
+        return seen
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise Invalid(f"{source}: line {error.lineno}, column {error.colno}: {error.msg}") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise Invalid(f"{source}: {error}") from None
+
+
+def _parse_yaml(text: str, source: str) -> object:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_nodes(node, source)
+        return loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise Invalid(f"{source}: {where}{error.problem or error}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise Invalid(f"{source}: {error}") from None
+    finally:
+        loader.dispose()
+
+
+def _check_nodes(root: yaml.Node, source: str) -> None:
+    """No key twice in one mapping, no alias that contains itself, not too many values in all."""
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def at(node: yaml.Node) -> str:
+        return f"{source}: line {node.start_mark.line + 1}, column {node.start_mark.column + 1}"
+
+    def size(node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        if id(node) in sizes:
+            return sizes[id(node)]
+        if id(node) in open_nodes:
+            raise Invalid(f"{at(node)}: an alias stands inside what it names")
+        open_nodes.add(id(node))
+        total = 1
+        if isinstance(node, yaml.MappingNode):
+            keys: set[tuple[str, str]] = set()
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if (key.tag, key.value) in keys:
+                        raise Invalid(f"{at(key)}: the key {key.value!r} is given twice in one mapping")
+                    keys.add((key.tag, key.value))
+                total += size(key) + size(value)
+        else:
+            total += sum(size(item) for item in node.value)
+        open_nodes.discard(id(node))
+        sizes[id(node)] = total
+        return total
+
+    if (total := size(root)) > NODE_LIMIT:
+        raise Invalid(f"{source} stands for {total} values, its aliases expanded; at most {NODE_LIMIT}")
+
+
+def to_job(document: Mapping[str, Any], namespace: str | None = None) -> TrainingJob:
+    """A new job from a document; `namespace` is where it was sent to.
+
+    Status and server-owned metadata are left out. Raises Invalid with one line per fault: the key's
+    path, the value, and for an unknown key the nearest right one.
+    """
+    if faults := _wrong_kind(document):
+        raise Invalid(f"this is no {KIND} of {API_VERSION}: {faults[0]}", faults)
+    body = {key: value for key, value in document.items() if key != "status"}
+    metadata = body.get("metadata")
+    if isinstance(metadata, Mapping):
+        metadata = {key: value for key, value in metadata.items() if key not in SERVER_OWNED}
+        if namespace is not None and metadata.setdefault("namespace", namespace) != namespace:
+            raise Invalid(
+                f"metadata.namespace is {metadata['namespace']!r}, but the job was sent to namespace "
+                f"{namespace!r}: leave it out of the document or send it there"
+            )
+        body["metadata"] = metadata
+    if faults := list(_not_json(body, "")):
+        raise Invalid(_summary(faults), faults)
+    try:
+        return TrainingJob.model_validate(body)
+    except ValidationError as error:
+        faults = describe_faults(error, TrainingJob)
+        raise Invalid(_summary(faults), faults) from None
+
+
+def _summary(faults: list[str]) -> str:
+    return faults[0] if len(faults) == 1 else f"{len(faults)} faults; the first: {faults[0]}"
+
+
+def _wrong_kind(document: Mapping[str, Any]) -> list[str]:
+    faults = []
+    for key, right in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if document.get(key, right) != right:
+            faults.append(f"{key}: {document[key]!r} should be {right!r}")
+    return faults
+
+
+def _not_json(value: object, path: str) -> Iterator[str]:
+    """What JSON cannot say, so that storing it would change it."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str):
+                yield from _not_json(item, f"{path}.{key}" if path else key)
+            else:
+                yield f"{path}: the key {key!r} is a {_kind(key)}; write it in quotes"
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _not_json(item, f"{path}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{path}: {value} is no JSON number; leave the key out or write it in quotes"
+    elif not isinstance(value, str | int | float | None):
+        yield f"{path}: a {_kind(value)} cannot be kept as JSON; write it in quotes"
+
+
+def _kind(value: object) -> str:
+    names = {dict: "mapping", list: "list", str: "string", bool: "true/false value", type(None): "null"}
+    names |= {int: "number", float: "number"}
+    return names.get(type(value), type(value).__name__)
+
+
+def describe_faults(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """A line for each fault of a validation: path, what is wrong, the value, the nearest right key."""
+    lines = []
+    for fault in error.errors(include_url=False):
+        location = tuple(part for part in fault["loc"] if part != "[key]")
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+        lines.append(f"{path or 'document'}: {_describe(fault, location, path, model)}")
+    return lines
+
+
+def _describe(fault: Any, location: tuple[int | str, ...], path: str, model: type[BaseModel]) -> str:
+    if fault["type"] == "extra_forbidden":
+        known = _keys_at(model, location[:-1])
+        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        return "unknown key; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
+    if fault["type"] == "missing":
+        return "this key is needed and missing"
+    if fault["type"] in ("model_type", "dict_type"):
+        return f"a {_kind(fault['input'])} stands where a mapping is needed"
+    if fault["type"] == "value_error":
+        return str(fault["msg"]).removeprefix("Value error, ")
+    value = repr(fault["input"])
+    value = value if len(value) <= 80 else value[:77] + "..."
+    if path in ("metadata.name", "metadata.namespace") and fault["type"].startswith("string_"):
+        return f"{value} {_NAME_RULE if path == 'metadata.name' else _NAMESPACE_RULE}"
+    return f"{value}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
+
+
+def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The keys that the model knows at a place in the document, as users write them."""
+    current: type[BaseModel] | None = model
+    for part in location:
+        if current is None:
+            return []
+        field = next((f for f in current.model_fields.values() if f.alias == part), None)
+        current = _model_in(field.annotation) if field is not None else None
+    return [f.alias or name for name, f in current.model_fields.items()] if current else []
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arg in typing.get_args(annotation) if (found := _model_in(arg))), None)

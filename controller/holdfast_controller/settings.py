@@ -1,0 +1,126 @@
+"""The controller's settings: read once from flags and `HOLDFAST_*`, checked, then passed down.
+
+A flag wins over the environment, the environment over the default. Nothing else in the controller
+reads the environment, and nothing reads it at import.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from holdfast_trainer import contract
+
+from .data_directory import DataDirectory, default_data_directory
+
+PREFIX = "HOLDFAST_"
+DEFAULT_PORT = 8765
+CLIENT_NAMES = ("HOLDFAST_SERVER", "HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE")
+
+
+class SettingsError(Exception):
+    """A setting cannot be used; the message names it, its value and the remedy."""
+
+
+def count_gpus(proc: Path = Path("/proc/driver/nvidia/gpus"), dev: Path = Path("/dev")) -> int:
+    """NVIDIA GPUs of this machine, as its driver lists them, less those CUDA_VISIBLE_DEVICES hides."""
+    if proc.is_dir():
+        present = sum(1 for _ in proc.iterdir())
+    else:
+        present = sum(1 for path in dev.glob("nvidia[0-9]*") if path.name[6:].isdigit())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
+
+
+class Settings(BaseSettings):
+    """Each field can be given as HOLDFAST_<NAME>."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    data_dir: Path = Field(
+        default_factory=default_data_directory, description="Jobs, run directories and token."
+    )
+    listen_host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    listen_port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="0 takes any free port.")
+    no_token: bool = Field(default=False, description="Ask nobody for a token; on loopback only.")
+    cpu_slots: int = Field(
+        default_factory=lambda: len(os.sched_getaffinity(0)),
+        ge=1,
+        description="Ranks without a GPU that may run at once; by default the cores of this machine.",
+    )
+    gpus: int = Field(
+        default_factory=count_gpus, ge=0, description="GPUs to use; by default all of this machine."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "console", "json"] = Field(
+        default="auto", description="auto: for people on a terminal, JSON elsewhere."
+    )
+
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _wide_needs_a_token(self) -> Settings:
+        if self.no_token and not is_loopback(self.listen_host):
+            raise ValueError(
+                f"refusing to listen on {self.listen_host} without a token: whoever reaches it could run "
+                "commands on this machine; drop --no-token (HOLDFAST_NO_TOKEN) or listen on 127.0.0.1"
+            )
+        return self
+
+    @property
+    def directory(self) -> DataDirectory:
+        return DataDirectory(self.data_dir)
+
+
+def load_settings(**flags: Any) -> Settings:
+    """Settings from flags (None: not given) and the environment. Raises SettingsError."""
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        faults = []
+        for fault in error.errors(include_url=False):
+            message = fault["msg"].removeprefix("Value error, ")
+            if fault["loc"]:
+                name = str(fault["loc"][0])
+                message = f"{name} ({PREFIX}{name.upper()}) is {fault['input']!r}: {message}"
+            faults.append(message)
+        raise SettingsError("; ".join(faults)) from None
+
+
+def unknown_names(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each `HOLDFAST_*` variable that nobody reads, with the nearest right name."""
+    ours = {PREFIX + name.upper() for name in Settings.model_fields}
+    trainer = {getattr(contract, name) for name in dir(contract) if name.startswith("ENV_")}
+    sentences = []
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in ours | trainer | set(CLIENT_NAMES):
+            near = difflib.get_close_matches(name, ours, n=1)
+            sentences.append(f"{name} is no setting" + (f"; did you mean {near[0]}?" if near else ""))
+    return sentences
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`. A name other than localhost is taken to be wide."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

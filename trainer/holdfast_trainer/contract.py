@@ -38,6 +38,8 @@ ENV_GRACE_SECONDS = "HOLDFAST_GRACE_SECONDS"
 """Seconds from SIGTERM to SIGKILL."""
 ENV_PORT = "HOLDFAST_PORT"
 """Where rank 0 serves `/metrics` and `/progress`; 0 takes any free port."""
+ENV_HOST = "HOLDFAST_HOST"
+"""Address rank 0 binds; loopback unless given, as in a pod it must be."""
 ENV_REPLICA = "HOLDFAST_REPLICA"
 ENV_TERMINATION_LOG = "HOLDFAST_TERMINATION_LOG"
 ENV_CHECKPOINT_EVERY = "HOLDFAST_CHECKPOINT_EVERY"
@@ -241,7 +243,10 @@ def raise_fence(run: RunDir, attempt: int) -> int:
 #    "skipped": [{"checkpoint", "reason"}], "startup": {"import": s, "rendezvous": s, "load": s, ...}}
 #   {"event": "first_step", "time", "attempt", "step", "seconds"}
 #   {"event": "checkpoint", "time", "attempt", "step", "bytes", "seconds", "stall_seconds", "digest"}
-#   {"event": "stop", "time", "attempt", "outcome", "step", "durable_step", "error", "digest"}
+#   {"event": "checkpoint_failed", "time", "attempt", "step", "error"}
+#   {"event": "failure", "time", "attempt", "rank", "step", "error"}: by the rank that raised
+#   {"event": "stop", "time", "attempt", "outcome", "step", "durable_step", "error", "digest"}: by rank 0;
+#       digest (SHA-256 over the state of every rank) is that of the checkpoint of "durable_step"
 #
 # steps.jsonl: {"step", "time", "loss", "loss_hex", "seconds", "tokens"} and, where validated,
 # "val_loss". loss_hex is float.hex(): equality of curves is equality of bits.

@@ -19,8 +19,11 @@ from .tree import unpack
 class Agreement(Protocol):
     """What loading needs of the gang: all ranks must take the same checkpoint."""
 
-    rank: int
-    world_size: int
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""

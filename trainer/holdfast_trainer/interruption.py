@@ -1,0 +1,126 @@
+"""From a signal on one rank to a stop that all ranks make at the same step.
+
+A notice (SIGTERM) may reach one rank of many. Each step every rank adds a small vector to a sum that
+all ranks receive (`Exchange`): whether it was given notice, whether a checkpoint is due, its loss. The
+sum is begun while the optimizer still works and read when the step ends, so nothing blocks on it; and
+since all ranks read the same sum at the same step, they agree without any further message. A notice
+that arrives before the optimizer's turn stops the gang at the end of that step, a later one at the end
+of the next.
+
+A gang that cannot agree (a peer is gone, a first step that compiles for minutes) must still end inside
+the grace period: when that is nearly over, `Notice` calls a function that ends this rank at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+
+from .parallel import Gang
+
+RESERVE_SHARE = 0.1
+"""Share of the grace period kept for the last words of a rank that could not stop in order."""
+
+
+class Notice:
+    """Remembers that this process was told to end, and when it will be killed."""
+
+    def __init__(self, grace_seconds: float, on_deadline: Callable[[], None]) -> None:
+        self._grace = grace_seconds
+        self._on_deadline = on_deadline
+        self._deadline: float | None = None
+        self._timer: threading.Timer | None = None
+
+    def install(self) -> None:
+        """Take SIGTERM and SIGINT; call in the main thread. A second SIGINT ends the process at once."""
+        signal.signal(signal.SIGTERM, self._receive)
+        signal.signal(signal.SIGINT, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._deadline is not None:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
+        self._deadline = time.monotonic() + self._grace
+        self._timer = threading.Timer(self._grace * (1 - RESERVE_SHARE), self._on_deadline)
+        self._timer.daemon = True
+        self._timer.start()
+
+    @property
+    def received(self) -> bool:
+        return self._deadline is not None
+
+    def remaining(self) -> float:
+        """Seconds left for an orderly stop, the reserve taken off; the whole grace without a notice."""
+        reserve = self._grace * RESERVE_SHARE
+        if self._deadline is None:
+            return self._grace - reserve
+        return max(0.0, self._deadline - reserve - time.monotonic())
+
+    def settle(self) -> None:
+        """The stop was made in order: the deadline no longer ends the process."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What the gang knows after an exchange; the same on every rank."""
+
+    stop: bool
+    save: bool
+    loss: tuple[int, float] | None
+    """(step, mean over ranks) of the oldest loss not yet known; None where none was offered."""
+
+
+class Exchange:
+    """One sum a step over all ranks: (given notice, checkpoint due, has a loss, loss)."""
+
+    def __init__(self, gang: Gang, notice: Notice) -> None:
+        self._gang, self._notice = gang, notice
+        self._losses: deque[tuple[int, torch.Tensor]] = deque()
+        self._pending: Callable[[], torch.Tensor] | None = None
+        self._offered: int | None = None
+
+    def offer_loss(self, step: int, loss: torch.Tensor) -> None:
+        """Queue this rank's loss of a step; every rank must offer the same steps."""
+        self._losses.append((step, loss.detach()))
+
+    def contribute(self, step: int, *, save: bool = False) -> None:
+        """Begin this step's sum; a second call within a step does nothing.
+
+        A loss on a GPU is read a step late: reading it now would make the CPU wait for the GPU.
+        """
+        if self._pending is not None:
+            return
+        vector = torch.zeros(4, dtype=torch.float64)
+        vector[0], vector[1] = float(self._notice.received), float(save)
+        self._offered = None
+        if self._losses and (not self._losses[0][1].is_cuda or self._losses[0][0] < step):
+            self._offered, loss = self._losses.popleft()
+            vector[2], vector[3] = 1.0, loss.double().cpu()
+        self._pending = self._gang.sum_async(vector)
+
+    def finish(self) -> Agreed:
+        """Wait for the sum begun by `contribute`. Raises RuntimeError where a peer is gone."""
+        assert self._pending is not None
+        total, self._pending = self._pending().tolist(), None
+        loss = None if self._offered is None else (self._offered, total[3] / total[2])
+        return Agreed(stop=total[0] > 0, save=total[1] > 0, loss=loss)
+
+    def drain(self, step: int) -> list[tuple[int, float]]:
+        """The losses still queued, for the end of a run; every rank must call it."""
+        losses = []
+        while self._losses:
+            self.contribute(step + 1)
+            agreed = self.finish()
+            if agreed.loss is not None:
+                losses.append(agreed.loss)
+        return losses

@@ -1,0 +1,48 @@
+"""The attempt's journal: ledger.jsonl (what happened) and steps.jsonl (one line a step).
+
+Lines are appended whole with O_APPEND, so ranks do not tear each other's. The ledger is synced line by
+line; steps are not, as a step that no checkpoint covers is lost anyway. The formats are in contract.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from .contract import RunDir
+
+
+class Journal:
+    """Writes what one attempt has to tell. A full disk makes it silent, never the training fail."""
+
+    def __init__(self, run: RunDir, attempt: int) -> None:
+        run.attempt(attempt).mkdir(parents=True, exist_ok=True)
+        self._attempt = attempt
+        self._ledger, self._steps = run.ledger(attempt), run.steps(attempt)
+        self.dropped = 0
+        """Lines that could not be written."""
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Append a ledger line, durably."""
+        line = {"event": event, "time": time.time(), "attempt": self._attempt, **fields}
+        self._append(self._ledger, line, sync=True)
+
+    def step(self, step: int, **fields: Any) -> None:
+        """Append a line to steps.jsonl."""
+        self._append(self._steps, {"step": step, "time": time.time(), **fields}, sync=False)
+
+    def _append(self, path: Path, body: dict[str, Any], *, sync: bool) -> None:
+        data = (json.dumps(body) + "\n").encode()
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                os.write(fd, data)
+                if sync:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError:
+            self.dropped += 1

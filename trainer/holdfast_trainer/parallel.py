@@ -1,0 +1,149 @@
+"""The gang: ranks that start together, agree, and end together.
+
+Two process groups. The default one (NCCL on GPUs, gloo on CPU) carries gradients. The control group
+is always gloo, so that agreeing on a stop or on a checkpoint never touches the GPU's stream.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .checkpoint import rng
+
+RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Gang:
+    """This rank's place among all ranks, and how they talk outside the training step."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    control: dist.ProcessGroup | None = None
+    """gloo; None where there is one rank."""
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value (picklable), on every rank."""
+        if self.control is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value (picklable), by rank."""
+        if self.control is None:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def sum_async(self, vector: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to add up a CPU vector over all ranks, in place; the returned call waits for the sum."""
+        if self.control is None:
+            return lambda: vector
+        work = dist.all_reduce(vector, op=dist.ReduceOp.SUM, group=self.control, async_op=True)
+
+        def finish() -> torch.Tensor:
+            assert work is not None
+            work.wait()
+            return vector
+
+        return finish
+
+    def leave(self) -> None:
+        """Tear the groups down; after this only local work is possible."""
+        if self.control is not None and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join_gang() -> Gang:
+    """Meet the other ranks as torchrun's environment says; one rank where there is no torchrun."""
+    rank, world_size, local_rank = (
+        int(os.environ.get(name, default))
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+    )
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    control = None
+    if world_size > 1:
+        if not dist.is_initialized():
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                timeout=RENDEZVOUS_TIMEOUT,
+                device_id=device if device.type == "cuda" else None,
+            )
+        group = dist.new_group(backend="gloo", timeout=RENDEZVOUS_TIMEOUT)
+        assert isinstance(group, dist.ProcessGroup)
+        control = group
+    return Gang(rank, world_size, local_rank, device, control)
+
+
+def wrap(
+    model: nn.Module,
+    gang: Gang,
+    *,
+    static_graph: bool = False,
+    settle: Callable[[nn.Module], torch.Tensor] | None = None,
+) -> nn.Module:
+    """`model` on the gang's device, as DDP where there are several ranks.
+
+    DDP regroups its gradient buckets after the first backward pass of a process. With three ranks or
+    more the order in which an all-reduce adds depends on where a gradient lies in its bucket, so the
+    first step after a resume would round otherwise than the same step of an uninterrupted run.
+    `settle` (a function from the wrapped model to a loss) is run once here, so that the regrouping is
+    over before the first real step. Without it, DDP is told to search for unused parameters, which
+    keeps the first grouping for good and costs a walk over the graph each step.
+    """
+    model = model.to(gang.device)
+    if gang.world_size == 1:
+        return model
+    order_matters = gang.world_size > 2
+    ddp = DistributedDataParallel(
+        model,
+        device_ids=[gang.device.index] if gang.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        static_graph=static_graph and not (order_matters and settle is None),
+        find_unused_parameters=order_matters and settle is None,
+    )
+    if order_matters and settle is not None:
+        state = rng.capture()
+        for _ in range(2):  # the regrouping happens when the second forward pass begins
+            settle(ddp).backward()  # type: ignore[no-untyped-call]
+        ddp.zero_grad(set_to_none=True)
+        rng.restore(state)
+    return ddp
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module that DDP wraps, so that checkpoints do not depend on the wrapping."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+    """Around one micro-batch: only the last one of a step reduces gradients over the ranks."""
+    if isinstance(model, DistributedDataParallel) and not last:
+        no_sync: AbstractContextManager[None] = model.no_sync()
+        return no_sync
+    return nullcontext()
+
+
+def make_deterministic() -> None:
+    """The same bits from the same inputs; an operation that cannot says so in a warning."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False

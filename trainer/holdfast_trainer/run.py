@@ -1,0 +1,447 @@
+"""`Run`: any training loop gets resume, checkpoints, an agreed stop and metrics.
+
+::
+
+    run = Run()
+    model = run.wrap(Net())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run.track(model=model, optimizer=optimizer)
+    for step in run.steps(1000):
+        images, labels = batch(step, run.rank)
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.log(loss=loss, samples=len(images))
+
+Resume is exact where the batch is a function of `step` and the rank: the position in the data is then
+one integer. A stop is made between steps, on all ranks at the same one: the state is saved, the
+termination message written, and the process exits 0 from inside the `for`. Without Holdfast's
+environment the same script runs alone and keeps its run directory in `./holdfast-run`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from . import contract
+from .checkpoint import Cadence, CheckpointError, Fenced, Saved, Saver, Skipped, load_newest, rng
+from .checkpoint.loader import describe_environment
+from .contract import Termination
+from .endpoint import Endpoint
+from .interruption import Exchange, Notice
+from .ledger import Journal
+from .parallel import join_gang, make_deterministic, unwrap, wrap
+from .place import Place, process_start
+from .steplog import StepLog
+from .telemetry import Spans, Telemetry, gemm_peak
+
+log = logging.getLogger("holdfast")
+T = TypeVar("T")
+
+
+class Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
+
+
+class Run:
+    """One rank's view of one attempt."""
+
+    def __init__(
+        self,
+        *,
+        run_dir: str | Path | None = None,
+        config_hash: str = "",
+        seed: int = 1337,
+        deterministic: bool = True,
+        checkpoint_every: str | int = "auto",
+        keep: int = 3,
+        flops_per_token: float | None = None,
+        compute_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Join the gang. Collective.
+
+        `run_dir` and the cadence give way to HOLDFAST_RUN_DIR and HOLDFAST_CHECKPOINT_EVERY where these
+        are set. `config_hash` guards a run directory against another configuration.
+        `flops_per_token` and `compute_dtype` make MFU known.
+        """
+        env = os.environ
+        self._marks = {"process": process_start(), "imported": time.time()}
+        faulthandler.enable()
+        self.gang = join_gang()
+        self.rank, self.world_size = self.gang.rank, self.gang.world_size
+        self.device = self.gang.device
+        self._marks["rendezvous"] = time.time()
+        logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(message)s", stream=sys.stdout)
+        if deterministic:
+            make_deterministic()
+        self._seed, self._config_hash = seed, config_hash
+        rng.seed_all(seed, self.rank)
+
+        place = Place.read(run_dir)
+        self.run_dir, self._termination = place.run_dir, place.termination
+        self.attempt = place.admit(self.gang)
+        self._journal = Journal(self.run_dir, self.attempt)
+        self._telemetry = Telemetry(self.attempt, self.world_size)
+        self._spans = Spans(self.device)
+        self._steps = StepLog(
+            self._spans, self._telemetry, self._journal if self.rank == 0 else None, self.world_size
+        )
+        self._cadence = Cadence.parse(env.get(contract.ENV_CHECKPOINT_EVERY) or checkpoint_every)
+        self._saver = Saver(
+            self.run_dir,
+            attempt=self.attempt,
+            rank=self.rank,
+            world_size=self.world_size,
+            config_hash=config_hash,
+            keep=int(env.get(contract.ENV_CHECKPOINT_KEEP) or keep),
+            environment=describe_environment(self.device),
+            on_saved=self._on_saved,
+            on_failed=self._on_save_failed,
+        )
+        self._notice = Notice(place.grace_seconds, self._out_of_time)
+        self._notice.install()
+        self._exchange = Exchange(self.gang, self._notice)
+        self._flops_per_token, self._compute_dtype = flops_per_token, compute_dtype
+        self._endpoint: Endpoint | None = None
+        if self.rank == 0:
+            self._endpoint = Endpoint(
+                place.host, place.port, self._telemetry.registry, lambda: self._telemetry.progress
+            )
+            contract.replace_durably(self.run_dir.progress_address(self.attempt), self._endpoint.address)
+
+        self.step = 0
+        """Steps done."""
+        self.total_steps: int | None = None
+        self._tracked: dict[str, Stateful] = {}
+        self._resumed_rng: dict[str, Any] | None = None
+        self._resumed_step = 0
+        self._saved_step = 0
+        """Newest step for which a save was begun (or that was loaded)."""
+        self._save_began = time.monotonic()
+        self._digest = ""
+        self._ended = False
+        self._completed = False
+        self._previous_hook = sys.excepthook
+        sys.excepthook = self._on_exception
+        atexit.register(self._at_exit)
+
+    # ------------------------------------------------------------------ start
+
+    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+        """`model` on this rank's device, under DDP where there are several ranks (see parallel.wrap)."""
+        return wrap(model, self.gang, **options)
+
+    def track(self, **parts: Any) -> int:
+        """Name the state to save (anything with `state_dict`), and resume it. Collective.
+
+        Returns the number of steps done so far. Raises CheckpointError where no checkpoint can be used.
+        """
+        for name, part in parts.items():
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                raise TypeError(f"track({name}=...): a {type(part).__name__} has no state_dict to save")
+        self._tracked = {n: unwrap(p) if isinstance(p, nn.Module) else p for n, p in parts.items()}
+        for part in self._tracked.values():
+            if isinstance(part, torch.optim.Optimizer):
+                # The sum over ranks begins while the optimizer works, and is read when the step ends.
+                part.register_step_pre_hook(
+                    lambda *_: self._exchange.contribute(self.step + 1, save=self._due())
+                )
+                break
+        began = time.time()
+        loaded, skipped = load_newest(self.run_dir, self.attempt, self.gang, self._config_hash)
+        if loaded is not None:
+            for name, part in self._tracked.items():
+                if name not in loaded.shared["parts"]:
+                    raise CheckpointError(
+                        f"the checkpoint of step {loaded.manifest.step} has no {name!r}: "
+                        f"it tracks {', '.join(loaded.shared['parts'])}"
+                    )
+                part.load_state_dict(loaded.shared["parts"][name])
+            self.step = self._resumed_step = self._saved_step = loaded.manifest.step
+            self._digest = loaded.manifest.digest
+            self._resumed_rng = None if loaded.own is None else loaded.own["rng"]
+            self._tell_resume(loaded.manifest.world_size, loaded.manifest.environment)
+        self._saver.bad_steps = {s.step for s in skipped}
+        self._marks["loaded"] = time.time()
+        if self.rank == 0:
+            self._record_start(began, skipped)
+        return self.step
+
+    def _tell_resume(self, world_size: int, environment: dict[str, Any]) -> None:
+        if self.rank != 0:
+            return
+        log.info("resumed from step %d", self.step)
+        here = describe_environment(self.device)
+        differences = [
+            f"{k}: {environment.get(k)} -> {here[k]}" for k in here if environment.get(k) != here[k]
+        ]
+        if world_size != self.world_size:
+            differences.append(f"ranks: {world_size} -> {self.world_size}")
+        if differences:
+            log.warning("the resume may not be bit-exact: %s", "; ".join(differences))
+
+    def _record_start(self, load_began: float, skipped: list[Skipped]) -> None:
+        for skip in skipped:
+            log.warning("checkpoint of step %d was passed over: %s", skip.step, skip.reason)
+        marks = self._marks
+        self._journal.event(
+            "attempt_start",
+            world_size=self.world_size,
+            resumed_step=self.step,
+            resumed_from=self.run_dir.checkpoint(self.step).name if self.step else None,
+            skipped=[
+                {"checkpoint": self.run_dir.checkpoint(s.step).name, "reason": s.reason} for s in skipped
+            ],
+            startup={
+                "import": marks["imported"] - marks["process"],
+                "rendezvous": marks["rendezvous"] - marks["imported"],
+                "build": load_began - marks["rendezvous"],
+                "load": marks["loaded"] - load_began,
+            },
+        )
+
+    # ------------------------------------------------------------------- loop
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Indices of the steps that are left, from the resumed one to `total - 1`.
+
+        Between two of them checkpoints are taken and stops agreed on. Raises SystemExit(0) on an
+        agreed stop, Fenced where a newer attempt took over.
+        """
+        self.total_steps = total
+        if self._resumed_rng is not None:
+            rng.restore(self._resumed_rng)
+        else:
+            rng.seed_all(self._seed + self.step, self.rank)
+        peak = gemm_peak(self.device, self._compute_dtype) if self._flops_per_token else None
+        self._telemetry.begin(self.step, total, self._saver.durable_step, self._flops_per_token, peak)
+        self._save_began = time.monotonic()
+        while self.step < total:
+            self._steps.begin()
+            yield self.step
+            self._end_step()
+        self._complete()
+
+    def _end_step(self) -> None:
+        self._exchange.contribute(self.step + 1, save=self._due())
+        agreed = self._exchange.finish()
+        self.step += 1
+        self._steps.end(self.step)
+        if agreed.loss is not None:
+            self._steps.loss(*agreed.loss)
+        self._raise_if_fenced()
+        if agreed.stop:
+            self._stop()
+        if self.step < (self.total_steps or 0) and (agreed.save or self._cadence.due_at_step(self.step)):
+            self._save()
+
+    def _due(self) -> bool:
+        """Rank 0's clock decides for all when cadence is in seconds."""
+        if self.rank != 0 or self._saver.busy:
+            return False
+        return self._cadence.due_after(time.monotonic() - self._save_began, self._saver.last_cost)
+
+    def log(
+        self,
+        *,
+        loss: torch.Tensor | None = None,
+        tokens: int = 0,
+        samples: int = 0,
+        val_loss: float | None = None,
+        grad_norm: torch.Tensor | float | None = None,
+    ) -> None:
+        """Tell what this step did on this rank; losses are averaged over ranks, counts added up.
+
+        Call it on every rank, at most once a step with a loss; before `optimizer.step()` where you can,
+        as the loss then travels with this step's agreement.
+        """
+        if loss is not None:
+            self._exchange.offer_loss(self.step + 1, loss)
+            self._steps.expect_loss()
+        self._steps.count(tokens, samples)
+        if grad_norm is not None:
+            self._telemetry.grad_norm(float(grad_norm))
+        if val_loss is not None:
+            self._steps.val_loss(self.step, val_loss)
+
+    def mean(self, value: float) -> float:
+        """The mean over ranks, the same bits on every rank. Collective."""
+        total = self.gang.sum_async(torch.tensor([value], dtype=torch.float64))()
+        return float(total) / self.world_size
+
+    def summary(self) -> str:
+        """Loss, rate and time left in a line, as far as they are known."""
+        now = self._telemetry.progress
+        parts = [f"loss {now.loss:.4f}"] if now.loss is not None else []
+        if now.tokens_per_second is not None:
+            parts.append(f"{now.tokens_per_second:,.0f} tokens/s")
+        if now.eta_seconds is not None:
+            parts.append(f"{now.eta_seconds:.0f} s left")
+        return ", ".join(parts) or "no figures yet"
+
+    def span(self, phase: str) -> AbstractContextManager[None]:
+        """Time a part of the step: data, forward, backward, optimizer, validation."""
+        return self._spans.span(phase)
+
+    def interruptible(self, items: Iterable[T]) -> Iterator[T]:
+        """Go through `items` (the same number on every rank), stopping between two where all agree to.
+
+        For validation: put it at the top of a step, before anything of the step has changed the state.
+        """
+        self._telemetry.phase("validating")
+        for item in items:
+            self._exchange.contribute(self.step)
+            yield item
+            agreed = self._exchange.finish()
+            if agreed.loss is not None:
+                self._steps.loss(*agreed.loss)
+            if agreed.stop:
+                self._stop()
+        self._telemetry.phase("training")
+
+    # ------------------------------------------------------------------- save
+
+    def _state(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        own = {"rng": rng.capture()}
+        if self.rank != 0:
+            return None, own
+        return {"step": self.step, "parts": {n: p.state_dict() for n, p in self._tracked.items()}}, own
+
+    def _save(self, timeout: float | None = None) -> None:
+        self._save_began = time.monotonic()
+        shared, own = self._state()
+        options = {} if timeout is None else {"timeout": timeout}
+        self._spans.add("checkpoint", self._saver.save(self.step, shared, own, **options))
+        self._saved_step = self.step
+
+    def _save_now(self, timeout: float | None = None) -> str:
+        """Save this step unless that was done, and wait until it is durable. Collective.
+
+        Returns why it is not durable, on every rank; empty where it is.
+        """
+        fault = ""
+        try:
+            if self.step != self._saved_step or self._saver.error is not None:
+                self._save(timeout)
+            self._saver.wait()
+        except CheckpointError as error:
+            fault = str(error)
+        return next((f for f in self.gang.gather(fault) if f), "")
+
+    def _on_saved(self, saved: Saved) -> None:
+        self._digest = saved.digest
+        self._telemetry.saved(saved)
+        self._journal.event(
+            "checkpoint",
+            step=saved.step,
+            bytes=saved.bytes,
+            seconds=saved.seconds,
+            stall_seconds=saved.stall_seconds,
+            digest=saved.digest,
+        )
+
+    def _on_save_failed(self, step: int, error: CheckpointError) -> None:
+        self._telemetry.save_failed()
+        log.warning("checkpoint of step %d failed, training goes on: %s", step, error)
+        if self.rank == 0:
+            self._journal.event("checkpoint_failed", step=step, error=str(error))
+
+    def _raise_if_fenced(self) -> None:
+        if isinstance(self._saver.error, Fenced):
+            raise self._saver.error
+
+    # -------------------------------------------------------------------- end
+
+    def _flush_losses(self) -> None:
+        for step, loss in self._exchange.drain(self.step):
+            self._steps.loss(step, loss)
+
+    def _stop(self) -> None:
+        """The gang has agreed to stop here: save, say so, leave."""
+        self._telemetry.phase("stopping")
+        self._flush_losses()
+        fault = self._save_now(self._notice.remaining())
+        if self.rank == 0:
+            log.info("stopped on notice after step %d", self.step)
+        self._end("interrupted", fault)
+        self.gang.leave()
+        raise SystemExit(0)
+
+    def _complete(self) -> None:
+        """All steps are done: the last state becomes durable before anything says finished."""
+        self._telemetry.phase("saving")
+        self._flush_losses()
+        if fault := self._save_now():
+            self._raise_if_fenced()
+            raise CheckpointError(f"trained to step {self.step}, but it is not durable: {fault}")
+        self._completed = True
+        self._telemetry.phase("finished")
+
+    def _end(self, outcome: contract.Outcome, error: str = "") -> None:
+        """Last words: termination message, and the ledger's stop line from rank 0."""
+        if self._ended:
+            return
+        self._ended = True
+        self._notice.settle()
+        durable = self._saver.durable_step
+        local_rank_speaks = self.gang.local_rank == 0 or outcome == "failed"
+        if local_rank_speaks:
+            contract.write_termination(self._termination, Termination(outcome, self.step, durable, error))
+        if self.rank == 0:
+            self._journal.event(
+                "stop",
+                outcome=outcome,
+                step=self.step,
+                durable_step=durable,
+                error=error,
+                digest=self._digest if durable else "",
+            )
+        elif outcome == "failed":
+            self._journal.event("failure", rank=self.rank, step=self.step, error=error)
+
+    def _out_of_time(self) -> None:
+        """The grace is nearly over and no stop was agreed on: what is durable counts."""
+        self._end("interrupted", "the grace period ended before all ranks could stop together")
+        os._exit(143)
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self._previous_hook(kind, error, trace)
+        if isinstance(error, KeyboardInterrupt):
+            self._end("interrupted", "interrupted from the keyboard")
+            os._exit(130)
+        self._saver.join()  # a save in flight may still become durable
+        self._end("failed", "".join(traceback.format_exception(kind, error, trace)))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Peers may be waiting for this rank in a collective: leave without waiting for them in turn.
+        os._exit(1)
+
+    def _at_exit(self) -> None:
+        if self._ended:
+            return
+        if self.total_steps is not None and not self._completed:
+            self._complete()  # the loop was left early, of its own will
+        self._end("finished")
+        if self._endpoint is not None:
+            self._endpoint.close()
+        with contextlib.suppress(RuntimeError):
+            self.gang.leave()

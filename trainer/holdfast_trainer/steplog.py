@@ -1,0 +1,72 @@
+"""What each step did, put together as its parts become known, then told once.
+
+A step's time and counts are known when it ends; its loss (a mean over ranks) comes with the exchange of
+that step on a CPU and with the next one's on a GPU. A line is written when nothing more is to come.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .ledger import Journal
+from .telemetry import Spans, StepFigures, Telemetry
+
+
+class StepLog:
+    """Between the loop and its two listeners, telemetry and (on rank 0) the journal."""
+
+    def __init__(self, spans: Spans, telemetry: Telemetry, journal: Journal | None, world_size: int) -> None:
+        self._spans, self._telemetry, self._journal = spans, telemetry, journal
+        self._world_size = world_size
+        self._tokens = self._samples = 0
+        self._awaits_loss = False
+        self._lines: dict[int, dict[str, Any]] = {}
+        self._began = 0.0
+        self._any = False
+
+    def begin(self) -> None:
+        """A step begins now."""
+        self._began = time.perf_counter()
+
+    def count(self, tokens: int, samples: int) -> None:
+        """Add to what this rank worked on in this step."""
+        self._tokens += tokens
+        self._samples += samples
+
+    def expect_loss(self) -> None:
+        """A loss of this step was offered to the exchange."""
+        self._awaits_loss = True
+
+    def end(self, step: int) -> None:
+        """Step number `step` (1 is the first) is done on this rank."""
+        seconds = time.perf_counter() - self._began
+        spans = self._spans.collect()
+        figures = StepFigures(seconds, self._tokens, self._samples, spans.get("data", 0.0))
+        self._telemetry.step(step, figures, spans)
+        self._lines[step] = {"seconds": seconds, "tokens": self._tokens * self._world_size}
+        if not self._awaits_loss:
+            self._write(step)
+        if not self._any and self._journal is not None:
+            self._journal.event("first_step", step=step, seconds=seconds)
+        self._any = True
+        self._tokens = self._samples = 0
+        self._awaits_loss = False
+
+    def loss(self, step: int, value: float) -> None:
+        """The mean loss of a step that has ended."""
+        self._telemetry.loss(value)
+        if step in self._lines:
+            self._lines[step] |= {"loss": value, "loss_hex": float(value).hex()}
+            self._write(step)
+
+    def val_loss(self, step: int, value: float) -> None:
+        """A validation of the state after `step` steps."""
+        self._telemetry.val_loss(value)
+        if self._journal is not None:
+            self._journal.step(step, val_loss=value, val_loss_hex=float(value).hex())
+
+    def _write(self, step: int) -> None:
+        line = self._lines.pop(step)
+        if self._journal is not None:
+            self._journal.step(step, **line)

@@ -1,0 +1,239 @@
+"""What a run tells of itself: spans of a step, rates, MFU, Prometheus series, progress.
+
+Spans on a CPU are wall time. On a GPU the CPU only queues work, so spans are pairs of CUDA events, read
+when the next step ends: by then they are past, and reading them waits for nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from .checkpoint import Saved
+from .contract import Progress
+
+WINDOW = 20
+"""Steps that rates are taken over."""
+PHASES = ("data", "forward", "backward", "optimizer", "validation", "checkpoint")
+_SPAN_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_SAVE_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+class Spans:
+    """Seconds by phase within a step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._seconds: dict[str, float] = {}
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._previous: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def span(self, phase: str) -> Iterator[None]:
+        """Time a part of the step; parts of one phase add up."""
+        if self._cuda:
+            start, end = _event(), _event()
+            start.record()
+            try:
+                yield
+            finally:
+                end.record()
+                self._events.append((phase, start, end))
+            return
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(phase, time.perf_counter() - began)
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Count seconds that were measured elsewhere, on the CPU."""
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+    def collect(self) -> dict[str, float]:
+        """The step's spans; on a GPU those of the step before it."""
+        seconds, self._seconds = self._seconds, {}
+        for phase, start, end in self._previous:
+            end.synchronize()
+            seconds[phase] = seconds.get(phase, 0.0) + start.elapsed_time(end) / 1e3
+        self._previous, self._events = self._events, []
+        return seconds
+
+
+def gemm_peak(device: torch.device, dtype: torch.dtype, size: int = 1024, repeats: int = 5) -> float:
+    """FLOP/s of a square matrix product on this device with this process's threads: the best of a few.
+
+    MFU is taken against this measured peak, not against a data sheet: a share of what this rank can do.
+    """
+    if device.type == "cuda":
+        size = 8192
+    left = torch.full((size, size), 0.5, device=device, dtype=dtype)
+    best = float("inf")
+    for _ in range(repeats):
+        _synchronize(device)
+        began = time.perf_counter()
+        torch.mm(left, left)
+        _synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What one step did on this rank."""
+
+    seconds: float
+    tokens: int
+    samples: int
+    data_seconds: float
+
+
+class Telemetry:
+    """Rates over the last steps, Prometheus series and the progress document of one attempt.
+
+    Every rank keeps one (the arithmetic is nothing); rank 0's is served.
+    """
+
+    def __init__(self, attempt: int, world_size: int) -> None:
+        self.registry = CollectorRegistry()
+        self._world_size = world_size
+        self._recent: deque[StepFigures] = deque(maxlen=WINDOW)
+        self._flops_per_token: float | None = None
+        self._peak: float | None = None
+        self.progress = Progress(
+            attempt=attempt, step=0, total_steps=None, durable_step=0, phase="starting", updated=time.time()
+        )
+        r = self.registry
+        self._step = Gauge("holdfast_step", "Optimizer steps done.", registry=r)
+        self._total = Gauge("holdfast_total_steps", "Steps this run is to do.", registry=r)
+        self._durable = Gauge(
+            "holdfast_durable_step", "Newest step covered by a durable checkpoint.", registry=r
+        )
+        self._attempt = Gauge("holdfast_attempt", "Number of this attempt.", registry=r)
+        self._attempt.set(attempt)
+        self._loss = Gauge("holdfast_loss", "Training loss of the newest step, mean over ranks.", registry=r)
+        self._val_loss = Gauge("holdfast_validation_loss", "Newest validation loss.", registry=r)
+        self._grad_norm = Gauge("holdfast_grad_norm", "Gradient norm before clipping.", registry=r)
+        self._tokens_rate = Gauge(
+            "holdfast_tokens_per_second", f"Of all ranks, over the last {WINDOW} steps.", registry=r
+        )
+        self._tokens = Counter("holdfast_tokens", "Tokens trained on in this attempt, all ranks.", registry=r)
+        self._mfu = Gauge(
+            "holdfast_mfu_ratio",
+            "Model FLOP/s as a share of the matrix-product peak measured on this device at start.",
+            registry=r,
+        )
+        self._span = Histogram(
+            "holdfast_step_span_seconds",
+            "Seconds of a step by phase, rank 0.",
+            ["phase"],
+            buckets=_SPAN_BUCKETS,
+            registry=r,
+        )
+        self._seconds = Histogram(
+            "holdfast_step_seconds", "Seconds of a whole step.", buckets=_SPAN_BUCKETS, registry=r
+        )
+        self._save_seconds = Histogram(
+            "holdfast_checkpoint_seconds",
+            "From the start of a save until it is durable.",
+            buckets=_SAVE_BUCKETS,
+            registry=r,
+        )
+        self._stall = Histogram(
+            "holdfast_checkpoint_stall_seconds",
+            "What a save held up the training thread.",
+            buckets=_SAVE_BUCKETS,
+            registry=r,
+        )
+        self._save_bytes = Gauge("holdfast_checkpoint_bytes", "Size of the newest checkpoint.", registry=r)
+        self._save_failures = Counter("holdfast_checkpoint_failures", "Saves that failed.", registry=r)
+
+    def begin(
+        self,
+        step: int,
+        total_steps: int,
+        durable_step: int,
+        flops_per_token: float | None,
+        peak: float | None,
+    ) -> None:
+        """Training starts at `step`; `peak` is one rank's FLOP/s."""
+        self._flops_per_token, self._peak = flops_per_token, peak
+        self._step.set(step)
+        self._total.set(total_steps)
+        self._durable.set(durable_step)
+        self._update(step=step, total_steps=total_steps, durable_step=durable_step, phase="training")
+
+    def phase(self, phase: str) -> None:
+        """What the run does now: starting, training, validating, saving, stopping, finished."""
+        self._update(phase=phase)
+
+    def step(self, step: int, figures: StepFigures, spans: dict[str, float]) -> None:
+        """A step was done."""
+        self._recent.append(figures)
+        self._step.set(step)
+        self._seconds.observe(figures.seconds)
+        for phase, seconds in spans.items():
+            self._span.labels(phase).observe(seconds)
+        elapsed = sum(f.seconds for f in self._recent)
+        tokens = sum(f.tokens for f in self._recent) * self._world_size / elapsed
+        samples = sum(f.samples for f in self._recent) * self._world_size / elapsed
+        mfu = None
+        if figures.tokens:
+            self._tokens.inc(figures.tokens * self._world_size)
+            self._tokens_rate.set(tokens)
+            if self._flops_per_token and self._peak:
+                mfu = tokens * self._flops_per_token / (self._peak * self._world_size)
+                self._mfu.set(mfu)
+        per_step = elapsed / len(self._recent)
+        total = self.progress.total_steps
+        self._update(
+            step=step,
+            phase="training",
+            tokens_per_second=tokens if figures.tokens else None,
+            samples_per_second=samples if figures.samples else None,
+            step_seconds=per_step,
+            data_wait_fraction=sum(f.data_seconds for f in self._recent) / elapsed,
+            mfu=mfu,
+            eta_seconds=None if total is None else per_step * (total - step),
+        )
+
+    def loss(self, value: float) -> None:
+        self._loss.set(value)
+        self._update(loss=value)
+
+    def val_loss(self, value: float) -> None:
+        self._val_loss.set(value)
+        self._update(val_loss=value)
+
+    def grad_norm(self, value: float) -> None:
+        self._grad_norm.set(value)
+        self._update(grad_norm=value)
+
+    def saved(self, saved: Saved) -> None:
+        """A checkpoint became durable; called from the saver's thread."""
+        self._durable.set(saved.step)
+        self._save_seconds.observe(saved.seconds)
+        self._stall.observe(saved.stall_seconds)
+        self._save_bytes.set(saved.bytes)
+        self._update(durable_step=saved.step)
+
+    def save_failed(self) -> None:
+        self._save_failures.inc()
+
+    def _update(self, **changes: object) -> None:
+        self.progress = replace(self.progress, updated=time.time(), **changes)  # type: ignore[arg-type]

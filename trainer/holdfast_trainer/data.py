@@ -1,0 +1,140 @@
+"""Batches from memory-mapped token shards. A batch is a function of (seed, step, rank): no state.
+
+The tokens of a split are one stream, cut into windows of `context` tokens that do not overlap; a
+sample is a window and the token after it. Sample number n of a run is window `permute(n mod samples)`
+of epoch `n // samples`. Global row j of step s is sample `s x global_batch + j`, and rank r takes
+contiguous rows, so the position in the data is the step alone, any world size that divides the
+global batch sees the same global batches, and step 10**9 costs what step 0 costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .permutation import epoch_keys, permute
+from .token_index import ITEM_SIZE, DataError, Shard, Split, TokenIndex, read_index
+
+__all__ = ["DataError", "TokenDataset"]
+
+
+class TokenDataset:
+    """One split of a prepared directory.
+
+    `samples` windows of `context` tokens; `tokens` in the whole split; `identity` names the content of
+    the directory (both splits), whatever its path.
+    """
+
+    def __init__(
+        self, path: Path, split: Split = "train", *, context: int, vocab_size: int, verify: bool = False
+    ):
+        """Raises DataError: directory, index or shard missing, a shard of the wrong size or (with
+        `verify`) the wrong checksum, a vocabulary above the model's, too few tokens for one window."""
+        index = read_index(path)
+        self.path, self.split, self.context = path, split, context
+        self.identity = index.identity
+        self.vocab_size = index.vocab_size
+        if index.vocab_size > vocab_size:
+            raise DataError(
+                f"the data in {path} has a vocabulary of {index.vocab_size} tokens, the model of "
+                f"{vocab_size}: set model.vocab_size to at least {index.vocab_size}"
+            )
+        self._shards = index.of(split)
+        self.tokens = sum(shard.tokens for shard in self._shards)
+        self.samples = max(0, (self.tokens - 1) // context)
+        if not self.samples:
+            raise DataError(
+                f"the {split} split in {path} has {self.tokens} tokens, and one sample needs {context + 1} "
+                f"(model.context and the token after it): prepare {_more(split)}, or shorten model.context"
+            )
+        self._maps = [_open(path, index, shard) for shard in self._shards]
+        if verify:
+            for shard in self._shards:
+                _verify(path / shard.file, shard)
+        self._ends = np.cumsum([shard.tokens for shard in self._shards], dtype=np.int64)
+
+    def batch(
+        self, *, seed: int, step: int, rank: int, world_size: int, global_batch: int
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and targets of one rank in one step: int64 on CPU, [global_batch // world_size, context].
+
+        Targets are the tokens one position on. Raises ValueError for a rank, step or batch that can
+        not be, DataError for a token outside of the vocabulary (a damaged shard).
+        """
+        rows, rest = divmod(global_batch, world_size)
+        if rest or not 0 <= rank < world_size or step < 0 or rows < 1:
+            raise ValueError(
+                f"no batch for rank {rank} of {world_size}, step {step}, global batch {global_batch}"
+            )
+        first = step * global_batch + rank * rows
+        tokens = np.empty((rows, self.context), dtype=np.int64)
+        targets = np.empty((rows, self.context), dtype=np.int64)
+        window = np.empty(self.context + 1, dtype=np.int64)
+        for row, sample in enumerate(self.order(seed, first, rows).tolist()):
+            self._read(sample * self.context, window)
+            tokens[row] = window[:-1]
+            targets[row] = window[1:]
+        highest = max(int(tokens.max()), int(targets.max()))
+        if highest >= self.vocab_size:
+            raise DataError(
+                f"a {self.split} shard in {self.path} is damaged: it holds token {highest}, and its "
+                f"vocabulary ends at {self.vocab_size - 1}; data.verify=true names the file"
+            )
+        return torch.from_numpy(tokens), torch.from_numpy(targets)
+
+    def order(self, seed: int, first: int, count: int) -> NDArray[np.uint64]:
+        """The windows that samples `first` to `first + count - 1` of a run are, in order."""
+        numbers = np.arange(first, first + count, dtype=np.uint64)
+        size = np.uint64(self.samples)
+        return permute(numbers % size, epoch_keys(seed, numbers // size), self.samples)
+
+    def _read(self, start: int, out: NDArray[np.int64]) -> None:
+        """Copy `len(out)` tokens of the stream from position `start`, over shard borders."""
+        shard = int(np.searchsorted(self._ends, start, side="right"))
+        done = 0
+        while done < len(out):
+            tokens = self._maps[shard]
+            offset = start + done - (int(self._ends[shard]) - len(tokens))
+            part = tokens[offset : offset + len(out) - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+            shard += 1
+
+
+def _more(split: Split) -> str:
+    return "more text" if split == "train" else "with a larger --validation-fraction"
+
+
+def _open(directory: Path, index: TokenIndex, shard: Shard) -> NDArray[np.unsignedinteger]:
+    path = directory / shard.file
+    expected = shard.tokens * ITEM_SIZE[index.dtype]
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        raise DataError(f"shard {path} is missing; the index names it: {_again(directory)}") from error
+    if size != expected or shard.bytes != expected:
+        raise DataError(f"shard {path} has {size} bytes, expected {expected}: {_again(directory)}")
+    try:
+        mapped = np.memmap(path, dtype=np.dtype(index.dtype).newbyteorder("<"), mode="r")
+    except OSError as error:
+        raise DataError(f"shard {path} cannot be read: {error}") from error
+    return np.asarray(mapped)
+
+
+def _verify(path: Path, shard: Shard) -> None:
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != shard.sha256:
+        raise DataError(
+            f"shard {path} is damaged: its SHA-256 is {found}, the index says {shard.sha256}: "
+            f"{_again(path.parent)}"
+        )
+
+
+def _again(directory: Path) -> str:
+    return f"copy it again, or remove {directory} and prepare it again"

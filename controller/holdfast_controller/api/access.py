@@ -1,0 +1,63 @@
+"""Who may call: a bearer token on every route but the probes.
+
+Plain ASGI, in front of everything: a request without the token reaches no route and its body is never
+read. A server without a token (loopback only) has another enemy, the browser of its own user: a page
+can send requests to 127.0.0.1, also under a name of its own (DNS rebinding). So it answers only to
+loopback names, and to no request that a page of another origin made.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..cluster import HoldfastError
+from ..problem import Forbidden, Unauthorized
+from .problems import problem_response
+
+OPEN_PATHS = ("/healthz", "/readyz")
+"""What a kubelet or a load balancer asks before anybody has a token."""
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+class Access:
+    """Lets a request through to `app`, or answers it with a problem."""
+
+    def __init__(self, app: ASGIApp, token: str | None):
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            headers = Headers(scope=scope)
+            refusal = refuse_token(headers, self._token) if self._token else refuse_foreign(headers)
+            if refusal is not None:
+                await problem_response(refusal, scope["path"])(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def refuse_token(headers: Mapping[str, str], token: str) -> HoldfastError | None:
+    """Why these headers do not show the token, or None where they do."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if not given:
+        return Unauthorized("send the header `Authorization: Bearer TOKEN`; `holdfast up` prints where it is")
+    # compare_digest takes as long for a near miss as for a far one.
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+        return Unauthorized("this token is not the controller's; `holdfast up` prints where the right one is")
+    return None
+
+
+def refuse_foreign(headers: Mapping[str, str]) -> HoldfastError | None:
+    """Why a server without a token refuses these headers, or None."""
+    host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    if host not in LOOPBACK_NAMES:
+        return Forbidden(f"a controller without a token answers on this machine only, not as {host!r}")
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        return Forbidden(f"a controller without a token takes no requests from the web page {origin!r}")
+    return None

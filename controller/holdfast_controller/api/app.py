@@ -1,0 +1,64 @@
+"""The application: routes, and the layers around them, outermost first:
+
+    request log -> access (token) -> body limit -> errors as problems -> routes
+
+A request that may not pass is answered before its body is read; a body too large before it is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from importlib.metadata import version
+
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from ..cluster import Engine, JobStore
+from . import lifecycle, operations, problems, records
+from .access import Access
+from .backend import Backend
+from .limits import BODY_LIMIT, BodyLimit
+from .requests import RequestLog
+
+_DESCRIPTION = """Train PyTorch models on interruptible GPUs and lose no work.
+
+Every error is a problem document (RFC 9457): `type` is for programs, `detail` and `errors` for people."""
+
+
+def create_app(
+    store: JobStore,
+    engine: Engine,
+    *,
+    token: str | None,
+    registry: CollectorRegistry = REGISTRY,
+    reconciler_fault: Callable[[], str | None] = lambda: None,
+    closing: asyncio.Event | None = None,
+    body_limit: int = BODY_LIMIT,
+) -> FastAPI:
+    """The ASGI application over a job store and an engine.
+
+    `token` None asks nobody for one (and answers loopback names only). `reconciler_fault` says why the
+    reconciler does no work, None while it does. Setting `closing` ends all streams.
+    """
+    app = FastAPI(
+        title="Holdfast",
+        description=_DESCRIPTION,
+        version=version("holdfast"),
+        separate_input_output_schemas=False,
+        redoc_url=None,
+    )
+    app.state.backend = Backend(store, engine, registry, reconciler_fault, closing or asyncio.Event())
+    # Declares the scheme in OpenAPI; `Access` is what enforces it, in front of every route.
+    bearer = [Depends(HTTPBearer(auto_error=False, description="The controller's token."))]
+    app.include_router(operations.probes)
+    for router in (lifecycle.router, records.router, operations.operations):
+        app.include_router(router, dependencies=bearer, responses=problems.RESPONSES)
+    problems.install(app)
+    described = app.openapi
+    app.openapi = lambda: problems.add_schema(described())  # type: ignore[method-assign]
+    app.add_middleware(BodyLimit, limit=body_limit)
+    app.add_middleware(Access, token=token)
+    app.add_middleware(RequestLog)
+    return app

@@ -1,0 +1,100 @@
+"""Every error as an RFC 9457 problem document; the statuses are in `holdfast_controller.problem`."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from ..cluster import HoldfastError, Invalid, Unavailable
+from ..problem import MEDIA_TYPE, PROBLEM_TYPES, ServerError, Unauthorized, document_of
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem details."""
+
+    type: str = Field(description="A URN, stable for programs.")
+    title: str
+    status: int
+    detail: str = Field(description="What is wrong here and what to do about it.")
+    instance: str = Field(description="The request's path.")
+    errors: list[str] = Field(
+        default_factory=list, description="One line a fault, each with the path of the offending key."
+    )
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {
+        "description": " / ".join(kind.title for kind in kinds),
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+    for status, kinds in groupby(PROBLEM_TYPES.values(), key=lambda kind: kind.status)
+}
+"""For OpenAPI: what any route may answer beside its own."""
+
+
+def add_schema(openapi: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI document with the schema that `RESPONSES` refers to."""
+    openapi["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+    return openapi
+
+
+def problem_response(error: HoldfastError, instance: str) -> Response:
+    body = document_of(error, instance)
+    headers = {}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = 'Bearer realm="holdfast"'
+    if isinstance(error, Unavailable):
+        headers["Retry-After"] = "1"
+    return JSONResponse(body, status_code=body["status"], headers=headers, media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Map every error that can leave a route."""
+    app.add_exception_handler(HoldfastError, _ours)
+    app.add_exception_handler(RequestValidationError, _bad_parameters)
+    app.add_exception_handler(HTTPException, _of_the_framework)
+    app.add_exception_handler(Exception, _unforeseen)
+
+
+async def _ours(request: Request, error: Exception) -> Response:
+    return problem_response(cast(HoldfastError, error), request.url.path)
+
+
+async def _bad_parameters(request: Request, error: Exception) -> Response:
+    faults = []
+    for fault in cast(RequestValidationError, error).errors():
+        *place, name = fault["loc"] if len(fault["loc"]) > 1 else ("body", fault["loc"][0])
+        message = str(fault["msg"])
+        value = repr(fault.get("input"))
+        faults.append(f"{'.'.join(map(str, place))} {name}: {value[:80]}: {message[0].lower()}{message[1:]}")
+    return problem_response(Invalid("; ".join(faults), faults), request.url.path)
+
+
+async def _of_the_framework(request: Request, error: Exception) -> Response:
+    """No such route, no such method: no error of ours, so no type but the status's own."""
+    error = cast(HTTPException, error)
+    details = {
+        404: f"there is nothing at {request.url.path}; /openapi.json lists what there is",
+        405: f"{request.method} is not possible on {request.url.path}",
+    }
+    body = {
+        "type": "about:blank",
+        "title": str(error.detail),
+        "status": error.status_code,
+        "detail": details.get(error.status_code, str(error.detail)),
+        "instance": request.url.path,
+    }
+    return JSONResponse(body, error.status_code, headers=dict(error.headers or {}), media_type=MEDIA_TYPE)
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    # Starlette raises it again once this is sent, so the server's log has the traceback.
+    return problem_response(
+        ServerError("an unforeseen error; the controller's log has it in full"), request.url.path
+    )

@@ -1,0 +1,116 @@
+"""What a job leaves behind: logs, events, ledger, steps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.responses import StreamingResponse
+
+from ..cluster import Event, Invalid, NotFound
+from ..jobs import TrainingJob
+from .backend import At, AttemptNumber, Backend, Found
+from .ledger import LedgerDocument, account
+from .shapes import EventDocument, EventList, StepList
+from .streams import PING_SECONDS, follow_job, open_stream, pause, until_closing
+
+router = APIRouter(prefix="/v1/namespaces/{namespace}/jobs/{name}", tags=["records"])
+
+
+@router.get(
+    "/logs",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/plain": {}}, "description": "Lines of a rank's output."}},
+)
+async def logs(
+    at: At,
+    job: Found,
+    attempt: AttemptNumber = None,
+    rank: Annotated[int, Query(ge=0)] = 0,
+    tail: Annotated[int | None, Query(ge=0, le=1_000_000, description="Only the last lines.")] = None,
+    follow: Annotated[
+        bool, Query(description="Go on until the attempt ends; without `attempt`, until the job does.")
+    ] = False,
+) -> StreamingResponse:
+    """A rank's output as plain text."""
+    if rank >= job.spec.world_size:
+        raise Invalid(f"rank {rank}: {job.key} has {job.spec.world_size}, numbered from 0")
+    if attempt is not None and attempt > job.status.attempt:
+        raise NotFound(f"{job.key} has had {job.status.attempt} attempts; there is no attempt {attempt}")
+    if attempt is None and not follow and not job.status.attempt:
+        raise NotFound(f"{job.key} has had no attempt yet: {job.status.message or job.status.phase}")
+    if follow and attempt is None:
+        source = follow_job(at.store, at.engine, job, rank, tail, at.closing)
+    else:
+        number = attempt or job.status.attempt
+        source = at.engine.logs(job, number, rank, follow=follow, tail=tail)
+    lines = await open_stream(until_closing(source, at.closing))
+    return StreamingResponse(_text(lines), media_type="text/plain")
+
+
+async def _text(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    async for line in lines:
+        yield line if line.endswith("\n") else line + "\n"
+
+
+@router.get(
+    "/events",
+    response_model=EventList,
+    responses={200: {"content": {"text/event-stream": {}}, "description": "With Accept: as they happen."}},
+)
+async def events(at: At, job: Found, request: Request) -> Any:
+    """What happened to the job, oldest first, at most 200."""
+    found = await at.store.events(job.metadata.namespace, job.metadata.name)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return EventSourceResponse(_as_they_happen(at, job, found), ping=PING_SECONDS, send_timeout=30)
+    return EventList(items=[_event(event) for event in found])
+
+
+def _event(event: Event) -> EventDocument:
+    return EventDocument(
+        time=event.time, type=event.type, reason=event.reason, message=event.message, count=event.count
+    )
+
+
+async def _as_they_happen(
+    at: Backend, job: TrainingJob, found: list[Event]
+) -> AsyncIterator[ServerSentEvent]:
+    told: list[Event] = []
+    while True:
+        for event in (event for event in found if event not in told):
+            yield ServerSentEvent(_event(event).model_dump_json(by_alias=True), event=event.type)
+        told = found
+        if not await pause(at.closing):
+            return
+        try:
+            current = await at.store.get(job.metadata.namespace, job.metadata.name)
+            found = await at.store.events(job.metadata.namespace, job.metadata.name)
+        except NotFound:
+            return
+        if current.metadata.uid != job.metadata.uid:
+            return
+
+
+@router.get("/ledger", response_model=LedgerDocument)
+async def ledger(at: At, job: Found) -> Any:
+    """The account of every attempt, its totals, and the ledger lines they were computed from."""
+    return account(job, await at.engine.ledger(job), await at.engine.steps(job))
+
+
+@router.get("/steps", response_model=StepList)
+async def steps(
+    at: At,
+    job: Found,
+    attempt: Annotated[int | None, Query(ge=1, description="Only of this attempt.")] = None,
+    after: Annotated[int, Query(ge=-1, description="Only steps after this one.")] = -1,
+) -> Any:
+    """Every step of every attempt: loss, seconds, tokens; for plots and proofs."""
+    lines = await at.engine.steps(job)
+    chosen = [
+        line
+        for line in lines
+        if (attempt is None or line.get("attempt") == attempt) and int(line.get("step", 0)) > after
+    ]
+    return StepList(items=chosen)

@@ -1,0 +1,81 @@
+"""What the API sends and takes beside the TrainingJob itself."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ..cluster import DrillKind, Plan
+from ..jobs import API_VERSION, Model, TrainingJob
+
+
+class ListMetadata(Model):
+    continue_: str = Field(
+        default="",
+        alias="continue",
+        description="Send it back as `continue` for the next page; empty: all seen.",
+    )
+    remaining_item_count: int = Field(default=0, description="Jobs that follow this page.")
+
+
+class TrainingJobList(Model):
+    api_version: Literal["holdfast.dev/v1alpha1"] = API_VERSION  # type: ignore[assignment]
+    kind: Literal["TrainingJobList"] = "TrainingJobList"
+    metadata: ListMetadata = Field(default_factory=ListMetadata)
+    items: list[TrainingJob]
+
+
+class PlanDocument(Model):
+    """The dry run: what would be sent to the engine, and every reason why it could not run here."""
+
+    engine: str
+    feasible: bool
+    manifests: list[dict[str, Any]]
+    reasons: list[str] = Field(description="Why the job could not run here; empty: it can.")
+    notes: list[str]
+
+    @classmethod
+    def of(cls, plan: Plan, more_reasons: list[str]) -> PlanDocument:
+        reasons = [*plan.reasons, *more_reasons]
+        return cls(
+            engine=plan.engine,
+            feasible=not reasons,
+            manifests=list(plan.manifests),
+            reasons=reasons,
+            notes=list(plan.notes),
+        )
+
+
+class DrillRequest(Model):
+    """Disrupt one replica, to see the job survive it."""
+
+    replica: int | None = Field(default=None, ge=0, description="By default a random running one.")
+    kind: DrillKind = Field(
+        default=DrillKind.KILL, description="kill: a lost machine. notice: a spot reclaim, SIGTERM first."
+    )
+
+
+class DrillResult(Model):
+    attempt: int
+    replica: int
+    kind: DrillKind
+
+
+class EventDocument(Model):
+    time: datetime
+    type: str = Field(description="Normal or Warning.")
+    reason: str
+    message: str
+    count: int = Field(description="How often it happened in a row.")
+
+
+class EventList(Model):
+    items: list[EventDocument]
+
+
+class StepList(Model):
+    """Lines of steps.jsonl, each with its attempt. A step redone after lost work is there twice."""
+
+    items: list[dict[str, Any]]

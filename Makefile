@@ -1,0 +1,63 @@
+# Every target makes .venv itself, from uv.lock alone; nothing is installed again while that is unchanged.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+# The first Python from 3.11 on that starts; `make PYTHON=/path/to/python` names another.
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3.14; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& { command -v "$$python"; break; }; done)
+VENV := $(CURDIR)/.venv
+RUN := $(VENV)/bin/python
+BENCHMARKS := $(filter-out report,$(basename $(notdir $(wildcard bench/[a-z]*.py))))
+ARGS ?=
+
+.PHONY: help install demo up test test-quick verify format generate lock bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  make bench-NAME   one of: $(BENCHMARKS)"
+
+install: ## .venv with what uv.lock pins; the other targets do it by themselves
+	@test -n "$(PYTHON)" || { echo "holdfast: no Python from 3.11 on was found; install one, or: make PYTHON=/path/to/python" >&2; exit 1; }
+	@"$(PYTHON)" scripts/install.py
+
+demo: install ## a preempted run ends bit-identical to an untouched one; writes build/demo.json
+	@$(RUN) scripts/demo.py $(ARGS)
+
+up: install ## the controller and the local engine on this machine
+	@$(VENV)/bin/holdfast up $(ARGS)
+
+test: install ## all tests; ARGS="-k name" narrows them
+	@$(RUN) -m pytest $(ARGS)
+
+test-quick: install ## all tests but the slow ones and those that need a cluster
+	@$(RUN) -m pytest -m "not slow and not cluster" $(ARGS)
+
+verify: install ## style, types, imports, lock file, generated files, Dockerfiles; shows all failures
+	@$(RUN) scripts/verify.py $(ARGS)
+
+format: install ## lay out the code and mend what can be mended
+	@$(RUN) -m ruff check --fix --quiet . || true
+	@$(RUN) -m ruff format --quiet .
+
+generate: install ## write the generated files anew
+	@$(RUN) scripts/generate.py
+
+lock: install ## resolve uv.lock again, keeping pins; ARGS=--upgrade takes the newest
+	@$(RUN) scripts/lock.py $(ARGS)
+
+bench: $(BENCHMARKS:%=bench-%) ## all measurements, one after the other, to build/bench/
+
+bench-%: install
+	@test -f bench/$*.py || { echo "holdfast: no benchmark '$*'; there are: $(BENCHMARKS)" >&2; exit 1; }
+	@$(RUN) -m bench.$* $(ARGS)
+
+clean: ## remove .venv, build/ and every cache; runs and data elsewhere stay
+	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Benchmarks share the machine's cores: never two at a time, whatever -j says.
+.NOTPARALLEL:

@@ -1,0 +1,68 @@
+"""Files that are made from code, and the proof that they are fresh.
+
+Each generator is a function that returns the file's whole text; nothing else may decide its contents.
+
+    generate.py            write them all
+    generate.py --check    write nothing; show what differs, exit 1 where something does
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def job_schema() -> str:
+    """JSON Schema of a TrainingJob, as users write it; editors complete and check job files by it."""
+    from holdfast_controller.jobs import TrainingJob
+
+    return json.dumps(TrainingJob.model_json_schema(by_alias=True), indent=2, ensure_ascii=False) + "\n"
+
+
+GENERATORS: Mapping[str, Callable[[], str]] = {
+    "docs/trainingjob.schema.json": job_schema,
+}
+
+
+def stale(root: Path, generators: Mapping[str, Callable[[], str]]) -> list[str]:
+    """A diff (at most 40 lines) for each file that is not what its generator makes."""
+    diffs = []
+    for name, generate in generators.items():
+        path = root / name
+        old = path.read_text(encoding="utf-8") if path.is_file() else ""
+        new = generate()
+        if old != new:
+            lines = difflib.unified_diff(
+                old.splitlines(), new.splitlines(), f"{name} (here)", f"{name} (fresh)", lineterm=""
+            )
+            diffs.append("\n".join([f"{name} is stale: run `make generate`", *list(lines)[:40]]))
+    return diffs
+
+
+def write(root: Path, generators: Mapping[str, Callable[[], str]]) -> None:
+    for name, generate in generators.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(generate(), encoding="utf-8")
+        print(f"wrote {name}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the generated files, or check that they are fresh.")
+    parser.add_argument("--check", action="store_true")
+    if not parser.parse_args().check:
+        write(ROOT, GENERATORS)
+        return 0
+    diffs = stale(ROOT, GENERATORS)
+    print("\n\n".join(diffs) or f"{len(GENERATORS)} generated files are fresh")
+    return 1 if diffs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

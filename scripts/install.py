@@ -1,0 +1,181 @@
+"""Makes .venv: exactly what uv.lock pins, checked by hash, and Holdfast itself in editable form.
+
+Runs on any Python from 3.11 on with pip and nothing else; the standard library alone. Steps:
+
+1. An empty .venv (no ensurepip needed, which Debian and Ubuntu ship apart).
+2. uv into it, by the pip of this Python; version and hashes are read from uv.lock.
+3. `uv export` writes the lock file as hashed requirements, `uv pip sync` installs them.
+4. Holdfast itself, without dependencies and without build isolation: the build backend is pinned too.
+
+Packages come from the index that this machine's own configuration names: uv's, else pip's, else the
+default. A stamp in .venv, the hash of all that decides its contents, makes the next call return at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+STAMP = ".holdfast-stamp"
+FLOOR = (3, 11)
+
+Command = Sequence[str | Path]
+
+
+class InstallError(Exception):
+    """The message says what failed and what to do."""
+
+
+def fingerprint(root: Path) -> str:
+    """Of all that decides what .venv holds: lock file, project file, this script, place and Python."""
+    digest = hashlib.sha256(f"{sys.version} {root}".encode())
+    for name in ("uv.lock", "pyproject.toml", "scripts/install.py"):
+        path = root / name
+        if not path.is_file():
+            raise InstallError(f"{path} is missing: this is no whole checkout")
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def uv_requirement(lock: str) -> str:
+    """uv as a hashed requirement line, from the lock file's own text. Raises InstallError."""
+    for package in tomllib.loads(lock)["package"]:
+        if package["name"] == "uv":
+            files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+            return " ".join([f"uv=={package['version']}", *(f"--hash={file['hash']}" for file in files)])
+    raise InstallError("uv.lock does not pin uv: add it to the dev extra and run `make lock`")
+
+
+def index_environment(environment: Mapping[str, str], pip_config: str) -> dict[str, str]:
+    """Settings that let uv use the index and certificates that pip is configured with.
+
+    What the user told uv itself wins. `pip_config` is the output of `pip config list`: lines such as
+    `global.index-url='https://...'`, later lines (environment) over earlier ones (files).
+    """
+    found = {}
+    for line in pip_config.splitlines():
+        key, _, value = line.partition("=")
+        found[key.rpartition(".")[2]] = value.strip().strip("'\"")
+    settings = {"UV_HTTP_TIMEOUT": "300"}  # one wheel may be near a gigabyte
+    if found.get("index-url") and "UV_INDEX_URL" not in environment:
+        settings["UV_DEFAULT_INDEX"] = found["index-url"]
+    if found.get("extra-index-url") and "UV_EXTRA_INDEX_URL" not in environment:
+        settings["UV_INDEX"] = " ".join(found["extra-index-url"].replace("\\n", " ").split())
+    if found.get("cert"):
+        settings["SSL_CERT_FILE"] = found["cert"]
+    return {name: value for name, value in settings.items() if name not in environment}
+
+
+def run(command: Command, environment: Mapping[str, str], remedy: str) -> None:
+    """Raises InstallError with `remedy` where the command fails; its output is shown as it comes."""
+    code = subprocess.run([str(word) for word in command], env=environment, cwd=ROOT, check=False).returncode
+    if code:
+        shown = " ".join(Path(command[0]).name if n == 0 else str(w) for n, w in enumerate(command))
+        raise InstallError(f"`{shown}` ended with exit code {code}; {remedy}")
+
+
+def require_pip() -> None:
+    """Debian and Ubuntu ship Python without pip and ensurepip: as root, fetch them; else say how."""
+    if importlib.util.find_spec("pip"):
+        return
+    if importlib.util.find_spec("ensurepip"):
+        run([sys.executable, "-m", "ensurepip", "--user"], os.environ, "install pip for this Python")
+        return
+    package = "python3-pip"
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        raise InstallError(
+            f"{sys.executable} has no pip: install it (Debian, Ubuntu: sudo apt-get install {package}), "
+            "or name another Python: make PYTHON=/path/to/python3.11"
+        )
+    say(f"this Python has no pip: installing {package}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    run(["apt-get", "update", "-qq"], environment, "is the network there?")
+    run(["apt-get", "install", "-qq", "-y", package], environment, f"install {package} yourself")
+
+
+def make_environment(venv: Path) -> None:
+    """An empty virtual environment, whatever stood there before."""
+    shutil.rmtree(venv, ignore_errors=True)
+    command: Command = [sys.executable, "-m", "venv", "--without-pip", venv]
+    run(command, os.environ, "Debian, Ubuntu: sudo apt-get install python3-venv")
+
+
+def usable(venv: Path) -> bool:
+    """Whether .venv was made at this place, holds the same Python as this one, and starts."""
+    python, config = venv / "bin" / "python", venv / "pyvenv.cfg"
+    if not python.exists() or not config.is_file() or str(venv) not in config.read_text(encoding="utf-8"):
+        return False
+    version = subprocess.run(
+        [python, "-c", "import sys; print(sys.version)"], capture_output=True, text=True, check=False
+    )
+    return version.returncode == 0 and version.stdout.strip() == sys.version
+
+
+def install(root: Path, venv: Path) -> None:
+    """Fill .venv from the lock file. Safe to call again after it was interrupted anywhere."""
+    python, uv = venv / "bin" / "python", venv / "bin" / "uv"
+    require_pip()
+    if not usable(venv):
+        say(f"making {venv} with Python {sys.version.split()[0]} ({sys.executable})")
+        make_environment(venv)
+    build = root / "build"
+    build.mkdir(exist_ok=True)
+
+    pinned = build / "requirements-uv.txt"
+    pinned.write_text(uv_requirement((root / "uv.lock").read_text(encoding="utf-8")) + "\n", encoding="utf-8")
+    pip: Command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--require-hashes"]
+    environment = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    run([*pip, "-r", pinned], environment, "is the package index reachable? (pip config list)")
+
+    listing = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
+    environment = {**os.environ, **index_environment(os.environ, listing.stdout)}
+    environment.pop("VIRTUAL_ENV", None)
+    locked = build / "requirements.txt"
+    export: Command = [uv, "export", "--frozen", "--extra", "dev", "--no-emit-project", "--no-header", "--quiet"]
+    run([*export, "--python", python, "-o", locked], environment, "run `make lock`")
+    count = sum(1 for line in locked.read_text(encoding="utf-8").splitlines() if "==" in line)
+    say(f"installing up to {count} packages; PyTorch with CUDA is about 2.5 GB to download the first time")
+    sync: Command = [uv, "pip", "sync", "--python", python, "--require-hashes", locked]
+    run(sync, environment, "is there network, and room on the disk (8 GB)? then try again")
+    itself: Command = [uv, "pip", "install", "--quiet", "--python", python, "--no-deps", "--no-build-isolation"]
+    run([*itself, "-e", root], environment, "see the error above")
+
+
+def say(text: str) -> None:
+    print(f"holdfast: {text}", flush=True)
+
+
+def main() -> int:
+    if sys.version_info < FLOOR:
+        say(f"Python {sys.version.split()[0]} is too old, 3.11 is needed: make PYTHON=/path/to/python3.11")
+        return 1
+    venv = ROOT / ".venv"
+    try:
+        wanted = fingerprint(ROOT)
+        stamp = venv / STAMP
+        if stamp.is_file() and stamp.read_text() == wanted and (venv / "bin" / "python").exists():
+            return 0
+        began = time.monotonic()
+        stamp.unlink(missing_ok=True)
+        install(ROOT, venv)
+        stamp.write_text(wanted)
+        say(f"installed in {time.monotonic() - began:.0f} s")
+    except InstallError as error:
+        say(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -35,7 +35,10 @@ from .contract import (
     write_termination,
 )
 
-USAGE = "usage: python -m holdfast_trainer.supervise [--log PATH] [--exit PATH] [--tee] [--die-with-parent] -- CMD ..."
+USAGE = (
+    "usage: python -m holdfast_trainer.supervise "
+    "[--log PATH] [--exit PATH] [--tee] [--die-with-parent] -- CMD ..."
+)
 ENV_PARENT = "HOLDFAST_SUPERVISED_PID"
 """The pid of the supervised command, told to what runs below it."""
 EXIT_USAGE = 64
@@ -128,8 +131,8 @@ class Child:
         if failure:
             os.waitpid(pid, 0)
             raise OSError(int(failure), os.strerror(int(failure)), command[0])
-        for number in self.pending:
-            os.kill(pid, number)
+        for missed in self.pending:
+            os.kill(pid, missed)
 
     def _forward(self, number: int, _frame: object) -> None:
         if number in self.sent:

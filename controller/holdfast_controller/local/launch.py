@@ -1,0 +1,168 @@
+"""What starts for an attempt, as plain values: pure, so the dry run shows exactly what would run.
+
+Each replica is a supervised torchrun, each of its ranks a supervised run of the job's command::
+
+    supervise (replica-I.log, replica-I.exit)
+      torchrun --node-rank=I
+        supervise (rank-N.log, rank-N.exit)
+          COMMAND
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast_controller.jobs import TrainingJob
+from holdfast_trainer.contract import (
+    ENV_ATTEMPT,
+    ENV_ATTEMPT_UID,
+    ENV_CHECKPOINT_EVERY,
+    ENV_CHECKPOINT_KEEP,
+    ENV_CONFIG,
+    ENV_GRACE_SECONDS,
+    ENV_JOB,
+    ENV_PORT,
+    ENV_REPLICA,
+    ENV_RUN_DIR,
+    ENV_TERMINATION_LOG,
+    RunDir,
+)
+
+from .slots import Grant, Machine
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class ReplicaLaunch:
+    """One replica, ready to be started."""
+
+    index: int
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    """What the platform and the job set; the controller's own environment lies under it."""
+
+
+def run_directory(data: Path, job: TrainingJob) -> RunDir:
+    """The uid in its name keeps a second job of one name away from the first one's checkpoints."""
+    meta = job.metadata
+    return RunDir(data / "runs" / meta.namespace / f"{meta.name}-{meta.uid[:8]}")
+
+
+def attempt_uid(job: TrainingJob, attempt: int) -> str:
+    """Unique to an attempt of a job; processes carry it in their environment."""
+    return f"{job.metadata.uid}/{attempt}"
+
+
+def config_path(run: RunDir, attempt: int) -> Path:
+    return run.attempt(attempt) / "config.yaml"
+
+
+def replica_launches(
+    job: TrainingJob,
+    attempt: int,
+    run: RunDir,
+    *,
+    machine: Machine,
+    allocation: tuple[Grant, ...],
+    master_port: int,
+    python: str,
+) -> tuple[ReplicaLaunch, ...]:
+    """Command line and environment of every replica."""
+    return tuple(
+        ReplicaLaunch(
+            index,
+            replica_command(job, attempt, run, index, master_port, python),
+            replica_environment(job, attempt, run, index, grant, machine, python),
+        )
+        for index, grant in enumerate(allocation)
+    )
+
+
+def replica_command(
+    job: TrainingJob, attempt: int, run: RunDir, replica: int, master_port: int, python: str
+) -> tuple[str, ...]:
+    """torchrun with static rendezvous (who is who is known), supervised, around supervised ranks.
+
+    torchrun kills its ranks `--shutdown-timeout` after a notice; that must come before the engine's
+    own SIGKILL at the end of the grace, or nobody would say how they ended.
+    """
+    spec = job.spec
+    supervise = (python, "-m", "holdfast_trainer.supervise")
+    directory = run.attempt(attempt)
+    return (
+        *supervise,
+        "--log",
+        str(run.replica_log(attempt, replica)),
+        "--exit",
+        str(run.replica_exit(attempt, replica)),
+        "--",
+        python,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={spec.replicas}",
+        f"--node-rank={replica}",
+        f"--nproc-per-node={spec.processes_per_replica}",
+        "--rdzv-backend=static",
+        f"--rdzv-id={_rendezvous(job, attempt)}",
+        f"--master-addr={HOST}",
+        f"--master-port={master_port}",
+        f"--local-addr={HOST}",
+        "--max-restarts=0",
+        "--monitor-interval=0.1",
+        f"--shutdown-timeout={shutdown_timeout(spec.grace_seconds)}",
+        "--no-python",
+        *supervise,
+        "--die-with-parent",
+        "--log",
+        str(directory / "rank-{RANK}.log"),
+        "--exit",
+        str(directory / "rank-{RANK}.exit"),
+        "--",
+        *spec.command,
+    )
+
+
+def shutdown_timeout(grace_seconds: float) -> int:
+    """Whole seconds (torchrun takes no fractions) that leave it a tenth, at least 1 s, to end itself."""
+    return max(1, int(grace_seconds - max(1.0, grace_seconds / 10)))
+
+
+def replica_environment(
+    job: TrainingJob,
+    attempt: int,
+    run: RunDir,
+    replica: int,
+    grant: Grant,
+    machine: Machine,
+    python: str,
+) -> dict[str, str]:
+    """What a replica and its ranks see; the job's own `env` cannot override what the platform sets."""
+    spec = job.spec
+    per_rank = grant.cores / spec.processes_per_replica if grant.cores else machine.cores // spec.world_size
+    path = f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    platform = {
+        ENV_RUN_DIR: str(run.path),
+        ENV_JOB: job.key,
+        ENV_ATTEMPT: str(attempt),
+        ENV_CONFIG: str(config_path(run, attempt)),
+        ENV_GRACE_SECONDS: f"{spec.grace_seconds:g}",
+        ENV_PORT: "0",  # many jobs on one machine: any free port, told in progress.address
+        ENV_REPLICA: str(replica),
+        ENV_TERMINATION_LOG: str(run.termination(attempt, replica)),
+        ENV_CHECKPOINT_EVERY: spec.checkpoint.every,
+        ENV_CHECKPOINT_KEEP: str(spec.checkpoint.keep),
+        ENV_ATTEMPT_UID: attempt_uid(job, attempt),
+        "CUDA_VISIBLE_DEVICES": ",".join(str(device) for device in grant.gpus),
+        "PATH": path,
+    }
+    ours = {"OMP_NUM_THREADS": str(max(1, int(per_rank))), "PYTHONUNBUFFERED": "1"}
+    return {**ours, **spec.env, **platform}
+
+
+def _rendezvous(job: TrainingJob, attempt: int) -> str:
+    return hashlib.sha256(attempt_uid(job, attempt).encode()).hexdigest()[:12]

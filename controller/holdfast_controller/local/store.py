@@ -1,0 +1,371 @@
+"""Jobs in one SQLite file (WAL), written with optimistic concurrency.
+
+A write names the `resourceVersion` it was decided on and is refused as a Conflict when the job has
+another one by now. Versions come from one counter for the whole file, so a newer write always has the
+higher one. Every write is durable before it returns (synchronous=FULL), because an attempt is started
+on the strength of it. One process at a time owns the file: a lock beside it says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiosqlite
+
+from holdfast_controller.cluster import (
+    AlreadyExists,
+    Change,
+    Conflict,
+    Event,
+    Idempotency,
+    NotFound,
+    Unavailable,
+)
+from holdfast_controller.jobs import Status, TrainingJob
+
+from .watch import Watchers
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE counter (value INTEGER NOT NULL);
+INSERT INTO counter VALUES (0);
+CREATE TABLE jobs (
+    uid TEXT PRIMARY KEY,
+    namespace TEXT NOT NULL,
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    created REAL NOT NULL,
+    body TEXT NOT NULL,
+    UNIQUE (namespace, name)
+);
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY,
+    uid TEXT NOT NULL REFERENCES jobs (uid) ON DELETE CASCADE,
+    time REAL NOT NULL,
+    type TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    message TEXT NOT NULL,
+    count INTEGER NOT NULL
+);
+CREATE INDEX events_of_job ON events (uid, id);
+CREATE TABLE idempotency (
+    namespace TEXT NOT NULL,
+    key TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    uid TEXT NOT NULL,
+    created REAL NOT NULL,
+    PRIMARY KEY (namespace, key)
+);
+"""
+EVENTS_KEPT = 200
+KEYS_KEPT_SECONDS = 24 * 3600.0
+
+
+class LocalStore:
+    """A JobStore (cluster.py) in one file. Make it with `open`, end it with `close`."""
+
+    def __init__(self, path: Path, connection: aiosqlite.Connection, lock: int):
+        self._path = path
+        self._db = connection
+        self._lock = lock
+        self._turn = asyncio.Lock()
+        self._watchers = Watchers()
+
+    @classmethod
+    async def open(cls, path: Path) -> LocalStore:
+        """Open or create the file. Raises Unavailable: not writable, not a database, in use, too new."""
+        lock = _own(path)
+        connection = None
+        try:
+            connection = await aiosqlite.connect(path, isolation_level=None)
+            await _prepare(connection, path)
+        except BaseException as error:
+            if connection is not None:
+                await connection.close()
+            os.close(lock)
+            if isinstance(error, sqlite3.Error):
+                raise _unavailable(path, error) from error
+            raise
+        return cls(path, connection, lock)
+
+    async def close(self) -> None:
+        await self._db.close()
+        os.close(self._lock)
+
+    # ---------------------------------------------------------------- jobs
+
+    async def create(self, job: TrainingJob, *, idempotency: Idempotency | None = None) -> TrainingJob:
+        meta = job.metadata
+        async with self._write() as db:
+            if idempotency is not None and (made := await self._made_before(db, job, idempotency)):
+                return made
+            row = await _one(
+                db, "SELECT uid FROM jobs WHERE namespace = ? AND name = ?", meta.namespace, meta.name
+            )
+            if row is not None:
+                raise AlreadyExists(
+                    f"job {job.key} exists already; choose another name, or delete it first: "
+                    f"holdfast delete {meta.name} -n {meta.namespace}"
+                )
+            created = await self._put(db, job)
+            if idempotency is not None:
+                await db.execute(
+                    "INSERT INTO idempotency VALUES (?, ?, ?, ?, ?)",
+                    (
+                        meta.namespace,
+                        idempotency.key,
+                        idempotency.fingerprint,
+                        meta.uid,
+                        datetime.now(UTC).timestamp(),
+                    ),
+                )
+        self._watchers.publish(Change("ADDED", created))
+        return created.model_copy(deep=True)
+
+    async def get(self, namespace: str, name: str) -> TrainingJob:
+        async with self._read() as db:
+            return _decode(await self._row(db, namespace, name))
+
+    async def list_jobs(self, namespace: str | None = None) -> list[TrainingJob]:
+        query = "SELECT version, body FROM jobs WHERE ?1 IS NULL OR namespace = ?1 ORDER BY created, uid"
+        async with self._read() as db:
+            rows = await db.execute_fetchall(query, (namespace,))
+        return [_decode(row) for row in rows]
+
+    async def replace_spec(self, job: TrainingJob) -> TrainingJob:
+        async with self._write() as db:
+            new = await self._current(db, job)
+            old_spec = new.spec
+            new.spec = job.spec.model_copy(deep=True)
+            new.metadata.labels = dict(job.metadata.labels)
+            new.metadata.annotations = dict(job.metadata.annotations)
+            if new.spec != old_spec:
+                new.metadata.generation += 1
+            stored = await self._put(db, new)
+        self._watchers.publish(Change("MODIFIED", stored))
+        return stored.model_copy(deep=True)
+
+    async def replace_status(self, job: TrainingJob, status: Status) -> TrainingJob:
+        async with self._write() as db:
+            new = await self._current(db, job)
+            new.status = status.model_copy(deep=True)
+            stored = await self._put(db, new)
+        self._watchers.publish(Change("MODIFIED", stored))
+        return stored.model_copy(deep=True)
+
+    async def mark_deleted(self, namespace: str, name: str) -> TrainingJob:
+        async with self._write() as db:
+            job = _decode(await self._row(db, namespace, name))
+            if job.metadata.deletion_timestamp is not None:
+                return job
+            job.metadata.deletion_timestamp = datetime.now(UTC)
+            stored = await self._put(db, job)
+        self._watchers.publish(Change("MODIFIED", stored))
+        return stored.model_copy(deep=True)
+
+    async def remove(self, job: TrainingJob) -> None:
+        async with self._write() as db:
+            cursor = await db.execute("DELETE FROM jobs WHERE uid = ?", (job.metadata.uid,))
+            gone = cursor.rowcount > 0
+            await cursor.close()
+        if gone:
+            self._watchers.publish(Change("DELETED", job.model_copy(deep=True)))
+
+    async def watch(self) -> AsyncIterator[Change]:
+        jobs = await self.list_jobs()  # no await until the subscription: no change falls between the two
+        async with aclosing(self._watchers.follow(jobs)) as changes:
+            async for change in changes:
+                yield Change(change.type, change.job.model_copy(deep=True))
+
+    # -------------------------------------------------------------- events
+
+    async def record_event(self, job: TrainingJob, event: Event) -> None:
+        uid = job.metadata.uid
+        async with self._write() as db:
+            if await _one(db, "SELECT 1 FROM jobs WHERE uid = ?", uid) is None:
+                return
+            last = await _one(
+                db, "SELECT id, reason, message FROM events WHERE uid = ? ORDER BY id DESC LIMIT 1", uid
+            )
+            if last is not None and (last[1], last[2]) == (event.reason, event.message):
+                await db.execute(
+                    "UPDATE events SET count = count + ?, time = ? WHERE id = ?",
+                    (event.count, event.time.timestamp(), last[0]),
+                )
+                return
+            await db.execute(
+                "INSERT INTO events (uid, time, type, reason, message, count) VALUES (?, ?, ?, ?, ?, ?)",
+                (uid, event.time.timestamp(), event.type, event.reason, event.message, event.count),
+            )
+            await db.execute(
+                "DELETE FROM events WHERE uid = ?1 AND id <= "
+                "(SELECT id FROM events WHERE uid = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+                (uid, EVENTS_KEPT),
+            )
+
+    async def events(self, namespace: str, name: str) -> list[Event]:
+        async with self._read() as db:
+            uid = _decode(await self._row(db, namespace, name)).metadata.uid
+            rows = await db.execute_fetchall(
+                "SELECT time, type, reason, message, count FROM events WHERE uid = ? ORDER BY id", (uid,)
+            )
+        return [
+            Event(datetime.fromtimestamp(time, UTC), kind, reason, message, count)
+            for time, kind, reason, message, count in rows
+        ]
+
+    # ------------------------------------------------------------ internal
+
+    @asynccontextmanager
+    async def _read(self) -> AsyncIterator[aiosqlite.Connection]:
+        async with self._turn:
+            try:
+                yield self._db
+            except (sqlite3.Error, ValueError) as error:
+                raise _unavailable(self._path, error) from error
+
+    @asynccontextmanager
+    async def _write(self) -> AsyncIterator[aiosqlite.Connection]:
+        """One transaction: all of it, or nothing where an error leaves the block."""
+        async with self._read() as db:
+            await db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                await db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):  # where a cancelled COMMIT went through there is none
+                    await db.execute("ROLLBACK")
+                raise
+
+    async def _row(self, db: aiosqlite.Connection, namespace: str, name: str) -> sqlite3.Row:
+        row = await _one(
+            db, "SELECT version, body FROM jobs WHERE namespace = ? AND name = ?", namespace, name
+        )
+        if row is None:
+            raise NotFound(f"no job {namespace}/{name}; `holdfast get -n {namespace}` lists those there are")
+        return row
+
+    async def _current(self, db: aiosqlite.Connection, job: TrainingJob) -> TrainingJob:
+        """The stored job, if it is the very version that `job` was read at."""
+        row = await self._row(db, job.metadata.namespace, job.metadata.name)
+        stored = _decode(row)
+        if stored.metadata.uid != job.metadata.uid:
+            raise NotFound(f"job {job.key} (uid {job.metadata.uid}) was deleted; another has its name now")
+        if stored.metadata.resource_version != job.metadata.resource_version:
+            raise Conflict(
+                f"job {job.key} changed: it is at version {stored.metadata.resource_version}, not "
+                f"{job.metadata.resource_version or 'unset'}; read it again and repeat the change"
+            )
+        return stored
+
+    async def _put(self, db: aiosqlite.Connection, job: TrainingJob) -> TrainingJob:
+        row = await _one(db, "UPDATE counter SET value = value + 1 RETURNING value")
+        assert row is not None
+        stored = job.model_copy(deep=True)
+        meta = stored.metadata
+        meta.resource_version = str(row[0])
+        await db.execute(
+            "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (uid) DO UPDATE SET version = excluded.version, body = excluded.body",
+            (
+                meta.uid,
+                meta.namespace,
+                meta.name,
+                row[0],
+                meta.creation_timestamp.timestamp(),
+                stored.model_dump_json(by_alias=True),
+            ),
+        )
+        return stored
+
+    async def _made_before(
+        self, db: aiosqlite.Connection, job: TrainingJob, idempotency: Idempotency
+    ) -> TrainingJob | None:
+        expired = datetime.now(UTC).timestamp() - KEYS_KEPT_SECONDS
+        await db.execute("DELETE FROM idempotency WHERE created < ?", (expired,))
+        known = await _one(
+            db,
+            "SELECT fingerprint, uid FROM idempotency WHERE namespace = ? AND key = ?",
+            job.metadata.namespace,
+            idempotency.key,
+        )
+        if known is None:
+            return None
+        if known[0] != idempotency.fingerprint:
+            raise Conflict(
+                f"idempotency key {idempotency.key!r} was used for another request; take a new key"
+            )
+        row = await _one(db, "SELECT version, body FROM jobs WHERE uid = ?", known[1])
+        if row is None:
+            raise Conflict(
+                f"idempotency key {idempotency.key!r} made a job that was deleted since; take a new key"
+            )
+        return _decode(row)
+
+
+async def _one(db: aiosqlite.Connection, query: str, *values: object) -> sqlite3.Row | None:
+    async with db.execute(query, values) as cursor:
+        rows = list(await cursor.fetchall())
+    return rows[0] if rows else None
+
+
+def _decode(row: sqlite3.Row) -> TrainingJob:
+    job = TrainingJob.model_validate_json(row[1])
+    job.metadata.resource_version = str(row[0])
+    return job
+
+
+def _own(path: Path) -> int:
+    """Take the lock beside the file; it falls with the process. Raises Unavailable."""
+    lock_path = path.with_name(f"{path.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise Unavailable(f"cannot write {lock_path}: {error.strerror}; is {path.parent} yours?") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise Unavailable(
+            f"another controller uses {path}; stop it, or give this one its own data directory"
+        ) from None
+    return lock
+
+
+async def _prepare(db: aiosqlite.Connection, path: Path) -> None:
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "busy_timeout = 5000"):
+        await db.execute(f"PRAGMA {pragma}")
+    row = await _one(db, "PRAGMA user_version")
+    assert row is not None
+    if row[0] == 0:
+        await db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    elif row[0] != SCHEMA_VERSION:
+        raise Unavailable(
+            f"{path} has schema version {row[0]}, this Holdfast reads {SCHEMA_VERSION}; "
+            "run the Holdfast that wrote it, or give this one another data directory"
+        )
+    check = await _one(db, "PRAGMA quick_check(1)")
+    if check is None or check[0] != "ok":
+        raise sqlite3.DatabaseError(str(check[0] if check else "no answer"))
+
+
+def _unavailable(path: Path, error: Exception) -> Unavailable:
+    text = str(error)
+    if "not a database" in text or "malformed" in text or "***" in text:
+        return Unavailable(
+            f"{path} is damaged ({text}); move it away to start without it: runs keep their files, "
+            "and a job submitted again starts afresh"
+        )
+    if "full" in text:
+        return Unavailable(f"cannot write {path}: the disk is full; free some space, nothing is lost so far")
+    if "readonly" in text or "unable to open" in text:
+        return Unavailable(f"cannot write {path}: {text}; check who owns it and the directory's permissions")
+    return Unavailable(f"cannot use {path}: {text}")

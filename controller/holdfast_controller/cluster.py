@@ -169,6 +169,8 @@ class ReplicaObservation:
     exit_signal: int | None = None
     termination: Termination | None = None
     ranks: tuple[RankExit, ...] = ()
+    ended_at: float | None = None
+    """Seconds since the epoch; None while it runs, and where nobody knows."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ default. A stamp in .venv, the hash of all that decides its contents, makes the 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -83,23 +82,31 @@ def run(command: Command, environment: Mapping[str, str], remedy: str) -> None:
         raise InstallError(f"`{shown}` ended with exit code {code}; {remedy}")
 
 
-def require_pip() -> None:
-    """Debian and Ubuntu ship Python without pip and ensurepip: as root, fetch them; else say how."""
-    if importlib.util.find_spec("pip"):
-        return
-    if importlib.util.find_spec("ensurepip"):
-        run([sys.executable, "-m", "ensurepip", "--user"], os.environ, "install pip for this Python")
-        return
-    package = "python3-pip"
+def pip_for(venv: Path) -> list[str | Path]:
+    """The pip command that installs into `venv`: this Python's, or else one that ensurepip puts there.
+
+    Debian and Ubuntu ship Python without both: as root they are fetched, else the message says how.
+    """
+    outside: list[str | Path] = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python"]
+    if _answers([*outside, "--version"]):  # no pip, or one before 22.3 without --python: no answer
+        return outside
+    inside: list[str | Path] = [venv / "bin" / "python", "-m", "pip"]
+    if _answers([venv / "bin" / "python", "-m", "ensurepip"]) and _answers([*inside, "--version"]):
+        return inside
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         raise InstallError(
-            f"{sys.executable} has no pip: install it (Debian, Ubuntu: sudo apt-get install {package}), "
-            "or name another Python: make PYTHON=/path/to/python3.11"
+            f"{sys.executable} has no pip that can fill a virtual environment: install one (Debian, Ubuntu: "
+            "sudo apt-get install python3-pip), or name another Python: make PYTHON=/path/to/python3.11"
         )
-    say(f"this Python has no pip: installing {package}")
+    say("this Python has no usable pip: installing python3-pip")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     run(["apt-get", "update", "-qq"], environment, "is the network there?")
-    run(["apt-get", "install", "-qq", "-y", package], environment, f"install {package} yourself")
+    run(["apt-get", "install", "-qq", "-y", "python3-pip"], environment, "install python3-pip yourself")
+    return outside
+
+
+def _answers(command: Command) -> bool:
+    return subprocess.run([str(word) for word in command], capture_output=True, check=False).returncode == 0
 
 
 def make_environment(venv: Path) -> None:
@@ -123,7 +130,6 @@ def usable(venv: Path) -> bool:
 def install(root: Path, venv: Path) -> None:
     """Fill .venv from the lock file. Safe to call again after it was interrupted anywhere."""
     python, uv = venv / "bin" / "python", venv / "bin" / "uv"
-    require_pip()
     if not usable(venv):
         say(f"making {venv} with Python {sys.version.split()[0]} ({sys.executable})")
         make_environment(venv)
@@ -132,23 +138,40 @@ def install(root: Path, venv: Path) -> None:
 
     pinned = build / "requirements-uv.txt"
     pinned.write_text(uv_requirement((root / "uv.lock").read_text(encoding="utf-8")) + "\n", encoding="utf-8")
-    pip: Command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--require-hashes"]
+    pip = pip_for(venv)
     environment = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    run([*pip, "-r", pinned], environment, "is the package index reachable? (pip config list)")
+    fetch = [*pip, "install", "--quiet", "--require-hashes", "-r", pinned]
+    run(fetch, environment, "is the package index reachable? (pip config list)")
 
-    listing = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
-    )
+    listing = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False)
     environment = {**os.environ, **index_environment(os.environ, listing.stdout)}
     environment.pop("VIRTUAL_ENV", None)
     locked = build / "requirements.txt"
-    export: Command = [uv, "export", "--frozen", "--extra", "dev", "--no-emit-project", "--no-header", "--quiet"]
+    export: Command = [
+        uv,
+        "export",
+        "--frozen",
+        "--extra",
+        "dev",
+        "--no-emit-project",
+        "--no-header",
+        "--quiet",
+    ]
     run([*export, "--python", python, "-o", locked], environment, "run `make lock`")
     count = sum(1 for line in locked.read_text(encoding="utf-8").splitlines() if "==" in line)
     say(f"installing up to {count} packages; PyTorch with CUDA is about 2.5 GB to download the first time")
     sync: Command = [uv, "pip", "sync", "--python", python, "--require-hashes", locked]
     run(sync, environment, "is there network, and room on the disk (8 GB)? then try again")
-    itself: Command = [uv, "pip", "install", "--quiet", "--python", python, "--no-deps", "--no-build-isolation"]
+    itself: Command = [
+        uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        python,
+        "--no-deps",
+        "--no-build-isolation",
+    ]
     run([*itself, "-e", root], environment, "see the error above")
 
 

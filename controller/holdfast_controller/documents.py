@@ -65,6 +65,11 @@ def parse(data: bytes, source: str, syntax: Literal["json", "yaml"] = "yaml") ->
     return body
 
 
+def parse_value(text: str, source: str) -> Any:
+    """One YAML value, as it would stand in a document. Raises Invalid."""
+    return _parse_yaml(text, source)
+
+
 def _parse_json(text: str, source: str) -> object:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: dict[str, Any] = {}

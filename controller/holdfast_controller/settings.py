@@ -18,14 +18,15 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast_trainer import contract
 
+from .cluster import HoldfastError
 from .data_directory import DataDirectory, default_data_directory
 
 PREFIX = "HOLDFAST_"
 DEFAULT_PORT = 8765
-CLIENT_NAMES = ("HOLDFAST_SERVER", "HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE")
+CLIENT_NAMES = ("HOLDFAST_SERVER", "HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE", "HOLDFAST_NAMESPACE")
 
 
-class SettingsError(Exception):
+class SettingsError(HoldfastError):
     """A setting cannot be used; the message names it, its value and the remedy."""
 
 

@@ -1,0 +1,88 @@
+"""`holdfast drill`, `suspend`, `resume`, `delete`: what changes a job."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from .connection import Job, NamespaceOption, locate
+from .exits import TIMED_OUT
+
+POLL_SECONDS = 0.3
+
+
+class Kind(StrEnum):
+    KILL = "kill"
+    NOTICE = "notice"
+
+
+def add_to(cli: typer.Typer) -> None:
+    cli.command("drill")(drill)
+    cli.command("suspend")(suspend)
+    cli.command("resume")(resume)
+    cli.command("delete")(delete)
+
+
+def drill(
+    ctx: typer.Context,
+    job: Job,
+    namespace: NamespaceOption = None,
+    replica: Annotated[int | None, typer.Option(min=0, help="Which one (a random one).")] = None,
+    kind: Annotated[
+        Kind, typer.Option(help="kill: a lost machine. notice: a spot reclaim, SIGTERM first.")
+    ] = Kind.KILL,
+) -> None:
+    """Disrupt a replica, to see the job survive it."""
+    place = locate(job, namespace)
+    with ctx.obj.client() as client:
+        done = client.drill(place.namespace, place.name, replica, kind.value)
+    what = "killed" if done["kind"] == "kill" else "given notice"
+    typer.echo(f"{place}: replica {done['replica']} of attempt {done['attempt']} {what}")
+
+
+def suspend(ctx: typer.Context, job: Job, namespace: NamespaceOption = None) -> None:
+    """Stop a job after a checkpoint and keep everything."""
+    place = locate(job, namespace)
+    with ctx.obj.client() as client:
+        client.suspend(place.namespace, place.name)
+    typer.echo(f"{place} is being suspended; `holdfast resume {job}` lets it go on")
+
+
+def resume(ctx: typer.Context, job: Job, namespace: NamespaceOption = None) -> None:
+    """Let a suspended job go on from its last checkpoint."""
+    place = locate(job, namespace)
+    with ctx.obj.client() as client:
+        client.resume(place.namespace, place.name)
+    typer.echo(f"{place} goes on")
+
+
+def delete(
+    ctx: typer.Context,
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="One or several.")],
+    namespace: NamespaceOption = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it is gone.")] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; then exit 4.")] = 120.0,
+) -> None:
+    """Delete jobs with their run directories: checkpoints, logs, ledger."""
+    from ..cluster import NotFound
+
+    with ctx.obj.client() as client:
+        asked = []
+        for place in [locate(job, namespace) for job in jobs]:
+            asked.append((place, client.delete(place.namespace, place.name).metadata.uid))
+            typer.echo(f"{place} is being deleted")
+        end = time.monotonic() + timeout
+        for place, uid in asked if wait else []:
+            try:
+                # A new job may take the name at once; it is not the one waited for.
+                while client.get(place.namespace, place.name).metadata.uid == uid:
+                    if time.monotonic() > end:
+                        typer.echo(f"error: {place} is not gone after {timeout:g} s", err=True)
+                        raise typer.Exit(TIMED_OUT)
+                    time.sleep(POLL_SECONDS)
+            except NotFound:
+                pass
+            typer.echo(f"{place} is gone")

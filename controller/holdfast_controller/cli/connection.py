@@ -1,0 +1,97 @@
+"""How a command finds the controller and its token: flags, then the environment, then the data directory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from ..data_directory import DataDirectory, default_data_directory, read_token
+
+if TYPE_CHECKING:
+    from ..client import Client
+
+DEFAULT_SERVER = "http://127.0.0.1:8765"
+COMPLETION_SECONDS = 1.0
+"""A shell that completes must not hang."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What the user said about where the controller is; None: nothing."""
+
+    server: str | None = None
+    token_file: Path | None = None
+    data_dir: Path | None = None
+
+    @property
+    def directory(self) -> DataDirectory:
+        return DataDirectory(self.data_dir or default_data_directory())
+
+    def address(self) -> str:
+        """The controller's address."""
+        if self.server:
+            return self.server
+        running = self.directory.read_server_file()
+        return running.url if running else DEFAULT_SERVER
+
+    def token(self) -> str | None:
+        """The token for `address`. Raises DataDirectoryError for a file that was named and is no good."""
+        if self.token_file is not None:
+            return read_token(self.token_file)
+        if given := os.environ.get("HOLDFAST_TOKEN"):
+            return given
+        # This machine's token is for this machine's controller, not for whatever --server names.
+        local = urlsplit(self.address()).hostname in ("localhost", "127.0.0.1", "::1")
+        running = self.directory.read_server_file()
+        ours = running is not None and running.url == self.address().rstrip("/")
+        if (local or ours) and self.directory.token.exists():
+            return read_token(self.directory.token)
+        return None
+
+    def client(self, timeout: float = 10.0) -> Client:
+        from ..client import Client
+
+        return Client(self.address(), self.token(), timeout=timeout)
+
+
+@dataclass(frozen=True)
+class JobAddress:
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def locate(job: str, namespace: str | None) -> JobAddress:
+    """`name`, in the namespace given or `default`; or `namespace/name`, as messages write it."""
+    given, slash, name = job.rpartition("/")
+    if slash and namespace not in (None, given):
+        raise typer.BadParameter(f"{job} names namespace {given!r}, but -n says {namespace!r}")
+    return JobAddress((given if slash else namespace) or "default", name)
+
+
+def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of jobs for shell completion; none where the controller does not answer."""
+    root = ctx.find_root().params
+    connection = Connection(root.get("server"), root.get("token_file"), root.get("data_dir"))
+    try:
+        with connection.client(COMPLETION_SECONDS) as client:
+            jobs = client.list_jobs(ctx.params.get("namespace") or "default")
+    except Exception:
+        return []  # A message here would land in the middle of the user's line.
+    return [job.metadata.name for job in jobs if job.metadata.name.startswith(incomplete)]
+
+
+Job = Annotated[
+    str, typer.Argument(metavar="JOB", help="NAME or NAMESPACE/NAME.", autocompletion=complete_job)
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option("-n", "--namespace", envvar="HOLDFAST_NAMESPACE", help="Namespace (default)."),
+]

@@ -1,0 +1,167 @@
+"""A job in full, as `holdfast describe` tells it; plain values in, rich renderables out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ..jobs import Phase, TrainingJob
+from . import formats
+from .tables import event_columns, ledger_columns, phase_text, table
+
+EVENTS_SHOWN = 10
+TAIL_LINES = 12
+
+
+def describe_job(
+    job: TrainingJob, account: dict[str, Any], events: Sequence[dict[str, Any]], width: int
+) -> RenderableType:
+    """Everything worth knowing, most important first."""
+    parts: list[RenderableType] = [_title(job), Text(), _facts(job)]
+    if account["attempts"]:
+        parts += _section("Attempts", table(ledger_columns(account["attempts"]), width - 2))
+        parts += [Padding(totals_line(account["totals"]), (1, 0, 0, 2))]
+    if events:
+        parts += _section("Events", table(event_columns(events[-EVENTS_SHOWN:]), width - 2))
+    parts += list(_last_words(job))
+    return Group(*parts)
+
+
+def _section(title: str, body: RenderableType) -> list[RenderableType]:
+    return [Text(), Text(title, "bold"), Padding(body, (0, 0, 0, 2))]
+
+
+def _title(job: TrainingJob) -> Text:
+    title = Text.assemble((job.key, "bold"), "  ", phase_text(job.status.phase))
+    if job.status.message:
+        title.append(f"\n{job.status.message}")
+    if job.metadata.deletion_timestamp:
+        title.append("\nIt is being deleted.", "yellow")
+    return title
+
+
+def _facts(job: TrainingJob) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in _fact_rows(job):
+        grid.add_row(f"  {name}", value)
+    return grid
+
+
+def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
+    spec, status, progress = job.spec, job.status, job.status.progress
+    if progress:
+        yield "step", step_bar(job)
+        loss = formats.figure(progress.loss)
+        if progress.val_loss is not None:
+            loss += f", validation {formats.figure(progress.val_loss)}"
+        yield "loss", loss
+        yield "saved", f"up to step {progress.durable_step}"
+        if status.phase == Phase.RUNNING:
+            yield "speed", ", ".join(_speed_words(job))
+    shape = f"{spec.replicas} x {spec.processes_per_replica} ranks"
+    yield "size", f"{shape}, {'CPU' if spec.gpus == '0' else f'{spec.gpus} GPU each'}"
+    yield "command", " ".join(spec.command)
+    if spec.image:
+        yield "image", spec.image
+    every = {"auto": "as often as measured costs allow"}.get(spec.checkpoint.every)
+    unit = "" if spec.checkpoint.every.endswith("s") else " steps"
+    yield (
+        "saves",
+        f"{every or f'every {spec.checkpoint.every}{unit}'}, the newest {spec.checkpoint.keep} kept",
+    )
+    allowed = "unlimited" if spec.retries.disruptions is None else str(spec.retries.disruptions)
+    yield (
+        "budgets",
+        (
+            f"{status.disruptions} of {allowed} disruptions, "
+            f"{status.failures} of {spec.retries.failures} failures used"
+        ),
+    )
+    if status.goodput is not None:
+        yield "goodput", formats.percent(status.goodput)
+    if job.metadata.labels:
+        yield "labels", ", ".join(f"{key}={value}" for key, value in job.metadata.labels.items())
+    yield "submitted", f"{formats.moment(job.metadata.creation_timestamp)}"
+    if status.next_start_at and not status.phase.final:
+        yield "next start", formats.moment(status.next_start_at)
+    if status.finished_at:
+        yield "finished", formats.moment(status.finished_at)
+
+
+def _speed_words(job: TrainingJob) -> Iterator[str]:
+    progress = job.status.progress
+    assert progress is not None
+    if progress.tokens_per_second is not None:
+        yield f"{formats.count(progress.tokens_per_second)} tokens/s"
+    elif progress.samples_per_second is not None:
+        yield f"{formats.count(progress.samples_per_second)} samples/s"
+    else:
+        yield "not measured yet"
+    if progress.mfu is not None:
+        yield f"MFU {formats.percent(progress.mfu)}"
+    if progress.data_wait_fraction is not None:
+        yield f"{formats.percent(progress.data_wait_fraction)} of it waiting for data"
+
+
+def step_bar(job: TrainingJob, width: int = 24) -> RenderableType:
+    """`812/2000` with a bar, and the time that is left while the job trains."""
+    progress = job.status.progress
+    if progress is None:
+        return Text(formats.UNKNOWN)
+    words = Text(formats.steps(progress.step, progress.total_steps))
+    if not progress.total_steps:
+        return words
+    words.append(f"  {100 * progress.step // progress.total_steps}%")
+    if job.status.phase == Phase.RUNNING and progress.eta_seconds is not None:
+        words.append(f", {formats.duration(progress.eta_seconds)} left")
+    row = Table.grid(padding=(0, 2, 0, 0))
+    row.add_row(
+        ProgressBar(
+            total=progress.total_steps, completed=min(progress.step, progress.total_steps), width=width
+        ),
+        words,
+    )
+    return row
+
+
+def totals_line(totals: dict[str, Any]) -> Text:
+    """The account of all attempts in a sentence."""
+    recoveries = totals["recoverySeconds"]
+    parts = [
+        _many(totals["attempts"], "attempt"),
+        _many(totals["disruptions"], "disruption"),
+        _many(totals["failures"], "failure"),
+        f"{_many(totals['lostSteps'], 'step')} lost",
+    ]
+    if recoveries:
+        shown = ", ".join(formats.duration(seconds) for seconds in recoveries[:5])
+        parts.append(f"back after {shown}{' ...' if len(recoveries) > 5 else ''}")
+    if totals["goodput"] is not None:
+        parts.append(f"goodput {formats.percent(totals['goodput'])}")
+    if totals["wallSeconds"] is not None:
+        parts.append(f"{formats.duration(totals['wallSeconds'])} in all")
+    return Text("; ".join(parts))
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _last_words(job: TrainingJob) -> Iterator[RenderableType]:
+    """The end of the output of the newest attempt that went wrong, unless the job came through."""
+    if job.status.phase == Phase.SUCCEEDED:
+        return
+    for record in reversed(job.status.attempts):
+        for rank, tail in sorted(record.log_tail.items(), key=lambda item: int(item[0]))[:1]:
+            yield Text()
+            yield Text(f"Last lines of rank {rank} in attempt {record.number}", "bold")
+            yield Padding(Text("\n".join(tail.rstrip().splitlines()[-TAIL_LINES:])), (0, 0, 0, 2))
+            return

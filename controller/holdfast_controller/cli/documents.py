@@ -1,0 +1,21 @@
+"""Documents as JSON or YAML on standard output, for programs and for `submit`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+
+
+def print_document(document: Any, output: str) -> None:
+    """Print as `json` or `yaml`."""
+    if output == "json":
+        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    if output != "yaml":
+        raise typer.BadParameter(f"{output!r} is no output format: json or yaml")
+    import yaml
+
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+    typer.echo(text, nl=False)

@@ -1,0 +1,191 @@
+"""Tables of jobs, attempts and events: plain values in, rich renderables out.
+
+A column that does not fit the terminal is left out, least important first; a name is never cut, because
+people copy it. Into a pipe everything is written in full.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..jobs import JobProgress, Phase, TrainingJob
+from . import formats
+
+GAP = 2
+PIPE_WIDTH = 10_000
+WRAPPED_WIDTH = 24
+"""Below this a sentence is no longer readable."""
+
+PHASE_STYLES = {
+    Phase.QUEUED: "yellow",
+    Phase.STARTING: "cyan",
+    Phase.RUNNING: "bold cyan",
+    Phase.RECOVERING: "yellow",
+    Phase.SUSPENDING: "blue",
+    Phase.SUSPENDED: "blue",
+    Phase.SUCCEEDED: "green",
+    Phase.FAILED: "bold red",
+}
+VERDICT_STYLES = {"Finished": "green", "Disrupted": "yellow", "Suspended": "blue"}
+
+
+def console() -> Console:
+    """Standard output; as wide as the terminal, or unbounded into a pipe."""
+    return Console(
+        file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=False
+    )
+
+
+@dataclass
+class Column:
+    """A title and a cell for each row.
+
+    `weight` 0 stays always; the highest is left out first. A column of sentences `wraps`.
+    """
+
+    title: str
+    weight: int = 0
+    right: bool = False
+    wraps: bool = False
+    cells: list[Text] = field(default_factory=list)
+
+    @property
+    def width(self) -> int:
+        """Cells it needs at least."""
+        needed = max(len(self.title), *(cell.cell_len for cell in self.cells), 0)
+        return min(needed, WRAPPED_WIDTH) if self.wraps else needed
+
+
+def fit(columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns that fit side by side into `width`; those of weight 0 in any case."""
+    kept = list(columns)
+    while sum(column.width + GAP for column in kept) - GAP > width:
+        droppable = [column for column in kept if column.weight]
+        if not droppable:
+            break
+        kept.remove(max(droppable, key=lambda column: column.weight))
+    return kept
+
+
+def table(columns: Sequence[Column], width: int) -> Table:
+    """Columns side by side under their titles, without rules."""
+    kept = fit(columns, width)
+    drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for column in kept:
+        drawn.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            no_wrap=not column.wraps,
+            min_width=column.width,
+            overflow="fold",
+        )
+    for row in zip(*(column.cells for column in kept), strict=True):
+        drawn.add_row(*row)
+    return drawn
+
+
+def phase_text(phase: Phase) -> Text:
+    return Text(phase.value, PHASE_STYLES[phase])
+
+
+def job_columns(
+    jobs: Sequence[TrainingJob], *, wide: bool = False, namespaces: bool = False, now: datetime | None = None
+) -> list[Column]:
+    """What `get` shows of each job."""
+    now = now or datetime.now(UTC)
+    columns = [Column("NAME"), Column("PHASE"), Column("STEP", 1, True), Column("ATTEMPT", 3, True)]
+    columns += [Column("DISRUPTIONS", 4, True), Column("LOST", 5, True), Column("GOODPUT", 6, True)]
+    if wide:
+        columns += [Column("FAILURES", 7, True), Column("LOSS", 7, True), Column("TOKENS/S", 7, True)]
+        columns += [Column("ETA", 7, True), Column("REPLICAS", 9, True), Column("GPUS", 9, True)]
+    columns += [Column("AGE", 2, True)]
+    if wide:
+        columns += [Column("MESSAGE", 8, wraps=True)]
+    if namespaces:
+        columns.insert(0, Column("NAMESPACE"))
+    for job in jobs:
+        status, progress = job.status, job.status.progress
+        cells = [Text(job.metadata.name), phase_text(status.phase)]
+        cells.append(
+            Text(formats.steps(progress.step, progress.total_steps) if progress else formats.UNKNOWN)
+        )
+        cells += [Text(formats.integer(n)) for n in (status.attempt, status.disruptions, status.lost_steps)]
+        cells.append(Text(formats.percent(status.goodput)))
+        if wide:
+            cells += [Text(str(status.failures)), *_speed(job, progress)]
+            cells += [Text(str(job.spec.replicas)), Text(job.spec.gpus)]
+        cells.append(Text(formats.age(job.metadata.creation_timestamp, now)))
+        if wide:
+            cells.append(Text(status.message))
+        if namespaces:
+            cells.insert(0, Text(job.metadata.namespace))
+        for column, cell in zip(columns, cells, strict=True):
+            column.cells.append(cell)
+    return columns
+
+
+def _speed(job: TrainingJob, progress: JobProgress | None) -> list[Text]:
+    """Loss, tokens/s and ETA. Speed and ETA are of the moment: a job that does not train has none."""
+    if progress is None:
+        return [Text(formats.UNKNOWN)] * 3
+    running = job.status.phase == Phase.RUNNING
+    return [
+        Text(formats.figure(progress.loss)),
+        Text(formats.count(progress.tokens_per_second if running else None)),
+        Text(formats.duration(progress.eta_seconds if running else None)),
+    ]
+
+
+def ledger_columns(attempts: Sequence[dict[str, Any]]) -> list[Column]:
+    """One row an attempt, as `holdfast ledger` shows it."""
+    columns = [Column("ATTEMPT", 0, True), Column("VERDICT"), Column("RESUMED", 3, True)]
+    columns += [Column("FIRST", 4, True), Column("LAST", 0, True), Column("DURABLE", 0, True)]
+    columns += [Column("LOST", 0, True), Column("SAVES", 5, True), Column("RECOVERY", 1, True)]
+    columns += [Column("TIME", 2, True), Column("REASON", 6, wraps=True)]
+    for attempt in attempts:
+        verdict = attempt["verdict"] or ("running" if not attempt["endedAt"] else formats.UNKNOWN)
+        lost = attempt["lostSteps"]
+        cells = [
+            Text(str(attempt["attempt"])),
+            Text(verdict, VERDICT_STYLES.get(verdict, "red" if attempt["verdict"] else "cyan")),
+            *(
+                Text(formats.integer(attempt[key]))
+                for key in ("resumedStep", "firstStep", "lastStep", "durableStep")
+            ),
+            Text(formats.integer(lost), "yellow" if lost else ""),
+            Text(str(attempt["checkpoints"])),
+            Text(formats.duration(attempt["recoverySeconds"])),
+            Text(formats.duration(elapsed(attempt))),
+            Text(attempt["reason"]),
+        ]
+        for column, cell in zip(columns, cells, strict=True):
+            column.cells.append(cell)
+    return columns
+
+
+def elapsed(attempt: dict[str, Any]) -> float | None:
+    """Seconds from an attempt's start to its end, or to now."""
+    if not attempt["startedAt"]:
+        return None
+    end = datetime.fromisoformat(attempt["endedAt"]) if attempt["endedAt"] else datetime.now(UTC)
+    return (end - datetime.fromisoformat(attempt["startedAt"])).total_seconds()
+
+
+def event_columns(events: Sequence[dict[str, Any]]) -> list[Column]:
+    """What happened to a job, as `describe` shows it."""
+    columns = [Column("AGE", 0, True), Column("REASON"), Column("MESSAGE", wraps=True)]
+    for event in events:
+        times = f" (x{event['count']})" if event["count"] > 1 else ""
+        style = "yellow" if event["type"] == "Warning" else ""
+        columns[0].cells.append(Text(formats.age(datetime.fromisoformat(event["time"]))))
+        columns[1].cells.append(Text(event["reason"], style))
+        columns[2].cells.append(Text(event["message"] + times))
+    return columns

@@ -1,0 +1,147 @@
+"""`holdfast top`, `wait`, and what -w does: staying with jobs while they change.
+
+All of it survives a restart of the controller: jobs run on meanwhile, so whoever waits for one goes on
+waiting, and says so once.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .connection import Job, JobAddress, NamespaceOption, locate
+from .exits import JOB_FAILED, TIMED_OUT
+
+if TYPE_CHECKING:
+    from ..client import Client
+    from ..jobs import TrainingJob
+    from .showing import Output
+
+POLL_SECONDS = 0.5
+FRAME_SECONDS = 1.0
+
+
+def add_to(cli: typer.Typer) -> None:
+    cli.command("top")(top)
+    cli.command("wait")(wait)
+
+
+def top(
+    ctx: typer.Context,
+    namespace: NamespaceOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Show it once and leave.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = FRAME_SECONDS,
+) -> None:
+    """Watch all jobs live: steps, speed, attempts, goodput. Ctrl-C leaves."""
+    from .live import show_top
+
+    with ctx.obj.client() as client:
+        show_top(client, namespace, interval, once or not sys.stdout.isatty())
+
+
+def wait(
+    ctx: typer.Context,
+    job: Job,
+    namespace: NamespaceOption = None,
+    phase: Annotated[str, typer.Option("--for", help="The phase, or `Final` for any end.")] = "Succeeded",
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; then exit 4 (for ever).")] = None,
+) -> None:
+    """Wait until a job is in a phase.
+
+    Exits 3 where it failed, or ended otherwise, and so never will be.
+    """
+    from ..jobs import Phase
+
+    names = [*(known.value for known in Phase), "Final"]
+    wanted = next((name for name in names if name.lower() == phase.lower()), None)
+    if wanted is None:
+        raise typer.BadParameter(f"--for {phase}: one of {', '.join(names)}")
+    place = locate(job, namespace)
+    end = None if timeout is None else time.monotonic() + timeout
+    with ctx.obj.client() as client:
+        found = None
+        for found in looks(client, place, end):
+            now = found.status.phase
+            if now.value == wanted or (wanted == "Final" and now.final):
+                typer.echo(f"{place} is {now.value}")
+                raise typer.Exit(JOB_FAILED if wanted == "Final" and now == Phase.FAILED else 0)
+            if now.final:
+                typer.echo(
+                    f"error: {place} is {now.value} and will never be {wanted}: {found.status.message}",
+                    err=True,
+                )
+                raise typer.Exit(JOB_FAILED)
+    state = f"is {found.status.phase.value}" if found is not None else "could not be asked for"
+    typer.echo(f"error: {place} {state}, not {wanted}, after {timeout:g} s", err=True)
+    raise typer.Exit(TIMED_OUT)
+
+
+def looks(client: Client, place: JobAddress, end: float | None = None) -> Iterator[TrainingJob]:
+    """The job again and again, until `end` (monotonic seconds).
+
+    The first look raises Unreachable where no controller answers; later ones wait for it to come back.
+    Raises NotFound where the job is gone.
+    """
+    from ..client import Unreachable
+
+    seen = told = False
+    while True:
+        try:
+            yield client.get(place.namespace, place.name)
+            seen, told = True, False
+        except Unreachable as error:
+            if not seen:
+                raise
+            if not told:
+                typer.echo(f"{error}; waiting for it", err=True)
+            told = True
+        if end is not None and time.monotonic() >= end:
+            return
+        left = POLL_SECONDS if end is None else end - time.monotonic()
+        time.sleep(max(0.0, min(POLL_SECONDS, left)))
+
+
+def stay(client: Client, place: JobAddress) -> None:
+    """Show a job until it ends; exits 3 where it failed."""
+    from ..jobs import Phase
+    from .live import follow_job
+
+    job = follow_job(looks(client, place))
+    if job.status.phase == Phase.FAILED:
+        typer.echo(f"error: {place} failed: {job.status.message}", err=True)
+        raise typer.Exit(JOB_FAILED)
+
+
+def watch_jobs(client: Client, area: str | None, name: str | None, selector: str, output: Output) -> None:
+    """`get -w`: a row, a name or a document for each change, until Ctrl-C."""
+    from ..client import Unreachable
+    from .live import ChangeLines
+
+    lines = ChangeLines(output, namespaces=area is None)
+    connected = False
+    while True:
+        try:
+            for change in client.watch(area, selector=selector, name=name):
+                connected = True
+                lines.show(change)
+            typer.echo("the controller ended the watch; connecting again", err=True)
+        except Unreachable as error:
+            if not connected:
+                raise
+            typer.echo(f"{error}; waiting for it", err=True)
+        _reconnect(client, area)
+
+
+def _reconnect(client: Client, area: str | None) -> None:
+    from ..client import Unreachable
+
+    while True:
+        try:
+            client.list_jobs(area)
+            return
+        except Unreachable:
+            time.sleep(POLL_SECONDS)

@@ -1,0 +1,252 @@
+"""A typed client of the REST API; what the `holdfast` command stands on.
+
+Answers are the domain's own values, errors the domain's own errors (`holdfast_controller.problem`).
+Reads are tried again while the controller restarts only where the caller says so; a submission carries
+an idempotency key, so a torn connection never makes two jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import httpx
+from pydantic import ValidationError
+
+from .cluster import Change, HoldfastError
+from .jobs import TrainingJob
+from .problem import error_of
+
+SUBMIT_TRIES = 3
+PAGE = 200
+QUIET_SECONDS = 20.0
+"""A stream sends a sign of life every 5 s; after this long without one its server is gone."""
+
+
+class Unreachable(HoldfastError):
+    """Nothing answers at the server's address."""
+
+
+class NotHoldfast(HoldfastError):
+    """Something answers, but not what this version of Holdfast speaks."""
+
+
+class Client:
+    """One connection pool to one controller. Use it as a context manager.
+
+    Every method raises the error that the controller answered, or Unreachable, or NotHoldfast.
+    """
+
+    def __init__(self, server: str, token: str | None, *, timeout: float = 10.0):
+        self.server = server.rstrip("/")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # A proxy for the world outside has no business between a machine and itself.
+        beyond = urlsplit(self.server).hostname not in ("localhost", "127.0.0.1", "::1")
+        self._http = httpx.Client(base_url=self.server, headers=headers, timeout=timeout, trust_env=beyond)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    # ------------------------------------------------------------ one request
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise Unreachable(
+                f"no controller answers at {self.server}: start one with `holdfast up`"
+            ) from error
+        except httpx.InvalidURL as error:
+            raise Unreachable(f"{self.server!r} is no address of a controller: {error}") from error
+        except httpx.UnsupportedProtocol as error:
+            raise Unreachable(f"{self.server!r} is no address: it should start with http://") from error
+        except httpx.TransportError as error:
+            what = str(error) or type(error).__name__
+            raise Unreachable(f"lost the controller at {self.server}: {what}; try again") from error
+
+    def _request(self, method: str, path: str, **options: Any) -> Any:
+        """The JSON of an answer."""
+        with self._connected():
+            answer = self._http.request(method, path, **options)
+        self._check(answer)
+        try:
+            return answer.json()
+        except ValueError:
+            raise NotHoldfast(f"{self.server} answered {answer.text[:60]!r}, not JSON") from None
+
+    def _check(self, answer: httpx.Response) -> None:
+        if answer.is_success:
+            return
+        try:
+            document = answer.json()
+        except ValueError:
+            document = None
+        raise error_of(document, answer.status_code)
+
+    def _job(self, document: object) -> TrainingJob:
+        try:
+            # A newer controller may know more than this client: what it adds is no error here.
+            return TrainingJob.model_validate(document, extra="ignore")
+        except ValidationError as error:
+            raise NotHoldfast(
+                f"{self.server} answered a job that this version cannot read ({error.error_count()} faults); "
+                "use the `holdfast` of the controller's version"
+            ) from error
+
+    # ------------------------------------------------------------------- jobs
+
+    def submit(self, document: Mapping[str, Any], namespace: str) -> TrainingJob:
+        """Submit a job; sent again with one idempotency key where the connection tears."""
+        key = uuid.uuid4().hex
+        for attempt in range(1, SUBMIT_TRIES + 1):
+            try:
+                body = self._request(
+                    "POST",
+                    _jobs(namespace),
+                    content=_json(document),
+                    headers=_JSON | {"Idempotency-Key": key},
+                )
+                return self._job(body)
+            except Unreachable as error:
+                if attempt == SUBMIT_TRIES or isinstance(error.__cause__, httpx.ConnectError):
+                    raise
+        raise AssertionError("unreachable")
+
+    def plan(self, document: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+        """The dry run of a submission: engine, feasible, manifests, reasons, notes."""
+        answer = self._request(
+            "POST", _jobs(namespace), params={"dryRun": "true"}, content=_json(document), headers=_JSON
+        )
+        return dict(answer)
+
+    def list_jobs(
+        self, namespace: str | None, *, phases: tuple[str, ...] = (), selector: str = ""
+    ) -> list[TrainingJob]:
+        """All jobs (of a namespace), oldest first, page by page."""
+        found: list[TrainingJob] = []
+        query: dict[str, Any] = {"limit": PAGE, "phase": list(phases), "labelSelector": selector}
+        while True:
+            body = self._request("GET", _jobs(namespace), params=query)
+            found += [self._job(item) for item in body["items"]]
+            query["continue"] = body["metadata"]["continue"]
+            if not query["continue"]:
+                return found
+
+    def get(self, namespace: str, name: str) -> TrainingJob:
+        return self._job(self._request("GET", _one(namespace, name)))
+
+    def delete(self, namespace: str, name: str) -> TrainingJob:
+        """Ask for deletion; the job is gone once `get` raises NotFound."""
+        return self._job(self._request("DELETE", _one(namespace, name)))
+
+    def suspend(self, namespace: str, name: str) -> TrainingJob:
+        return self._job(self._request("POST", _one(namespace, name) + "/suspend"))
+
+    def resume(self, namespace: str, name: str) -> TrainingJob:
+        return self._job(self._request("POST", _one(namespace, name) + "/resume"))
+
+    def drill(self, namespace: str, name: str, replica: int | None, kind: str) -> dict[str, Any]:
+        """Disrupt a replica (None: a random one). Returns attempt, replica and kind."""
+        asked = {"replica": replica, "kind": kind}
+        return dict(self._request("POST", _one(namespace, name) + "/drill", json=asked))
+
+    # ---------------------------------------------------------------- records
+
+    def events(self, namespace: str, name: str) -> list[dict[str, Any]]:
+        return list(self._request("GET", _one(namespace, name) + "/events")["items"])
+
+    def ledger(self, namespace: str, name: str) -> dict[str, Any]:
+        return dict(self._request("GET", _one(namespace, name) + "/ledger"))
+
+    def steps(self, namespace: str, name: str) -> list[dict[str, Any]]:
+        return list(self._request("GET", _one(namespace, name) + "/steps")["items"])
+
+    def logs(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        attempt: int | None = None,
+        rank: int = 0,
+        tail: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[str]:
+        """Lines of a rank's output, without their ends; with `follow` until the server ends them."""
+        query = {"attempt": attempt, "rank": rank, "tail": tail, "follow": str(follow).lower()}
+        given = {key: value for key, value in query.items() if value is not None}
+        # A log may be silent for hours: only connecting has a bound.
+        patience = httpx.Timeout(10.0, read=None) if follow else httpx.Timeout(60.0)
+        path = _one(namespace, name) + "/logs"
+        with self._connected(), self._http.stream("GET", path, params=given, timeout=patience) as answer:
+            if not answer.is_success:
+                answer.read()
+                self._check(answer)
+            yield from _lines(answer)
+
+    def watch(
+        self, namespace: str | None, *, selector: str = "", name: str | None = None
+    ) -> Iterator[Change]:
+        """Jobs as ADDED, then every change, until the connection ends (then Unreachable, or a return)."""
+        query = {"watch": "true", "labelSelector": selector} | ({"name": name} if name else {})
+        patience = httpx.Timeout(10.0, read=QUIET_SECONDS)
+        with (
+            self._connected(),
+            self._http.stream("GET", _jobs(namespace), params=query, timeout=patience) as answer,
+        ):
+            if not answer.is_success:
+                answer.read()
+                self._check(answer)
+            for event, data in server_sent(answer.iter_lines()):
+                yield Change(event, self._job(json.loads(data)))
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, allow_nan=True).encode()
+
+
+def _jobs(namespace: str | None) -> str:
+    return "/v1/jobs" if namespace is None else f"/v1/namespaces/{quote(namespace, safe='')}/jobs"
+
+
+def _one(namespace: str, name: str) -> str:
+    return f"{_jobs(namespace)}/{quote(name, safe='')}"
+
+
+def _lines(answer: httpx.Response) -> Iterator[str]:
+    """Lines at "\\n" alone: a progress bar's "\\r" and exotic separators stay where they are."""
+    rest = ""
+    for text in answer.iter_text():
+        *whole, rest = (rest + text).split("\n")
+        yield from whole
+    if rest:
+        yield rest
+
+
+def server_sent(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
+    """(event, data) of a text/event-stream; comments, the server's signs of life, are left out."""
+    event, data = "message", list[str]()
+    for line in lines:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if not line:
+            if data:
+                yield event, "\n".join(data)
+            event, data = "message", []
+        elif name == "event":
+            event = value
+        elif name == "data":
+            data.append(value)

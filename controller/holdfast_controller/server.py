@@ -1,0 +1,194 @@
+"""The controller as a process: its socket, its lock, its end.
+
+The order matters. The lock on the data directory is taken and the port bound before anything starts, so
+that a second controller changes nothing. On SIGTERM or SIGINT streams end, requests finish, the
+reconciler stops between two of its steps; running attempts are processes of their own and go on. If the
+reconciler ends by itself the process ends too, and says so: an API without it would accept jobs that
+nobody runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from .cluster import HoldfastError
+from .data_directory import DataDirectory, ServerFile, make_token, read_token
+from .settings import DEFAULT_PORT, Settings
+
+log = structlog.get_logger(__name__)
+
+GRACE_SECONDS = 5
+"""For requests that are being answered when the process is asked to end."""
+
+
+class StartupError(HoldfastError):
+    """The controller cannot start; the message says what is in the way."""
+
+
+class ReconcilerEnded(HoldfastError):
+    """The reconciler ended though nobody asked it to."""
+
+
+@dataclass(frozen=True)
+class Controller:
+    """What the composition root has built and `serve` runs."""
+
+    app: FastAPI
+    closing: asyncio.Event
+    reconcile: Callable[[], Awaitable[None]]
+    """Runs until it is cancelled."""
+    before_exit: Callable[[], Awaitable[None]] | None = None
+    """Awaited when the process is asked to end, while everything still works."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where the controller answers, for whoever announces it."""
+
+    url: str
+    directory: DataDirectory
+    token: str | None
+    socket: socket.socket
+
+
+@contextlib.contextmanager
+def claim(settings: Settings) -> Iterator[Listening]:
+    """Lock the data directory, make or read the token, bind the port; give all back at the end.
+
+    Raises StartupError (port), DataDirectoryError (directory, lock, token).
+    """
+    directory = settings.directory
+    directory.create()
+    lock = directory.lock()
+    try:
+        token = None
+        if not settings.no_token:
+            make_token(directory.token)
+            token = read_token(directory.token)
+        with contextlib.closing(bind(settings.listen_host, settings.listen_port)) as bound:
+            host, port = bound.getsockname()[:2]
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            directory.write_server_file(ServerFile(url, str(directory.token) if token else None, os.getpid()))
+            try:
+                yield Listening(url, directory, token, bound)
+            finally:
+                directory.remove_server_file(os.getpid())
+    finally:
+        os.close(lock)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises StartupError, naming the address and the remedy."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise StartupError(f"cannot listen on {host!r}: {error.strerror}; give another --host") from error
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(2048)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise StartupError(
+                f"port {port} on {host} is in use: stop what listens there, or choose another with "
+                f"`holdfast up --port {port + 1 if port < 65535 else DEFAULT_PORT}` (0: any free port)"
+            ) from error
+        if error.errno == errno.EACCES:
+            raise StartupError(f"port {port} needs privileges: choose one above 1023 with --port") from error
+        raise StartupError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return bound
+
+
+async def serve(controller: Controller, listening: Listening, announce: Callable[[], None]) -> None:
+    """Answer and reconcile until a signal. Calls `announce` once requests are answered.
+
+    Raises ReconcilerEnded where the reconciler ends first.
+    """
+    asked_to_end = asyncio.Event()
+    server = _Server(
+        uvicorn.Config(
+            controller.app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        ),
+        announce,
+    )
+    async with _signals(asked_to_end):
+        answering = asyncio.create_task(server.serve(sockets=[listening.socket]), name="api")
+        reconciling = asyncio.ensure_future(controller.reconcile())
+        waiting = asyncio.create_task(asked_to_end.wait(), name="signals")
+        try:
+            await asyncio.wait((answering, reconciling, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done() and controller.before_exit is not None:
+                asked_to_end.clear()
+                await _unless_asked_again(controller.before_exit(), asked_to_end)
+            if reconciling.done() and not reconciling.cancelled():
+                raise ReconcilerEnded(
+                    "the reconciler ended; running attempts go on, start the controller again"
+                ) from reconciling.exception()
+        finally:
+            controller.closing.set()
+            server.should_exit = True
+            reconciling.cancel()
+            waiting.cancel()
+            await asyncio.gather(answering, reconciling, waiting, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us (the API is one of several parts that they end) and says when it answers."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]):
+        super().__init__(config)
+        self._announce = announce
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+
+async def _unless_asked_again(work: Awaitable[None], asked: asyncio.Event) -> None:
+    """Do the work; a second signal means at once."""
+    working = asyncio.ensure_future(work)
+    again = asyncio.create_task(asked.wait())
+    await asyncio.wait((working, again), return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+    if working.done():
+        working.result()
+    else:
+        working.cancel()
+        await asyncio.wait((working,))
+
+
+@contextlib.asynccontextmanager
+async def _signals(asked: asyncio.Event) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,126 @@
+"""A benchmark's figures are what was measured: fair turns, honest medians, nothing invented."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from bench.report import Report, ReportError, commit_here, machine_facts, take_turns
+from rich.console import Console
+
+
+def measured() -> Report:
+    report = Report("loading")
+    for value in (3.0, 1.0, 2.0):
+        report.add("ours", "seconds", "s", value)
+        report.add("peer", "seconds", "s", value * 4)
+    return report
+
+
+def test_subjects_take_turns_and_warm_up_is_left_out() -> None:
+    order: list[str] = []
+    cost = {"ours": iter([99.0, 1.0, 2.0, 3.0]), "peer": iter([99.0, 4.0, 8.0, 6.0])}
+
+    def subject(name: str):
+        def measure() -> dict[str, float]:
+            order.append(name)
+            return {"seconds": next(cost[name])}
+
+        return measure
+
+    report = Report("turns")
+    told: list[str] = []
+    subjects = {name: subject(name) for name in cost}
+    take_turns(report, subjects, {"seconds": "s"}, rounds=3, warmup=1, heard=told.append)
+
+    assert order == ["ours", "peer", "peer", "ours", "ours", "peer", "peer", "ours"]
+    assert told[0] == "warm-up: ours"
+    assert told[-1] == "round 3 of 3: ours"
+    rows = {row.subject: row for row in report.rows()}
+    assert (rows["ours"].median, rows["ours"].min, rows["ours"].max, rows["ours"].n) == (2, 1, 3, 3)
+    assert rows["peer"].median == 6
+
+
+def test_a_ratio_comes_from_the_rows_beside_it() -> None:
+    report = measured()
+    assert report.ratio("ours_vs_peer", "seconds", "ours", "peer") == 0.25
+    assert report.ratios == {"ours_vs_peer": 0.25}
+
+
+def test_the_file_has_the_one_format(tmp_path: Path) -> None:
+    report = measured()
+    report.ratio("ours_vs_peer", "seconds", "ours", "peer")
+    body = json.loads(report.write(tmp_path / "bench").read_text())
+    assert set(body) == {"machine", "commit", "rows", "ratios"}
+    assert set(body["machine"]) >= {"cpu", "cores", "memory_gib", "gpu", "torch"}
+    assert body["rows"][0] == {
+        "subject": "ours",
+        "metric": "seconds",
+        "unit": "s",
+        "median": 2.0,
+        "min": 1.0,
+        "max": 3.0,
+        "n": 3,
+    }
+    assert body["ratios"] == {"ours_vs_peer": 0.25}
+    assert [path.name for path in (tmp_path / "bench").iterdir()] == ["loading.json"]
+
+
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [
+        (lambda r: r.add("ours", "seconds", "s", float("nan")), r"ours: seconds = nan is no figure"),
+        (lambda r: r.add("ours", "seconds", "ms", 1.0), r"ours: seconds is measured in s and in ms"),
+        (lambda r: r.median("theirs", "seconds"), r"theirs: seconds was not measured; there is ours"),
+        (lambda r: r.ratio("x", "bytes", "ours", "peer"), r"peer: bytes was not measured"),
+        (lambda r: Report("empty").write(), r"empty: nothing was measured, so nothing is written"),
+        (
+            lambda r: take_turns(r, {"ours": lambda: {"mass": 1.0}}, {"seconds": "s"}, rounds=1),
+            r"ours: mass has no unit; known are seconds",
+        ),
+    ],
+)
+def test_what_is_no_figure_is_refused(do, message: str) -> None:
+    with pytest.raises(ReportError, match=message):
+        do(measured())
+
+
+def test_a_ratio_to_nothing_is_refused() -> None:
+    report = measured()
+    report.add("idle", "seconds", "s", 0.0)
+    with pytest.raises(ReportError, match="the median of idle is 0 s"):
+        report.ratio("x", "seconds", "ours", "idle")
+
+
+def test_the_table_shows_every_row_and_ratio() -> None:
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    report = measured()
+    report.ratio("ours_vs_peer", "seconds", "ours", "peer")
+    report.show(console)
+    console.file.close()
+    text = console.export_text()
+    assert "peer" in text
+    assert "ours_vs_peer = 0.25" in text
+
+
+def test_machine_facts_are_of_this_machine() -> None:
+    facts = machine_facts()
+    assert facts["cores"] >= 1
+    assert facts["memory_gib"] > 0
+    assert isinstance(facts["gpu"], list)
+
+
+def test_the_commit_says_when_files_were_changed_after_it(tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@example.org"]
+    assert commit_here(tmp_path / "nowhere") is None
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "file").write_text("one")
+    subprocess.run([*git, "add", "file"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "one"], check=True)
+    clean = commit_here(tmp_path)
+    assert clean is not None
+    assert len(clean) == 40
+    (tmp_path / "file").write_text("two")
+    assert commit_here(tmp_path) == f"{clean} (with changes)"

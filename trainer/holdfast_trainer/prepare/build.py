@@ -1,0 +1,296 @@
+"""One preparation from start to end, or from where the last one was stopped."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ..token_index import FORMAT, INDEX_FILE, ITEM_SIZE, SPLITS, TokenIndex, read_index
+from .corpus import PIECE_BYTES, PrepareError, Request, SourceFile, corpus_digest, list_files, units
+from .encode import EncodedUnit, EncoderSettings, encode_units
+from .progress import reporting, say
+from .store import STATE_FILE, ShardStore, State, Tally, read_state, storage_error, write_state, write_text
+from .tokenizer import (
+    LEAST_VOCABULARY,
+    SAMPLE_BYTES,
+    end_of_text,
+    parse_tokenizer,
+    read_tokenizer,
+    sample,
+    train_tokenizer,
+    vocabulary,
+)
+
+TOKENIZER_FILE = "tokenizer.json"
+SAVE_SECONDS = 2.0
+"""Between two records of the place reached: a killed preparation does at most this much again."""
+
+LEAST_SHARD = 1024
+"""Tokens; below it a large corpus would be a crowd of files."""
+
+
+def prepare(request: Request) -> TokenIndex:
+    """Prepare `request.sources` into `request.out` and return its index.
+
+    Goes on where an earlier call with the same text and arguments was stopped, and returns at once
+    where it had finished. Raises PrepareError; what was done until then is kept.
+    """
+    _check(request)
+    files = list_files(request)
+    arguments, source = _arguments(request), _source(files)
+    if not source["bytes"]:
+        raise PrepareError(f"the {len(files)} files of the sources are all empty")
+    with _exclusive(request.out):
+        if (request.out / INDEX_FILE).exists():
+            index = read_index(request.out)
+            _same_request(request.out, index.arguments, index.source, arguments, source)
+            ShardStore(request.out, index.dtype, request.shard_tokens, _finished_state(index))
+            (request.out / STATE_FILE).unlink(missing_ok=True)
+            say(f"{request.out} is already prepared: {_summary(index)}")
+            return index
+        state = read_state(request.out) or _begin(request.out, State(arguments, source))
+        _same_request(request.out, state.arguments, state.source, arguments, source)
+        return _build(request, files, state)
+
+
+def _build(request: Request, files: Sequence[SourceFile], state: State) -> TokenIndex:
+    started = time.monotonic()
+    tokenizer, state = _tokenizer(request, files, state)
+    path = request.out / TOKENIZER_FILE
+    size = vocabulary(tokenizer)
+    dtype = "uint16" if size <= 1 << 16 else "uint32"
+    settings = EncoderSettings(path, dtype, request.seed, request.validation_fraction, request.text_field)
+    with ShardStore(request.out, dtype, request.shard_tokens, state) as store:
+        if state.next_unit:
+            say(f"continuing in {request.out}: {state.tally.text_bytes / 1e6:.1f} MB of text are done")
+        tally = _encode_all(request, files, store, settings)
+        shards = store.finish()
+    if not shards:
+        raise PrepareError("the sources hold no text: all their documents are empty")
+    index = TokenIndex(
+        format=FORMAT,
+        dtype="uint16" if dtype == "uint16" else "uint32",
+        vocab_size=size,
+        end_of_text=end_of_text(tokenizer, path),
+        shards=shards,
+        tokenizer={
+            "file": TOKENIZER_FILE,
+            "sha256": state.tokenizer_sha256,
+            "sampled_bytes": None if request.tokenizer else _sampled_bytes(request, files),
+        },
+        source={
+            **state.source,
+            "documents": tally.documents,
+            "text_bytes": tally.text_bytes,
+            "empty_documents": tally.empty,
+            "replaced_documents": tally.replaced,
+        },
+        arguments=state.arguments,
+    )
+    write_text(request.out / INDEX_FILE, index.to_json())
+    (request.out / STATE_FILE).unlink()
+    _tell(request, index, tally, time.monotonic() - started)
+    return index
+
+
+def _encode_all(
+    request: Request, files: Sequence[SourceFile], store: ShardStore, settings: EncoderSettings
+) -> Tally:
+    """Encode all units that the store does not hold yet; returns the tally of all of them."""
+    total = sum(file.size for file in files)
+    number, tally = store.state.next_unit, store.state.tally
+    lengths = [sum(piece.end - piece.start for piece in unit) for unit in units(files)]
+    done = sum(lengths[:number])
+    todo = islice(units(files), number, None)
+    workers = max(1, min(request.workers, len(lengths) - number))
+    saved = time.monotonic()
+    with reporting(total, done) as report:
+        for result in encode_units(todo, settings, workers):
+            for split, tokens in result.tokens.items():
+                store.append(split, tokens)
+            _count(tally, result)
+            done += lengths[number]
+            number += 1
+            if store.finished_since_save or time.monotonic() - saved >= SAVE_SECONDS:
+                store.save(number, tally)
+                saved = time.monotonic()
+            report(done)
+    return tally
+
+
+def _count(tally: Tally, result: EncodedUnit) -> None:
+    for split, documents in result.documents.items():
+        tally.documents[split] += documents
+    tally.text_bytes += result.text_bytes
+    tally.empty += result.empty
+    tally.replaced += len(result.replaced)
+    if result.replaced and not tally.first_replaced:
+        tally.first_replaced = result.replaced[0]
+
+
+# ------------------------------------------------------------------- tokenizer
+
+
+def _tokenizer(request: Request, files: Sequence[SourceFile], state: State) -> tuple[Tokenizer, State]:
+    """The tokenizer in `out`, put there on the first call; and the state that records it."""
+    path = request.out / TOKENIZER_FILE
+    if state.tokenizer_sha256 is not None:
+        text = path.read_bytes().decode("utf-8") if path.exists() else ""
+        if _sha256(text) != state.tokenizer_sha256:
+            raise PrepareError(f"{path} was changed; remove {request.out} and prepare again")
+        return parse_tokenizer(text, path), state
+    if request.tokenizer is not None:
+        end_of_text(read_tokenizer(request.tokenizer), request.tokenizer)
+        text = request.tokenizer.read_bytes().decode("utf-8")
+    else:
+        started = time.monotonic()
+        text = train_tokenizer(files, request).to_str(pretty=True)
+        say(f"trained a tokenizer of up to {request.vocab_size} tokens in {time.monotonic() - started:.1f} s")
+    write_text(path, text)
+    state = State(state.arguments, state.source, _sha256(text))
+    write_state(request.out, state)
+    return parse_tokenizer(text, path), state
+
+
+def _sampled_bytes(request: Request, files: Sequence[SourceFile]) -> int:
+    return sum(piece.end - piece.start for piece in sample(files, request.seed))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+# --------------------------------------------------------------- what is asked
+
+
+def _check(request: Request) -> None:
+    if request.tokenizer is None and request.vocab_size < LEAST_VOCABULARY:
+        raise PrepareError(
+            f"--vocab-size {request.vocab_size}: must be at least {LEAST_VOCABULARY}, which is every byte "
+            f"and the end of text"
+        )
+    if request.workers < 1:
+        raise PrepareError(f"--workers {request.workers}: must be at least 1")
+    if not 0 <= request.validation_fraction < 1:
+        raise PrepareError(
+            f"--validation-fraction {request.validation_fraction}: must be at least 0 and below 1"
+        )
+    if request.shard_tokens < LEAST_SHARD:
+        raise PrepareError(f"--shard-tokens {request.shard_tokens}: must be at least {LEAST_SHARD}")
+
+
+def _arguments(request: Request) -> dict[str, Any]:
+    """What determines the output apart from the text."""
+    custom = request.tokenizer
+    if custom is not None:
+        read_tokenizer(custom)
+    return {
+        "tokenizer": hashlib.sha256(custom.read_bytes()).hexdigest() if custom else None,
+        "vocab_size": None if custom else request.vocab_size,
+        "validation_fraction": request.validation_fraction,
+        "text_field": request.text_field,
+        "shard_tokens": request.shard_tokens,
+        "seed": request.seed,
+        "sample_bytes": None if custom else SAMPLE_BYTES,
+        "piece_bytes": PIECE_BYTES,
+    }
+
+
+def _source(files: Sequence[SourceFile]) -> dict[str, Any]:
+    return {
+        "sha256": corpus_digest(files),
+        "files": len(files),
+        "bytes": sum(file.size for file in files),
+    }
+
+
+def _same_request(
+    out: Path,
+    old_arguments: dict[str, Any],
+    old_source: dict[str, Any],
+    arguments: dict[str, Any],
+    source: dict[str, Any],
+) -> None:
+    """Raises PrepareError where a directory belongs to another preparation, and says how it differs."""
+    differences = [
+        f"--{name.replace('_', '-')} was {old_arguments.get(name)}, now {value}"
+        for name, value in arguments.items()
+        if old_arguments.get(name) != value
+    ]
+    if old_source.get("sha256") != source["sha256"]:
+        differences.append(
+            f"the text was {old_source.get('files')} files with {old_source.get('bytes')} bytes, now "
+            f"{source['files']} files with {source['bytes']} bytes (or their contents changed)"
+        )
+    if differences:
+        raise PrepareError(
+            f"{out} belongs to another preparation: {'; '.join(differences)}. Choose another --out, or "
+            f"remove {out}"
+        )
+
+
+def _finished_state(index: TokenIndex) -> State:
+    return State(index.arguments, index.source, shards=index.shards)
+
+
+# ------------------------------------------------------------------ directory
+
+
+@contextmanager
+def _exclusive(out: Path) -> Iterator[None]:
+    """Hold the directory; it is made where it does not exist. Raises PrepareError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise storage_error(out, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for half_written in out.glob(".*.tmp"):
+            half_written.unlink()
+        yield
+    except BlockingIOError as error:
+        raise PrepareError(f"another process prepares into {out}; wait for it to end") from error
+    finally:
+        os.close(descriptor)
+
+
+def _begin(out: Path, state: State) -> State:
+    foreign = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+    if foreign:
+        raise PrepareError(
+            f"{out} holds files of something else ({', '.join(foreign[:3])}); choose an empty --out"
+        )
+    write_state(out, state)
+    return state
+
+
+# ------------------------------------------------------------------- reporting
+
+
+def _summary(index: TokenIndex) -> str:
+    parts = [f"{index.tokens(split):,} {split} tokens" for split in SPLITS]
+    size = sum(shard.tokens for shard in index.shards) * ITEM_SIZE[index.dtype] / 1e6
+    return f"{', '.join(parts)}, vocabulary {index.vocab_size}, {size:.1f} MB"
+
+
+def _tell(request: Request, index: TokenIndex, tally: Tally, seconds: float) -> None:
+    say(f"prepared {request.out} in {seconds:.1f} s: {_summary(index)}")
+    if not request.tokenizer and index.vocab_size < request.vocab_size:
+        say(f"note: the text allows no more than {index.vocab_size} tokens of vocabulary")
+    if tally.replaced:
+        say(
+            f"warning: {tally.replaced} documents hold bytes that are no UTF-8, which became U+FFFD; the "
+            f"first is in {tally.first_replaced}"
+        )
+    if request.validation_fraction and not index.tokens("validation"):
+        say("warning: no document fell to the validation split; a larger --validation-fraction takes more")

@@ -1,0 +1,149 @@
+"""Units of text to tokens, in parallel processes, in order, with bounded memory.
+
+Workers are spawned, not forked: the tokenizer's library has threads of its own. A worker leaves when
+its parent dies, however that happens. At most a few units a worker are under way or waiting to be
+written.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from itertools import islice
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import numpy as np
+
+from ..token_index import Split
+from .corpus import PrepareError, Unit, read_documents, split_of
+from .tokenizer import end_of_text, read_tokenizer
+
+UNITS_AHEAD = 3
+"""Units a worker has under way: one in work, one waiting, one being written."""
+
+
+@dataclass(frozen=True)
+class EncoderSettings:
+    """All that a worker needs to know."""
+
+    tokenizer: Path
+    dtype: str
+    seed: int
+    validation_fraction: float
+    text_field: str
+
+
+@dataclass
+class EncodedUnit:
+    """Tokens of a unit as bytes in the shards' type, for each split, and what was met on the way."""
+
+    tokens: dict[Split, bytes]
+    documents: dict[Split, int] = field(default_factory=dict)
+    text_bytes: int = 0
+    empty: int = 0
+    replaced: list[str] = field(default_factory=list)
+    """Names of files that hold bytes which are no UTF-8."""
+
+
+class UnitEncoder:
+    """A loaded tokenizer, applied to units."""
+
+    def __init__(self, settings: EncoderSettings):
+        self.settings = settings
+        self.tokenizer = read_tokenizer(settings.tokenizer)
+        self.end = end_of_text(self.tokenizer, settings.tokenizer)
+
+    def encode(self, unit: Unit) -> EncodedUnit:
+        """Read and encode one unit; each document is closed by the end-of-text token."""
+        settings = self.settings
+        result = EncodedUnit(tokens={})
+        texts: list[str] = []
+        splits: list[Split] = []
+        for piece in unit:
+            for document in read_documents(piece, settings.text_field):
+                if document.replaced:
+                    result.replaced.append(piece.file.name)
+                if not document.text:
+                    result.empty += 1
+                    continue
+                texts.append(document.text)
+                splits.append(split_of(document.text, settings.seed, settings.validation_fraction))
+                result.text_bytes += len(document.text.encode("utf-8"))
+        gathered: dict[Split, list[int]] = {}
+        for encoding, split in zip(
+            self.tokenizer.encode_batch_fast(texts, add_special_tokens=False), splits, strict=True
+        ):
+            ids = gathered.setdefault(split, [])
+            ids.extend(encoding.ids)
+            ids.append(self.end)
+            result.documents[split] = result.documents.get(split, 0) + 1
+        dtype = np.dtype(settings.dtype).newbyteorder("<")
+        result.tokens = {split: np.array(ids, dtype=dtype).tobytes() for split, ids in gathered.items()}
+        return result
+
+
+def encode_units(units: Iterable[Unit], settings: EncoderSettings, workers: int) -> Iterator[EncodedUnit]:
+    """Results in the order of the units, whatever the number of workers. Raises PrepareError."""
+    if workers == 1:
+        encoder = UnitEncoder(settings)
+        yield from map(encoder.encode, units)
+        return
+    remaining = iter(units)
+    pool = ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(settings,),
+    )
+    try:
+        pending: deque[Future[EncodedUnit]] = deque()
+        for unit in islice(remaining, workers * UNITS_AHEAD):
+            pending.append(pool.submit(_encode_in_worker, unit))
+        while pending:
+            result = pending.popleft().result()
+            for unit in islice(remaining, 1):
+                pending.append(pool.submit(_encode_in_worker, unit))
+            yield result
+    except BrokenProcessPool as error:
+        raise PrepareError(
+            "a worker process died, perhaps for want of memory; run the same command again with fewer "
+            "--workers: it continues where it stopped"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_worker: UnitEncoder | None = None
+"""The encoder of this process, where it is a worker."""
+
+
+def _start_worker(settings: EncoderSettings) -> None:
+    global _worker
+    # Ctrl-C reaches the whole process group; the parent alone decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    # One process a core: the library's own threads would only compete.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _worker = UnitEncoder(settings)
+
+
+def _leave_with_parent() -> None:
+    # A killed parent closes nothing that its workers wait for: they hold each other's pipes open.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _encode_in_worker(unit: Unit) -> EncodedUnit:
+    if _worker is None:
+        raise RuntimeError("the worker was not started")
+    return _worker.encode(unit)

@@ -1,0 +1,121 @@
+"""The installer decides rightly what to install, from where, and when there is nothing to do."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripts.install import (
+    ROOT,
+    STAMP,
+    InstallError,
+    fingerprint,
+    index_environment,
+    run,
+    usable,
+    uv_requirement,
+)
+
+
+def checkout(root: Path) -> Path:
+    (root / "scripts").mkdir(parents=True)
+    for name in ("uv.lock", "pyproject.toml", "scripts/install.py"):
+        shutil.copy(ROOT / name, root / name)
+    return root
+
+
+def test_the_fingerprint_follows_what_decides_the_environment(tmp_path: Path) -> None:
+    here, there = checkout(tmp_path / "here"), checkout(tmp_path / "there")
+    before = fingerprint(here)
+    assert before == fingerprint(here)
+    assert before != fingerprint(there), "scripts in .venv name their place: another place is another .venv"
+    with open(here / "uv.lock", "a") as lock:
+        lock.write("\n")
+    assert before != fingerprint(here)
+
+
+def test_half_a_checkout_is_named(tmp_path: Path) -> None:
+    root = checkout(tmp_path / "half")
+    (root / "uv.lock").unlink()
+    with pytest.raises(InstallError, match=r"half/uv\.lock is missing: this is no whole checkout"):
+        fingerprint(root)
+
+
+def test_uv_itself_is_pinned_with_hashes_by_the_lock_file() -> None:
+    requirement = uv_requirement((ROOT / "uv.lock").read_text())
+    assert requirement.startswith("uv==")
+    assert requirement.count("--hash=sha256:") > 5
+
+
+def test_a_lock_file_without_uv_is_refused() -> None:
+    with pytest.raises(InstallError, match=r"uv\.lock does not pin uv: add it to the dev extra"):
+        uv_requirement('[[package]]\nname = "idna"\nversion = "3.10"\n')
+
+
+PIP = "global.cert='/etc/ssl/ca.pem'\nglobal.index-url='https://mirror.example.org/simple'\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "pip_config", "expected"),
+    [
+        ({}, "", {"UV_HTTP_TIMEOUT": "300"}),
+        (
+            {},
+            PIP,
+            {
+                "UV_HTTP_TIMEOUT": "300",
+                "UV_DEFAULT_INDEX": "https://mirror.example.org/simple",
+                "SSL_CERT_FILE": "/etc/ssl/ca.pem",
+            },
+        ),
+        # What the user told uv wins over what pip is told; a variable over a file.
+        ({"UV_DEFAULT_INDEX": "u", "SSL_CERT_FILE": "c", "UV_HTTP_TIMEOUT": "9"}, PIP, {}),
+        ({"UV_INDEX_URL": "u", "SSL_CERT_FILE": "c"}, PIP, {"UV_HTTP_TIMEOUT": "300"}),
+        (
+            {"UV_HTTP_TIMEOUT": "9", "SSL_CERT_FILE": "c"},
+            PIP + ":env:.index-url='https://other.example.org/simple'\n",
+            {"UV_DEFAULT_INDEX": "https://other.example.org/simple"},
+        ),
+        (
+            {"UV_HTTP_TIMEOUT": "9"},
+            "global.extra-index-url='\\nhttps://a.example.org\\nhttps://b.example.org'\n",
+            {"UV_INDEX": "https://a.example.org https://b.example.org"},
+        ),
+    ],
+)
+def test_packages_come_from_where_this_machine_says(
+    environment: dict[str, str], pip_config: str, expected: dict[str, str]
+) -> None:
+    assert index_environment(environment, pip_config) == expected
+
+
+def test_an_environment_that_was_moved_is_made_anew(tmp_path: Path) -> None:
+    """Scripts in .venv/bin begin with their interpreter's path: a moved .venv only seems to work."""
+    venv, moved = tmp_path / "a" / ".venv", tmp_path / "b" / ".venv"
+    assert not usable(venv)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    assert usable(venv)
+    moved.parent.mkdir()
+    venv.rename(moved)
+    assert not usable(moved)
+
+
+def test_a_step_that_fails_says_what_to_do() -> None:
+    with pytest.raises(InstallError, match=r"`false` ended with exit code 1; is the index reachable\?"):
+        run(["/bin/false"], {}, "is the index reachable?")
+
+
+def test_with_a_fresh_stamp_nothing_is_installed(tmp_path: Path) -> None:
+    """The second `make` of a checkout returns at once, without network, pip or uv."""
+    root = checkout(tmp_path / "fresh")
+    binaries = root / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    (binaries / "python").symlink_to(sys.executable)
+    (root / ".venv" / STAMP).write_text(fingerprint(root))
+    done = subprocess.run(
+        [sys.executable, root / "scripts" / "install.py"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,250 @@
+"""One started attempt: look after its processes, and say what is left of it.
+
+Works from its directory and /proc alone, so it makes no difference whether this controller started it
+or found it. `tend` is called often and cheaply; it returns True when something changed.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import structlog
+
+from holdfast_controller.cluster import AttemptObservation, DrillKind, NotFound, NotReady, RankExit
+from holdfast_trainer.contract import Progress
+
+from . import process
+from .evidence import AttemptFacts, ReplicaFacts, judge
+from .record import AttemptFiles, Drill, Exit, Launch, Lost, Stop
+
+log = structlog.get_logger(__name__)
+
+APPEARS_SECONDS = 3.0
+"""A process forked just before the controller died shows itself in /proc within this time."""
+SCAN_SECONDS = 0.2
+OUT_OF_MEMORY_SECONDS = 2.0
+"""The kernel's count and an end by SIGKILL this close together belong together."""
+
+
+@dataclass
+class MemoryKills:
+    """When the kernel's count of processes killed for memory last grew, as seen by this controller."""
+
+    count: int
+    since: float
+    grew: float = 0.0
+
+    def look(self) -> None:
+        count = process.out_of_memory_kills()
+        if count > self.count:
+            self.count, self.grew = count, time.time()
+
+    def explains(self, ended: float, count_at_start: int) -> bool:
+        """Whether an end by SIGKILL at this time was the kernel's doing."""
+        if ended < self.since:  # nobody watched then: the count since the attempt's start has to do
+            return self.count > count_at_start
+        return abs(self.grew - ended) <= OUT_OF_MEMORY_SECONDS
+
+
+class ActiveAttempt:
+    """A started attempt, from its first process until nothing of it is left."""
+
+    def __init__(self, files: AttemptFiles, launch: Launch, memory: MemoryKills):
+        self.files = files
+        self.launch = launch
+        self.progress: Progress | None = None
+        self.gone = False
+        self._memory = memory
+        self._running: dict[int, process.ProcessId] = {}
+        self._exits: dict[int, Exit | None] = {}
+        self._rank_exits: dict[int, RankExit] = {}
+        self._stop = files.stop()
+        self._killed = files.killed()
+        self._drills = {i: d for i in range(launch.replicas) if (d := files.drill(i))}
+        self._lost = {i: lost for i in range(launch.replicas) if (lost := files.lost(i))}
+        self._next_scan = 0.0
+        self._find_supervisors()
+        self.tend()
+
+    @property
+    def key(self) -> str:
+        return self.launch.key
+
+    def _find_supervisors(self) -> None:
+        """Who runs each replica. Of a start that was cut short nobody knows, so it is put to an end."""
+        same_boot = self.launch.boot == process.boot_id()
+        for replica, supervisor in enumerate(self.launch.supervisors):
+            if same_boot and process.alive(supervisor):
+                self._running[replica] = supervisor
+            elif same_boot:
+                process.reap(supervisor.pid)
+        if not self.launch.supervisors and self._killed is None and same_boot:
+            self.kill()
+        self.repeat()
+
+    def repeat(self) -> None:
+        """Do again what is on record as asked for: the controller may have died before it was done."""
+        if self._killed is not None:
+            process.kill_all(self.launch.uid)
+        elif self._stop is not None:
+            self._notify(list(self._running))
+        for replica, drill in self._drills.items():
+            if replica in self._running:
+                self._disrupt(replica, drill.kind)
+
+    # -------------------------------------------------------------- looking
+
+    def tend(self) -> bool:
+        """Notice ends, keep deadlines. True where something changed."""
+        if self.gone:
+            return False
+        now = time.time()
+        self._memory.look()
+        changed = self._notice_rank_exits()
+        changed |= self._notice_replica_ends(now)
+        self._keep_deadlines(now)
+        if not self._running and now >= self._next_scan:
+            self._next_scan = now + SCAN_SECONDS
+            if self._killed is not None:
+                process.kill_all(self.launch.uid)
+            settled = bool(self.launch.supervisors) or now > self.launch.started + APPEARS_SECONDS
+            self.gone = settled and not process.find(self.launch.uid)
+            changed |= self.gone
+        return changed
+
+    def _notice_rank_exits(self) -> bool:
+        before = len(self._rank_exits)
+        for replica in range(self.launch.replicas):
+            for rank in self.launch.ranks_of(replica):
+                if rank not in self._rank_exits and (end := self.files.rank_exit(rank)):
+                    self._rank_exits[rank] = end
+                    if end.signal == signal.SIGKILL:
+                        self._note_memory(replica, end.ended)
+        return len(self._rank_exits) != before
+
+    def _notice_replica_ends(self, now: float) -> bool:
+        changed = False
+        for replica, supervisor in list(self._running.items()):
+            if process.alive(supervisor):
+                continue
+            process.reap(supervisor.pid)
+            del self._running[replica]
+            changed = True
+        for replica in range(self.launch.replicas):
+            if replica in self._running or self._exits.get(replica):
+                continue
+            end = self._exits[replica] = self.files.replica_exit(replica)
+            if end is None and replica not in self._lost:
+                theirs = self._killed is None and replica not in self._drills
+                memory = theirs and self._memory.explains(now, self.launch.out_of_memory_kills)
+                self._write_lost(replica, Lost(now, memory))
+            elif end is not None and end.signal == signal.SIGKILL:
+                self._note_memory(replica, end.ended)
+        return changed
+
+    def _note_memory(self, replica: int, ended: float) -> None:
+        self._memory.look()
+        ours = self._killed is not None and self._killed <= ended
+        if replica in self._lost or ours or replica in self._drills:
+            return
+        if self._memory.explains(ended, self.launch.out_of_memory_kills):
+            self._write_lost(replica, Lost(ended, True))
+
+    def _write_lost(self, replica: int, lost: Lost) -> None:
+        self._lost[replica] = lost
+        self._keep(lambda: self.files.write_lost(replica, lost))
+
+    def _keep_deadlines(self, now: float) -> None:
+        if self._stop is not None and now >= self._stop.deadline and self._killed is None:
+            self.kill()
+        for replica, drill in self._drills.items():
+            if replica in self._running and now >= drill.deadline:
+                process.kill_all(self.launch.uid, replica)
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Put evidence on disk; a full disk must not keep us from acting on what we know."""
+        try:
+            write()
+        except OSError as error:
+            log.warning("cannot keep a record", job=self.key, error=str(error))
+
+    def observe(self) -> AttemptObservation:
+        """What is known now; the replicas' ends are judged by evidence.py."""
+        replicas = tuple(self._facts(replica) for replica in range(self.launch.replicas))
+        return AttemptObservation(
+            attempt=self.launch.attempt,
+            exists=True,
+            gone=self.gone,
+            replicas=judge(AttemptFacts(replicas, self._stop, self._killed)),
+            stopping=self._stop is not None,
+            progress=self.progress,
+            started_at=datetime.fromtimestamp(self.launch.started, UTC),
+        )
+
+    def _facts(self, replica: int) -> ReplicaFacts:
+        ranks = self.launch.ranks_of(replica)
+        return ReplicaFacts(
+            index=replica,
+            running=replica in self._running,
+            exit=self._exits.get(replica),
+            ranks=tuple(self._rank_exits[rank] for rank in ranks if rank in self._rank_exits),
+            ranks_started=sum(self.files.rank_started(rank) for rank in ranks),
+            termination=self.files.termination(replica),
+            drill=self._drills.get(replica),
+            lost=self._lost.get(replica),
+        )
+
+    # --------------------------------------------------------------- acting
+
+    def stop(self, grace_seconds: float) -> None:
+        """Notice to every replica, SIGKILL after the grace. A second stop changes nothing."""
+        if self.gone or self._stop is not None:
+            return
+        self.tend()
+        now = time.time()
+        self._stop = stop = Stop(now, now + grace_seconds)
+        self._keep(lambda: self.files.write_stop(stop))
+        self._notify(list(self._running))
+
+    def kill(self) -> None:
+        """SIGKILL all that is left, and again at every look until nothing is."""
+        if self.gone:
+            return
+        if self._killed is None:
+            self._notice_rank_exits()
+            self._notice_replica_ends(time.time())
+            self._killed = killed = time.time()
+            self._keep(lambda: self.files.write_kill(killed))
+        process.kill_all(self.launch.uid)
+        self._next_scan = 0.0
+
+    def drill(self, replica: int, kind: DrillKind, grace_seconds: float) -> None:
+        """Disrupt one replica. Raises NotFound, NotReady."""
+        if not 0 <= replica < self.launch.replicas:
+            raise NotFound(
+                f"job {self.key} has no replica {replica}; they are numbered 0 to {self.launch.replicas - 1}"
+            )
+        self.tend()
+        if replica not in self._running:
+            raise NotReady(f"replica {replica} of job {self.key} is not running, so it cannot be disrupted")
+        now = time.time()
+        grace = grace_seconds if kind is DrillKind.NOTICE else 0.0
+        self._drills[replica] = drill = Drill(kind, now, now + grace)
+        self._keep(lambda: self.files.write_drill(replica, drill))
+        self._disrupt(replica, kind)
+
+    def _disrupt(self, replica: int, kind: DrillKind) -> None:
+        if kind is DrillKind.KILL:
+            process.kill_all(self.launch.uid, replica)
+        else:
+            self._notify([replica])
+
+    def _notify(self, replicas: Sequence[int]) -> None:
+        """SIGTERM to the supervisors: each passes it on once, so a repeat does no harm."""
+        for replica in replicas:
+            if supervisor := self._running.get(replica):
+                process.send(supervisor, signal.SIGTERM)

@@ -1,0 +1,329 @@
+"""Attempts as torchrun processes on this machine: an Engine (cluster.py).
+
+An attempt waits in a queue (slots.py decides who is next), is started (launch.py says what, spawn.py
+does it), is looked after (active.py) and judged (evidence.py). All that must survive a controller lies in
+the attempt's directory (record.py): a new controller finds what runs, counts its slots as taken, and
+never starts a second copy. The queue itself is not kept: to this engine an attempt that waits does not
+exist after a restart, and the reconciler asks for it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from holdfast_controller.cluster import (
+    AttemptObservation,
+    DrillKind,
+    NotFound,
+    NotReady,
+    Plan,
+    ReplicaObservation,
+    ReplicaState,
+    Unavailable,
+)
+from holdfast_controller.jobs import TrainingJob
+from holdfast_trainer.contract import RunDir, read_lines
+
+from . import logs, process, progress
+from .active import ActiveAttempt, MemoryKills
+from .launch import attempt_uid, replica_launches, run_directory
+from .record import AttemptFiles, Launch
+from .slots import Allocation, Grant, Machine, Waiting, admit, never_fits, request_of, usage
+from .spawn import start_attempt
+from .watch import Keys
+
+TEND_SECONDS = 0.1
+RETRY_SECONDS = 5.0
+"""Until a start that the machine refused (disk full, no more processes) is tried again."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Queued:
+    job: TrainingJob
+    attempt: int
+    waiting: str = ""
+    not_before: float = 0.0
+
+
+class LocalEngine:
+    """Runs attempts in `data`/runs. `run` must be running for anything to move on by itself."""
+
+    name = "local"
+
+    def __init__(self, data: Path, machine: Machine, *, python: str = sys.executable):
+        """Finds the attempts that still run. Raises Unavailable where `data` cannot be written."""
+        self._data = data
+        self._machine = machine
+        self._python = python
+        self._queue: dict[str, _Queued] = {}
+        self._active: dict[str, ActiveAttempt] = {}
+        self._keys = Keys()
+        self._memory = MemoryKills(process.out_of_memory_kills(), time.time())
+        try:
+            (data / "runs").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Unavailable(
+                f"cannot write {data / 'runs'}: {error.strerror}; choose another data directory"
+            ) from error
+        self._recover()
+
+    def _recover(self) -> None:
+        for directory in (self._data / "runs").glob("*/*"):
+            run = RunDir(directory)
+            for attempt in run.attempt_numbers()[-1:]:
+                files = AttemptFiles(run, attempt)
+                if launch := files.launch():
+                    self._adopt(files, launch)
+
+    def _adopt(self, files: AttemptFiles, launch: Launch) -> ActiveAttempt:
+        active = ActiveAttempt(files, launch, self._memory)
+        if not active.gone:
+            log.info("found a running attempt", job=launch.key, attempt=launch.attempt)
+        self._active[launch.uid] = active
+        return active
+
+    # ---------------------------------------------------------- background
+
+    async def run(self) -> None:
+        """Look after attempts until cancelled; cancelling stops no attempt."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(progress.poll(self._unfinished, self._keys.publish))
+            tasks.create_task(self._tend())
+
+    def _unfinished(self) -> list[ActiveAttempt]:
+        return [active for active in self._active.values() if not active.gone]
+
+    async def _tend(self) -> None:
+        while True:
+            for active in self._unfinished():
+                try:
+                    if active.tend():
+                        self._keys.publish(active.key)
+                except OSError as error:  # a full disk must not keep us from looking after the others
+                    log.warning("cannot look after an attempt", job=active.key, error=str(error))
+            self._start_what_fits()
+            await asyncio.sleep(TEND_SECONDS)
+
+    # --------------------------------------------------------------- engine
+
+    def plan(self, job: TrainingJob) -> Plan:
+        """The command and environment of each replica, as they would be on an empty machine."""
+        attempt = job.status.attempt + 1
+        request = request_of(job.spec)
+        grants = tuple(Grant(request.cores) for _ in range(request.replicas))
+        launches = replica_launches(
+            job,
+            attempt,
+            run_directory(self._data, job),
+            machine=self._machine,
+            allocation=grants,
+            master_port=0,
+            python=self._python,
+        )
+        manifests: tuple[dict[str, Any], ...] = tuple(
+            {
+                "replica": launch.index,
+                "command": list(launch.argv),
+                "environment": _settled(launch.environment),
+                "slots": {"cpu": float(request.cores), "gpu": float(request.gpus)},
+            }
+            for launch in launches
+        )
+        notes = ["The master port is chosen at the start, and so is CUDA_VISIBLE_DEVICES."]
+        for name, value in (
+            ("image", job.spec.image),
+            ("queue", job.spec.queue),
+            ("storage", job.spec.storage),
+        ):
+            if value:
+                notes.append(f"The local engine does not use spec.{name}.")
+        if job.spec.resources.memory:
+            notes.append("The local engine does not limit memory: resources.memory has no effect here.")
+        return Plan(self.name, manifests, never_fits(request, self._machine), tuple(notes))
+
+    async def start(self, job: TrainingJob, attempt: int) -> None:
+        uid = attempt_uid(job, attempt)
+        if self._known(job, attempt) is not None:
+            return
+        reasons = never_fits(request_of(job.spec), self._machine)
+        self._queue[uid] = _Queued(job, attempt, waiting="; ".join(reasons))
+        self._start_what_fits()
+
+    def _start_what_fits(self) -> None:
+        """Ask slots.py who is next, and start them."""
+        now = time.time()
+        waiting = sorted(
+            (
+                queued
+                for queued in self._queue.values()
+                if queued.not_before <= now and not never_fits(request_of(queued.job.spec), self._machine)
+            ),
+            key=lambda queued: (queued.job.metadata.creation_timestamp, queued.job.metadata.uid),
+        )
+        if not waiting:
+            return
+        by_key = {queued.job.key: queued for queued in waiting}
+        line = [Waiting(key, request_of(queued.job.spec)) for key, queued in by_key.items()]
+        admitted, waits = admit(line, self._machine, self._in_use())
+        for key, reason in waits.items():
+            if by_key[key].waiting != reason:
+                by_key[key].waiting = reason
+                self._keys.publish(key)
+        for key, allocation in admitted.items():
+            queued = by_key[key]
+            try:
+                self._launch(queued.job, queued.attempt, allocation)
+            except OSError as error:
+                queued.waiting = (
+                    f"cannot start yet, tried again every {RETRY_SECONDS:g} s: "
+                    f"{error.filename or 'this machine'}: {error.strerror}"
+                )
+                queued.not_before = now + RETRY_SECONDS
+            except ValueError as error:  # a fence that holds no number
+                queued.waiting = f"cannot start: {error}; delete the job and submit it again"
+                queued.not_before = now + RETRY_SECONDS
+            else:
+                del self._queue[attempt_uid(queued.job, queued.attempt)]
+            self._keys.publish(key)
+
+    def _in_use(self) -> dict[str, Allocation]:
+        return {active.key: active.launch.allocation for active in self._unfinished()}
+
+    def slots(self) -> Mapping[str, tuple[float, float]]:
+        """Slots used and in all, by resource (`cpu`, `gpu`)."""
+        return usage(self._machine, self._in_use())
+
+    def _launch(self, job: TrainingJob, attempt: int, allocation: Allocation) -> None:
+        """Raises OSError where nothing was started, ValueError for a fence that holds no number."""
+        if self._known(job, attempt) is not None:
+            return
+        for uid in [uid for uid, old in self._active.items() if old.key == job.key and old.gone]:
+            del self._active[uid]
+        run = run_directory(self._data, job)
+        launch = start_attempt(
+            job, attempt, run, machine=self._machine, allocation=allocation, python=self._python
+        )
+        self._active[launch.uid] = ActiveAttempt(AttemptFiles(run, attempt), launch, self._memory)
+
+    def _known(self, job: TrainingJob, attempt: int) -> ActiveAttempt | None:
+        """The started attempt, from memory or from its directory."""
+        uid = attempt_uid(job, attempt)
+        if (active := self._active.get(uid)) is not None:
+            return active
+        files = AttemptFiles(run_directory(self._data, job), attempt)
+        launch = files.launch()
+        return None if launch is None else self._adopt(files, launch)
+
+    async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
+        queued = self._queue.get(attempt_uid(job, attempt))
+        if queued is not None:
+            replicas = tuple(
+                ReplicaObservation(index, ReplicaState.PENDING, queued.waiting)
+                for index in range(job.spec.replicas)
+            )
+            return AttemptObservation(attempt, True, False, replicas, queued.waiting or "waits for its turn")
+        active = self._known(job, attempt)
+        if active is None:
+            return AttemptObservation(attempt, exists=False, gone=True)
+        active.tend()
+        return active.observe()
+
+    async def stop(self, job: TrainingJob, attempt: int) -> None:
+        if self._queue.pop(attempt_uid(job, attempt), None) is not None:
+            self._keys.publish(job.key)
+        elif (active := self._known(job, attempt)) is not None:
+            active.stop(job.spec.grace_seconds)
+
+    async def kill(self, job: TrainingJob, attempt: int) -> None:
+        if self._queue.pop(attempt_uid(job, attempt), None) is not None:
+            self._keys.publish(job.key)
+        elif (active := self._known(job, attempt)) is not None:
+            active.kill()
+
+    async def drill(self, job: TrainingJob, attempt: int, replica: int, kind: DrillKind) -> None:
+        active = self._known(job, attempt)
+        if active is None or active.gone:
+            raise NotReady(
+                f"attempt {attempt} of job {job.key} is not running, so no replica of it can be disrupted"
+            )
+        active.drill(replica, kind, job.spec.grace_seconds)
+        self._keys.publish(job.key)
+
+    async def delete(self, job: TrainingJob) -> None:
+        prefix = f"{job.metadata.uid}/"
+        for uid in [uid for uid in self._queue if uid.startswith(prefix)]:
+            del self._queue[uid]
+        for uid in [uid for uid in self._active if uid.startswith(prefix)]:
+            self._active[uid].kill()
+            del self._active[uid]
+        directory = run_directory(self._data, job).path
+        try:
+            await asyncio.to_thread(_remove_tree, directory)
+        except OSError as error:
+            raise Unavailable(f"cannot remove {error.filename or directory}: {error.strerror}") from error
+
+    # -------------------------------------------------------------- records
+
+    async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
+        return await asyncio.to_thread(self._lines, job, RunDir.ledger)
+
+    async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+        return await asyncio.to_thread(self._lines, job, RunDir.steps)
+
+    def _lines(self, job: TrainingJob, path: Any) -> list[dict[str, Any]]:
+        run = run_directory(self._data, job)
+        return [
+            {**line, "attempt": attempt}
+            for attempt in run.attempt_numbers()
+            for line in read_lines(path(run, attempt))
+        ]
+
+    async def logs(
+        self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncIterator[str]:
+        run = run_directory(self._data, job)
+        started = run.attempt(attempt).is_dir()
+        if not started and attempt_uid(job, attempt) not in self._queue:
+            raise NotFound(
+                f"job {job.key} has no attempt {attempt}; it has {run.attempt_numbers() or 'none yet'}"
+            )
+        launch = AttemptFiles(run, attempt).launch()
+        world = launch.replicas * launch.processes_per_replica if launch else job.spec.world_size
+        if not 0 <= rank < world:
+            raise NotFound(f"job {job.key} has no rank {rank}; they are numbered 0 to {world - 1}")
+
+        def over() -> bool:
+            active = self._active.get(attempt_uid(job, attempt))
+            return active.gone if active is not None else attempt_uid(job, attempt) not in self._queue
+
+        path = run.rank_log(attempt, rank)
+        async with aclosing(logs.read(path, tail=tail, over=over if follow else None)) as lines:
+            async for line in lines:
+                yield line
+
+    async def changes(self) -> AsyncIterator[str]:
+        async with aclosing(self._keys.follow()) as keys:
+            async for key in keys:
+                yield key
+
+
+def _settled(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what is chosen at the start."""
+    return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
+
+
+def _remove_tree(directory: Path) -> None:
+    if directory.exists():
+        shutil.rmtree(directory)

@@ -1,0 +1,143 @@
+"""From what an attempt left behind to what happened to each replica. Pure.
+
+The question is always whether somebody outside took the replica (a disruption) or it failed by itself.
+A signal alone does not tell: torchrun ends the peers of a failed rank by SIGTERM, and a machine short of
+memory sends the same SIGKILL as a lost one. So a signal counts as a disruption only when nobody of ours
+sent it (no stop, no kill on record), the kernel's memory killer did not, and nothing of the attempt had
+ended badly before: the first bad end is the cause, later ones are its victims.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from holdfast_controller.cluster import RankExit, ReplicaObservation, ReplicaState
+from holdfast_trainer.contract import Termination
+
+from .record import Drill, Exit, Lost, Stop
+
+_KILLERS = (signal.SIGKILL, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class ReplicaFacts:
+    """Everything on record about one replica of a started attempt."""
+
+    index: int
+    running: bool
+    """Its supervisor lives."""
+    exit: Exit | None = None
+    ranks: tuple[RankExit, ...] = ()
+    ranks_started: int = 0
+    termination: Termination | None = None
+    drill: Drill | None = None
+    lost: Lost | None = None
+
+
+@dataclass(frozen=True)
+class AttemptFacts:
+    """What is on record about the attempt as a whole; times are seconds since the epoch."""
+
+    replicas: tuple[ReplicaFacts, ...]
+    stop: Stop | None = None
+    killed: float | None = None
+
+
+def judge(facts: AttemptFacts) -> tuple[ReplicaObservation, ...]:
+    """One observation a replica."""
+    return tuple(_judge(replica, facts) for replica in facts.replicas)
+
+
+def _judge(replica: ReplicaFacts, facts: AttemptFacts) -> ReplicaObservation:
+    end = replica.exit
+    disrupted, reason = _taken(replica, facts)
+    if replica.running:
+        state = ReplicaState.RUNNING
+        ended_at = None
+    else:
+        state = ReplicaState.SUCCEEDED if end is not None and end.code == 0 else ReplicaState.FAILED
+        ended_at = end.ended if end is not None else _first_known(replica, facts)
+    return ReplicaObservation(
+        index=replica.index,
+        state=state,
+        reason=reason,
+        disrupted=disrupted,
+        out_of_memory=replica.lost is not None and replica.lost.out_of_memory and replica.drill is None,
+        exit_code=None if end is None else end.code,
+        exit_signal=None if end is None else end.signal,
+        termination=replica.termination,
+        ranks=replica.ranks,
+        ended_at=ended_at,
+    )
+
+
+def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
+    """Whether somebody outside took the replica, and the evidence."""
+    if replica.drill is not None:
+        how = "killed" if replica.drill.kind == "kill" else "given notice"
+        return True, f"Drilled: {how} on request"
+    if replica.lost is not None and replica.lost.out_of_memory:
+        return False, "OutOfMemory: the kernel killed a process for memory"
+    end = replica.exit
+    vanished = not replica.running and end is None
+    ended = replica.lost.time if replica.lost is not None else end.ended if end is not None else None
+    if vanished and not _ours(ended, facts):
+        return True, "Vanished: its supervisor ended without a trace, killed from outside"
+    if end is not None and end.signal in _KILLERS and not _ours(end.ended, facts):
+        return _unless_victim(
+            replica, facts, end.ended, f"Killed: torchrun got {_name(end.signal)} from outside"
+        )
+    for rank in replica.ranks:
+        if rank.signal in _KILLERS and not _ours(rank.ended, facts):
+            taken = _unless_victim(
+                replica, facts, rank.ended, f"Killed: rank {rank.rank} got {_name(rank.signal)} from outside"
+            )
+            if taken[0]:
+                return taken
+    if end is not None and end.bad and not _ours(end.ended, facts):
+        untold = replica.ranks_started - len(replica.ranks)
+        if untold and not any(_bad(rank) for rank in replica.ranks):
+            text = f"Vanished: {untold} of its ranks ended without a trace, killed from outside"
+            return _unless_victim(replica, facts, end.ended, text)
+        if replica.ranks and not untold and not any(_bad(rank) for rank in replica.ranks):
+            text = "Terminated: torchrun was told to end while its ranks ended well"
+            return _unless_victim(replica, facts, end.ended, text)
+    return False, "Killed: by Holdfast, with its peers" if facts.killed and not replica.running else ""
+
+
+def _unless_victim(replica: ReplicaFacts, facts: AttemptFacts, ended: float, text: str) -> tuple[bool, str]:
+    """A replica whose end follows another bad end is that one's victim."""
+    earlier = [rank for other in facts.replicas for rank in other.ranks if _bad(rank) and rank.ended < ended]
+    if earlier:
+        first = min(earlier, key=lambda rank: rank.ended)
+        return False, f"Ended after rank {first.rank}"
+    for other in facts.replicas:
+        if other.index != replica.index and other.exit and other.exit.bad and other.exit.ended < ended:
+            return False, f"Ended after replica {other.index}"
+    return True, text
+
+
+def _ours(ended: float | None, facts: AttemptFacts) -> bool:
+    """Whether our own stop or kill can have caused an end at this time (None: unknown)."""
+    causes = [facts.killed] if facts.killed is not None else []
+    if facts.stop is not None:
+        causes.append(facts.stop.time)
+    return any(ended is None or cause <= ended for cause in causes)
+
+
+def _first_known(replica: ReplicaFacts, facts: AttemptFacts) -> float | None:
+    """When a replica that left no exit file ended, as well as anybody knows."""
+    if replica.lost is not None:
+        return replica.lost.time
+    if replica.drill is not None:
+        return replica.drill.time
+    return facts.killed
+
+
+def _bad(rank: RankExit) -> bool:
+    return rank.code != 0
+
+
+def _name(number: int | None) -> str:
+    return signal.Signals(number).name if number else "no signal"

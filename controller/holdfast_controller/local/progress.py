@@ -1,0 +1,42 @@
+"""Ask rank 0 of every running attempt how far it is, about once a second.
+
+Its address is in the attempt's directory once it listens. No answer is no news: the last known figures
+stay, with the time at which they were true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import httpx
+
+from holdfast_trainer.contract import Progress
+
+from .active import ActiveAttempt
+
+EVERY_SECONDS = 1.0
+TIMEOUT_SECONDS = 1.0
+
+
+async def poll(attempts: Callable[[], Iterable[ActiveAttempt]], changed: Callable[[str], None]) -> None:
+    """For ever: update `progress` of the attempts, and tell the keys of those that moved."""
+    async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
+        while True:
+            await asyncio.gather(*(_ask(client, attempt, changed) for attempt in attempts()))
+            await asyncio.sleep(EVERY_SECONDS)
+
+
+async def _ask(client: httpx.AsyncClient, attempt: ActiveAttempt, changed: Callable[[str], None]) -> None:
+    address = attempt.files.progress_address()
+    if address is None or attempt.gone:
+        return
+    try:
+        answer = await client.get(f"http://{address}/progress")
+        progress = Progress.from_json(answer.text)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return
+    # Another attempt's port may be taken over by a process that is none of ours.
+    if progress.attempt == attempt.launch.attempt and progress != attempt.progress:
+        attempt.progress = progress
+        changed(attempt.key)

@@ -1,0 +1,190 @@
+"""What the local engine writes into an attempt's directory, so that it survives the controller.
+
+    engine.json            what was started: before the first process, and again with their pids
+    engine-stop.json       a stop was asked for, and when the grace ends
+    engine-kill.json       everything was told to end at once
+    engine-drill-I.json    replica I is disrupted on purpose
+    engine-lost-I.json     replica I ended without saying how, or by the kernel for memory
+
+Each is written durably before what it records is done: after a crash the next controller does it
+again, and nothing is ever put down to the wrong cause.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from holdfast_controller.cluster import DrillKind, RankExit
+from holdfast_trainer.contract import RunDir, Termination, replace_durably
+
+from .process import ProcessId
+from .slots import Allocation, Grant
+
+
+@dataclass(frozen=True)
+class Launch:
+    """engine.json. `supervisors` holds one process a replica, or nothing where the start was cut short."""
+
+    key: str
+    uid: str
+    """of the attempt, see launch.attempt_uid"""
+    attempt: int
+    boot: str
+    started: float
+    """Seconds since the epoch."""
+    master_port: int
+    processes_per_replica: int
+    out_of_memory_kills: int
+    """The kernel's count on this machine before the start."""
+    allocation: Allocation
+    supervisors: tuple[ProcessId, ...] = ()
+
+    @property
+    def replicas(self) -> int:
+        return len(self.allocation)
+
+    def ranks_of(self, replica: int) -> range:
+        """Static rendezvous numbers the ranks replica by replica."""
+        return range(replica * self.processes_per_replica, (replica + 1) * self.processes_per_replica)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """engine-stop.json; seconds since the epoch."""
+
+    time: float
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Drill:
+    """engine-drill-I.json; seconds since the epoch."""
+
+    kind: DrillKind
+    time: float
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Lost:
+    """engine-lost-I.json."""
+
+    time: float
+    """When it was noticed, seconds since the epoch."""
+    out_of_memory: bool
+
+
+@dataclass(frozen=True)
+class Exit:
+    """replica-N.exit or rank-N.exit, written by the supervisor: exactly one of code and signal is set."""
+
+    ended: float
+    code: int | None = None
+    signal: int | None = None
+
+    @property
+    def bad(self) -> bool:
+        return self.code != 0
+
+
+class AttemptFiles:
+    """The engine's files of one attempt. Missing ones read as None; a torn one never exists."""
+
+    def __init__(self, run: RunDir, attempt: int):
+        self.run = run
+        self.attempt = attempt
+        self.directory = run.attempt(attempt)
+
+    # ------------------------------------------------------------- engine's
+
+    def launch(self) -> Launch | None:
+        body = _read(self.directory / "engine.json")
+        if body is None:
+            return None
+        grants = tuple(
+            Grant(Fraction(g["cores"]), tuple(g["gpus"]), Fraction(g["share"])) for g in body["allocation"]
+        )
+        supervisors = tuple(ProcessId(p["pid"], p["started"]) for p in body["supervisors"])
+        return Launch(**{**body, "allocation": grants, "supervisors": supervisors})
+
+    def write_launch(self, launch: Launch) -> None:
+        body = asdict(launch)
+        body["allocation"] = [
+            {"cores": str(g.cores), "gpus": list(g.gpus), "share": str(g.share)} for g in launch.allocation
+        ]
+        replace_durably(self.directory / "engine.json", json.dumps(body))
+
+    def forget_launch(self) -> None:
+        (self.directory / "engine.json").unlink(missing_ok=True)
+
+    def stop(self) -> Stop | None:
+        body = _read(self.directory / "engine-stop.json")
+        return None if body is None else Stop(**body)
+
+    def write_stop(self, stop: Stop) -> None:
+        replace_durably(self.directory / "engine-stop.json", json.dumps(asdict(stop)))
+
+    def killed(self) -> float | None:
+        """When all of the attempt was killed by us."""
+        body = _read(self.directory / "engine-kill.json")
+        return None if body is None else float(body["time"])
+
+    def write_kill(self, time: float) -> None:
+        replace_durably(self.directory / "engine-kill.json", json.dumps({"time": time}))
+
+    def drill(self, replica: int) -> Drill | None:
+        body = _read(self.directory / f"engine-drill-{replica}.json")
+        return None if body is None else Drill(DrillKind(body["kind"]), body["time"], body["deadline"])
+
+    def write_drill(self, replica: int, drill: Drill) -> None:
+        replace_durably(self.directory / f"engine-drill-{replica}.json", json.dumps(asdict(drill)))
+
+    def lost(self, replica: int) -> Lost | None:
+        body = _read(self.directory / f"engine-lost-{replica}.json")
+        return None if body is None else Lost(**body)
+
+    def write_lost(self, replica: int, lost: Lost) -> None:
+        replace_durably(self.directory / f"engine-lost-{replica}.json", json.dumps(asdict(lost)))
+
+    # ------------------------------------------------------------ supervisors'
+
+    def replica_exit(self, replica: int) -> Exit | None:
+        return _exit(self.run.replica_exit(self.attempt, replica))
+
+    def rank_exit(self, rank: int) -> RankExit | None:
+        end = _exit(self.run.rank_exit(self.attempt, rank))
+        return None if end is None else RankExit(rank, end.code, end.signal, end.ended)
+
+    def rank_started(self, rank: int) -> bool:
+        return self.run.rank_log(self.attempt, rank).exists()
+
+    def termination(self, replica: int) -> Termination | None:
+        try:
+            text = self.run.termination(self.attempt, replica).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        return Termination.from_json(text)
+
+    def progress_address(self) -> str | None:
+        try:
+            text = self.run.progress_address(self.attempt).read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return None
+        return text.strip() or None
+
+
+def _exit(path: Path) -> Exit | None:
+    body = _read(path)
+    return None if body is None else Exit(body["ended"], body.get("code"), body.get("signal"))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return body if isinstance(body, dict) else None

@@ -1,0 +1,120 @@
+"""Start the processes of an attempt: each replica in a session of its own, output to files, never pipes.
+
+So they outlive the controller, and a controller that comes back finds them (see process.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import structlog
+import yaml
+
+from holdfast_controller.jobs import TrainingJob
+from holdfast_trainer.contract import RunDir, raise_fence
+
+from .launch import HOST, ReplicaLaunch, attempt_uid, config_path, replica_launches
+from .process import ProcessId, boot_id, identify, kill_all, out_of_memory_kills
+from .record import AttemptFiles, Launch
+from .slots import Allocation, Machine
+
+log = structlog.get_logger(__name__)
+
+_NOT_INHERITED = ("HOLDFAST_", "PET_", "TORCHELASTIC_", "GROUP_", "ROLE_")
+_NOT_INHERITED_NAMES = frozenset(
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+)
+
+
+def start_attempt(
+    job: TrainingJob, attempt: int, run: RunDir, *, machine: Machine, allocation: Allocation, python: str
+) -> Launch:
+    """Fence, record, start every replica, record again.
+
+    Raises OSError where nothing was started, ValueError where the fence holds no number. Where only part
+    of the replicas could be started they are killed, and the record says that the start was cut short.
+    """
+    files = AttemptFiles(run, attempt)
+    files.directory.mkdir(parents=True, exist_ok=True)
+    raise_fence(run, attempt)
+    text = yaml.safe_dump(job.spec.config, sort_keys=False, allow_unicode=True)
+    config_path(run, attempt).write_text(text, encoding="utf-8")
+    launch = Launch(
+        key=job.key,
+        uid=attempt_uid(job, attempt),
+        attempt=attempt,
+        boot=boot_id(),
+        started=time.time(),
+        master_port=free_port(),
+        processes_per_replica=job.spec.processes_per_replica,
+        out_of_memory_kills=out_of_memory_kills(),
+        allocation=allocation,
+    )
+    replicas = replica_launches(
+        job,
+        attempt,
+        run,
+        machine=machine,
+        allocation=allocation,
+        master_port=launch.master_port,
+        python=python,
+    )
+    files.write_launch(launch)
+    supervisors: list[ProcessId] = []
+    try:
+        supervisors.extend(spawn(each, run, attempt) for each in replicas)
+        complete = replace(launch, supervisors=tuple(supervisors))
+        files.write_launch(complete)
+    except OSError as error:
+        if not supervisors:
+            files.forget_launch()
+            raise
+        kill_all(launch.uid)
+        log.warning("an attempt was started only in part", job=job.key, attempt=attempt, error=str(error))
+        return launch
+    return complete
+
+
+def spawn(launch: ReplicaLaunch, run: RunDir, attempt: int) -> ProcessId:
+    """Start one replica. Raises OSError.
+
+    The controller's own settings (HOLDFAST_*, its token among them) are not passed on.
+    """
+    log = str(run.replica_log(attempt, launch.index))
+    pid = os.posix_spawn(
+        launch.argv[0],
+        list(launch.argv),
+        {**inherited(os.environ), **launch.environment},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=[],
+        setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
+    )
+    return identify(pid) or ProcessId(pid, 0)  # ended already: an identity that no process has
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """The controller's environment without what belongs to it, or to a torchrun around it."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_NOT_INHERITED) and name not in _NOT_INHERITED_NAMES
+    }
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on now. Another process may take it before torchrun does: then the
+    attempt fails at its rendezvous and the next one chooses again."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port

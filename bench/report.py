@@ -123,13 +123,13 @@ class Report:
         """The rows and ratios as tables."""
         console = console or Console()
         table = Table(title=self.name, title_justify="left")
-        for heading in ("subject", "metric", "unit"):
-            table.add_column(heading)
+        table.add_column("subject", overflow="fold")
+        table.add_column("metric", overflow="fold")
         for heading in ("median", "min", "max", "n"):
             table.add_column(heading, justify="right")
         for row in self.rows():
             figures = (f"{value:,.4g}" for value in (row.median, row.min, row.max))
-            table.add_row(row.subject, row.metric, row.unit, *figures, str(row.n))
+            table.add_row(row.subject, f"{row.metric} ({row.unit})", *figures, str(row.n))
         console.print(table)
         for name, value in self.ratios.items():
             console.print(f"{name} = {value:,.4g}", highlight=False)
@@ -158,12 +158,12 @@ def take_turns(
 ) -> None:
     """Measure every subject once a round, `rounds` times after `warmup` rounds that are left out.
 
-    Round r starts with subject r (modulo their number). `units` names each metric's unit; `heard` is
+    Round r, counted from 0, starts with subject r (modulo their number). `units` names each metric's unit; `heard` is
     told what runs now. Raises ReportError for a metric without a unit; what a subject raises passes.
     """
     names = list(subjects)
     for turn in range(warmup + rounds):
-        first = turn % len(names)
+        first = (turn - warmup) % len(names)
         for name in names[first:] + names[:first]:
             if heard:
                 stage = "warm-up" if turn < warmup else f"round {turn - warmup + 1} of {rounds}"

@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,8 +26,20 @@ def job_schema() -> str:
     return json.dumps(TrainingJob.model_json_schema(by_alias=True), indent=2, ensure_ascii=False) + "\n"
 
 
+def openapi() -> str:
+    """The REST interface. Describing it touches neither store nor engine, so none is given."""
+    from prometheus_client import CollectorRegistry
+
+    from holdfast_controller.api.app import create_app
+
+    nothing: Any = None
+    app = create_app(nothing, nothing, token=None, registry=CollectorRegistry())
+    return json.dumps(app.openapi(), indent=2, ensure_ascii=False) + "\n"
+
+
 GENERATORS: Mapping[str, Callable[[], str]] = {
     "docs/trainingjob.schema.json": job_schema,
+    "docs/openapi.json": openapi,
 }
 
 

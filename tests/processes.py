@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from waiting import wait_until
 
-MARK = "HOLDFAST_TEST_MARK"
+MARK = "TEST_MARK"
 
 # Python starts these once for the whole interpreter; they end with it.
 _INTERPRETERS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")

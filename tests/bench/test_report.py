@@ -35,9 +35,9 @@ def test_subjects_take_turns_and_warm_up_is_left_out() -> None:
     subjects = {name: subject(name) for name in cost}
     take_turns(report, subjects, {"seconds": "s"}, rounds=3, warmup=1, heard=told.append)
 
-    assert order == ["ours", "peer", "peer", "ours", "ours", "peer", "peer", "ours"]
-    assert told[0] == "warm-up: ours"
-    assert told[-1] == "round 3 of 3: ours"
+    assert order == ["peer", "ours", "ours", "peer", "peer", "ours", "ours", "peer"]
+    assert told[0] == "warm-up: peer"
+    assert told[-1] == "round 3 of 3: peer"
     rows = {row.subject: row for row in report.rows()}
     assert (rows["ours"].median, rows["ours"].min, rows["ours"].max, rows["ours"].n) == (2, 1, 3, 3)
     assert rows["peer"].median == 6

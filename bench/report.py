@@ -158,8 +158,9 @@ def take_turns(
 ) -> None:
     """Measure every subject once a round, `rounds` times after `warmup` rounds that are left out.
 
-    Round r, counted from 0, starts with subject r (modulo their number). `units` names each metric's unit; `heard` is
-    told what runs now. Raises ReportError for a metric without a unit; what a subject raises passes.
+    Round r, counted from 0, starts with subject r (modulo their number). `units` names each metric's
+    unit; `heard` is told what runs now. Raises ReportError for a metric without a unit; what a subject
+    raises passes.
     """
     names = list(subjects)
     for turn in range(warmup + rounds):

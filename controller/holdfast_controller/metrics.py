@@ -1,0 +1,117 @@
+"""All Prometheus series of the controller.
+
+Series about jobs are read from the jobs' own status at the time of a scrape, so they are the same before
+and after a restart of the controller, and end with the job.
+
+| series | labels | what |
+| --- | --- | --- |
+| holdfast_jobs | phase | jobs in a phase |
+| holdfast_job_attempts_total | namespace, job | attempts opened |
+| holdfast_job_disruptions_total, holdfast_job_failures_total | namespace, job | incidents |
+| holdfast_job_lost_steps | namespace, job | a gauge: corrected when the next attempt resumes |
+| holdfast_job_goodput_ratio | namespace, job | time on steps that count / wall time |
+| holdfast_job_step, holdfast_job_durable_step | namespace, job | the newest known |
+| holdfast_job_tokens_per_second | namespace, job | of the running attempt |
+| holdfast_reconcile_seconds | | histogram of reconcile passes |
+| holdfast_reconcile_errors_total | | passes that ended in an error and are tried again |
+| holdfast_queue_depth | | jobs that wait for a reconcile pass |
+| holdfast_slots, holdfast_slots_used | resource | of the local engine: cpu, gpu |
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from .jobs import Phase, TrainingJob
+
+Slots = Callable[[], Mapping[str, tuple[float, float]]]
+"""Used and total, by resource."""
+
+_LABELS = ("namespace", "job")
+
+
+class Metrics:
+    """One registry for the process; serve `registry` at /metrics."""
+
+    def __init__(self, slots: Slots | None = None):
+        self.registry = CollectorRegistry()
+        self.reconcile_seconds = Histogram(
+            "holdfast_reconcile_seconds",
+            "Duration of a reconcile pass.",
+            registry=self.registry,
+            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+        )
+        self.reconcile_errors = Counter(
+            "holdfast_reconcile_errors", "Reconcile passes that ended in an error.", registry=self.registry
+        )
+        self.queue_depth = Gauge(
+            "holdfast_queue_depth", "Jobs that wait for a reconcile pass.", registry=self.registry
+        )
+        self.jobs: dict[str, TrainingJob] = {}
+        """The newest known state of every job by key; the reconciler keeps it."""
+        self.registry.register(_Jobs(self.jobs, slots))
+
+
+class _Jobs(Collector):
+    def __init__(self, jobs: Mapping[str, TrainingJob], slots: Slots | None):
+        self._jobs = jobs
+        self._slots = slots
+
+    def collect(self) -> Iterator[Metric]:
+        jobs = list(self._jobs.values())
+        phases = Tally(job.status.phase for job in jobs)
+        by_phase = GaugeMetricFamily("holdfast_jobs", "Jobs by phase.", labels=("phase",))
+        for phase in Phase:
+            by_phase.add_metric((phase.value,), phases[phase])
+        yield by_phase
+        yield from _counters(jobs)
+        yield from _gauges(jobs)
+        if self._slots is not None:
+            total = GaugeMetricFamily("holdfast_slots", "Slots of this machine.", labels=("resource",))
+            used = GaugeMetricFamily("holdfast_slots_used", "Slots in use.", labels=("resource",))
+            for resource, (taken, there) in self._slots().items():
+                total.add_metric((resource,), there)
+                used.add_metric((resource,), taken)
+            yield total
+            yield used
+
+
+def _counters(jobs: list[TrainingJob]) -> Iterator[Metric]:
+    attempts = CounterMetricFamily("holdfast_job_attempts", "Attempts opened.", labels=_LABELS)
+    disruptions = CounterMetricFamily("holdfast_job_disruptions", "Disruptions.", labels=_LABELS)
+    failures = CounterMetricFamily("holdfast_job_failures", "Failures.", labels=_LABELS)
+    for job in jobs:
+        labels = (job.metadata.namespace, job.metadata.name)
+        attempts.add_metric(labels, job.status.attempt)
+        disruptions.add_metric(labels, job.status.disruptions)
+        failures.add_metric(labels, job.status.failures)
+    yield from (attempts, disruptions, failures)
+
+
+def _gauges(jobs: list[TrainingJob]) -> Iterator[Metric]:
+    lost = GaugeMetricFamily("holdfast_job_lost_steps", "Steps that were done again.", labels=_LABELS)
+    goodput = GaugeMetricFamily(
+        "holdfast_job_goodput_ratio", "Time on steps that count / wall time.", labels=_LABELS
+    )
+    step = GaugeMetricFamily("holdfast_job_step", "Last step done.", labels=_LABELS)
+    durable = GaugeMetricFamily("holdfast_job_durable_step", "Last durable step.", labels=_LABELS)
+    speed = GaugeMetricFamily("holdfast_job_tokens_per_second", "Tokens per second.", labels=_LABELS)
+    for job in jobs:
+        labels = (job.metadata.namespace, job.metadata.name)
+        lost.add_metric(labels, job.status.lost_steps)
+        if job.status.goodput is not None:
+            goodput.add_metric(labels, job.status.goodput)
+        progress = job.status.progress
+        if progress is None:
+            continue
+        step.add_metric(labels, progress.step)
+        durable.add_metric(labels, progress.durable_step)
+        if progress.tokens_per_second is not None and job.status.phase is Phase.RUNNING:
+            speed.add_metric(labels, progress.tokens_per_second)
+    yield from (lost, goodput, step, durable, speed)

@@ -1,0 +1,1 @@
+"""Decisions, one a file, all pure: from values to values, no clock, no I/O."""

@@ -1,0 +1,150 @@
+"""What an ended attempt was: one incident, however many of its processes crashed.
+
+When one replica goes, its peers crash on the broken connection, hang, or are killed by us. Those are
+victims and never counted; the verdict comes from the first cause:
+
+1. every replica finished                       -> Finished
+2. a configuration error, by message or code 78 -> ConfigError: no neighbour's loss can cause it
+3. a stop was asked for                         -> Suspended; what failed on the way is in the reason
+4. a replica the platform took                  -> Disrupted
+5. a replica that got a notice and said so (`interrupted`), unless a rank had failed before it ended:
+   torchrun also ends the peers of a failed rank by SIGTERM, and a fault must not pass for a disruption,
+   or it would be tried again for ever            -> Disrupted
+6. the earliest of the other bad ends           -> OutOfMemory, Hung or Failed
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from dataclasses import dataclass
+
+from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
+from holdfast_controller.jobs import Verdict
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR
+
+
+@dataclass(frozen=True)
+class Incident:
+    """How an attempt ended and why, in a sentence. `replica` is the first cause, where there is one."""
+
+    verdict: Verdict
+    reason: str
+    replica: int | None = None
+
+
+def classify(observation: AttemptObservation) -> Incident:
+    """The incident of an attempt that is over (`gone`)."""
+    replicas = observation.replicas
+    if replicas and all(finished(replica) for replica in replicas):
+        return Incident(Verdict.FINISHED, "every replica finished")
+    for replica in replicas:
+        if _config_error(replica):
+            return Incident(Verdict.CONFIG_ERROR, _say(replica), replica.index)
+    if observation.stopping:
+        return _suspended(replicas)
+    taken = [replica for replica in replicas if replica.disrupted and not finished(replica)]
+    if taken:
+        first = min(taken, key=_bad_end)
+        return Incident(Verdict.DISRUPTED, f"replica {first.index}: {first.reason}", first.index)
+    failures = [replica for replica in replicas if _failed(replica)]
+    noticed = [replica for replica in replicas if _interrupted(replica)]
+    if noticed and not any(
+        _bad_end(failure) < _any_end(notice) for failure in failures for notice in noticed
+    ):
+        first = min(noticed, key=_any_end)
+        return Incident(Verdict.DISRUPTED, f"replica {first.index} was given notice and saved", first.index)
+    if failures:
+        first = min(failures, key=_bad_end)
+        return Incident(_kind(first), _say(first), first.index)
+    if noticed:
+        return Incident(Verdict.DISRUPTED, f"replica {noticed[0].index} was given notice", noticed[0].index)
+    return Incident(Verdict.DISRUPTED, "it ended without a trace: nothing says who ended it")
+
+
+def finished(replica: ReplicaObservation) -> bool:
+    """The trainer's own word counts before the exit code; other commands have the code alone."""
+    if replica.termination is not None:
+        return replica.termination.outcome == "finished"
+    return replica.state is ReplicaState.SUCCEEDED
+
+
+def bad(rank: RankExit) -> bool:
+    """Whether a rank's process ended otherwise than by exit code 0."""
+    return rank.code != 0
+
+
+def _suspended(replicas: tuple[ReplicaObservation, ...]) -> Incident:
+    for replica in replicas:
+        message = replica.termination
+        if message is not None and message.outcome in ("failed", "hung"):
+            return Incident(
+                Verdict.SUSPENDED, f"stopped on request, but not cleanly: {_say(replica)}", replica.index
+            )
+    return Incident(Verdict.SUSPENDED, "stopped on request")
+
+
+def _config_error(replica: ReplicaObservation) -> bool:
+    if replica.termination is not None and replica.termination.config_error:
+        return True
+    return EXIT_CONFIG_ERROR in (replica.exit_code, *(rank.code for rank in replica.ranks))
+
+
+def _interrupted(replica: ReplicaObservation) -> bool:
+    return replica.termination is not None and replica.termination.outcome == "interrupted"
+
+
+def _failed(replica: ReplicaObservation) -> bool:
+    """Ended badly by itself; a replica that only ended after its peers, by our hand, did not."""
+    if finished(replica) or _interrupted(replica) or replica.disrupted:
+        return False
+    if replica.termination is not None or replica.out_of_memory:
+        return True
+    if any(bad(rank) and rank.signal not in (signal.SIGKILL, signal.SIGTERM) for rank in replica.ranks):
+        return True
+    return replica.exit_code not in (0, None)
+
+
+def _bad_end(replica: ReplicaObservation) -> float:
+    """When it first ended badly; for ever after the others where nobody knows."""
+    ends = [rank.ended for rank in replica.ranks if bad(rank)]
+    if not ends and replica.ended_at is not None:
+        ends = [replica.ended_at]
+    return min(ends, default=math.inf)
+
+
+def _any_end(replica: ReplicaObservation) -> float:
+    """When the first of its ranks ended; without ranks on record a notice is never anybody's victim."""
+    return min((rank.ended for rank in replica.ranks), default=-math.inf)
+
+
+def _kind(replica: ReplicaObservation) -> Verdict:
+    message = replica.termination
+    if replica.out_of_memory or (message is not None and _names_memory(message.error)):
+        return Verdict.OUT_OF_MEMORY
+    if message is not None and message.outcome == "hung":
+        return Verdict.HUNG
+    return Verdict.FAILED
+
+
+def _names_memory(error: str) -> bool:
+    return "OutOfMemoryError" in error or "CUDA out of memory" in error or "MemoryError" in error
+
+
+def _say(replica: ReplicaObservation) -> str:
+    """The evidence: the trainer's message, else how its first bad rank ended, else its own exit."""
+    where = f"replica {replica.index}"
+    if replica.termination is not None and replica.termination.error:
+        return f"{where}: {replica.termination.error}"
+    if replica.out_of_memory:
+        return f"{where}: {replica.reason or 'the kernel killed it for memory'}"
+    ranks = sorted((rank for rank in replica.ranks if bad(rank)), key=lambda rank: rank.ended)
+    if ranks:
+        return f"{where}: rank {ranks[0].rank} {_how(ranks[0].code, ranks[0].signal)}"
+    return f"{where}: {_how(replica.exit_code, replica.exit_signal)}"
+
+
+def _how(code: int | None, number: int | None) -> str:
+    if number is not None:
+        return f"ended by {signal.Signals(number).name}"
+    return f"ended with exit code {code}" if code is not None else "ended without an exit code"

@@ -1,0 +1,48 @@
+"""Conditions as Kubernetes keeps them: one of a type, and its time moves only when its status does."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from holdfast_controller.jobs import Condition, Phase, Status
+
+_Truth = Literal["True", "False", "Unknown"]
+
+_ADMITTED = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
+
+
+def conditions_of(status: Status, reason: str, now: datetime) -> list[Condition]:
+    """The conditions that belong to a phase, with the times of those that did not change.
+
+    Only phases that say something about a type set it: what was never admitted has no Running.
+    """
+    phase = status.phase
+    wanted: dict[str, bool] = {
+        "Admitted": phase in _ADMITTED or (phase is Phase.RECOVERING and status.next_start_at is None),
+        "Running": phase is Phase.RUNNING,
+        "Suspended": phase is Phase.SUSPENDED,
+        "Complete": phase is Phase.SUCCEEDED,
+        "Failed": phase is Phase.FAILED,
+    }
+    before = {condition.type: condition for condition in status.conditions}
+    conditions = []
+    for kind, true in wanted.items():
+        old = before.get(kind)
+        if old is None and not true and kind != "Admitted":
+            continue
+        truth: _Truth = "True" if true else "False"
+        if old is not None and (old.status, old.reason) == (truth, reason):
+            conditions.append(old)
+            continue
+        moved = old is None or old.status != truth
+        conditions.append(
+            Condition(
+                type=kind,
+                status=truth,
+                reason=reason,
+                message="",
+                last_transition_time=now if old is None or moved else old.last_transition_time,
+            )
+        )
+    return conditions

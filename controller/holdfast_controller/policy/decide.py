@@ -1,0 +1,329 @@
+"""What to do with a job next: a pure function of what is known, so it can be asked at any time, twice,
+and after a crash at any line.
+
+The status is the plan. It names the attempt that should exist (`status.attempt`, with a record that has
+no verdict yet) before the attempt is started; whoever finds such a record and no attempt starts it. A
+record gets its verdict, and the next attempt its number, in one write, and only when nothing of the old
+attempt is left: at no moment can two attempts run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from holdfast_controller.cluster import AttemptObservation, Event
+from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, Status, TrainingJob, Verdict
+
+from . import explain
+from .backoff import backoff
+from .budget import spend
+from .classify import Incident, classify
+from .conditions import conditions_of
+from .lost_work import Line, Work, goodput, lost_steps, work_of
+from .peers import SETTLE_SECONDS, kill_at
+
+ATTEMPTS_KEPT = 20
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What has to be read to judge an attempt; empty where it was not needed."""
+
+    ledger: Sequence[Line] = ()
+    steps: Sequence[Line] = ()
+    tails: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Stop and kill first, write the status, then start, then tell the events."""
+
+    status: Status
+    stop: int | None = None
+    kill: int | None = None
+    start: int | None = None
+    remove: bool = False
+    events: tuple[Event, ...] = ()
+    requeue_after: float | None = None
+    """Seconds; None: nothing to do until something changes."""
+
+
+def open_record(status: Status) -> AttemptRecord | None:
+    """The record of the attempt that should exist now."""
+    if status.attempts and status.attempts[-1].verdict is None:
+        return status.attempts[-1]
+    return None
+
+
+def over(record: AttemptRecord, observation: AttemptObservation) -> bool:
+    """Whether the attempt was started, and nothing of it is left."""
+    return observation.gone and (observation.exists or record.started_at is not None)
+
+
+def decide(
+    job: TrainingJob,
+    observation: AttemptObservation | None,
+    evidence: Evidence,
+    now: datetime,
+    settle_seconds: float = SETTLE_SECONDS,
+) -> Decision:
+    """The next step. `observation` is of `status.attempt`; None where there was no attempt yet."""
+    return _Deciding(job, observation, evidence, now, settle_seconds).decide()
+
+
+class _Deciding:
+    """One decision in the making; lives for one call of `decide`."""
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        observation: AttemptObservation | None,
+        evidence: Evidence,
+        now: datetime,
+        settle_seconds: float,
+    ):
+        self.job = job
+        self.spec = job.spec
+        self.observation = observation
+        self.evidence = evidence
+        self.now = now
+        self.settle_seconds = settle_seconds
+        self.status = job.status.model_copy(deep=True)
+        self.status.observed_generation = job.metadata.generation
+        self.events: list[Event] = []
+
+    def decide(self) -> Decision:
+        if self.job.metadata.deletion_timestamp is not None:
+            return self._delete()
+        if self.status.phase.final:
+            return self._expire()
+        record = open_record(self.status)
+        if record is None or self.observation is None:
+            return self._between()
+        if over(record, self.observation):
+            return self._close(record, self.observation)
+        if not self.observation.exists:
+            return self._not_started(record)
+        return self._carry_on(record, self.observation)
+
+    # ----------------------------------------------------- one attempt is open
+
+    def _not_started(self, record: AttemptRecord) -> Decision:
+        if self.spec.suspend:
+            self._end_record(record, Incident(Verdict.SUSPENDED, "suspended before it started"), None)
+            return self._suspended()
+        self._phase(Phase.STARTING if record.number == 1 else Phase.RECOVERING, "Starting", "starts now")
+        return self._done(start=record.number, requeue_after=1.0)
+
+    def _carry_on(self, record: AttemptRecord, observation: AttemptObservation) -> Decision:
+        if self.spec.suspend:
+            self._phase(Phase.SUSPENDING, "Suspending", "stops after a checkpoint")
+            self._take_progress(record, observation)
+            stop = None if observation.stopping else record.number
+            return self._with_kill(record, observation, stop=stop)
+        if observation.waiting:
+            self._phase(Phase.QUEUED, "Waiting", observation.waiting)
+            return self._done()
+        self._take_progress(record, observation)
+        at = kill_at(
+            observation, self.spec.processes_per_replica, self.spec.grace_seconds, self.settle_seconds
+        )
+        if at is not None:
+            self._phase(Phase.RECOVERING, "AttemptEnding", explain.ending(observation))
+        elif record.first_step_at is not None:
+            self._phase(Phase.RUNNING, "Training", explain.training(observation))
+        else:
+            self._phase(Phase.STARTING, "Starting", explain.starting(observation))
+        return self._with_kill(record, observation)
+
+    def _with_kill(
+        self, record: AttemptRecord, observation: AttemptObservation, stop: int | None = None
+    ) -> Decision:
+        """Kill what is left of a broken attempt when its time has come; else come back for it."""
+        at = kill_at(
+            observation, self.spec.processes_per_replica, self.spec.grace_seconds, self.settle_seconds
+        )
+        if at is None:
+            return self._done(stop=stop)
+        left = at - self.now.timestamp()
+        if left > 0:
+            return self._done(stop=stop, requeue_after=left)
+        return self._done(stop=stop, kill=record.number, requeue_after=0.5)
+
+    def _take_progress(self, record: AttemptRecord, observation: AttemptObservation) -> None:
+        self._note_start(record, observation)
+        work = work_of(record.number, self.evidence.ledger, (), observation)
+        self._note_work(record, work)
+        progress = observation.progress
+        if progress is None:
+            return
+        if record.first_step_at is None and progress.step > (record.resumed_step or 0):
+            record.first_step_at = self.now
+        self.status.progress = JobProgress(
+            step=progress.step,
+            total_steps=progress.total_steps,
+            durable_step=progress.durable_step,
+            training_phase=progress.phase,
+            loss=progress.loss,
+            val_loss=progress.val_loss,
+            tokens_per_second=progress.tokens_per_second,
+            samples_per_second=progress.samples_per_second,
+            data_wait_fraction=progress.data_wait_fraction,
+            mfu=progress.mfu,
+            eta_seconds=progress.eta_seconds,
+            updated_at=datetime.fromtimestamp(progress.updated, UTC) if progress.updated else self.now,
+        )
+
+    def _note_start(self, record: AttemptRecord, observation: AttemptObservation) -> None:
+        if record.started_at is None and observation.started_at is not None:
+            record.started_at = observation.started_at
+        if self.status.first_started_at is None:
+            self.status.first_started_at = record.started_at
+
+    def _note_work(self, record: AttemptRecord, work: Work) -> None:
+        """Where the attempt resumed tells what the one before it truly lost."""
+        if record.first_step_at is None and work.first_step_at is not None:
+            record.first_step_at = datetime.fromtimestamp(work.first_step_at, UTC)
+        if record.resumed_step is None and work.resumed_step is not None:
+            record.resumed_step = work.resumed_step
+            self._correct_before(record, work.resumed_step)
+
+    def _correct_before(self, record: AttemptRecord, resumed: int) -> None:
+        before = [
+            old for old in self.status.attempts if old.number < record.number and old.last_step is not None
+        ]
+        if not before or before[-1].verdict in (None, Verdict.FINISHED):
+            return
+        last = before[-1]
+        true = max(0, (last.last_step or 0) - resumed)
+        self.status.lost_steps += true - (last.lost_steps or 0)
+        last.lost_steps = true
+
+    # ------------------------------------------------------- one attempt ended
+
+    def _close(self, record: AttemptRecord, observation: AttemptObservation) -> Decision:
+        self._note_start(record, observation)
+        if observation.exists:
+            incident = classify(observation)
+        else:
+            incident = Incident(Verdict.DISRUPTED, "all that was known of it is gone")
+        work = work_of(record.number, self.evidence.ledger, self.evidence.steps, observation)
+        self._note_work(record, work)
+        self._end_record(record, incident, work)
+        if observation.progress is not None:
+            self._take_progress(record, observation)
+        record.log_tail = dict(self.evidence.tails)
+        ends = [replica.ended_at for replica in observation.replicas if replica.ended_at is not None]
+        if ends:
+            record.ended_at = datetime.fromtimestamp(max(ends), UTC)
+        if self.status.first_started_at is not None:
+            wall = (self.now - self.status.first_started_at).total_seconds()
+            self.status.goodput = goodput(self.evidence.steps, wall)
+        return self._after(record, incident)
+
+    def _end_record(self, record: AttemptRecord, incident: Incident, work: Work | None) -> None:
+        record.verdict = incident.verdict
+        record.reason = incident.reason
+        record.ended_at = self.now
+        if work is not None:
+            record.last_step = work.last_step
+            record.durable_step = work.durable_step
+            record.lost_steps = lost_steps(work, incident.verdict)
+            self.status.lost_steps += record.lost_steps or 0
+
+    def _after(self, record: AttemptRecord, incident: Incident) -> Decision:
+        """Book the incident, and open the next attempt at once where one may follow."""
+        verdict = incident.verdict
+        booked = spend(verdict, self.status.failures, self.status.disruptions, self.spec.retries)
+        self.status.failures, self.status.disruptions = booked.failures, booked.disruptions
+        text = f"attempt {record.number}: {incident.reason}"
+        if verdict is Verdict.FINISHED:
+            self._tell("Normal", "Finished", text)
+            return self._final(Phase.SUCCEEDED, "Finished", text)
+        lost = f"; {record.lost_steps} steps are to be done again" if record.lost_steps else ""
+        self._tell("Normal" if verdict is Verdict.SUSPENDED else "Warning", verdict.value, f"{text}{lost}")
+        if not booked.again:
+            return self._final(Phase.FAILED, verdict.value, f"{text}; {booked.reason}")
+        if self.spec.suspend:
+            return self._suspended()
+        wait = backoff(verdict, booked.failures, self.job.metadata.uid)
+        if wait > 0:
+            self.status.next_start_at = self.now + timedelta(seconds=wait)
+        return self._between(incident.reason)
+
+    # ---------------------------------------------------- no attempt is open
+
+    def _between(self, reason: str = "") -> Decision:
+        if self.spec.suspend:
+            return self._suspended()
+        start_at = self.status.next_start_at
+        if start_at is not None and start_at > self.now:
+            why = reason or (self.status.attempts[-1].reason if self.status.attempts else "")
+            self._phase(Phase.RECOVERING, "BackOff", f"starts again after a back-off: {why}")
+            return self._done(requeue_after=(start_at - self.now).total_seconds())
+        number = self.status.attempt + 1
+        self.status.attempt = number
+        self.status.next_start_at = None
+        self.status.attempts = [*self.status.attempts, AttemptRecord(number=number)][-ATTEMPTS_KEPT:]
+        phase = Phase.STARTING if number == 1 else Phase.RECOVERING
+        self._phase(phase, "Starting", f"attempt {number} starts{f': {reason}' if reason else ''}")
+        self._tell("Normal", "AttemptOpened", f"attempt {number} opened")
+        return self._done(start=number, requeue_after=1.0)
+
+    def _suspended(self) -> Decision:
+        if self.status.phase is not Phase.SUSPENDED:
+            self._tell("Normal", "Suspended", "suspended; checkpoints are kept, resume to go on")
+        self.status.next_start_at = None
+        self._phase(Phase.SUSPENDED, "Suspended", "suspended; resume to go on")
+        return self._done()
+
+    def _final(self, phase: Phase, reason: str, message: str) -> Decision:
+        self.status.finished_at = self.now
+        self.status.next_start_at = None
+        self._phase(phase, reason, message)
+        if phase is Phase.FAILED:
+            self._tell("Warning", "JobFailed", message)
+        return self._done(requeue_after=self.spec.ttl_seconds_after_finished)
+
+    # --------------------------------------------------------------- the end
+
+    def _expire(self) -> Decision:
+        ttl, finished = self.spec.ttl_seconds_after_finished, self.status.finished_at
+        if ttl is None or finished is None:
+            return self._done()
+        left = (finished + timedelta(seconds=ttl) - self.now).total_seconds()
+        return self._done(requeue_after=left) if left > 0 else self._done(remove=True)
+
+    def _delete(self) -> Decision:
+        record = open_record(self.status)
+        observation = self.observation
+        if record is None or observation is None or observation.gone:
+            return self._done(remove=True)
+        self.status.message = "being deleted: its processes are being stopped"
+        stop = None if observation.stopping else record.number
+        if observation.waiting:
+            return self._done(stop=stop, requeue_after=0.1)
+        return self._with_kill(record, observation, stop=stop)
+
+    # --------------------------------------------------------------- writing
+
+    def _phase(self, phase: Phase, reason: str, message: str) -> None:
+        self.status.phase = phase
+        self.status.message = message
+        self.status.conditions = conditions_of(self.status, reason, self.now)
+
+    def _tell(self, kind: str, reason: str, message: str) -> None:
+        self.events.append(Event(self.now, kind, reason, message))
+
+    def _done(
+        self,
+        *,
+        stop: int | None = None,
+        kill: int | None = None,
+        start: int | None = None,
+        remove: bool = False,
+        requeue_after: float | None = None,
+    ) -> Decision:
+        return Decision(self.status, stop, kill, start, remove, tuple(self.events), requeue_after)

@@ -1,0 +1,34 @@
+"""Say in one sentence why a job is where it is."""
+
+from __future__ import annotations
+
+from holdfast_controller.cluster import AttemptObservation, ReplicaState
+
+
+def starting(observation: AttemptObservation) -> str:
+    """Of an attempt whose first step is not done yet."""
+    up = sum(replica.state is ReplicaState.RUNNING for replica in observation.replicas)
+    if up < len(observation.replicas):
+        return f"{up} of {len(observation.replicas)} replicas are up"
+    if observation.progress is None:
+        return "replicas are up; rank 0 has not reported yet"
+    return f"replicas are up; rank 0 says: {observation.progress.phase}"
+
+
+def training(observation: AttemptObservation) -> str:
+    """Of an attempt that does steps."""
+    progress = observation.progress
+    if progress is None:
+        return "training"
+    total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
+    return f"step {progress.step}{total}; step {progress.durable_step} is durable"
+
+
+def ending(observation: AttemptObservation) -> str:
+    """Of an attempt that has lost a member and waits for the others to end."""
+    taken = [replica for replica in observation.replicas if replica.disrupted]
+    ended = taken or [r for r in observation.replicas if r.state is not ReplicaState.RUNNING]
+    if not ended:
+        return "a rank ended; the others are being ended"
+    reason = f" ({ended[0].reason})" if ended[0].reason else ""
+    return f"replica {ended[0].index} is gone{reason}; the others are being ended"

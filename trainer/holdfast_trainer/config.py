@@ -129,7 +129,9 @@ class OptimConfig:
     @property
     def final_learning_rate(self) -> float:
         """Where the cosine ends."""
-        return 0.1 * self.learning_rate if self.min_learning_rate is None else self.min_learning_rate
+        if self.min_learning_rate is not None:
+            return self.min_learning_rate
+        return float(f"{self.learning_rate / 10:.15g}")  # 6e-05, as a person writes a tenth of 6e-04
 
 
 @dataclass(frozen=True)

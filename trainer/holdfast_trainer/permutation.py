@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 U64 = NDArray[np.uint64]
 
-ROUNDS = 6
+ROUNDS = 8
+LEAST_SIDE = 4
+"""Smaller networks reach only some of the permutations; tiny sizes walk a little longer instead."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
@@ -28,8 +30,8 @@ def permute(points: U64, keys: U64, size: int) -> U64:
 
     `points` and `keys` have one shape; keys equal to each other share a permutation of 0..size-1.
     """
-    rows = np.uint64(max(1, math.isqrt(size)))
-    columns = np.uint64(-(-size // int(rows)))
+    rows = np.uint64(max(LEAST_SIDE, math.isqrt(size)))
+    columns = np.uint64(max(LEAST_SIDE, -(-size // int(rows))))
     offsets = np.arange(1, ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     round_keys = mix(keys[None, :] + offsets[:, None])
     result = _feistel(points, round_keys, rows, columns)

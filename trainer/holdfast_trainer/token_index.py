@@ -18,12 +18,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from .schema import ConfigError, Range, from_mapping
 
 INDEX_FILE = "index.json"
-FORMAT = "holdfast-tokens/1"
+FORMAT: Final = "holdfast-tokens/1"
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, Split] = ("train", "validation")

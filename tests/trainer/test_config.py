@@ -1,0 +1,229 @@
+"""A user writes a configuration; what is wrong with it is said at once, with place and remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+
+from holdfast_trainer.config import Config, ConfigError, check_world, from_mapping, load
+from holdfast_trainer.schema import Range
+
+GOOD = """\
+model: {vocab_size: 4096, layers: 2, heads: 2, width: 64, context: 32}
+data:
+  path: build/data
+train:
+  steps: 100
+  global_batch: 12
+optim:
+  learning_rate: 6e-4
+  warmup_steps: 10
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "train.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+def read(path: Path, *overrides: str, **environ: str) -> Config:
+    return load(path, overrides, environ=environ)
+
+
+def test_a_good_file_becomes_typed_sections_with_defaults(file: Path) -> None:
+    config = read(file)
+    assert config.data.path == Path("build/data")
+    assert config.optim.learning_rate == 6e-4  # PyYAML alone would read the text "6e-4"
+    assert config.optim.final_learning_rate == pytest.approx(6e-5)
+    assert (config.train.seed, config.train.micro_batch, config.train.precision) == (1337, None, "auto")
+    assert (config.validation.every, config.checkpoint.every, config.checkpoint.keep) == (0, "auto", 3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.train.steps = 5  # type: ignore[misc]
+
+
+def test_overrides_win_over_the_file_and_the_environment_wins_over_both(file: Path) -> None:
+    overrides = ("train.steps=200", "optim.learning_rate=1e-3", "checkpoint.every=500", "train.compile=true")
+    config = read(file, *overrides, HOLDFAST_CHECKPOINT_EVERY="90s", HOLDFAST_CHECKPOINT_KEEP="7")
+    assert (config.train.steps, config.optim.learning_rate, config.train.compile) == (200, 1e-3, True)
+    assert (config.checkpoint.every, config.checkpoint.keep) == ("90s", 7)
+    assert (config.checkpoint.every_seconds, config.checkpoint.every_steps) == (90.0, None)
+    steps = read(file, "checkpoint.every=500", HOLDFAST_CHECKPOINT_EVERY="").checkpoint
+    assert (steps.every_seconds, steps.every_steps) == (None, 500)
+
+
+def test_without_a_file_the_overrides_are_the_whole_configuration() -> None:
+    pairs = ["vocab_size=300", "layers=1", "heads=1", "width=8", "context=4"]
+    config = load(
+        None, [*(f"model.{p}" for p in pairs), "data.path=d", "train.steps=1", "train.global_batch=1"]
+    )
+    assert config.model.width == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("train.stepz=5", "override 'train.stepz=5': train.stepz: unknown key; did you mean 'steps'?"),
+        ("trian.steps=5", "trian: unknown key; did you mean 'train'?"),
+        ("train.zzz=5", "train.zzz: unknown key; known: compile, deterministic, global_batch"),
+        ("train.steps=ten", "train.steps: expected an integer, found the text 'ten'"),
+        ("train.steps=true", "train.steps: expected an integer, found the boolean True"),
+        ("train.steps=2.5", "train.steps: expected an integer, found the number 2.5"),
+        ("train.steps=0", "train.steps: must be at least 1, found the integer 0"),
+        ("train.steps=", "train.steps: expected an integer, found nothing (null)"),
+        ("train.micro_batch=x", "train.micro_batch: expected an integer, found the text 'x'"),
+        (
+            "train.micro_batch=5",
+            "train.micro_batch: 5 does not divide train.global_batch 12; the nearest that ",
+        ),
+        ("train.precision=bf61", "'bf61' is not one of auto, fp32, bf16, fp16; did you mean 'bf16'?"),
+        ("train.compile=fast", "train.compile: expected true or false or default, reduce-overhead"),
+        ("model.heads=3", "model.heads: 3 does not divide width 64; the nearest that does is 2"),
+        ("model.dropout=1", "model.dropout: must be below 1, found the integer 1"),
+        ("data.path=12", "data.path: expected a path, found the integer 12"),
+        ("data=12", "data: expected a mapping of DataConfig keys, found the integer 12"),
+        ("data.path.x=12", "path is a value, not a section with keys"),
+        ("optim.learning_rate=.inf", "optim.learning_rate: must be a finite number, found inf"),
+        ("optim.learning_rate=0", "optim.learning_rate: must be above 0, found the integer 0"),
+        ("optim.min_learning_rate=1", "optim.min_learning_rate: 1 is above learning_rate 0.0006"),
+        ("optim.warmup_steps=100", "optim.warmup_steps: 100 is not below train.steps 100"),
+        (
+            "checkpoint.every=often",
+            "checkpoint.every: 'often' is none of: auto, a number of steps (500), seconds",
+        ),
+        ("checkpoint.every=0", "checkpoint.every: 0 is none of: auto"),
+        ("train.steps", "override 'train.steps': expected section.key=value, such as train.steps=200"),
+        ("train.steps=[1", "'[1' is not a YAML value: line 1"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_remedy(file: Path, change: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(file, change)
+    assert message in str(caught.value)
+
+
+def test_the_environment_is_named_when_it_is_wrong(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"environment HOLDFAST_CHECKPOINT_KEEP=none: checkpoint\.keep"):
+        read(file, HOLDFAST_CHECKPOINT_KEEP="none")
+
+
+def test_all_faults_of_a_file_are_told_at_once_each_with_its_line(file: Path) -> None:
+    file.write_text(
+        GOOD.replace("  steps: 100\n", "  stepz: 100\n").replace("vocab_size: 4096", "vocab_size: big")
+    )
+    with pytest.raises(ConfigError) as caught:
+        read(file)
+    assert caught.value.errors == (
+        f"{file} line 1: model.vocab_size: expected an integer, found the text 'big'",
+        f"{file} line 5: train.stepz: unknown key; did you mean 'steps'?",
+        f"{file} line 4: train.steps: required, but missing (expected an integer)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: [1\n", "not valid YAML: line 2"),
+        ("- 1\n", "expected a mapping of sections, found a list of 1"),
+        ("a: 1\na: 2\n", "line 2: a: written twice; the first is at"),
+        ("", "model: required, but missing"),
+        ("a: !!python/object:os.system {}\n", "not valid YAML: line 1"),
+    ],
+)
+def test_a_file_that_is_no_configuration(file: Path, text: str, message: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read(file)
+    assert message in str(caught.value)
+
+
+def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml: no such configuration file"):
+        read(tmp_path / "absent.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["model.width=128", "train.seed=1", "optim.beta2=0.99", "train.steps=101"])
+def test_the_hash_follows_what_defines_the_training(file: Path, change: str) -> None:
+    assert read(file).hash() != read(file, change).hash()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "checkpoint.every=90s",
+        "validation.every=5",
+        "data.path=elsewhere",
+        "train.log_every=1",
+        "train.threads=1",
+        "train.micro_batch=3",
+        "optim.min_learning_rate=6e-5",
+        "optim.weight_decay=0.1",
+    ],
+)
+def test_the_hash_ignores_how_it_is_carried_out_and_watched(file: Path, change: str) -> None:
+    config = read(file, change)
+    assert config.hash() == read(file).hash()
+    assert len(config.hash()) == 64
+
+
+@pytest.mark.parametrize(
+    ("micro", "world", "message"),
+    [
+        ("null", 1, None),
+        ("null", 12, None),
+        ("3", 2, None),
+        (
+            "null",
+            5,
+            "12 sequences can not be shared evenly by 5 ranks; use a global_batch of 10 or 15, or 4 ranks",
+        ),
+        ("null", 24, "use a global_batch of 24, or 12 ranks"),
+        (
+            "3",
+            6,
+            "micro_batch: 3 does not divide the share of each of 6 ranks, which is 2; the nearest",
+        ),
+        ("4", 2, "which is 6; the nearest that do are 3 or 6"),
+    ],
+)
+def test_a_batch_that_can_not_be_shared_out(file: Path, micro: str, world: int, message: str | None) -> None:
+    config = read(file, f"train.micro_batch={micro}")
+    if message is None:
+        check_world(config, world)
+    else:
+        with pytest.raises(ConfigError) as caught:
+            check_world(config, world)
+        assert message in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Augment:
+    flip: bool = False
+
+
+@dataclass(frozen=True)
+class Mine:
+    images: Annotated[int, Range(1, 100)]
+    sizes: tuple[int, ...] = ()
+    names: dict[str, float] | None = None
+    mode: Literal["a", 2] = "a"
+    augment: Augment = Augment()
+
+
+def test_another_script_reads_its_own_dataclass() -> None:
+    body = {"images": 3, "sizes": [1, 2], "names": {"x": 1}, "mode": 2, "augment": {"flip": True}}
+    assert from_mapping(Mine, body, "mine.yaml") == Mine(3, (1, 2), {"x": 1.0}, 2, Augment(True))
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(Mine, {"images": 101, "sizes": [1, "b"], "augment": {"flop": 1}}, "mine.yaml")
+    assert str(caught.value).splitlines() == [
+        "mine.yaml: images: must be at most 100, found the integer 101",
+        "mine.yaml: sizes[1]: expected an integer, found the text 'b'",
+        "mine.yaml: augment.flop: unknown key; did you mean 'flip'?",
+    ]

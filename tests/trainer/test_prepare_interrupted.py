@@ -1,0 +1,165 @@
+"""A preparation is killed or the disk fills up: the same command goes on and ends with the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import Processes
+from waiting import wait_until
+
+from holdfast_trainer.token_index import read_index
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
+
+
+def write_corpus(root: Path, megabytes: int) -> Path:
+    root.mkdir()
+    chooser = random.Random(5)
+    for number in range(megabytes * 4):
+        text = " ".join(chooser.choice(WORDS) + str(chooser.randrange(10_000)) for _ in range(23_000))
+        (root / f"{number:03d}.txt").write_text(text)
+    return root
+
+
+def command(corpus: Path, out: Path, *more: str) -> list[str]:
+    options = ["--vocab-size", "400", "--shard-tokens", "50000", "--validation-fraction", "0.1"]
+    return [sys.executable, "-m", "holdfast_trainer", "prepare", "--source", str(corpus), "--out", str(out),
+            *options, *more]  # fmt: skip
+
+
+def give(words: list[str], *, check: bool = False) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, check=check, timeout=120, capture_output=True, text=True)
+
+
+def run_until(processes: Processes, words: list[str], out: Path, unit: int) -> subprocess.Popen[str]:
+    """Start the command and let it record that `unit` units are done."""
+    run = processes.start(words, stderr=subprocess.PIPE)
+    wait_until(lambda: units_done(out) >= unit or run.poll() is not None, f"unit {unit}", seconds=60)
+    return run
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def units_done(out: Path) -> int:
+    try:
+        return int(json.loads((out / ".prepare.json").read_text())["next_unit"])
+    except FileNotFoundError:
+        return -1
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A corpus, and the bytes of a preparation that nobody disturbed."""
+    root = tmp_path_factory.mktemp("untouched")
+    corpus = write_corpus(root / "corpus", 6)
+    give(command(corpus, root / "out", "--workers", "1"), check=True)
+    return corpus, contents(root / "out")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_again_and_again_it_ends_with_the_same_bytes(
+    untouched: tuple[Path, dict[str, bytes]], tmp_path: Path, processes: Processes, workers: int
+) -> None:
+    corpus, expected = untouched
+    out = tmp_path / "out"
+    reached = -1
+    for until in (0, 1, 2):
+        run = run_until(processes, command(corpus, out, "--workers", str(workers)), out, until)
+        run.kill()
+        run.communicate()
+        assert run.returncode == -signal.SIGKILL
+        assert not (out / "index.json").exists()
+        assert units_done(out) >= max(reached, until)  # never back
+        reached = units_done(out)
+        wait_until(lambda: not processes.running(), "the workers to leave with their parent", seconds=20)
+    finished = json.loads((out / ".prepare.json").read_text())["shards"]
+    kept = {shard["file"]: (out / shard["file"]).stat().st_mtime_ns for shard in finished}
+    assert kept
+    done = give(command(corpus, out, "--workers", "2"), check=True)
+    assert f"continuing in {out}" in done.stderr
+    assert kept == {name: (out / name).stat().st_mtime_ns for name in kept}  # not written again
+    assert contents(out) == expected
+
+
+def test_a_source_that_changed_meanwhile_is_noticed(
+    untouched: tuple[Path, dict[str, bytes]], tmp_path: Path, processes: Processes
+) -> None:
+    corpus = shutil.copytree(untouched[0], tmp_path / "corpus")
+    out = tmp_path / "out"
+    run = run_until(processes, command(corpus, out, "--workers", "1"), out, 1)
+    run.kill()
+    run.communicate()
+    first = corpus / "000.txt"
+    first.write_text(first.read_text().swapcase())
+    done = give(command(corpus, out))
+    assert done.returncode == 1
+    assert f"error: {out} belongs to another preparation: the text was 24 files" in done.stderr
+
+
+def test_ctrl_c_says_how_to_continue(
+    untouched: tuple[Path, dict[str, bytes]], tmp_path: Path, processes: Processes
+) -> None:
+    corpus, expected = untouched
+    out = tmp_path / "out"
+    run = run_until(processes, command(corpus, out, "--workers", "2"), out, 1)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+    _, told = run.communicate(timeout=30)
+    assert run.returncode == 130
+    assert told.endswith(f"stopped; the same command continues in {out}\n")
+    assert "Traceback" not in told
+    give(command(corpus, out), check=True)
+    assert contents(out) == expected
+
+
+def test_a_worker_that_dies_is_told_with_a_remedy(
+    untouched: tuple[Path, dict[str, bytes]], tmp_path: Path, processes: Processes
+) -> None:
+    out = tmp_path / "out"
+    run = run_until(processes, command(untouched[0], out, "--workers", "2"), out, 1)
+    workers = [p for p in processes.running() if "spawn_main" in " ".join(p.cmdline())]
+    workers[0].kill()
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "error: a worker process died, perhaps for want of memory; run the same command again" in told
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = give(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)])
+    if mounted.returncode:
+        pytest.skip(f"a small file system can not be mounted here: {mounted.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_full_disk_is_told_and_nothing_done_is_lost(
+    untouched: tuple[Path, dict[str, bytes]], small_disk: Path
+) -> None:
+    corpus, expected = untouched
+    out = small_disk / "out"
+    done = give(command(corpus, out))
+    assert done.returncode == 1
+    assert f"error: no space left for {out}/" in done.stderr
+    assert done.stderr.rstrip().endswith(
+        "free some, and run the same command again: it continues where it stopped"
+    )
+    assert "Traceback" not in done.stderr
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    again = give(command(corpus, out), check=True)
+    assert "continuing in" in again.stderr
+    assert contents(out) == expected
+    read_index(out)

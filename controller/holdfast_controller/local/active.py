@@ -1,7 +1,7 @@
 """One started attempt: look after its processes, and say what is left of it.
 
 Works from its directory and /proc alone, so it makes no difference whether this controller started it
-or found it. `tend` is called often and cheaply; it returns True when something changed.
+or found it. `tend` is called often and is cheap; whoever calls it, all who wait for changes are told.
 """
 
 from __future__ import annotations
@@ -53,12 +53,15 @@ class MemoryKills:
 class ActiveAttempt:
     """A started attempt, from its first process until nothing of it is left."""
 
-    def __init__(self, files: AttemptFiles, launch: Launch, memory: MemoryKills):
+    def __init__(
+        self, files: AttemptFiles, launch: Launch, memory: MemoryKills, changed: Callable[[str], None]
+    ):
         self.files = files
         self.launch = launch
         self.progress: Progress | None = None
         self.gone = False
         self._memory = memory
+        self._changed = changed
         self._running: dict[int, process.ProcessId] = {}
         self._exits: dict[int, Exit | None] = {}
         self._rank_exits: dict[int, RankExit] = {}
@@ -98,10 +101,10 @@ class ActiveAttempt:
 
     # -------------------------------------------------------------- looking
 
-    def tend(self) -> bool:
-        """Notice ends, keep deadlines. True where something changed."""
+    def tend(self) -> None:
+        """Notice ends, keep deadlines, and tell where something changed."""
         if self.gone:
-            return False
+            return
         now = time.time()
         self._memory.look()
         changed = self._notice_rank_exits()
@@ -114,7 +117,8 @@ class ActiveAttempt:
             settled = bool(self.launch.supervisors) or now > self.launch.started + APPEARS_SECONDS
             self.gone = settled and not process.find(self.launch.uid)
             changed |= self.gone
-        return changed
+        if changed:
+            self._changed(self.key)
 
     def _notice_rank_exits(self) -> bool:
         before = len(self._rank_exits)
@@ -215,8 +219,8 @@ class ActiveAttempt:
         if self.gone:
             return
         if self._killed is None:
-            self._notice_rank_exits()
-            self._notice_replica_ends(time.time())
+            if self._notice_rank_exits() | self._notice_replica_ends(time.time()):
+                self._changed(self.key)
             self._killed = killed = time.time()
             self._keep(lambda: self.files.write_kill(killed))
         process.kill_all(self.launch.uid)

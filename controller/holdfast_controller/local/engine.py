@@ -88,7 +88,7 @@ class LocalEngine:
                     self._adopt(files, launch)
 
     def _adopt(self, files: AttemptFiles, launch: Launch) -> ActiveAttempt:
-        active = ActiveAttempt(files, launch, self._memory)
+        active = ActiveAttempt(files, launch, self._memory, self._keys.publish)
         if not active.gone:
             log.info("found a running attempt", job=launch.key, attempt=launch.attempt)
         self._active[launch.uid] = active
@@ -109,8 +109,7 @@ class LocalEngine:
         while True:
             for active in self._unfinished():
                 try:
-                    if active.tend():
-                        self._keys.publish(active.key)
+                    active.tend()
                 except OSError as error:  # a full disk must not keep us from looking after the others
                     log.warning("cannot look after an attempt", job=active.key, error=str(error))
             self._start_what_fits()
@@ -215,7 +214,8 @@ class LocalEngine:
         launch = start_attempt(
             job, attempt, run, machine=self._machine, allocation=allocation, python=self._python
         )
-        self._active[launch.uid] = ActiveAttempt(AttemptFiles(run, attempt), launch, self._memory)
+        files = AttemptFiles(run, attempt)
+        self._active[launch.uid] = ActiveAttempt(files, launch, self._memory, self._keys.publish)
 
     def _known(self, job: TrainingJob, attempt: int) -> ActiveAttempt | None:
         """The started attempt, from memory or from its directory."""

@@ -116,6 +116,7 @@ def replica_command(
         "--monitor-interval=0.1",
         f"--shutdown-timeout={shutdown_timeout(spec.grace_seconds)}",
         "--no-python",
+        "--",  # or torchrun would take the options that follow for its own
         *supervise,
         "--die-with-parent",
         "--log",

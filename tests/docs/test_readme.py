@@ -1,0 +1,74 @@
+"""What the documents tell people to type exists: targets, commands, options, files, jobs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from holdfast_controller.jobs import TrainingJob
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+JOBS = [
+    path
+    for path in sorted(ROOT.glob("k8s/examples/**/*.yaml"))
+    if "kind: TrainingJob" in path.read_text(encoding="utf-8")
+]
+
+
+def commands(document: Path, program: str) -> list[str]:
+    """Lines of the shell blocks that start with `program`, comments cut off."""
+    blocks = re.findall(r"```sh\n(.*?)```", document.read_text(), flags=re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.split("   #")[0].strip() for line in lines if line.startswith(program + " ")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_target_exists(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z%-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make ([a-z]+(?:-[a-z]+)*)", document.read_text(), flags=re.MULTILINE))
+    assert named
+    for target in named:
+        benchmark = target.removeprefix("bench-")
+        assert target in targets or (ROOT / "bench" / f"{benchmark}.py").is_file(), target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+        if "://" not in link:
+            assert (ROOT / link).exists(), link
+
+
+def test_every_command_and_option_exists() -> None:
+    spoken = commands(ROOT / "README.md", "holdfast")
+    assert len(spoken) > 5
+    helps: dict[str, str] = {}
+    for line in spoken:
+        name = line.split()[1]
+        if name not in helps:
+            shown = subprocess.run(
+                [Path(sys.executable).parent / "holdfast", name, "--help"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert shown.returncode == 0, f"holdfast {name}: {shown.stderr}"
+            helps[name] = shown.stdout
+        for option in re.findall(r" (--?[a-z][a-z-]*)", line):
+            assert re.search(rf"(^|\s){option}\b", helps[name]), f"{line}: no {option}"
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)
+def test_every_example_job_is_valid(path: Path) -> None:
+    job = TrainingJob.model_validate(yaml.safe_load(path.read_text()))
+    if job.spec.command[1:] == ["-m", "holdfast_trainer", "train"]:
+        from holdfast_trainer.config import Config, from_mapping
+
+        config = from_mapping(Config, job.spec.config, path)
+        assert config.train.global_batch % job.spec.world_size == 0

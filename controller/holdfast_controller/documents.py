@@ -14,13 +14,15 @@ import math
 import re
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from .cluster import Invalid
 from .jobs import API_VERSION, KIND, TrainingJob
+
+M = TypeVar("M", bound=BaseModel)
 
 NODE_LIMIT = 100_000
 """Values in one document after aliases are expanded."""
@@ -160,10 +162,15 @@ def to_job(document: Mapping[str, Any], namespace: str | None = None) -> Trainin
         body["metadata"] = metadata
     if faults := list(_not_json(body, "")):
         raise Invalid(_summary(faults), faults)
+    return validate(TrainingJob, body)
+
+
+def validate(model: type[M], body: object) -> M:
+    """A value of `model`. Raises Invalid with one line per fault."""
     try:
-        return TrainingJob.model_validate(body)
+        return model.model_validate(body)
     except ValidationError as error:
-        faults = describe_faults(error, TrainingJob)
+        faults = describe_faults(error, model)
         raise Invalid(_summary(faults), faults) from None
 
 

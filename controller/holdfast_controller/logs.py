@@ -9,8 +9,10 @@ from typing import Literal
 import structlog
 
 
-def configure_logging(level: str, log_format: Literal["auto", "console", "json"]) -> None:
-    """Send all logging of the process, libraries' too, to stderr in one format. Called once."""
+def configure_logging(
+    level: str, log_format: Literal["auto", "console", "json"]
+) -> structlog.stdlib.BoundLogger:
+    """Send all logging of the process, libraries' too, to stderr in one format; returns a logger."""
     console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -47,3 +49,5 @@ def configure_logging(level: str, log_format: Literal["auto", "console", "json"]
     # What these say at info, the request log says better.
     for chatty in ("uvicorn", "uvicorn.error", "uvicorn.access", "sse_starlette", "aiosqlite", "httpx"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+    log: structlog.stdlib.BoundLogger = structlog.get_logger("holdfast_controller")
+    return log

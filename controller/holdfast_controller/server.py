@@ -114,12 +114,13 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-async def serve(controller: Controller, listening: Listening, announce: Callable[[], None]) -> None:
-    """Answer and reconcile until a signal. Calls `announce` once requests are answered.
+async def serve(
+    controller: Controller, bound: socket.socket, announce: Callable[[], None], asked_to_end: asyncio.Event
+) -> None:
+    """Answer and reconcile until `asked_to_end` is set. Calls `announce` once requests are answered.
 
     Raises ReconcilerEnded where the reconciler ends first.
     """
-    asked_to_end = asyncio.Event()
     server = _Server(
         uvicorn.Config(
             controller.app,
@@ -132,25 +133,24 @@ async def serve(controller: Controller, listening: Listening, announce: Callable
         ),
         announce,
     )
-    async with _signals(asked_to_end):
-        answering = asyncio.create_task(server.serve(sockets=[listening.socket]), name="api")
-        reconciling = asyncio.ensure_future(controller.reconcile())
-        waiting = asyncio.create_task(asked_to_end.wait(), name="signals")
-        try:
-            await asyncio.wait((answering, reconciling, waiting), return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done() and controller.before_exit is not None:
-                asked_to_end.clear()
-                await _unless_asked_again(controller.before_exit(), asked_to_end)
-            if reconciling.done() and not reconciling.cancelled():
-                raise ReconcilerEnded(
-                    "the reconciler ended; running attempts go on, start the controller again"
-                ) from reconciling.exception()
-        finally:
-            controller.closing.set()
-            server.should_exit = True
-            reconciling.cancel()
-            waiting.cancel()
-            await asyncio.gather(answering, reconciling, waiting, return_exceptions=True)
+    answering = asyncio.create_task(server.serve(sockets=[bound]), name="api")
+    reconciling = asyncio.ensure_future(controller.reconcile())
+    waiting = asyncio.create_task(asked_to_end.wait(), name="signals")
+    try:
+        await asyncio.wait((answering, reconciling, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done() and controller.before_exit is not None:
+            asked_to_end.clear()
+            await _unless_asked_again(controller.before_exit(), asked_to_end)
+        if reconciling.done() and not reconciling.cancelled():
+            raise ReconcilerEnded(
+                "the reconciler ended; running attempts go on, start the controller again"
+            ) from reconciling.exception()
+    finally:
+        controller.closing.set()
+        server.should_exit = True
+        reconciling.cancel()
+        waiting.cancel()
+        await asyncio.gather(answering, reconciling, waiting, return_exceptions=True)
 
 
 class _Server(uvicorn.Server):
@@ -183,7 +183,8 @@ async def _unless_asked_again(work: Awaitable[None], asked: asyncio.Event) -> No
 
 
 @contextlib.asynccontextmanager
-async def _signals(asked: asyncio.Event) -> AsyncIterator[None]:
+async def signals_set(asked: asyncio.Event) -> AsyncIterator[None]:
+    """Within the block SIGINT and SIGTERM set `asked` and do nothing else."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, asked.set)

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from ..cluster import Engine, JobStore
 from . import lifecycle, operations, problems, records
 from .access import Access
-from .backend import Backend
+from .backend import Backend, only_known_query
 from .limits import BODY_LIMIT, BodyLimit
 from .requests import RequestLog
 
@@ -51,10 +51,14 @@ def create_app(
     )
     app.state.backend = Backend(store, engine, registry, reconciler_fault, closing or asyncio.Event())
     # Declares the scheme in OpenAPI; `Access` is what enforces it, in front of every route.
-    bearer = [Depends(HTTPBearer(auto_error=False, description="The controller's token."))]
+    bearer = HTTPBearer(auto_error=False, description="The controller's token.")
     app.include_router(operations.probes)
     for router in (lifecycle.router, records.router, operations.operations):
-        app.include_router(router, dependencies=bearer, responses=problems.RESPONSES)
+        app.include_router(
+            router,
+            dependencies=[Depends(bearer), Depends(only_known_query)],
+            responses=problems.RESPONSES,
+        )
     problems.install(app)
     described = app.openapi
     app.openapi = lambda: problems.add_schema(described())  # type: ignore[method-assign]

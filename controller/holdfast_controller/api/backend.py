@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -10,7 +11,7 @@ from typing import Annotated
 from fastapi import Depends, Path, Query, Request
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from ..cluster import Engine, JobStore
+from ..cluster import Engine, Invalid, JobStore
 from ..jobs import JobName, Namespace, TrainingJob
 
 
@@ -40,6 +41,19 @@ At = Annotated[Backend, Depends(backend)]
 InNamespace = Annotated[Namespace, Path(description="The namespace of the job.")]
 Named = Annotated[JobName, Path(description="The job's name.")]
 AttemptNumber = Annotated[int | None, Query(ge=1, description="By default the newest attempt.")]
+
+
+def only_known_query(request: Request) -> None:
+    """Refuse a query parameter that the route does not know: `?dryrun=true` must not submit a job."""
+    described = request.app.openapi()["paths"][request.scope["route"].path_format]
+    parameters = described[request.method.lower()].get("parameters", [])
+    known = [parameter["name"] for parameter in parameters if parameter["in"] == "query"]
+    for name in request.query_params:
+        if name not in known:
+            near = difflib.get_close_matches(name.lower(), {key.lower(): key for key in known}, n=1)
+            right = next((key for key in known if near and key.lower() == near[0]), None)
+            hint = f"did you mean {right!r}?" if right else f"known: {', '.join(known) or 'none'}"
+            raise Invalid(f"query: unknown parameter {name!r}; {hint}")
 
 
 async def find_job(at: At, namespace: InNamespace, name: Named) -> TrainingJob:

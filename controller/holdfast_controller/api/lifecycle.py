@@ -28,7 +28,7 @@ from ..cluster import (
     NotReady,
     ReplicaState,
 )
-from ..documents import parse, to_job
+from ..documents import parse, to_job, validate
 from ..jobs import Phase, TrainingJob
 from ..problem import UnsupportedMedia
 from .backend import At, Backend, Found, InNamespace, Named
@@ -221,10 +221,19 @@ async def _set_suspend(at: Backend, namespace: str, name: str, value: bool) -> T
     raise Conflict(f"{namespace}/{name} changed {WRITE_TRIES} times while it was being written; try again")
 
 
-@router.post("/v1/namespaces/{namespace}/jobs/{name}/drill", status_code=202, response_model=DrillResult)
-async def drill(at: At, job: Found, asked: DrillRequest | None = None) -> Any:
-    """Disrupt a replica of the running attempt."""
-    asked = asked or DrillRequest()
+@router.post(
+    "/v1/namespaces/{namespace}/jobs/{name}/drill",
+    status_code=202,
+    response_model=DrillResult,
+    openapi_extra={
+        "requestBody": {"content": {"application/json": {"schema": DrillRequest.model_json_schema()}}}
+    },
+)
+async def drill(at: At, job: Found, request: Request) -> Any:
+    """Disrupt a replica of the running attempt; without a body a random one, without notice."""
+    body = await request.body()
+    content_type = request.headers.get("content-type")
+    asked = validate(DrillRequest, _document(body, content_type) if body.strip() else {})
     if asked.replica is not None and asked.replica >= job.spec.replicas:
         raise Invalid(
             f"replica {asked.replica}: {job.key} has {job.spec.replicas}, "

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -20,17 +19,12 @@ from ..data_directory import DataDirectoryError
 from . import changing, showing, submission, watching
 from .connection import Connection
 from .exits import ERROR, INTERRUPTED, PIPE_CLOSED
-
-if TYPE_CHECKING:
-    from ..settings import Settings
+from .up import StartController, up_command
 
 EPILOG = (
     "Exit codes: 0 done; 1 an error, told on stderr; 2 wrong usage; "
     "3 the job that was waited for failed; 4 the wait timed out."
 )
-
-StartController = Callable[["Settings", bool], None]
-"""Runs a controller until it is asked to end; the flag: suspend its jobs first."""
 
 
 class _Commands(TyperGroup):
@@ -39,6 +33,8 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
@@ -77,7 +73,7 @@ def create_cli(start_controller: StartController) -> typer.Typer:
         epilog=EPILOG,
     )
     cli.callback(epilog=EPILOG)(_shared)
-    cli.command("up")(_up_command(start_controller))
+    cli.command("up")(up_command(start_controller))
     for module in (submission, showing, watching, changing):
         module.add_to(cli)
     cli.command("version")(_version)
@@ -108,49 +104,3 @@ def _shared(
 def _version(ctx: typer.Context) -> None:
     """Show the version of this command."""
     typer.echo(version("holdfast"))
-
-
-def _up_command(start_controller: StartController) -> Callable[..., None]:
-    def up(
-        ctx: typer.Context,
-        data_dir: Annotated[
-            Path | None, typer.Option(help="Jobs, run directories, token; made where missing.")
-        ] = None,
-        host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1).")] = None,
-        port: Annotated[
-            int | None, typer.Option(help="Port to listen on (8765); 0 takes a free one.")
-        ] = None,
-        no_token: Annotated[
-            bool, typer.Option("--no-token", help="Ask nobody for a token; on loopback only.")
-        ] = False,
-        cpu_slots: Annotated[
-            int | None, typer.Option(help="CPU ranks that may run at once (this machine's cores).")
-        ] = None,
-        gpus: Annotated[int | None, typer.Option(help="GPUs to use (all of this machine).")] = None,
-        stop_jobs: Annotated[
-            bool, typer.Option("--stop-jobs", help="On the way out, suspend the jobs that run.")
-        ] = False,
-        log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (info).")] = None,
-        log_format: Annotated[str | None, typer.Option(help="auto, console or json (auto).")] = None,
-    ) -> None:
-        """Start the controller and the local engine in this process.
-
-        Ctrl-C ends the controller. Jobs that run go on without it, and the next `holdfast up` finds
-        them again; with --stop-jobs they are suspended first, after a checkpoint.
-        """
-        from ..settings import load_settings
-
-        shared: Connection = ctx.obj
-        settings = load_settings(
-            data_dir=data_dir or shared.data_dir,
-            listen_host=host,
-            listen_port=port,
-            no_token=no_token or None,
-            cpu_slots=cpu_slots,
-            gpus=gpus,
-            log_level=log_level,
-            log_format=log_format,
-        )
-        start_controller(settings, stop_jobs)
-
-    return up

@@ -66,8 +66,9 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
         yield "saved", f"up to step {progress.durable_step}"
         if status.phase == Phase.RUNNING:
             yield "speed", ", ".join(_speed_words(job))
-    shape = f"{spec.replicas} x {spec.processes_per_replica} ranks"
-    yield "size", f"{shape}, {'CPU' if spec.gpus == '0' else f'{spec.gpus} GPU each'}"
+    ranks = f"{_many(spec.processes_per_replica, 'rank')}{' each' if spec.replicas > 1 else ''}"
+    device = "on CPU" if spec.gpus == "0" else f"{spec.gpus} GPU{'' if spec.gpus == '1' else 's'} per replica"
+    yield "size", f"{_many(spec.replicas, 'replica')}, {ranks}, {device}"
     yield "command", " ".join(spec.command)
     if spec.image:
         yield "image", spec.image
@@ -77,14 +78,9 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
         "saves",
         f"{every or f'every {spec.checkpoint.every}{unit}'}, the newest {spec.checkpoint.keep} kept",
     )
-    allowed = "unlimited" if spec.retries.disruptions is None else str(spec.retries.disruptions)
-    yield (
-        "budgets",
-        (
-            f"{status.disruptions} of {allowed} disruptions, "
-            f"{status.failures} of {spec.retries.failures} failures used"
-        ),
-    )
+    allowed = "any number" if spec.retries.disruptions is None else str(spec.retries.disruptions)
+    yield "disruptions", f"{status.disruptions} ({allowed} allowed)"
+    yield "failures", f"{status.failures} ({_many(spec.retries.failures, 'restart')} allowed)"
     if status.goodput is not None:
         yield "goodput", formats.percent(status.goodput)
     if job.metadata.labels:

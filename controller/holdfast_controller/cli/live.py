@@ -86,7 +86,7 @@ def _top_table(jobs: Sequence[TrainingJob], width: int) -> Table:
     namespaces = len({job.metadata.namespace for job in jobs}) > 1
     wide = job_columns(jobs, wide=True, namespaces=namespaces)
     weights = {"NAMESPACE": 0, "NAME": 0, "PHASE": 0, "STEP": 0, "TOKENS/S": 1, "LOSS": 2, "ATTEMPT": 3}
-    weights |= {"DISRUPTIONS": 6, "LOST": 5, "GOODPUT": 4, "ETA": 2}
+    weights |= {"DISRUPTIONS": 6, "LOST": 5, "GOODPUT": 4, "ETA": 2, "MESSAGE": 8}
     columns = [column for column in wide if column.title in weights]
     for column in columns:
         column.weight = weights[column.title]

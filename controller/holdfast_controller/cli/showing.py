@@ -84,10 +84,13 @@ def show_jobs(jobs: list[TrainingJob], output: Output, *, namespaces: bool, sing
         every = {"apiVersion": API_VERSION, "kind": "TrainingJobList", "items": items}
         print_document(items[0] if single else every, output.value)
     elif jobs:
-        from .tables import console, job_columns, table
+        from .tables import console, full_width, job_columns, table
 
-        screen = console()
         columns = job_columns(jobs, wide=output == Output.WIDE, namespaces=namespaces)
+        screen = console()
+        if output == Output.WIDE:
+            # Who asks for everything gets it; a line too long for the terminal wraps there.
+            screen.width = max(screen.width, full_width(columns))
         screen.print(table(columns, screen.width))
 
 

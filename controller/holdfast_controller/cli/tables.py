@@ -75,6 +75,11 @@ def fit(columns: Sequence[Column], width: int) -> list[Column]:
     return kept
 
 
+def full_width(columns: Sequence[Column]) -> int:
+    """Cells that all columns need side by side, sentences on one line."""
+    return sum(max(len(c.title), *(cell.cell_len for cell in c.cells), 0) + GAP for c in columns)
+
+
 def table(columns: Sequence[Column], width: int) -> Table:
     """Columns side by side under their titles, without rules."""
     kept = fit(columns, width)

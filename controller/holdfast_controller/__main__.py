@@ -1,0 +1,70 @@
+"""The composition root: which store, which engine, and the command that starts them. Only wires."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from .cli import create_cli
+
+if TYPE_CHECKING:
+    from .cli.up import Voice
+    from .settings import Settings
+
+
+def main() -> None:
+    """The `holdfast` command."""
+    create_cli(run_controller)()
+
+
+def run_controller(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
+    """Run the controller with the local engine in this process until it is asked to end."""
+    from .logs import configure_logging
+    from .settings import unknown_names
+
+    log = configure_logging(settings.log_level, settings.log_format)
+    for sentence in unknown_names(os.environ):
+        log.warning(sentence)
+    asyncio.run(_run(settings, stop_jobs, voice))
+
+
+async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
+    from .api import create_app
+    from .local.engine import LocalEngine
+    from .local.slots import Machine
+    from .local.store import LocalStore
+    from .reconciler import Reconciler
+    from .server import Controller, claim, serve, signals_set
+    from .stopping import active_jobs, suspend_all
+
+    asked_to_end, closing = asyncio.Event(), asyncio.Event()
+    async with signals_set(asked_to_end):
+        with claim(settings) as listening:
+            store = await LocalStore.open(listening.directory.database)
+            try:
+                engine = LocalEngine(settings.data_dir, Machine(settings.cpu_slots, settings.gpus))
+                reconciler = Reconciler(store, engine)
+
+                async def reconcile() -> None:
+                    async with asyncio.TaskGroup() as parts:
+                        parts.create_task(engine.run(), name="engine")
+                        parts.create_task(reconciler.run(), name="reconciler")
+
+                async def before_exit() -> None:
+                    if stop_jobs:
+                        voice.suspending()
+                        await suspend_all(store)
+
+                app = create_app(store, engine, token=listening.token, closing=closing)
+                controller = Controller(app, closing, reconcile, before_exit)
+                await serve(
+                    controller, listening.socket, lambda: voice.started(settings, listening), asked_to_end
+                )
+                voice.ended(await active_jobs(store))
+            finally:
+                await store.close()
+
+
+if __name__ == "__main__":
+    main()

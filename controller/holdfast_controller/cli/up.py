@@ -1,0 +1,110 @@
+"""`holdfast up`: the controller and the local engine in this process, and what it says about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..data_directory import default_data_directory
+
+if TYPE_CHECKING:
+    from ..jobs import TrainingJob
+    from ..server import Listening
+    from ..settings import Settings
+
+JOBS_NAMED = 5
+
+StartController = Callable[["Settings", bool, "Voice"], None]
+"""Runs a controller until it is asked to end; the flag: suspend its jobs first."""
+
+
+class Voice:
+    """What the controller tells the person who started it, on standard output; logs go to stderr."""
+
+    def started(self, settings: Settings, listening: Listening) -> None:
+        """Where it answers, and the three commands to type next."""
+        command = "holdfast"
+        if settings.data_dir != default_data_directory():
+            command += f" --data-dir {settings.data_dir}"
+        token = listening.directory.token if listening.token else "none: whoever is on this machine may call"
+        slots = f"{settings.cpu_slots} CPU slot{'' if settings.cpu_slots == 1 else 's'}"
+        gpus = f"{settings.gpus} GPU{'' if settings.gpus == 1 else 's'}"
+        lines = [
+            f"Holdfast {version('holdfast')} answers at {listening.url}",
+            f"  data   {settings.data_dir}",
+            f"  token  {token}",
+            f"  room   {slots}, {gpus}",
+            "",
+            "Next, in another terminal:",
+            f"  {command} submit job.yaml",
+            f"  {command} top",
+            f"  {command} logs -f JOB",
+            "",
+        ]
+        typer.echo("\n".join(lines))
+
+    def suspending(self) -> None:
+        typer.echo("Suspending all jobs; a second Ctrl-C leaves them running.")
+
+    def ended(self, running: Sequence[TrainingJob]) -> None:
+        """What goes on without the controller."""
+        if not running:
+            typer.echo("Stopped. No job runs.")
+            return
+        names = ", ".join(job.key for job in running[:JOBS_NAMED])
+        more = f" and {len(running) - JOBS_NAMED} more" if len(running) > JOBS_NAMED else ""
+        verb = "goes" if len(running) == 1 else "go"
+        typer.echo(
+            f"Stopped. {names}{more} {verb} on without the controller; `holdfast up` finds them again."
+        )
+
+
+def up_command(start_controller: StartController) -> Callable[..., None]:
+    """The command over a composition root."""
+
+    def up(
+        ctx: typer.Context,
+        data_dir: Annotated[
+            Path | None, typer.Option(help="Jobs, run directories, token; made where missing.")
+        ] = None,
+        host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1).")] = None,
+        port: Annotated[
+            int | None, typer.Option(help="Port to listen on (8765); 0 takes a free one.")
+        ] = None,
+        no_token: Annotated[
+            bool, typer.Option("--no-token", help="Ask nobody for a token; on loopback only.")
+        ] = False,
+        cpu_slots: Annotated[
+            int | None, typer.Option(help="CPU ranks that may run at once (this machine's cores).")
+        ] = None,
+        gpus: Annotated[int | None, typer.Option(help="GPUs to use (all of this machine).")] = None,
+        stop_jobs: Annotated[
+            bool, typer.Option("--stop-jobs", help="On the way out, suspend the jobs that run.")
+        ] = False,
+        log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (info).")] = None,
+        log_format: Annotated[str | None, typer.Option(help="auto, console or json (auto).")] = None,
+    ) -> None:
+        """Start the controller and the local engine in this process.
+
+        Ctrl-C ends the controller. Jobs that run go on without it, and the next `holdfast up` finds
+        them again; with --stop-jobs they are suspended first, after a checkpoint.
+        """
+        from ..settings import load_settings
+
+        settings = load_settings(
+            data_dir=data_dir or ctx.obj.data_dir,
+            listen_host=host,
+            listen_port=port,
+            no_token=no_token or None,
+            cpu_slots=cpu_slots,
+            gpus=gpus,
+            log_level=log_level,
+            log_format=log_format,
+        )
+        start_controller(settings, stop_jobs, Voice())
+
+    return up

@@ -23,7 +23,7 @@ from .checkpoint import rng
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Gang:
     """This rank's place among all ranks, and how they talk outside the training step."""
 
@@ -64,8 +64,14 @@ class Gang:
         return finish
 
     def leave(self) -> None:
-        """Tear the groups down; after this only local work is possible."""
+        """Tear the groups down; after this only local work is possible.
+
+        The control group's threads must have ended before the interpreter does: one that still has to
+        let go of a tensor then finds no interpreter and aborts the process. They end with the group's
+        last reference, which is this one.
+        """
         if self.control is not None and dist.is_initialized():
+            self.control = None
             dist.destroy_process_group()
 
 

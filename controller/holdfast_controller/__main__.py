@@ -34,8 +34,9 @@ async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
     from .local.engine import LocalEngine
     from .local.slots import Machine
     from .local.store import LocalStore
+    from .metrics import Metrics
     from .reconciler import Reconciler
-    from .server import Controller, claim, serve, signals_set
+    from .server import Background, Controller, claim, serve, signals_set
     from .stopping import active_jobs, suspend_all
 
     asked_to_end, closing = asyncio.Event(), asyncio.Event()
@@ -44,20 +45,24 @@ async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
             store = await LocalStore.open(listening.directory.database)
             try:
                 engine = LocalEngine(settings.data_dir, Machine(settings.cpu_slots, settings.gpus))
-                reconciler = Reconciler(store, engine)
-
-                async def reconcile() -> None:
-                    async with asyncio.TaskGroup() as parts:
-                        parts.create_task(engine.run(), name="engine")
-                        parts.create_task(reconciler.run(), name="reconciler")
+                metrics = Metrics(engine.slots)
+                reconciler = Reconciler(store, engine, metrics=metrics)
+                background = Background(engine=engine.run, reconciler=reconciler.run)
 
                 async def before_exit() -> None:
                     if stop_jobs:
                         voice.suspending()
                         await suspend_all(store)
 
-                app = create_app(store, engine, token=listening.token, closing=closing)
-                controller = Controller(app, closing, reconcile, before_exit)
+                app = create_app(
+                    store,
+                    engine,
+                    token=listening.token,
+                    registry=metrics.registry,
+                    reconciler_fault=lambda: background.fault,
+                    closing=closing,
+                )
+                controller = Controller(app, closing, background.run, before_exit)
                 await serve(
                     controller, listening.socket, lambda: voice.started(settings, listening), asked_to_end
                 )

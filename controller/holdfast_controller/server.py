@@ -15,8 +15,9 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 import uvicorn
@@ -38,6 +39,25 @@ class StartupError(HoldfastError):
 
 class ReconcilerEnded(HoldfastError):
     """The reconciler ended though nobody asked it to."""
+
+
+class Background:
+    """What works beside the API, all of it or none: if one part ends, the others are cancelled."""
+
+    def __init__(self, **parts: Callable[[], Coroutine[Any, Any, None]]):
+        self._parts = parts
+        self.fault: str | None = "it has not started"
+        """Why nothing works, or None while it does."""
+
+    async def run(self) -> None:
+        """Until cancelled. Raises what the first part to end raised, as a group."""
+        self.fault = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, part in self._parts.items():
+                    group.create_task(part(), name=name)
+        finally:
+            self.fault = "it has ended"
 
 
 @dataclass(frozen=True)
@@ -142,8 +162,9 @@ async def serve(
             asked_to_end.clear()
             await _unless_asked_again(controller.before_exit(), asked_to_end)
         if reconciling.done() and not reconciling.cancelled():
+            log.error("the reconciler ended", exc_info=reconciling.exception())
             raise ReconcilerEnded(
-                "the reconciler ended; running attempts go on, start the controller again"
+                "the reconciler ended, its log says why; running attempts go on, start the controller again"
             ) from reconciling.exception()
     finally:
         controller.closing.set()

@@ -2,10 +2,8 @@
 
 The run directory's ledger and steps are the evidence; the job's status adds the verdicts. Pure.
 
-Lost steps of an attempt are the steps it had done beyond the step where its successor resumed, or, as
-long as it has none, beyond its newest durable checkpoint. Summed over the attempts this is exactly the
-number of steps that were done more often than once. A checkpoint that proves unreadable afterwards
-therefore adds to the loss, though it had counted as durable.
+What an attempt lost is decided in policy/lost_work.py, as the reconciler does it: beyond where its
+successor resumed. Summed over the attempts that is exactly the number of steps done once too often.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from ..jobs import AttemptRecord, Model, Phase, TrainingJob, Verdict
+from ..policy.lost_work import Work, lost_steps, work_of
 
 Line = Mapping[str, Any]
 
@@ -42,6 +41,7 @@ class AttemptAccount(Model):
         description="From the last sign of life of the attempt before to the end of this one's first step; "
         "None for the first attempt and after a suspension.",
     )
+    outcome: str | None = Field(default=None, description="As its rank 0 told at the end, if it could.")
     digest: str | None = Field(default=None, description="Of the parameters at its end.")
 
 
@@ -67,20 +67,29 @@ class LedgerDocument(Model):
 class _Evidence:
     """What one attempt left in the run directory."""
 
-    start: Line = field(default_factory=dict)
-    first: Line = field(default_factory=dict)
-    stop: Line = field(default_factory=dict)
-    checkpoints: list[int] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    last_sign: float | None = None
-    """Seconds since the epoch of the newest line."""
+    ledger: list[Line] = field(default_factory=list)
+    steps: list[Line] = field(default_factory=list)
+
+    def line(self, event: str) -> Line:
+        """The newest line of an event; empty where there is none."""
+        return next((line for line in reversed(self.ledger) if line.get("event") == event), {})
+
+    @property
+    def last_sign(self) -> float | None:
+        """Seconds since the epoch of its newest line."""
+        times = [line.get("time") for line in (*self.ledger, *self.steps)]
+        return max((float(time) for time in times if isinstance(time, int | float)), default=None)
 
 
 def account(
     job: TrainingJob, lines: Sequence[dict[str, Any]], steps: Sequence[Line], now: datetime | None = None
 ) -> LedgerDocument:
     """The account of all attempts of which the run directory or the status knows."""
-    evidence = _gather(lines, steps)
+    evidence: defaultdict[int, _Evidence] = defaultdict(_Evidence)
+    for line in lines:
+        evidence[int(line["attempt"])].ledger.append(line)
+    for step in steps:
+        evidence[int(step["attempt"])].steps.append(step)
     records = {record.number: record for record in job.status.attempts}
     numbers = sorted(evidence.keys() | records.keys())
     attempts = [_attempt(number, evidence[number], records.get(number)) for number in numbers]
@@ -97,64 +106,41 @@ def account(
     )
 
 
-def _gather(lines: Sequence[Line], steps: Sequence[Line]) -> defaultdict[int, _Evidence]:
-    found: defaultdict[int, _Evidence] = defaultdict(_Evidence)
-    for line in (*lines, *steps):
-        if not isinstance(line.get("attempt"), int):
-            continue
-        of = found[line["attempt"]]
-        if isinstance(line.get("time"), int | float):
-            of.last_sign = max(of.last_sign or 0.0, float(line["time"]))
-        match line.get("event"):
-            case "attempt_start":
-                of.start = line
-            case "first_step":
-                of.first = line
-            case "checkpoint":
-                of.checkpoints.append(int(line["step"]))
-            case "stop":
-                of.stop = line
-            case None if "step" in line:
-                of.steps.append(int(line["step"]))
-    return found
-
-
 def _attempt(number: int, seen: _Evidence, record: AttemptRecord | None) -> AttemptAccount:
-    resumed = seen.start.get("resumed_step")
-    done = [
-        *seen.steps,
-        *([seen.first["step"]] if seen.first else []),
-        *([seen.stop["step"]] if seen.stop else []),
+    work = work_of(number, seen.ledger, seen.steps)
+    stop = seen.line("stop")
+    done = [step for step in (work.last_step, record.last_step if record else None) if step is not None]
+    durable = [
+        step for step in (work.durable_step, record.durable_step if record else None) if step is not None
     ]
-    durable = [*seen.checkpoints, *([resumed] if resumed is not None else [])]
-    if seen.stop:
-        durable.append(int(seen.stop["durable_step"]))
-    ended = record.ended_at if record else _moment(seen.stop.get("time"))
+    first = [line["step"] for line in (*seen.steps, seen.line("first_step")) if "step" in line]
+    started = _moment(seen.line("attempt_start").get("time"))
     return AttemptAccount(
         attempt=number,
         verdict=record.verdict if record else None,
         reason=record.reason if record else "",
-        world_size=seen.start.get("world_size"),
-        resumed_step=resumed,
-        first_step=min(seen.steps, default=seen.first.get("step")),
-        last_step=max(done, default=record.last_step if record else None),
-        durable_step=max(durable, default=None),
-        checkpoints=len(seen.checkpoints),
-        started_at=_moment(seen.start.get("time")) or (record.started_at if record else None),
-        first_step_at=_moment(seen.first.get("time")),
-        ended_at=ended,
-        digest=seen.stop.get("digest") or None,
+        world_size=seen.line("attempt_start").get("world_size"),
+        resumed_step=work.resumed_step,
+        first_step=min(first, default=None),
+        last_step=max(done, default=None),
+        durable_step=max(saved, default=None),
+        checkpoints=sum(line.get("event") == "checkpoint" for line in seen.ledger),
+        started_at=(record.started_at if record else None) or started,
+        first_step_at=_moment(work.first_step_at),
+        ended_at=record.ended_at if record else _moment(stop.get("time")),
+        digest=stop.get("digest") or None,
+        outcome=stop.get("outcome"),
     )
 
 
 def _book(attempt: AttemptAccount, later: Sequence[AttemptAccount]) -> None:
-    resumed = next((other.resumed_step for other in later if other.resumed_step is not None), None)
-    over = attempt.ended_at is not None or bool(later)
-    if not over:
+    if attempt.ended_at is None and not later:
         return
-    kept = resumed if resumed is not None else attempt.durable_step
-    # An attempt that ended before its first step had nothing of its own to lose.
-    attempt.lost_steps = 0 if attempt.last_step is None else max(0, attempt.last_step - (kept or 0))
+    resumed = next((other.resumed_step for other in later if other.resumed_step is not None), None)
+    finished = attempt.verdict == Verdict.FINISHED or attempt.outcome == "finished"
+    work = Work(attempt.resumed_step, attempt.last_step, attempt.durable_step, None)
+    # An attempt that ended before it could say anything had nothing of its own to lose.
+    attempt.lost_steps = lost_steps(work, Verdict.FINISHED if finished else Verdict.DISRUPTED, resumed) or 0
 
 
 def _time_recovery(

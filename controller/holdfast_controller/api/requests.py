@@ -12,8 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = structlog.get_logger(__name__)
 
-_QUIET = ("/healthz", "/readyz", "/metrics")
-"""Asked every few seconds; logged at debug."""
 _REQUEST_ID = re.compile(r"[-A-Za-z0-9_.]{1,64}")
 
 
@@ -43,7 +41,8 @@ class RequestLog:
             try:
                 await self._app(scope, receive, send_with_id)
             finally:
-                tell = log.debug if scope["path"] in _QUIET else log.info
+                # Somebody always looks on, several times a second; what changes something is news.
+                tell = log.debug if scope["method"] == "GET" and 0 < status < 500 else log.info
                 tell(
                     "request",
                     method=scope["method"],

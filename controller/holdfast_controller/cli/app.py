@@ -55,10 +55,12 @@ def tell(error: Exception) -> None:
 
     if not isinstance(error, HoldfastError):
         raise error
-    typer.echo(f"error: {error}", err=True)
     if isinstance(error, Invalid) and len(error.errors) > 1:
+        typer.echo(f"error: {len(error.errors)} things are wrong", err=True)
         for line in error.errors:
             typer.echo(f"  {line}", err=True)
+    else:
+        typer.echo(f"error: {error}", err=True)
 
 
 def create_cli(start_controller: StartController) -> typer.Typer:

@@ -26,7 +26,7 @@ def describe_job(
     parts: list[RenderableType] = [_title(job), Text(), _facts(job)]
     if account["attempts"]:
         parts += _section("Attempts", table(ledger_columns(account["attempts"]), width - 2))
-        parts += [Padding(totals_line(account["totals"]), (1, 0, 0, 2))]
+        parts += [Padding(totals_line(account["totals"]), (1, 0, 0, 2), expand=False)]
     if events:
         parts += _section("Events", table(event_columns(events[-EVENTS_SHOWN:]), width - 2))
     parts += list(_last_words(job))
@@ -34,7 +34,7 @@ def describe_job(
 
 
 def _section(title: str, body: RenderableType) -> list[RenderableType]:
-    return [Text(), Text(title, "bold"), Padding(body, (0, 0, 0, 2))]
+    return [Text(), Text(title, "bold"), Padding(body, (0, 0, 0, 2), expand=False)]
 
 
 def _title(job: TrainingJob) -> Text:
@@ -159,5 +159,7 @@ def _last_words(job: TrainingJob) -> Iterator[RenderableType]:
         for rank, tail in sorted(record.log_tail.items(), key=lambda item: int(item[0]))[:1]:
             yield Text()
             yield Text(f"Last lines of rank {rank} in attempt {record.number}", "bold")
-            yield Padding(Text("\n".join(tail.rstrip().splitlines()[-TAIL_LINES:])), (0, 0, 0, 2))
+            yield Padding(
+                Text("\n".join(tail.rstrip().splitlines()[-TAIL_LINES:])), (0, 0, 0, 2), expand=False
+            )
             return

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .connection import Job, NamespaceOption, complete_job, locate
+from .connection import Job, JobAddress, NamespaceOption, complete_job, locate
 
 if TYPE_CHECKING:
+    from ..client import Client
     from ..jobs import TrainingJob
 
 
@@ -57,18 +58,13 @@ def get(
 
             watch_jobs(client, area, place.name if place else None, selector, output)
             return
-        found = [client.get(*_pair(place))] if place else client.list_jobs(area, selector=selector)
+        found = (
+            [client.get(place.namespace, place.name)] if place else client.list_jobs(area, selector=selector)
+        )
     show_jobs(found, output, namespaces=everywhere, single=place is not None)
     if not found and output in (Output.TABLE, Output.WIDE):
         where = "in any namespace" if everywhere else f"in namespace {area}"
         typer.echo(f"no jobs {where}", err=True)
-
-
-def _pair(place: object) -> tuple[str, str]:
-    from .connection import JobAddress
-
-    assert isinstance(place, JobAddress)
-    return place.namespace, place.name
 
 
 def show_jobs(jobs: list[TrainingJob], output: Output, *, namespaces: bool, single: bool) -> None:
@@ -153,3 +149,19 @@ def logs(
             place.namespace, place.name, attempt=attempt, rank=rank, tail=tail, follow=follow
         ):
             typer.echo(line)
+        if follow and attempt is None:
+            _say_if_cut_short(client, place)
+
+
+def _say_if_cut_short(client: Client, place: JobAddress) -> None:
+    """A log that is followed ends with its job; an earlier end is the controller's."""
+    from ..cluster import NotFound, Unavailable
+
+    try:
+        phase = client.get(place.namespace, place.name).status.phase
+    except NotFound:
+        return
+    if not phase.final:
+        raise Unavailable(
+            f"the controller ended the log, but {place} is {phase} and goes on: follow it again"
+        )

@@ -110,7 +110,7 @@ def _attempt(number: int, seen: _Evidence, record: AttemptRecord | None) -> Atte
     work = work_of(number, seen.ledger, seen.steps)
     stop = seen.line("stop")
     done = [step for step in (work.last_step, record.last_step if record else None) if step is not None]
-    durable = [
+    saved = [
         step for step in (work.durable_step, record.durable_step if record else None) if step is not None
     ]
     first = [line["step"] for line in (*seen.steps, seen.line("first_step")) if "step" in line]

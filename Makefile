@@ -25,7 +25,7 @@ install: ## .venv with what uv.lock pins; the other targets do it by themselves
 	@"$(PYTHON)" scripts/install.py
 
 demo: install ## a preempted run ends bit-identical to an untouched one; writes build/demo.json
-	@$(RUN) scripts/demo.py $(ARGS)
+	@$(RUN) -m scripts.demo $(ARGS)
 
 up: install ## the controller and the local engine on this machine
 	@$(VENV)/bin/holdfast up $(ARGS)

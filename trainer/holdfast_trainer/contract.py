@@ -248,8 +248,9 @@ def raise_fence(run: RunDir, attempt: int) -> int:
 #   {"event": "stop", "time", "attempt", "outcome", "step", "durable_step", "error", "digest"}: by rank 0;
 #       digest (SHA-256 over the state of every rank) is that of the checkpoint of "durable_step"
 #
-# steps.jsonl: {"step", "time", "loss", "loss_hex", "seconds", "tokens"} and, where validated,
-# "val_loss". loss_hex is float.hex(): equality of curves is equality of bits.
+# steps.jsonl: {"step", "time", "loss", "loss_hex", "seconds", "data_seconds", "tokens"} for each step
+# (seconds of rank 0, tokens of all ranks), {"step", "time", "val_loss", "val_loss_hex"} for each
+# validation. loss_hex is float.hex(): equality of curves is equality of bits.
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -44,7 +44,11 @@ class StepLog:
         spans = self._spans.collect()
         figures = StepFigures(seconds, self._tokens, self._samples, spans.get("data", 0.0))
         self._telemetry.step(step, figures, spans)
-        self._lines[step] = {"seconds": seconds, "tokens": self._tokens * self._world_size}
+        self._lines[step] = {
+            "seconds": seconds,
+            "data_seconds": figures.data_seconds,
+            "tokens": self._tokens * self._world_size,
+        }
         if not self._awaits_loss:
             self._write(step)
         if not self._any and self._journal is not None:

@@ -26,6 +26,7 @@ M = TypeVar("M", bound=BaseModel)
 
 NODE_LIMIT = 100_000
 """Values in one document after aliases are expanded."""
+DEPTH_LIMIT = 100
 SERVER_OWNED = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 """Metadata that `holdfast get -o yaml` shows and no user sets; left out on submit, as Kubernetes does."""
 
@@ -92,6 +93,7 @@ def _parse_json(text: str, source: str) -> object:
 def _parse_yaml(text: str, source: str) -> object:
     loader = _Loader(text)
     try:
+        _check_depth(text, source)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -105,6 +107,19 @@ def _parse_yaml(text: str, source: str) -> object:
         raise Invalid(f"{source}: {error}") from None
     finally:
         loader.dispose()
+
+
+def _check_depth(text: str, source: str) -> None:
+    """Bounded nesting, seen in the events: the composer of libyaml's binding overflows the C stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEPTH_LIMIT:
+            line = event.start_mark.line + 1
+            raise Invalid(f"{source}: line {line}: nested deeper than {DEPTH_LIMIT} levels")
 
 
 def _check_nodes(root: yaml.Node, source: str) -> None:
@@ -186,17 +201,19 @@ def _wrong_kind(document: Mapping[str, Any]) -> list[str]:
     return faults
 
 
-def _not_json(value: object, path: str) -> Iterator[str]:
+def _not_json(value: object, path: str, depth: int = 0) -> Iterator[str]:
     """What JSON cannot say, so that storing it would change it."""
-    if isinstance(value, Mapping):
+    if depth > DEPTH_LIMIT:
+        yield f"{path[:40]}...: nested deeper than {DEPTH_LIMIT} levels"
+    elif isinstance(value, Mapping):
         for key, item in value.items():
             if isinstance(key, str):
-                yield from _not_json(item, f"{path}.{key}" if path else key)
+                yield from _not_json(item, f"{path}.{key}" if path else key, depth + 1)
             else:
                 yield f"{path}: the key {key!r} is a {_kind(key)}; write it in quotes"
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _not_json(item, f"{path}[{index}]")
+            yield from _not_json(item, f"{path}[{index}]", depth + 1)
     elif isinstance(value, float) and not math.isfinite(value):
         yield f"{path}: {value} is no JSON number; leave the key out or write it in quotes"
     elif not isinstance(value, str | int | float | None):

@@ -1,0 +1,145 @@
+"""What a user can write wrongly in a job, and what he is told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_controller.cluster import Invalid
+from holdfast_controller.documents import parse, to_job
+
+
+def faults_of(text: str, namespace: str | None = None) -> list[str]:
+    with pytest.raises(Invalid) as caught:
+        to_job(parse(text.encode(), "job.yaml"), namespace)
+    return caught.value.errors or [str(caught.value)]
+
+
+GOOD = "metadata: {name: j}\nspec: {command: [python, t.py]}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "job.yaml is empty: it should hold one TrainingJob"),
+        ("- 1", "job.yaml holds a list, not the mapping of a TrainingJob"),
+        ("a: [1\nb: 2", "job.yaml: line 2, column 2: did not find expected ',' or ']'"),
+        ("a: 1\nb: 2\na: 3", "job.yaml: line 3, column 1: the key 'a' is given twice in one mapping"),
+        ("a: &x [*x]", "job.yaml: line 1, column 4: an alias stands inside what it names"),
+        ("a: !!python/object:os.system x", "job.yaml: line 1, column 4: could not determine a constructor"),
+        ("apiVersion: v1\n" + GOOD, "apiVersion: 'v1' should be 'holdfast.dev/v1alpha1'"),
+        ("kind: Pod\n" + GOOD, "kind: 'Pod' should be 'TrainingJob'"),
+        ("metadata: {name: j}", "spec: this key is needed and missing"),
+        ("metadata: [j]\nspec: {command: [x]}", "metadata: a list stands where a mapping is needed"),
+        ("metadata: {name: My_Job}\nspec: {command: [x]}", "metadata.name: 'My_Job' is no name: lower-case"),
+        (
+            "metadata: {name: j}\nspec: {command: [x], replica: 2}",
+            "spec.replica: unknown key; did you mean 'replicas'?",
+        ),
+        ("metadata: {name: j}\nspec: {command: [x], checkpoint: {evry: 5}}", "did you mean 'every'?"),
+        ("metadata: {name: j}\nspec: {command: [x], zzz: 1}", "spec.zzz: unknown key; known: image, command"),
+        (
+            "metadata: {name: j}\nspec: {command: [x], replicas: two}",
+            "spec.replicas: 'two': input should be a valid integer",
+        ),
+        ("metadata: {name: j}\nspec: {command: []}", "spec.command: []: list should have at least 1 item"),
+        ("metadata: {name: j}\nspec: {command: [x], env: {RANK: '1'}}", "RANK is set by the platform"),
+        ("metadata: {name: j}\nspec: {command: [x], gpus: 1.5}", "1.5 GPUs: only whole numbers above 1"),
+        (
+            "metadata: {name: j}\nspec: {command: [x], config: {lr: .nan}}",
+            "spec.config.lr: nan is no JSON number",
+        ),
+        (
+            "metadata: {name: j}\nspec: {command: [x], config: {1: 2}}",
+            "the key 1 is a number; write it in quotes",
+        ),
+    ],
+)
+def test_a_faulty_document_is_told_where_and_what(text: str, told: str) -> None:
+    assert any(told in fault for fault in faults_of(text)), faults_of(text)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    faults = faults_of("metadata: {nmae: j}\nspec: {command: x, replicas: 0, gpu: 1}")
+    assert len(faults) == 5
+    assert "metadata.nmae: unknown key; did you mean 'name'?" in faults
+    assert "spec.gpu: unknown key; did you mean 'gpus'?" in faults
+
+
+def test_a_small_document_cannot_stand_for_a_large_one() -> None:
+    """The billion laughs: ten lists of ten of the list before."""
+    lines = ["a0: &a0 [" + ",".join("1" * 10) + "]"]
+    lines += [f"a{n}: &a{n} [" + ",".join([f"*a{n - 1}"] * 10) + "]" for n in range(1, 9)]
+    (fault,) = faults_of("\n".join(lines))
+    assert "its aliases expanded; at most 100000" in fault
+
+
+def test_deep_nesting_is_refused_not_a_crash() -> None:
+    """The binding of libyaml would end the process: its composer recurses in C."""
+    told = r"nested too deeply|nested deeper than 100 levels|did not find"
+    for text in (b'{"a":' * 100_000, b"[" * 100_000, b"- " * 1_000 + b"x"):
+        with pytest.raises(Invalid, match=told):
+            parse(text, "deep", "yaml")
+    with pytest.raises(Invalid, match="deep is nested too deeply"):
+        parse(b"[" * 100_000, "deep", "json")
+
+
+def test_nesting_by_alias_and_nesting_in_json_are_bounded_too() -> None:
+    chain = "a0: &a0 [1]\n" + "\n".join(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 300))
+    assert any("nested deeper than 100 levels" in fault for fault in faults_of(chain))
+    with pytest.raises(Invalid, match="nested deeper than 100 levels"):
+        to_job(parse(b'{"a":' * 300 + b"1" + b"}" * 300, "deep", "json"))
+
+
+def test_anchors_within_reason_are_fine() -> None:
+    text = "metadata: {name: j}\nspec: {command: [x], config: {a: &a {lr: 1e-3}, b: *a, day: 2026-01-01}}"
+    assert to_job(parse(text.encode(), "job.yaml")).spec.config == {
+        "a": {"lr": 0.001},
+        "b": {"lr": 0.001},
+        "day": "2026-01-01",
+    }
+
+
+def test_what_get_shows_can_be_submitted_again() -> None:
+    first = to_job(parse(GOOD.encode(), "job.yaml"), "team-a")
+    again = to_job(parse(yaml.safe_dump(first.to_dict()).encode(), "job.yaml"), "team-a")
+    assert again.spec == first.spec
+    assert again.metadata.uid != first.metadata.uid
+
+
+def test_two_namespaces_are_a_contradiction() -> None:
+    (fault,) = faults_of("metadata: {name: j, namespace: b}\nspec: {command: [x]}", "a")
+    assert "metadata.namespace is 'b', but the job was sent to namespace 'a'" in fault
+
+
+@given(
+    st.dictionaries(
+        st.text(min_size=1),
+        st.recursive(
+            st.none()
+            | st.booleans()
+            | st.integers(-(2**53), 2**53)
+            | st.floats(allow_nan=False, allow_infinity=False)
+            | st.text(),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+            max_leaves=10,
+        ),
+        max_size=4,
+    )
+)
+def test_a_config_comes_through_unchanged(config: dict[str, object]) -> None:
+    body = {"metadata": {"name": "j"}, "spec": {"command": ["x"], "config": config}}
+    job = to_job(parse(json.dumps(body).encode(), "job.json", "json"))
+    assert json.loads(job.model_dump_json())["spec"]["config"] == config
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_a_crash(data: bytes) -> None:
+    for syntax in ("json", "yaml"):
+        with contextlib.suppress(Invalid):
+            to_job(parse(data, "noise", syntax))

@@ -1,0 +1,111 @@
+"""The account of a job that was preempted twice, computed from what its run wrote."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from holdfast_controller.api.ledger import account
+from holdfast_controller.jobs import AttemptRecord, Metadata, Spec, Status, TrainingJob, Verdict
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+ZERO = NOW.timestamp() - 100
+
+
+def steps(attempt: int, first: int, last: int, at: float) -> list[dict[str, Any]]:
+    return [
+        {"attempt": attempt, "step": step, "time": at + step - first, "loss": 1.0}
+        for step in range(first, last + 1)
+    ]
+
+
+def job(*verdicts: Verdict | None, **status: Any) -> TrainingJob:
+    records = [
+        AttemptRecord(
+            number=number,
+            verdict=verdict,
+            started_at=NOW - timedelta(seconds=90),
+            ended_at=NOW if verdict else None,
+        )
+        for number, verdict in enumerate(verdicts, 1)
+    ]
+    return TrainingJob(
+        metadata=Metadata(name="j"),
+        spec=Spec(command=["x"]),
+        status=Status(attempts=records, attempt=len(records), **status),
+    )
+
+
+LINES: list[dict[str, Any]] = [
+    {"event": "attempt_start", "time": ZERO, "attempt": 1, "world_size": 2, "resumed_step": 0},
+    {"event": "first_step", "time": ZERO + 5, "attempt": 1, "step": 1, "seconds": 1.0},
+    {"event": "checkpoint", "time": ZERO + 12, "attempt": 1, "step": 8},
+    # killed at step 12; the checkpoint of step 8 turns out damaged, so the next resumes from 4
+    {"event": "attempt_start", "time": ZERO + 20, "attempt": 2, "world_size": 2, "resumed_step": 4},
+    {"event": "first_step", "time": ZERO + 22, "attempt": 2, "step": 5, "seconds": 1.0},
+    {
+        "event": "stop",
+        "time": ZERO + 30,
+        "attempt": 2,
+        "outcome": "interrupted",
+        "step": 10,
+        "durable_step": 10,
+    },
+    {"event": "attempt_start", "time": ZERO + 33, "attempt": 3, "world_size": 2, "resumed_step": 10},
+    {"event": "first_step", "time": ZERO + 35.5, "attempt": 3, "step": 11, "seconds": 1.0},
+    {
+        "event": "stop",
+        "time": ZERO + 40,
+        "attempt": 3,
+        "outcome": "finished",
+        "step": 15,
+        "durable_step": 15,
+        "digest": "abc",
+    },
+]
+STEPS = steps(1, 1, 12, ZERO + 5) + steps(2, 5, 10, ZERO + 22) + steps(3, 11, 15, ZERO + 35.5)
+
+
+def test_a_job_preempted_twice() -> None:
+    told = account(job(Verdict.DISRUPTED, Verdict.DISRUPTED, Verdict.FINISHED, disruptions=2), LINES, STEPS)
+    first, second, third = told.attempts
+    assert (first.resumed_step, first.first_step, first.last_step, first.durable_step) == (0, 1, 12, 8)
+    assert (first.lost_steps, second.lost_steps, third.lost_steps) == (8, 0, 0)
+    # From the last sign of life of the one before (its step 12, at 16 s) to the first step done.
+    assert (first.recovery_seconds, second.recovery_seconds, third.recovery_seconds) == (None, 6.0, 5.5)
+    assert third.digest == "abc"
+    assert told.totals.recovery_seconds == [6.0, 5.5]
+    assert (told.totals.attempts, told.totals.disruptions, told.totals.lost_steps) == (3, 2, 8)
+
+
+def test_lost_steps_are_the_steps_done_once_too_often() -> None:
+    told = account(job(Verdict.DISRUPTED, Verdict.DISRUPTED, Verdict.FINISHED), LINES, STEPS)
+    assert told.totals.lost_steps == len(STEPS) - len({line["step"] for line in STEPS})
+
+
+def test_while_it_runs_nothing_is_called_lost() -> None:
+    told = account(job(None), LINES[:3], STEPS[:12])
+    assert told.attempts[0].lost_steps is None
+    assert told.totals.lost_steps == 0
+
+
+def test_a_kill_before_a_successor_counts_from_the_durable_step() -> None:
+    told = account(job(Verdict.DISRUPTED), LINES[:3], STEPS[:12])
+    assert told.attempts[0].lost_steps == 4
+
+
+def test_a_suspension_is_no_recovery() -> None:
+    told = account(job(Verdict.DISRUPTED, Verdict.SUSPENDED, Verdict.FINISHED), LINES, STEPS)
+    assert told.attempts[2].recovery_seconds is None
+
+
+def test_an_attempt_that_ended_before_it_could_speak() -> None:
+    told = account(job(Verdict.FAILED), [], [])
+    assert told.attempts[0].lost_steps == 0
+    assert told.attempts[0].last_step is None
+
+
+def test_attempts_that_the_status_has_forgotten_are_in_the_account() -> None:
+    told = account(job(), LINES, STEPS)
+    assert [attempt.attempt for attempt in told.attempts] == [1, 2, 3]
+    assert told.totals.lost_steps == 8

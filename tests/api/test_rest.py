@@ -1,0 +1,436 @@
+"""A client talks to the real server: what it may do, what it is refused, and how that is said."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from served import TOKEN, Served, job_yaml, served
+from waiting import wait_until
+
+from holdfast_controller.cluster import DrillKind, Event
+
+YAML = {"Content-Type": "application/yaml"}
+JOBS = "/v1/namespaces/default/jobs"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("served")) as running:
+        yield running
+
+
+@pytest.fixture
+def http(server: Served) -> Iterator[httpx.Client]:
+    for job in server.run(server.store.list_jobs()):
+        server.run(server.store.remove(job))
+    with server.http() as client:
+        yield client
+
+
+def submit(http: httpx.Client, name: str = "gpt-small", **more: Any) -> httpx.Response:
+    return http.post(JOBS, content=job_yaml(name), headers=YAML, **more)
+
+
+def problem(answer: httpx.Response, status: int, slug: str) -> str:
+    """The detail of a problem document, after a check of its form."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    assert body["status"] == status
+    assert body["type"] == f"urn:holdfast:problem:{slug}"
+    assert body["instance"] == answer.request.url.path
+    assert body["title"]
+    return str(body["detail"])
+
+
+# ------------------------------------------------------------- a job's life
+
+
+def test_submit_get_list_delete(http: httpx.Client) -> None:
+    answer = submit(http)
+    assert answer.status_code == 201
+    assert answer.headers["location"] == f"{JOBS}/gpt-small"
+    assert answer.json()["status"]["phase"] == "Queued"
+    assert http.get(answer.headers["location"]).json() == answer.json()
+    assert [item["metadata"]["name"] for item in http.get("/v1/jobs").json()["items"]] == ["gpt-small"]
+    deleted = http.delete(f"{JOBS}/gpt-small")
+    assert deleted.status_code == 202
+    assert deleted.json()["metadata"]["deletionTimestamp"]
+
+
+def test_json_is_as_good_as_yaml(http: httpx.Client) -> None:
+    body = {"metadata": {"name": "j"}, "spec": {"command": ["x"]}}
+    assert http.post(JOBS, json=body).status_code == 201
+
+
+def test_suspend_and_resume_are_writes_to_the_spec(http: httpx.Client, server: Served) -> None:
+    submit(http)
+    assert http.post(f"{JOBS}/gpt-small/suspend").json()["spec"]["suspend"] is True
+    assert http.post(f"{JOBS}/gpt-small/suspend").status_code == 200, "again is no error"
+    assert http.post(f"{JOBS}/gpt-small/resume").json()["metadata"]["generation"] == 3
+    server.set_status("gpt-small", phase="Succeeded")
+    assert "default/gpt-small is Succeeded: there is nothing to suspend" in problem(
+        http.post(f"{JOBS}/gpt-small/suspend"), 409, "not-ready"
+    )
+
+
+def test_a_dry_run_tells_the_plan_and_does_nothing(http: httpx.Client) -> None:
+    plan = submit(http, params={"dryRun": "true"}).json()
+    assert plan["feasible"] is True
+    assert plan["manifests"][0]["command"] == ["torchrun", "python", "train.py"]
+    assert http.get(f"{JOBS}/gpt-small").status_code == 404
+    submit(http)
+    again = submit(http, params={"dryRun": "true"}).json()
+    assert again["reasons"] == ["the name is taken: default/gpt-small exists"]
+
+
+def test_one_key_is_one_job(http: httpx.Client) -> None:
+    """The answer of a submission is lost on the way; the client sends it again."""
+    first = submit(http, "a").json()
+    key = {**YAML, "Idempotency-Key": "k-1"}
+    second = http.post(JOBS, content=job_yaml("b"), headers=key).json()
+    same = http.post(JOBS, content=job_yaml("b") + "  gpus: 0\n", headers=key)
+    assert same.status_code == 201, "another spelling of the same job"
+    assert same.json()["metadata"]["uid"] == second["metadata"]["uid"] != first["metadata"]["uid"]
+    detail = problem(http.post(JOBS, content=job_yaml("c"), headers=key), 409, "conflict")
+    assert "k-1" in detail
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def test_two_jobs_of_one_name(http: httpx.Client) -> None:
+    submit(http)
+    assert "default/gpt-small exists" in problem(submit(http), 409, "already-exists")
+
+
+def test_sixty_four_gpus_on_a_machine_with_none(http: httpx.Client) -> None:
+    answer = http.post(JOBS, content=job_yaml() + "  gpus: 32\n", headers=YAML)
+    detail = problem(answer, 422, "invalid")
+    assert "default/gpt-small cannot run here: spec.gpus: the job needs 64 GPUs" in detail
+    assert answer.json()["errors"] == ["spec.gpus: the job needs 64 GPUs and this machine has none; give 0"]
+    assert http.get("/v1/jobs").json()["items"] == []
+
+
+def test_an_unknown_key_names_the_nearest(http: httpx.Client) -> None:
+    answer = http.post(JOBS, content=job_yaml() + "  replica: 3\n  chekpoint: {}\n", headers=YAML)
+    problem(answer, 422, "invalid")
+    assert answer.json()["errors"] == [
+        "spec.replica: unknown key; did you mean 'replicas'?",
+        "spec.chekpoint: unknown key; did you mean 'checkpoint'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "sent", "status", "slug", "told"),
+    [
+        ("POST", JOBS, {"content": "{", "headers": YAML}, 422, "invalid", "the body: line 2, column 1"),
+        (
+            "POST",
+            JOBS,
+            {"content": "{"},
+            415,
+            "unsupported-media",
+            "Content-Type is missing: send application/json",
+        ),
+        ("POST", JOBS, {"data": {"a": "b"}}, 415, "unsupported-media", "--data-binary @job.yaml"),
+        (
+            "POST",
+            JOBS + "?dryrun=true",
+            {},
+            422,
+            "invalid",
+            "unknown parameter 'dryrun'; did you mean 'dryRun'?",
+        ),
+        ("POST", "/v1/namespaces/A_B/jobs", {}, 422, "invalid", "path namespace: 'A_B'"),
+        ("GET", "/v1/jobs?phase=Runing", {}, 422, "invalid", "'Runing': input should be 'Queued'"),
+        (
+            "GET",
+            "/v1/jobs?limit=0",
+            {},
+            422,
+            "invalid",
+            "limit: '0': input should be greater than or equal to 1",
+        ),
+        ("GET", "/v1/jobs?labelSelector=a+in", {}, 422, "invalid", "labelSelector: 'a in' is none of"),
+        ("GET", "/v1/jobs?continue=x", {}, 422, "invalid", "continue: 'x' is no token of a list"),
+        ("GET", JOBS + "/none", {}, 404, "not-found", "default/none"),
+        ("DELETE", JOBS + "/none", {}, 404, "not-found", "default/none"),
+        ("GET", JOBS + "/..%2f..%2fetc/logs", {}, 404, None, "there is nothing at"),
+        ("GET", JOBS + "/j/logs?rank=-1", {}, 422, "invalid", "rank: '-1'"),
+        ("POST", JOBS + "/j/drill", {"json": {"replica": 9}}, 422, "invalid", "replica 9: default/j has 2"),
+        (
+            "POST",
+            JOBS + "/j/drill",
+            {"json": {"knd": "kill"}},
+            422,
+            "invalid",
+            "knd: unknown key; did you mean 'kind'?",
+        ),
+        ("POST", JOBS + "/j/drill", {}, 409, "not-ready", "default/j is Queued: nothing of it runs"),
+        ("GET", JOBS + "/j/logs", {}, 404, "not-found", "default/j has had no attempt yet"),
+        ("GET", JOBS + "/j/logs?rank=5", {}, 422, "invalid", "rank 5: default/j has 2"),
+        ("GET", "/nowhere", {}, 404, None, "there is nothing at /nowhere"),
+        ("PUT", "/v1/jobs", {}, 405, None, "PUT is not possible on /v1/jobs"),
+    ],
+)
+def test_what_cannot_be_done_is_told(
+    http: httpx.Client, method: str, path: str, sent: Any, status: int, slug: str | None, told: str
+) -> None:
+    submit(http, "j")
+    answer = http.request(method, path, **sent)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["type"] == (f"urn:holdfast:problem:{slug}" if slug else "about:blank")
+    assert told in answer.json()["detail"]
+
+
+# ---------------------------------------------------------------- who may call
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/metrics", "/openapi.json", "/docs", "/nowhere", "/healthz/x"])
+def test_without_the_token_nothing_but_the_probes(server: Served, path: str) -> None:
+    for token, told in (
+        (None, "send the header"),
+        ("wrong", "is not the controller's"),
+        (TOKEN + "x", "is not"),
+    ):
+        with server.http(token) as http:
+            answer = http.get(path)
+            assert told in problem(answer, 401, "unauthorized")
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+            assert http.get("/healthz").text == "ok\n"
+            assert http.get("/readyz").json()["ready"] is True
+
+
+def test_a_controller_without_a_token_keeps_web_pages_out(tmp_path: Path) -> None:
+    """A page in the user's browser can reach 127.0.0.1, also under a name of its own."""
+    with served(tmp_path, token=None) as open_server, open_server.http(token=None) as http:
+        assert http.get("/v1/jobs").status_code == 200
+        assert http.get("/v1/jobs", headers={"Origin": open_server.url}).status_code == 200
+        rebound = http.get("/v1/jobs", headers={"Host": "evil.example"})
+        assert "on this machine only, not as 'evil.example'" in problem(rebound, 403, "forbidden")
+        foreign = http.post(f"{JOBS}/j/suspend", headers={"Origin": "https://evil.example"})
+        assert "no requests from the web page 'https://evil.example'" in problem(foreign, 403, "forbidden")
+
+
+# ---------------------------------------------------------------- large bodies
+
+FIFTY_MEGABYTES = 50 * 1024 * 1024
+
+
+def test_a_body_of_fifty_megabytes(http: httpx.Client) -> None:
+    body = b"#" * FIFTY_MEGABYTES
+    assert "at most 1048576 bytes" in problem(http.post(JOBS, content=body, headers=YAML), 413, "too-large")
+
+
+def test_a_body_of_fifty_megabytes_in_chunks_without_a_length(http: httpx.Client) -> None:
+    chunk = b"#" * 65536
+    sent = http.post(JOBS, content=(chunk for _ in range(FIFTY_MEGABYTES // len(chunk))), headers=YAML)
+    problem(sent, 413, "too-large")
+    assert http.get("/v1/jobs").status_code == 200
+
+
+# ---------------------------------------------------------------- lists, watch
+
+
+def test_list_by_phase_label_and_page(http: httpx.Client, server: Served) -> None:
+    for number in range(5):
+        text = job_yaml(f"j{number}").replace("}", f", labels: {{n: '{number}'}}}}", 1)
+        assert http.post(JOBS, content=text, headers=YAML).status_code == 201
+    server.set_status("j1", phase="Running")
+
+    def names(**query: str) -> list[str]:
+        return [item["metadata"]["name"] for item in http.get(JOBS, params=query).json()["items"]]
+
+    assert names(phase="Running") == ["j1"]
+    assert names(labelSelector="n=3") == ["j3"]
+    assert names(name="j2") == ["j2"]
+    first = http.get(JOBS, params={"limit": 2}).json()
+    assert first["metadata"]["remainingItemCount"] == 3
+    second = http.get(JOBS, params={"limit": 2, "continue": first["metadata"]["continue"]}).json()
+    assert [item["metadata"]["name"] for item in second["items"]] == ["j2", "j3"]
+    assert http.get("/v1/namespaces/other/jobs").json()["items"] == []
+
+
+def test_a_watch_tells_changes_as_they_happen(http: httpx.Client, server: Served) -> None:
+    submit(http)
+    with http.stream("GET", JOBS, params={"watch": "true"}) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        lines = stream.iter_lines()
+
+        def told() -> tuple[str, dict[str, Any]]:
+            event = next(line for line in lines if line.startswith("event:"))
+            data = next(line for line in lines if line.startswith("data:"))
+            return event.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+        assert told()[0] == "ADDED"
+        server.set_status("gpt-small", phase="Running")
+        kind, job = told()
+        assert (kind, job["status"]["phase"]) == ("MODIFIED", "Running")
+        server.run(server.store.remove(server.job("gpt-small")))
+        assert told()[0] == "DELETED"
+
+
+# ---------------------------------------------------------------- records
+
+
+def test_drill_a_chosen_and_a_random_replica(http: httpx.Client, server: Served) -> None:
+    submit(http)
+    server.set_status("gpt-small", phase="Running", attempt=2)
+    server.engine.running["default/gpt-small"] = [1]
+    server.engine.drills.clear()
+    chosen = http.post(f"{JOBS}/gpt-small/drill", json={"replica": 1, "kind": "notice"})
+    assert chosen.status_code == 202
+    assert http.post(f"{JOBS}/gpt-small/drill").json() == {"attempt": 2, "replica": 1, "kind": "kill"}
+    assert [drill[1:] for drill in server.engine.drills] == [(2, 1, DrillKind.NOTICE), (2, 1, DrillKind.KILL)]
+    events = http.get(f"{JOBS}/gpt-small/events").json()["items"]
+    assert [event["message"] for event in events] == [
+        "replica 1 of attempt 2: notice",
+        "replica 1 of attempt 2: kill",
+    ]
+    assert "not running" in problem(
+        http.post(f"{JOBS}/gpt-small/drill", json={"replica": 0}), 409, "not-ready"
+    )
+
+
+def test_logs_of_an_attempt(http: httpx.Client, server: Served) -> None:
+    submit(http)
+    server.set_status("gpt-small", phase="Running", attempt=2)
+    server.engine.output[("default/gpt-small", 1, 0)] = ["one"]
+    server.engine.output[("default/gpt-small", 2, 1)] = ["a", "b", "c"]
+    assert http.get(f"{JOBS}/gpt-small/logs?rank=1&tail=2").text == "b\nc\n"
+    assert http.get(f"{JOBS}/gpt-small/logs?attempt=1").text == "one\n"
+    assert "there is no attempt 3" in problem(http.get(f"{JOBS}/gpt-small/logs?attempt=3"), 404, "not-found")
+    problem(http.get(f"{JOBS}/gpt-small/logs?attempt=2"), 404, "not-found")
+
+
+def test_followed_logs_go_on_through_a_preemption(http: httpx.Client, server: Served) -> None:
+    submit(http)
+    first, second = ("default/gpt-small", 1), ("default/gpt-small", 2)
+    server.engine.output[(*first, 0)] = ["step 1"]
+    server.engine.output.pop((*second, 0), None)
+    server.engine.open_attempts |= {first, second}
+    server.set_status("gpt-small", phase="Running", attempt=1)
+    with http.stream("GET", f"{JOBS}/gpt-small/logs", params={"follow": "true"}) as stream:
+        lines = stream.iter_lines()
+        assert [next(lines), next(lines)] == ["==> attempt 1 <==", "step 1"]
+        server.engine.output[(*first, 0)].append("step 2")
+        assert next(lines) == "step 2"
+        # The attempt is taken; the next one has begun and its rank 0 has not written yet.
+        server.set_status("gpt-small", phase="Recovering", attempt=2)
+        server.engine.open_attempts.discard(first)
+        assert next(lines) == "==> attempt 2 <=="
+        server.engine.output[(*second, 0)] = ["step 3"]
+        assert next(lines) == "step 3"
+        server.set_status("gpt-small", phase="Succeeded")
+        server.engine.open_attempts.discard(second)
+        assert list(lines) == []
+
+
+def test_a_reader_that_leaves_is_let_go(http: httpx.Client, server: Served) -> None:
+    submit(http)
+    server.engine.output[("default/gpt-small", 1, 0)] = ["step 1"]
+    server.engine.open_attempts.add(("default/gpt-small", 1))
+    server.set_status("gpt-small", phase="Running", attempt=1)
+    with http.stream("GET", f"{JOBS}/gpt-small/logs", params={"follow": "true"}) as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == "==> attempt 1 <=="
+        wait_until(lambda: server.engine.followers == 1, "the log to be read")
+    wait_until(lambda: server.engine.followers == 0, "the log to be let go")
+
+
+def test_events_as_they_happen(http: httpx.Client, server: Served) -> None:
+    submit(http)
+    job = server.job("gpt-small")
+
+    def happen(reason: str) -> None:
+        server.run(server.store.record_event(job, Event(datetime.now(UTC), "Normal", reason, "so it is")))
+
+    happen("Submitted")
+    with http.stream("GET", f"{JOBS}/gpt-small/events", headers={"Accept": "text/event-stream"}) as stream:
+        told = (json.loads(line[6:])["reason"] for line in stream.iter_lines() if line.startswith("data: "))
+        assert next(told) == "Submitted"
+        happen("Started")
+        assert next(told) == "Started"
+        server.run(server.store.remove(job))
+        assert list(told) == []
+
+
+def test_ledger_and_steps(http: httpx.Client, server: Served) -> None:
+    submit(http)
+    key = "default/gpt-small"
+    server.engine.ledger_lines[key] = [
+        {"event": "attempt_start", "time": 1.0, "attempt": 1, "resumed_step": 0}
+    ]
+    server.engine.step_lines[key] = [
+        {"attempt": attempt, "step": step, "time": 2.0, "loss": 1.5} for attempt in (1, 2) for step in (1, 2)
+    ]
+    ledger = http.get(f"{JOBS}/gpt-small/ledger").json()
+    assert [attempt["lostSteps"] for attempt in ledger["attempts"]] == [2, None]
+    assert ledger["lines"] == server.engine.ledger_lines[key]
+    assert len(http.get(f"{JOBS}/gpt-small/steps").json()["items"]) == 4
+    some = http.get(f"{JOBS}/gpt-small/steps?attempt=2&after=1").json()["items"]
+    assert [line["step"] for line in some] == [2]
+
+
+# ---------------------------------------------------------------- operations
+
+
+def test_ready_means_that_the_reconciler_works(server: Served) -> None:
+    with server.http(token=None) as http:
+        server.fault.append("it has ended")
+        try:
+            answer = http.get("/readyz")
+            assert answer.status_code == 503
+            assert answer.json() == {"ready": False, "checks": {"store": "ok", "reconciler": "failed"}}
+            assert http.get("/healthz").status_code == 200
+        finally:
+            server.fault.clear()
+
+
+def test_the_openapi_document_is_whole(http: httpx.Client) -> None:
+    text = http.get("/openapi.json").text
+    document = json.loads(text)
+    schemas = document["components"]["schemas"]
+    references = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert references <= schemas.keys()
+    assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+    routes = [
+        (path, route)
+        for path, methods in document["paths"].items()
+        for route in methods.values()
+        if path not in ("/healthz", "/readyz")
+    ]
+    assert routes
+    assert all(route["security"] for _, route in routes)
+
+
+def test_a_request_id_comes_back(http: httpx.Client) -> None:
+    assert http.get("/v1/jobs", headers={"X-Request-ID": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert http.get("/v1/jobs", headers={"X-Request-ID": "a b"}).headers["x-request-id"] != "a b"
+
+
+def test_the_server_ends_though_somebody_watches(tmp_path: Path) -> None:
+    """Streams never end by themselves; a controller that is asked to end does not wait for them."""
+    opened, ended = threading.Event(), threading.Event()
+    with served(tmp_path) as running:
+
+        def watch() -> None:
+            with running.http() as http, http.stream("GET", JOBS, params={"watch": "true"}) as stream:
+                opened.set()
+                for _ in stream.iter_lines():
+                    pass
+            ended.set()
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        assert opened.wait(10)
+    assert ended.wait(10)

@@ -1,0 +1,128 @@
+"""A real server on a loopback port over a real SQLite store; only the engine is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from prometheus_client import CollectorRegistry
+from scripted_engine import ScriptedEngine
+from waiting import wait_until
+
+from holdfast_controller.api import create_app
+from holdfast_controller.jobs import Status, TrainingJob
+from holdfast_controller.local.store import LocalStore
+from holdfast_controller.server import Controller, bind, serve
+
+TOKEN = "test-token-0123456789"
+T = TypeVar("T")
+
+
+@dataclass
+class Served:
+    """The running server, and what a test may do behind its back."""
+
+    url: str
+    store: LocalStore
+    engine: ScriptedEngine
+    loop: asyncio.AbstractEventLoop
+    fault: list[str] = field(default_factory=list)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something with the store, in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def job(self, name: str, namespace: str = "default") -> TrainingJob:
+        return self.run(self.store.get(namespace, name))
+
+    def set_status(self, name: str, namespace: str = "default", **changes: Any) -> TrainingJob:
+        """Write into a job's status, as the reconciler would."""
+        job = self.job(name, namespace)
+        status = Status.model_validate({**job.status.model_dump(), **changes})
+        return self.run(self.store.replace_status(job, status))
+
+    def http(self, token: str | None = TOKEN, **options: Any) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=30, **options)
+
+
+@contextlib.contextmanager
+def served(
+    directory: Path, *, token: str | None = TOKEN, port: int = 0, body_limit: int = 1024 * 1024
+) -> Iterator[Served]:
+    """Run the server in a thread of its own until the block ends."""
+    ready: list[Served] = []
+    failed: list[BaseException] = []
+    end: list[Callable[[], None]] = []
+
+    async def main() -> None:
+        store = await LocalStore.open(directory / "holdfast.db")
+        engine, closing = ScriptedEngine(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        with contextlib.closing(bind("127.0.0.1", port)) as bound:
+            url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+            self = Served(url, store, engine, loop)
+            app = create_app(
+                store,
+                engine,
+                token=token,
+                registry=CollectorRegistry(),
+                reconciler_fault=lambda: self.fault[0] if self.fault else None,
+                closing=closing,
+                body_limit=body_limit,
+            )
+            asked = asyncio.Event()
+            end.append(lambda: loop.call_soon_threadsafe(asked.set))
+            controller = Controller(app, closing, reconcile=asyncio.Event().wait)
+            try:
+                await serve(controller, bound, lambda: ready.append(self), asked)
+            finally:
+                await store.close()
+
+    def thread() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            failed.append(error)
+
+    running = threading.Thread(target=thread, name="served", daemon=True)
+    running.start()
+    try:
+        wait_until(lambda: ready or failed, "the server to answer")
+        if failed:
+            raise failed[0]
+        yield ready[0]
+    finally:
+        if end:
+            end[0]()
+        running.join(20)
+    if failed:
+        raise failed[0]
+    assert not running.is_alive(), "the server did not end when asked to"
+
+
+JOB = """
+apiVersion: holdfast.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: NAME}
+spec:
+  command: [python, train.py]
+  replicas: 2
+"""
+
+
+def job_yaml(name: str = "gpt-small") -> str:
+    return JOB.replace("NAME", name)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -36,7 +36,7 @@ from holdfast_trainer.contract import RunDir, read_lines
 
 from . import logs, process, progress
 from .active import ActiveAttempt, MemoryKills
-from .launch import attempt_uid, replica_launches, run_directory
+from .launch import Runtime, attempt_uid, replica_launches, run_directory
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Grant, Machine, Waiting, admit, never_fits, request_of, usage
 from .spawn import start_attempt
@@ -62,11 +62,13 @@ class LocalEngine:
 
     name = "local"
 
-    def __init__(self, data: Path, machine: Machine, *, python: str = sys.executable):
-        """Finds the attempts that still run. Raises Unavailable where `data` cannot be written."""
+    def __init__(self, data: Path, machine: Machine, *, runtime: Runtime | None = None):
+        """Finds the attempts that still run; by default this interpreter's own torchrun starts new ones.
+
+        Raises Unavailable where `data` cannot be written."""
         self._data = data
         self._machine = machine
-        self._python = python
+        self._runtime = runtime or Runtime.of(sys.executable)
         self._queue: dict[str, _Queued] = {}
         self._active: dict[str, ActiveAttempt] = {}
         self._keys = Keys()
@@ -129,7 +131,7 @@ class LocalEngine:
             machine=self._machine,
             allocation=grants,
             master_port=0,
-            python=self._python,
+            runtime=self._runtime,
         )
         manifests: tuple[dict[str, Any], ...] = tuple(
             {
@@ -212,7 +214,7 @@ class LocalEngine:
             del self._active[uid]
         run = run_directory(self._data, job)
         launch = start_attempt(
-            job, attempt, run, machine=self._machine, allocation=allocation, python=self._python
+            job, attempt, run, machine=self._machine, allocation=allocation, runtime=self._runtime
         )
         files = AttemptFiles(run, attempt)
         self._active[launch.uid] = ActiveAttempt(files, launch, self._memory, self._keys.publish)

@@ -38,6 +38,18 @@ HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
+class Runtime:
+    """What runs on this machine: the interpreter, and the torchrun it starts replicas with."""
+
+    python: str
+    torchrun: tuple[str, ...]
+
+    @classmethod
+    def of(cls, python: str) -> Runtime:
+        return cls(python, (python, "-m", "torch.distributed.run"))
+
+
+@dataclass(frozen=True)
 class ReplicaLaunch:
     """One replica, ready to be started."""
 
@@ -70,21 +82,21 @@ def replica_launches(
     machine: Machine,
     allocation: tuple[Grant, ...],
     master_port: int,
-    python: str,
+    runtime: Runtime,
 ) -> tuple[ReplicaLaunch, ...]:
     """Command line and environment of every replica."""
     return tuple(
         ReplicaLaunch(
             index,
-            replica_command(job, attempt, run, index, master_port, python),
-            replica_environment(job, attempt, run, index, grant, machine, python),
+            replica_command(job, attempt, run, index, master_port, runtime),
+            replica_environment(job, attempt, run, index, grant, machine, runtime.python),
         )
         for index, grant in enumerate(allocation)
     )
 
 
 def replica_command(
-    job: TrainingJob, attempt: int, run: RunDir, replica: int, master_port: int, python: str
+    job: TrainingJob, attempt: int, run: RunDir, replica: int, master_port: int, runtime: Runtime
 ) -> tuple[str, ...]:
     """torchrun with static rendezvous (who is who is known), supervised, around supervised ranks.
 
@@ -92,7 +104,7 @@ def replica_command(
     own SIGKILL at the end of the grace, or nobody would say how they ended.
     """
     spec = job.spec
-    supervise = (python, "-m", "holdfast_trainer.supervise")
+    supervise = (runtime.python, "-m", "holdfast_trainer.supervise")
     directory = run.attempt(attempt)
     return (
         *supervise,
@@ -101,9 +113,7 @@ def replica_command(
         "--exit",
         str(run.replica_exit(attempt, replica)),
         "--",
-        python,
-        "-m",
-        "torch.distributed.run",
+        *runtime.torchrun,
         f"--nnodes={spec.replicas}",
         f"--node-rank={replica}",
         f"--nproc-per-node={spec.processes_per_replica}",

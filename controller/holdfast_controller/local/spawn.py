@@ -18,7 +18,7 @@ import yaml
 from holdfast_controller.jobs import TrainingJob
 from holdfast_trainer.contract import RunDir, raise_fence
 
-from .launch import HOST, ReplicaLaunch, attempt_uid, config_path, replica_launches
+from .launch import HOST, ReplicaLaunch, Runtime, attempt_uid, config_path, replica_launches
 from .process import ProcessId, boot_id, identify, kill_all, out_of_memory_kills
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Machine
@@ -32,7 +32,7 @@ _NOT_INHERITED_NAMES = frozenset(
 
 
 def start_attempt(
-    job: TrainingJob, attempt: int, run: RunDir, *, machine: Machine, allocation: Allocation, python: str
+    job: TrainingJob, attempt: int, run: RunDir, *, machine: Machine, allocation: Allocation, runtime: Runtime
 ) -> Launch:
     """Fence, record, start every replica, record again.
 
@@ -62,7 +62,7 @@ def start_attempt(
         machine=machine,
         allocation=allocation,
         master_port=launch.master_port,
-        python=python,
+        runtime=runtime,
     )
     files.write_launch(launch)
     supervisors: list[ProcessId] = []

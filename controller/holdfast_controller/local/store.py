@@ -235,8 +235,8 @@ class LocalStore:
     async def _write(self) -> AsyncIterator[aiosqlite.Connection]:
         """One transaction: all of it, or nothing where an error leaves the block."""
         async with self._read() as db:
-            await db.execute("BEGIN IMMEDIATE")
             try:
+                await db.execute("BEGIN IMMEDIATE")
                 yield db
                 await db.execute("COMMIT")
             except BaseException:

@@ -1,0 +1,111 @@
+"""The SQLite file itself: restarts, damage, disks and second controllers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast_controller.cluster import Idempotency, Unavailable
+from holdfast_controller.jobs import Metadata, Phase, Spec, Status, TrainingJob
+from holdfast_controller.local.store import LocalStore
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[LocalStore]:
+    store = await LocalStore.open(path)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def job(name: str) -> TrainingJob:
+    return TrainingJob(metadata=Metadata(name=name), spec=Spec(command=["true"]))
+
+
+def test_a_restart_finds_everything_and_versions_go_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        once = Idempotency("key", "print")
+        async with opened(tmp_path / "jobs.db") as store:
+            made = await store.create(job("a"), idempotency=once)
+            made = await store.replace_status(made, Status(phase=Phase.RUNNING))
+        async with opened(tmp_path / "jobs.db") as store:
+            assert await store.get("default", "a") == made
+            assert (await store.create(job("a"), idempotency=once)).metadata.uid == made.metadata.uid
+            newer = await store.create(job("b"))
+            assert int(newer.metadata.resource_version) > int(made.metadata.resource_version)
+
+    asyncio.run(story())
+
+
+def refusal(path: Path) -> str:
+    async def story() -> None:
+        async with opened(path):
+            pass
+
+    with pytest.raises(Unavailable) as refused:
+        asyncio.run(story())
+    return str(refused.value)
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    path.write_text("this is not a database, but it is long enough to be taken for one" * 50)
+    assert "jobs.db is damaged (file is not a database); move it away" in refusal(path)
+
+
+def test_a_damaged_page(tmp_path: Path) -> None:
+    async def fill() -> None:
+        async with opened(tmp_path / "jobs.db") as store:
+            for number in range(60):
+                await store.create(job(f"job-{number}"))
+
+    asyncio.run(fill())
+    with open(tmp_path / "jobs.db", "r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(3 * 4096))
+    assert "is damaged" in refusal(tmp_path / "jobs.db")
+
+
+def test_a_file_of_a_newer_holdfast(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "jobs.db") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    assert "has schema version 99, this Holdfast reads 1" in refusal(tmp_path / "jobs.db")
+
+
+def test_a_second_controller_is_refused_until_the_first_ends(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "jobs.db"):
+            with pytest.raises(Unavailable, match=r"another controller uses .*jobs\.db; stop it"):
+                await LocalStore.open(tmp_path / "jobs.db")
+        async with opened(tmp_path / "jobs.db"):
+            pass
+
+    asyncio.run(story())
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot write" in refusal(tmp_path / "file" / "data" / "jobs.db")
+
+
+def test_a_write_that_was_cancelled_leaves_the_store_usable(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "jobs.db") as store:
+            for number in range(20):
+                task = asyncio.create_task(store.create(job(f"job-{number}")))
+                for _ in range(number % 7):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            made = await store.create(job("after"))
+            assert await store.get("default", "after") == made
+
+    asyncio.run(story())

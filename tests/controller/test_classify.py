@@ -1,0 +1,127 @@
+"""One incident an attempt: the first cause decides, its victims never count."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
+from holdfast_controller.jobs import Verdict
+from holdfast_controller.policy.classify import classify
+from holdfast_trainer.contract import Termination
+
+DONE = Termination("finished", 100, 100)
+NOTICED = Termination("interrupted", 50, 50)
+CRASHED = Termination("failed", 50, 40, "ValueError: nan in the loss")
+RESET = Termination("failed", 50, 40, "RuntimeError: Connection reset by peer")
+HUNG = Termination("hung", 50, 40, "no step for 600 s")
+CONFIG = Termination("failed", 0, 0, "unknown key 'lr_rate'", config_error=True)
+CUDA = Termination("failed", 5, 0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+
+
+def ok(index: int, message: Termination | None = None, at: float = 10.0) -> ReplicaObservation:
+    return ReplicaObservation(
+        index,
+        ReplicaState.SUCCEEDED,
+        exit_code=0,
+        termination=message,
+        ranks=(RankExit(index, 0, None, at),),
+        ended_at=at,
+    )
+
+
+def bad(
+    index: int, message: Termination | None = None, at: float = 10.0, code: int = 1
+) -> ReplicaObservation:
+    return ReplicaObservation(
+        index,
+        ReplicaState.FAILED,
+        exit_code=1,
+        termination=message,
+        ranks=(RankExit(index, code, None, at),),
+        ended_at=at + 0.5,
+    )
+
+
+def saved(index: int, at: float = 10.0) -> ReplicaObservation:
+    """It saved and its rank exited 0, but torchrun was signalled and exits 1."""
+    return ReplicaObservation(
+        index,
+        ReplicaState.FAILED,
+        exit_code=1,
+        termination=NOTICED,
+        ranks=(RankExit(index, 0, None, at),),
+        ended_at=at,
+    )
+
+
+def taken(index: int, reason: str = "Drilled: killed on request") -> ReplicaObservation:
+    return ReplicaObservation(index, ReplicaState.FAILED, reason, disrupted=True, ended_at=10.0)
+
+
+def ours(index: int) -> ReplicaObservation:
+    """Killed by Holdfast with its peers."""
+    return ReplicaObservation(index, ReplicaState.FAILED, "Killed: by Holdfast", exit_signal=9, ended_at=12.0)
+
+
+def memory(index: int) -> ReplicaObservation:
+    return ReplicaObservation(
+        index, ReplicaState.FAILED, exit_code=1, out_of_memory=True, ranks=(RankExit(index, None, 9, 9.0),)
+    )
+
+
+CASES = [
+    pytest.param((ok(0, DONE), ok(1, DONE)), Verdict.FINISHED, "every replica finished", id="all finished"),
+    pytest.param((ok(0), ok(1)), Verdict.FINISHED, "", id="a command without our trainer"),
+    pytest.param((ok(0, DONE), bad(1, DONE)), Verdict.FINISHED, "", id="said finished, then tore down badly"),
+    pytest.param((taken(0), bad(1, RESET)), Verdict.DISRUPTED, "replica 0: Drilled", id="peers crash"),
+    pytest.param((taken(0), ours(1)), Verdict.DISRUPTED, "replica 0: Drilled", id="peers are killed"),
+    pytest.param((bad(0, RESET, at=9), taken(1)), Verdict.DISRUPTED, "replica 1", id="a peer was quicker"),
+    pytest.param((ok(0, DONE), taken(1)), Verdict.DISRUPTED, "replica 1", id="lost at the very end"),
+    pytest.param((ok(0, NOTICED), saved(1)), Verdict.DISRUPTED, "notice and saved", id="a notice"),
+    pytest.param((saved(0, at=10), bad(1, RESET, at=11)), Verdict.DISRUPTED, "notice", id="notice first"),
+    pytest.param(
+        (bad(0, CRASHED, at=10), saved(1, at=11)),
+        Verdict.FAILED,
+        "replica 0: ValueError: nan in the loss",
+        id="torchrun ends the peers of a failed rank by SIGTERM: still a failure",
+    ),
+    pytest.param((bad(0, CRASHED), bad(1, RESET, at=11)), Verdict.FAILED, "nan in the loss", id="failed"),
+    pytest.param((bad(0, RESET, at=11), bad(1, CRASHED)), Verdict.FAILED, "replica 1: Va", id="the first"),
+    pytest.param((bad(0, code=7), ours(1)), Verdict.FAILED, "rank 0 ended with exit code 7", id="exit code"),
+    pytest.param((bad(0, CONFIG), bad(1, RESET)), Verdict.CONFIG_ERROR, "lr_rate", id="config error"),
+    pytest.param((bad(0, code=78), ours(1)), Verdict.CONFIG_ERROR, "exit code 78", id="exit code 78"),
+    pytest.param((taken(0), bad(1, CONFIG)), Verdict.CONFIG_ERROR, "lr_rate", id="config error and drill"),
+    pytest.param((memory(0), bad(1, RESET)), Verdict.OUT_OF_MEMORY, "memory", id="the kernel's killer"),
+    pytest.param((bad(0, CUDA), ours(1)), Verdict.OUT_OF_MEMORY, "CUDA out of memory", id="CUDA"),
+    pytest.param((bad(0, HUNG), ours(1)), Verdict.HUNG, "no step for 600 s", id="hung"),
+    pytest.param((ours(0), ours(1)), Verdict.DISRUPTED, "nothing says who", id="no evidence at all"),
+    pytest.param((), Verdict.DISRUPTED, "nothing says who", id="no replica at all"),
+]
+
+
+@pytest.mark.parametrize(("replicas", "verdict", "reason"), CASES)
+def test_one_incident_an_attempt(
+    replicas: tuple[ReplicaObservation, ...], verdict: Verdict, reason: str
+) -> None:
+    incident = classify(AttemptObservation(1, True, True, replicas))
+    assert incident.verdict is verdict, incident.reason
+    assert reason in incident.reason
+
+
+STOPPED = [
+    pytest.param((saved(0), saved(1)), Verdict.SUSPENDED, "stopped on request", id="cleanly"),
+    pytest.param((bad(0, CRASHED), saved(1)), Verdict.SUSPENDED, "not cleanly: replica 0", id="a crash"),
+    pytest.param((taken(0), ours(1)), Verdict.SUSPENDED, "stopped on request", id="drilled too"),
+    pytest.param((ours(0), ours(1)), Verdict.SUSPENDED, "stopped on request", id="past the grace"),
+    pytest.param((ok(0, DONE), ok(1, DONE)), Verdict.FINISHED, "finished", id="was done anyway"),
+    pytest.param((bad(0, CONFIG), saved(1)), Verdict.CONFIG_ERROR, "lr_rate", id="can never run"),
+]
+
+
+@pytest.mark.parametrize(("replicas", "verdict", "reason"), STOPPED)
+def test_an_attempt_that_was_asked_to_stop(
+    replicas: tuple[ReplicaObservation, ...], verdict: Verdict, reason: str
+) -> None:
+    incident = classify(AttemptObservation(1, True, True, replicas, stopping=True))
+    assert incident.verdict is verdict, incident.reason
+    assert reason in incident.reason

@@ -1,0 +1,107 @@
+"""Who ended a replica: the platform, the kernel, we, or nobody but itself."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from holdfast_controller.cluster import DrillKind, RankExit, ReplicaState
+from holdfast_controller.local.evidence import AttemptFacts, ReplicaFacts, judge
+from holdfast_controller.local.record import Drill, Exit, Lost, Stop
+
+KILL, TERM = int(signal.SIGKILL), int(signal.SIGTERM)
+
+
+def facts(index: int = 0, running: bool = False, **more: object) -> ReplicaFacts:
+    return ReplicaFacts(index, running, **more)  # type: ignore[arg-type]
+
+
+def ranks(*exits: RankExit) -> dict[str, object]:
+    return {"ranks": exits, "ranks_started": len(exits)}
+
+
+CASES = [
+    pytest.param((facts(running=True),), {}, False, "", id="runs"),
+    pytest.param((facts(exit=Exit(9, 0), **ranks(RankExit(0, 0, None, 8))),), {}, False, "", id="finished"),
+    pytest.param((facts(lost=Lost(9, False)),), {}, True, "Vanished", id="supervisor killed from outside"),
+    pytest.param((facts(exit=Exit(9, None, KILL)),), {}, True, "Killed: torchrun got SIGKILL", id="agent"),
+    pytest.param(
+        (facts(exit=Exit(9, 1), **ranks(RankExit(0, None, KILL, 8))),),
+        {},
+        True,
+        "Killed: rank 0 got SIGKILL from outside",
+        id="kill -9 of a rank",
+    ),
+    pytest.param(
+        (facts(exit=Exit(9, 1), **ranks(RankExit(0, None, KILL, 8)), lost=Lost(8, True)),),
+        {},
+        False,
+        "OutOfMemory",
+        id="the kernel's memory killer",
+    ),
+    pytest.param(
+        (facts(exit=Exit(9, 1), **ranks(RankExit(1, None, TERM, 8.2), RankExit(0, 3, None, 8))),),
+        {},
+        False,
+        "",
+        id="torchrun ends the peer of a failed rank",
+    ),
+    pytest.param(
+        (facts(exit=Exit(9, 1), ranks=(RankExit(0, 0, None, 8),), ranks_started=2),),
+        {},
+        True,
+        "Vanished: 1 of its ranks ended without a trace",
+        id="a rank's supervisor killed",
+    ),
+    pytest.param(
+        (facts(exit=Exit(9, 1), **ranks(RankExit(0, 0, None, 8))),),
+        {},
+        True,
+        "Terminated",
+        id="agent told to end",
+    ),
+    pytest.param((facts(exit=Exit(9, 1)),), {}, False, "", id="torchrun failed before any rank"),
+    pytest.param(
+        (facts(lost=Lost(9, False)),), {"killed": 8.5}, False, "Killed: by Holdfast", id="we did it"
+    ),
+    pytest.param(
+        (facts(lost=Lost(8, False)),), {"killed": 8.5}, True, "Vanished", id="lost before we did it"
+    ),
+    pytest.param(
+        (facts(exit=Exit(9, None, TERM)),), {"stop": Stop(8, 38)}, False, "", id="stopped before it was up"
+    ),
+    pytest.param(
+        (facts(lost=Lost(9, False), drill=Drill(DrillKind.KILL, 8, 8)),),
+        {},
+        True,
+        "Drilled: killed",
+        id="drill",
+    ),
+    pytest.param(
+        (facts(running=True, drill=Drill(DrillKind.NOTICE, 8, 38)),), {}, True, "Drilled: given", id="notice"
+    ),
+]
+
+
+@pytest.mark.parametrize(("replicas", "attempt", "disrupted", "reason"), CASES)
+def test_who_took_a_replica(
+    replicas: tuple[ReplicaFacts, ...], attempt: dict[str, object], disrupted: bool, reason: str
+) -> None:
+    seen = judge(AttemptFacts(replicas, **attempt))[0]  # type: ignore[arg-type]
+    assert (seen.disrupted, seen.reason[: len(reason)] if reason else "") == (disrupted, reason)
+
+
+def test_a_replica_that_falls_after_another_is_its_victim() -> None:
+    failed = facts(0, exit=Exit(9, 1), **ranks(RankExit(0, 3, None, 8)))
+    victim = facts(1, exit=Exit(9.5, None, TERM), **ranks(RankExit(1, None, TERM, 9.2)))
+    first, second = judge(AttemptFacts((failed, victim)))
+    assert not first.disrupted
+    assert not second.disrupted
+    assert second.reason == "Ended after rank 0"
+
+
+def test_states_and_times() -> None:
+    seen = judge(AttemptFacts((facts(0, running=True), facts(1, exit=Exit(9, 0)), facts(2, exit=Exit(7, 1)))))
+    assert [r.state for r in seen] == [ReplicaState.RUNNING, ReplicaState.SUCCEEDED, ReplicaState.FAILED]
+    assert [r.ended_at for r in seen] == [None, 9, 7]

@@ -1,0 +1,172 @@
+"""The decisions that are pure arithmetic: budgets, back-off, lost work, peers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
+from holdfast_controller.jobs import Retries, Verdict
+from holdfast_controller.policy.backoff import backoff
+from holdfast_controller.policy.budget import spend
+from holdfast_controller.policy.lost_work import goodput, lost_steps, work_of
+from holdfast_controller.policy.peers import kill_at
+from holdfast_trainer.contract import Progress, Termination
+
+# ------------------------------------------------------------------------ budget
+
+BUDGET = [
+    # verdict, failures and disruptions before, limits -> after, again
+    (Verdict.FAILED, 0, 0, Retries(failures=1), (1, 0, True)),
+    (Verdict.FAILED, 1, 0, Retries(failures=1), (2, 0, False)),
+    (Verdict.OUT_OF_MEMORY, 3, 9, Retries(), (4, 9, False)),
+    (Verdict.HUNG, 2, 9, Retries(), (3, 9, True)),
+    (Verdict.CONFIG_ERROR, 0, 0, Retries(failures=100), (1, 0, False)),
+    (Verdict.DISRUPTED, 3, 500, Retries(failures=0), (3, 501, True)),
+    (Verdict.DISRUPTED, 0, 2, Retries(disruptions=2), (0, 3, False)),
+    (Verdict.DISRUPTED, 0, 1, Retries(disruptions=2), (0, 2, True)),
+    (Verdict.SUSPENDED, 1, 2, Retries(failures=0), (1, 2, True)),
+    (Verdict.FINISHED, 1, 2, Retries(), (1, 2, False)),
+]
+
+
+@pytest.mark.parametrize(("verdict", "failures", "disruptions", "limits", "after"), BUDGET)
+def test_budgets_are_kept_apart(
+    verdict: Verdict, failures: int, disruptions: int, limits: Retries, after: tuple[int, int, bool]
+) -> None:
+    spent = spend(verdict, failures, disruptions, limits)
+    assert (spent.failures, spent.disruptions, spent.again) == after
+    if not spent.again and verdict is not Verdict.FINISHED:
+        assert spent.reason
+
+
+# ----------------------------------------------------------------------- backoff
+
+
+@pytest.mark.parametrize(("failures", "longest"), [(1, 1), (2, 2), (3, 4), (9, 256), (10, 300), (400, 300)])
+def test_a_failing_job_waits_ever_longer(failures: int, longest: float) -> None:
+    for seed in ("a", "b", "c"):
+        wait = backoff(Verdict.FAILED, failures, seed)
+        assert 0.75 * longest <= wait <= longest
+        assert wait == backoff(Verdict.FAILED, failures, seed)
+    assert backoff(Verdict.HUNG, failures, "a") != backoff(Verdict.HUNG, failures, "b")
+
+
+def test_a_disruption_waits_for_nothing() -> None:
+    assert backoff(Verdict.DISRUPTED, 7, "a") == 0
+
+
+# --------------------------------------------------------------------- lost work
+
+LEDGER = [
+    {"attempt": 1, "event": "attempt_start", "resumed_step": 0},
+    {"attempt": 1, "event": "first_step", "time": 100.0, "step": 1},
+    {"attempt": 1, "event": "checkpoint", "step": 40},
+    {"attempt": 2, "event": "attempt_start", "resumed_step": 40},
+    {"attempt": 2, "event": "checkpoint", "step": 60},
+    {"attempt": 2, "event": "stop", "step": 75, "durable_step": 75},
+]
+STEPS = [{"attempt": 1, "step": n, "seconds": 1.0} for n in range(1, 58)] + [
+    {"attempt": 2, "step": n, "seconds": 2.0} for n in range(41, 76)
+]
+
+
+def test_what_an_attempt_without_notice_lost() -> None:
+    work = work_of(1, LEDGER, STEPS)
+    assert (work.resumed_step, work.last_step, work.durable_step, work.first_step_at) == (0, 57, 40, 100.0)
+    assert lost_steps(work, Verdict.DISRUPTED) == 17
+
+
+def test_what_an_attempt_with_notice_lost() -> None:
+    work = work_of(2, LEDGER, STEPS)
+    assert (work.resumed_step, work.last_step, work.durable_step) == (40, 75, 75)
+    assert lost_steps(work, Verdict.DISRUPTED) == 0
+
+
+def test_the_next_attempt_knows_best() -> None:
+    work = work_of(1, LEDGER, STEPS)
+    assert lost_steps(work, Verdict.DISRUPTED, next_resumed=50) == 7  # one more became durable
+    assert lost_steps(work, Verdict.DISRUPTED, next_resumed=20) == 37  # the newest was damaged
+
+
+def test_an_attempt_that_said_nothing_is_unknown_not_zero() -> None:
+    assert lost_steps(work_of(3, LEDGER, STEPS), Verdict.FAILED) is None
+    assert work_of(3, LEDGER, STEPS).durable_step is None
+
+
+def test_progress_and_terminations_count_as_well() -> None:
+    replica = ReplicaObservation(0, ReplicaState.FAILED, termination=Termination("failed", 90, 80))
+    progress = Progress(attempt=3, step=95, total_steps=100, durable_step=60, phase="training")
+    seen = AttemptObservation(3, True, True, (replica,), progress=progress)
+    work = work_of(3, [], [], seen)
+    assert (work.last_step, work.durable_step) == (95, 80)
+
+
+def test_goodput_counts_each_step_once_as_last_done() -> None:
+    # steps 1..40 of attempt 1 (1 s each) and 41..75 of attempt 2 (2 s each); 41..57 of attempt 1 were lost
+    assert goodput(STEPS, 220.0) == pytest.approx((40 * 1.0 + 35 * 2.0) / 220.0)
+    assert goodput([], 10.0) is None
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"attempt": st.integers(1, 5), "step": st.integers(0, 9), "seconds": st.floats(0, 9)}
+        )
+    ),
+    st.floats(0.1, 1e6),
+)
+def test_goodput_is_a_share(steps: list[dict[str, float]], wall: float) -> None:
+    value = goodput(steps, wall)
+    assert value is None if not steps else 0 <= (value or 0) <= 1
+
+
+# ------------------------------------------------------------------------- peers
+
+
+def replica(index: int, state: str = "Running", **facts: object) -> ReplicaObservation:
+    return ReplicaObservation(index, ReplicaState(state), **facts)  # type: ignore[arg-type]
+
+
+def ends(*replicas: ReplicaObservation) -> float | None:
+    return kill_at(AttemptObservation(1, True, False, replicas), 1, grace_seconds=30, settle_seconds=1)
+
+
+NOTICED = Termination("interrupted", 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "expected"),
+    [
+        pytest.param((replica(0), replica(1)), None, id="all run"),
+        pytest.param((replica(0, "Pending"), replica(1, "Pending")), None, id="none is up yet"),
+        pytest.param((replica(0), replica(1, "Succeeded", exit_code=0, ended_at=9)), None, id="one is done"),
+        pytest.param(
+            (replica(0), replica(1, "Failed", disrupted=True, ended_at=10)), 11, id="one is lost: settle"
+        ),
+        pytest.param(
+            (replica(0), replica(1, ranks=(RankExit(1, 1, None, 10),))), 11, id="a rank failed: settle"
+        ),
+        pytest.param(
+            (replica(0), replica(1, "Failed", exit_code=1, ended_at=10, termination=NOTICED)),
+            40,
+            id="notice: the others save",
+        ),
+        pytest.param(
+            (
+                replica(0, ranks=(RankExit(0, 0, None, 12),)),
+                replica(1, "Failed", exit_code=1, ended_at=10, termination=NOTICED),
+            ),
+            12.3,
+            id="notice: all have saved, torchrun alone lingers",
+        ),
+        pytest.param(
+            (replica(0, "Failed", ended_at=10), replica(1, "Failed", ended_at=12)), 13, id="strays remain"
+        ),
+    ],
+)
+def test_when_the_rest_of_an_attempt_is_ended(
+    replicas: tuple[ReplicaObservation, ...], expected: float | None
+) -> None:
+    assert ends(*replicas) == (None if expected is None else pytest.approx(expected))

@@ -1,0 +1,185 @@
+"""A supervised command: its end is always known, and it never outlives its supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from processes import Processes
+from waiting import wait_until
+
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR, Termination
+
+SUPERVISE = (sys.executable, "-m", "holdfast_trainer.supervise")
+
+
+def supervised(tmp_path: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SUPERVISE, "--log", str(tmp_path / "log"), "--exit", str(tmp_path / "exit"), "--", *command],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def ended(path: Path) -> dict[str, Any]:
+    """The exit file, once it is there."""
+    wait_until(path.exists, f"{path.name} to be written")
+    body: dict[str, Any] = json.loads(path.read_text())
+    return body
+
+
+def started(log: Path) -> int:
+    """The pid a command wrote into its log."""
+    return int(wait_until(lambda: log.exists() and log.read_text().strip(), "the command to start"))
+
+
+def test_the_log_and_the_exit_file_tell_how_it_went(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("before\n")
+    done = supervised(tmp_path, "sh", "-c", "echo out; echo err >&2; exit 3")
+    assert done.returncode == 3
+    assert (tmp_path / "log").read_text() == "before\nout\nerr\n"
+    exit_file = ended(tmp_path / "exit")
+    assert exit_file["code"] == 3
+    assert exit_file["ended"] > 0
+    assert "signal" not in exit_file
+
+
+def test_a_signal_is_told_as_one(tmp_path: Path) -> None:
+    assert supervised(tmp_path, "sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
+    assert ended(tmp_path / "exit")["signal"] == signal.SIGKILL
+
+
+def test_rank_in_a_path_comes_from_the_environment(tmp_path: Path) -> None:
+    command = [*SUPERVISE, "--exit", str(tmp_path / "rank-{RANK}.exit"), "--", "true"]
+    subprocess.run(command, env={**os.environ, "RANK": "7"}, check=True, timeout=60)
+    assert ended(tmp_path / "rank-7.exit")["code"] == 0
+    environment = {k: v for k, v in os.environ.items() if k != "RANK"}
+    refused = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert refused.returncode == 64
+    assert "names {RANK}, but RANK is not set: torchrun sets it" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "no command given; it follows `--`"),
+        (("--logs", "x", "--", "true"), "unknown option '--logs'; the command follows `--`"),
+        (("--log", "--", "true"), "--log needs a path"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_wrong(words: tuple[str, ...], message: str) -> None:
+    refused = subprocess.run([*SUPERVISE, *words], capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 64
+    assert message in refused.stderr
+
+
+@pytest.mark.parametrize("kind", ["missing", "not executable", "no interpreter"])
+def test_a_command_that_cannot_run_is_a_configuration_error(tmp_path: Path, kind: str) -> None:
+    script = tmp_path / "script"
+    if kind != "missing":
+        script.write_text("no shebang")
+        script.chmod(0o755 if kind == "no interpreter" else 0o644)
+    termination = tmp_path / "termination"
+    done = supervised(tmp_path, str(script), HOLDFAST_TERMINATION_LOG=str(termination))
+    remedy = {
+        "missing": "there is no such command on PATH; check the job's `command`",
+        "not executable": "the file is not executable",
+        "no interpreter": "put its interpreter (python, bash) first in the job's `command`",
+    }[kind]
+    assert done.returncode == EXIT_CONFIG_ERROR
+    assert ended(tmp_path / "exit")["code"] == EXIT_CONFIG_ERROR
+    message = Termination.from_json(termination.read_text())
+    assert message is not None
+    assert message.config_error
+    assert message.error.startswith(f"cannot run '{script}': ")
+    assert remedy in message.error
+    assert remedy in (tmp_path / "log").read_text()
+
+
+def test_a_log_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
+    done = supervised(tmp_path / "missing", "touch", str(tmp_path / "ran"))
+    assert done.returncode == 74
+    assert "cannot write the log" in done.stderr
+    assert "No such file or directory" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_notice_reaches_the_command_once(tmp_path: Path, processes: Processes) -> None:
+    log = tmp_path / "log"
+    script = (
+        "import signal,sys,time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('notice', flush=True))\n"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(5))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.01)\n"
+    )
+    supervisor = processes.start(
+        [*SUPERVISE, "--log", log, "--exit", tmp_path / "exit", "--", sys.executable, "-c", script]
+    )
+    wait_until(lambda: log.exists() and "ready" in log.read_text(), "the command to be ready")
+    supervisor.send_signal(signal.SIGTERM)
+    wait_until(lambda: "notice" in log.read_text(), "the notice")
+    supervisor.send_signal(signal.SIGTERM)
+    supervisor.send_signal(signal.SIGINT)
+    assert supervisor.wait(30) == 5
+    assert log.read_text() == "ready\nnotice\n"
+
+
+def test_kill_9_of_the_supervisor_takes_the_command_with_it(tmp_path: Path, processes: Processes) -> None:
+    log = tmp_path / "log"
+    supervisor = processes.start([*SUPERVISE, "--log", log, "--", "sh", "-c", "echo $$; exec sleep 600"])
+    child = started(log)
+    supervisor.kill()
+    supervisor.wait(30)
+    wait_until(lambda: not psutil.pid_exists(child), "the command to be gone")
+
+
+def test_kill_9_at_the_top_takes_down_the_whole_stack(tmp_path: Path, processes: Processes) -> None:
+    """As in an attempt: a supervisor around torchrun, another one around each rank."""
+    log = tmp_path / "rank.log"
+    rank = [*SUPERVISE, "--die-with-parent", "--log", log, "--", "sh", "-c", "echo $$; exec sleep 600"]
+    agent = f"import subprocess; subprocess.run({[str(word) for word in rank]!r})"
+    top = processes.start([*SUPERVISE, "--", sys.executable, "-c", agent])
+    leaf = started(log)
+    assert len(processes.running()) == 4
+    top.kill()
+    top.wait(30)
+    wait_until(lambda: not psutil.pid_exists(leaf), "the rank to be gone")
+    wait_until(lambda: not processes.running(), "everything to be gone")
+
+
+def test_tee_shows_what_it_logs_and_waits_for_no_grandchild(tmp_path: Path, processes: Processes) -> None:
+    command = [*SUPERVISE, "--tee", "--log", str(tmp_path / "log"), "--exit", str(tmp_path / "exit"), "--"]
+    script = "echo shown; sleep 600 & exit 4"  # the sleeper keeps the pipe open
+    done = processes.start([*command, "sh", "-c", script], stdout=subprocess.PIPE)
+    assert done.wait(30) == 4
+    assert done.stdout is not None
+    assert done.stdout.readline() == "shown\n"
+    done.stdout.close()
+    assert (tmp_path / "log").read_text() == "shown\n"
+    assert ended(tmp_path / "exit")["code"] == 4
+
+
+def test_a_full_disk_for_the_exit_file_leaves_the_exit_code(tmp_path: Path) -> None:
+    command = [*SUPERVISE, "--exit", str(tmp_path / "missing" / "exit"), "--", "sh", "-c", "exit 9"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 9
+    assert "cannot write" in done.stderr
+
+
+def test_it_starts_without_torch_and_numpy() -> None:
+    script = "import sys, holdfast_trainer.supervise; print(sorted({'torch','numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

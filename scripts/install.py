@@ -160,7 +160,9 @@ def install(root: Path, venv: Path) -> None:
     run([*export, "--python", python, "-o", locked], environment, "run `make lock`")
     count = sum(1 for line in locked.read_text(encoding="utf-8").splitlines() if "==" in line)
     say(f"installing up to {count} packages; PyTorch with CUDA is about 2.5 GB to download the first time")
-    sync: Command = [uv, "pip", "sync", "--python", python, "--require-hashes", locked]
+    # Bytecode now, once: where Python may not write it (read-only trees, PYTHONDONTWRITEBYTECODE), each
+    # rank of each attempt would compile PyTorch's 2,500 modules again, which doubles its start-up.
+    sync: Command = [uv, "pip", "sync", "--python", python, "--require-hashes", "--compile-bytecode", locked]
     run(sync, environment, "is there network, and room on the disk (8 GB)? then try again")
     itself: Command = [
         uv,

@@ -7,7 +7,7 @@
 
 from .cadence import Cadence
 from .directory import CheckpointDirectory, CheckpointError, Fenced
-from .loader import Loaded, Skipped, load_newest
+from .loader import Loaded, Skipped, WrongConfiguration, load_newest
 from .saver import Saved, Saver
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "Saved",
     "Saver",
     "Skipped",
+    "WrongConfiguration",
     "load_newest",
 ]

@@ -2,14 +2,15 @@
 
 A save lives in a hidden directory until it is complete::
 
-    checkpoints/.step-00000812.attempt-3/rank-N.safetensors   written and fsynced by rank N
-    checkpoints/.step-00000812.attempt-3/rank-N.json          its size and checksum, or its error
-    checkpoints/.step-00000812.attempt-3/manifest.json        by rank 0, once every part is there
-    checkpoints/step-00000812/                                one rename makes it a checkpoint
+    checkpoints/.step-00000812.attempt-3.save-7/rank-N.safetensors   written and fsynced by rank N
+    checkpoints/.step-00000812.attempt-3.save-7/rank-N.json          its size and checksum, or its error
+    checkpoints/.step-00000812.attempt-3.save-7/manifest.json        by rank 0, once every part is there
+    checkpoints/step-00000812/                                       one rename makes it a checkpoint
 
 Each arrow is durable before the next: file, then its name (directory fsync), then the manifest, then
 the rename, then the parent's fsync. A crash leaves a whole checkpoint or debris, never half of one.
 Parts meet through the file system, not through a collective, so nothing waits on the step's path.
+No two saves share a directory, so what a rank writes late into a save that failed harms no other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from . import manifest as manifests
 from .manifest import BadManifest, Manifest
 from .tensorfile import UnreadableFile, Written, verify
 
-_PARTIAL = re.compile(r"\.step-(\d{8,})\.attempt-(\d+)")
+_PARTIAL = re.compile(r"\.step-(\d{8,})\.attempt-(\d+)(\.save-\d+)?")
 _POLL_SECONDS = 0.01
 
 
@@ -67,9 +68,6 @@ class CheckpointDirectory:
         self._run = run
         self._attempt = attempt
 
-    def partial(self, step: int) -> Path:
-        return self._run.checkpoints / f".step-{step:08d}.attempt-{self._attempt}"
-
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, newest first; whether they verify is not asked."""
         if not self._run.checkpoints.is_dir():
@@ -83,54 +81,52 @@ class CheckpointDirectory:
 
     # ------------------------------------------------------------------ parts
 
-    def begin(self, step: int) -> Path:
-        """The directory that all ranks write their part of `step` into; makes it where needed."""
-        path = self.partial(step)
+    def begin(self, step: int, save: int) -> Path:
+        """The directory that all ranks write their part of `step` into; makes it where needed.
+
+        `save` counts the saves of this attempt: the same on every rank, and never used twice.
+        """
+        path = self._run.checkpoints / f".step-{step:08d}.attempt-{self._attempt}.save-{save}"
         path.mkdir(parents=True, exist_ok=True)
         return path
 
-    def report_part(self, step: int, rank: int, written: Written) -> None:
+    def report_part(self, partial: Path, rank: int, written: Written) -> None:
         """Tell rank 0 that this rank's file is durable."""
-        replace_durably(self.partial(step) / _part_record(rank), json.dumps(asdict(written)))
+        replace_durably(partial / _part_record(rank), json.dumps(asdict(written)))
 
-    def report_failure(self, step: int, rank: int, error: str) -> None:
-        """Tell rank 0 not to wait; frees the rank's own bytes first, as the disk may be full."""
-        partial = self.partial(step)
-        (partial / part_file(rank)).unlink(missing_ok=True)
-        try:
-            replace_durably(partial / _part_record(rank), json.dumps({"error": error}))
-        except OSError:
-            pass  # rank 0 then waits until its deadline
+    def report_failure(self, partial: Path, rank: int, error: str) -> None:
+        """Tell rank 0 not to wait; frees the rank's own bytes first, as the disk may be full.
 
-    def await_parts(self, step: int, world_size: int, deadline: float) -> dict[str, Written]:
-        """Every rank's file by name. Raises CheckpointError naming the rank that failed or is late.
-
-        `deadline` is on the monotonic clock.
+        Raises OSError where that fails too: rank 0 then waits until its deadline.
         """
+        (partial / part_file(rank)).unlink(missing_ok=True)
+        replace_durably(partial / _part_record(rank), json.dumps({"error": error}))
+
+    def await_parts(self, partial: Path, world_size: int, late: Callable[[], bool]) -> dict[str, Written]:
+        """Every rank's file by name. Raises CheckpointError naming the rank that failed or is `late`."""
         files: dict[str, Written] = {}
         for rank in range(world_size):
-            record = self.partial(step) / _part_record(rank)
-            while True:
-                try:
-                    body = json.loads(record.read_text(encoding="utf-8"))
-                    break
-                except FileNotFoundError:
-                    if time.monotonic() > deadline:
-                        raise CheckpointError(
-                            f"rank {rank} did not write its part of step {step} in time"
-                        ) from None
-                    time.sleep(_POLL_SECONDS)
+            record = partial / _part_record(rank)
+            while not record.exists():
+                if late():
+                    raise CheckpointError(f"rank {rank} did not write its part in time")
+                time.sleep(_POLL_SECONDS)
+            body = json.loads(record.read_text(encoding="utf-8"))
             if "error" in body:
-                raise CheckpointError(f"rank {rank} could not write its part of step {step}: {body['error']}")
+                raise CheckpointError(f"rank {rank} could not write its part: {body['error']}")
             files[part_file(rank)] = Written(**body)
         return files
 
     # ----------------------------------------------------------------- commit
 
-    def commit(self, manifest: Manifest) -> None:
-        """Make the step's parts a checkpoint. Raises Fenced, OSError."""
+    def commit(self, partial: Path, manifest: Manifest) -> Manifest:
+        """Make the step's parts a checkpoint; returns the manifest that now stands for the step.
+
+        That is another one where the step has a good checkpoint already: what is durable is not
+        replaced. Raises Fenced, OSError.
+        """
         step = manifest.step
-        partial, final = self.partial(step), self._run.checkpoint(step)
+        final = self._run.checkpoint(step)
         for rank in range(manifest.world_size):
             (partial / _part_record(rank)).unlink(missing_ok=True)
         check_fence(self._run, self._attempt)
@@ -138,15 +134,16 @@ class CheckpointDirectory:
         check_fence(self._run, self._attempt)
         if final.exists():
             if self.fault(step) is None:
-                shutil.rmtree(partial)  # the same step is there already and verifies
-                return
-            os.rename(final, self._run.checkpoints / f".bad-step-{step:08d}.attempt-{self._attempt}")
+                shutil.rmtree(partial, ignore_errors=True)
+                return manifests.read(final)
+            os.rename(final, self._run.checkpoints / f".bad-step-{step:08d}.{time.time_ns()}")
         os.rename(partial, final)
         fsync_directory(self._run.checkpoints)
+        return manifest
 
-    def abandon(self, step: int) -> None:
+    def abandon(self, partial: Path) -> None:
         """Remove what a failed save left."""
-        shutil.rmtree(self.partial(step), ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
     # ----------------------------------------------------------- verify, prune
 
@@ -165,6 +162,28 @@ class CheckpointDirectory:
         except (BadManifest, UnreadableFile) as error:
             return str(error)
         return None
+
+    def newest(self, besides: Iterable[int] = ()) -> Manifest | None:
+        """The newest checkpoint whose manifest is sound, `besides` those known to be bad."""
+        bad = set(besides)
+        for step in self.steps():
+            if step not in bad:
+                try:
+                    return manifests.read(self._run.checkpoint(step))
+                except BadManifest:
+                    continue
+        return None
+
+    def sweep(self) -> None:
+        """Remove what saves of this attempt and earlier ones left unfinished: for its start.
+
+        Debris takes the room that the next save needs; and a save of an attempt that was superseded
+        between its last look at the fence and its rename has nothing left to rename.
+        """
+        for path in self._run.checkpoints.iterdir():
+            match = _PARTIAL.fullmatch(path.name)
+            if (match and int(match[2]) <= self._attempt) or path.name.startswith(".bad-"):
+                shutil.rmtree(path, ignore_errors=True)
 
     def prune(self, keep: int, bad: Iterable[int] = ()) -> None:
         """Keep the newest `keep` checkpoints; remove older ones, `bad` ones and debris of the past.

@@ -32,6 +32,10 @@ class Agreement(Protocol):
         """Every rank's value, by rank."""
 
 
+class WrongConfiguration(CheckpointError):
+    """The run directory belongs to another configuration: trying again cannot mend that."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A verified state. `own` is None where the world size differs: that rank had no part then."""
@@ -55,7 +59,7 @@ def load_newest(
     """Collective. (None, []) where the run has no checkpoint yet.
 
     Raises CheckpointError where checkpoints exist and none can be used: starting over would lose
-    work silently. Raises it too where the newest good one was written under another configuration.
+    work silently. Raises WrongConfiguration where the newest good one was written under another one.
     """
     directory = CheckpointDirectory(run, attempt)
     steps: list[int] = gang.broadcast(directory.steps() if gang.rank == 0 else None)
@@ -106,7 +110,7 @@ def _read(path: Any, rank: int) -> dict[str, Any]:
 
 def _check_config(run: RunDir, manifest: Manifest, config_hash: str) -> None:
     if config_hash and manifest.config_hash and manifest.config_hash != config_hash:
-        raise CheckpointError(
+        raise WrongConfiguration(
             f"{run.checkpoint(manifest.step)} was written under another configuration "
             f"({manifest.config_hash[:12]}, this is {config_hash[:12]}): its numbers would not continue. "
             "Use a new run directory, or go back to the configuration of the run"

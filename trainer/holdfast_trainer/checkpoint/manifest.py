@@ -64,7 +64,10 @@ class Manifest:
                 raise BadManifest(f"version {version} is not {VERSION}: written by another Holdfast")
             body.pop("digest")
             body["files"] = {name: Written(**file) for name, file in body["files"].items()}
-            return cls(**body)
+            manifest = cls(**body)
+            if manifest.to_json() != text:  # 1e5 and 1E5 are one value and two texts
+                raise BadManifest("it is not the text that was written: a bit has flipped or it was edited")
+            return manifest
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadManifest(f"not a manifest: {error}") from error
 

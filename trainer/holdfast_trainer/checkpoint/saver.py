@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..contract import RunDir
 from . import tensorfile
-from .directory import CheckpointDirectory, CheckpointError, check_fence, part_file
+from .directory import CheckpointDirectory, CheckpointError, Fenced, check_fence, part_file
 from .manifest import Manifest
 from .tree import pack
 
@@ -56,6 +57,8 @@ class Saver:
         on_saved: Callable[[Saved], None] = lambda saved: None,
         on_failed: Callable[[int, CheckpointError], None] = lambda step, error: None,
     ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept, or nothing is durable")
         self._run = run
         self._directory = CheckpointDirectory(run, attempt)
         self._attempt, self._rank, self._world_size = attempt, rank, world_size
@@ -64,6 +67,8 @@ class Saver:
         self._on_saved, self._on_failed = on_saved, on_failed
         self._buffers: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
+        self._saves = 0
+        self._deadline = 0.0
         self._error: CheckpointError | None = None
         self.last_cost: float | None = None
         """Seconds until durable of the newest save; what `auto` plans with."""
@@ -73,7 +78,13 @@ class Saver:
     @property
     def durable_step(self) -> int:
         """The newest committed step, of whichever attempt; 0 where there is none."""
-        return max(self._directory.steps(), default=0)
+        newest = self.newest
+        return 0 if newest is None else newest.step
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The manifest of the newest committed step, leaving out those that did not verify."""
+        return self._directory.newest(self.bad_steps)
 
     @property
     def busy(self) -> bool:
@@ -91,9 +102,11 @@ class Saver:
         staged = self._stage(tensors)
         stall = time.perf_counter() - began
         self._error = None
+        self._saves += 1
+        self._deadline = time.monotonic() + timeout
         self._thread = threading.Thread(
             target=self._write,
-            args=(step, skeleton, staged, began, stall, time.monotonic() + timeout),
+            args=(step, skeleton, staged, began, stall),
             name="checkpoint",
             daemon=True,
         )
@@ -105,6 +118,10 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def hurry(self, seconds: float) -> None:
+        """Give peers no longer than this to bring their parts of the save in flight."""
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def wait(self) -> None:
         """Wait for the save in flight. Raises the CheckpointError it ended with.
@@ -132,21 +149,22 @@ class Saver:
         return staged
 
     def _write(
-        self,
-        step: int,
-        skeleton: Any,
-        tensors: dict[str, torch.Tensor],
-        began: float,
-        stall: float,
-        deadline: float,
+        self, step: int, skeleton: Any, tensors: dict[str, torch.Tensor], began: float, stall: float
     ) -> None:
+        partial: Path | None = None
         try:
-            manifest = self._write_part_and_commit(step, skeleton, tensors, deadline)
-        except (OSError, CheckpointError) as error:
-            self._fail(step, error)
+            check_fence(self._run, self._attempt)
+            partial = self._directory.begin(step, self._saves)
+            written = tensorfile.write(partial / part_file(self._rank), skeleton, tensors)
+            self._directory.report_part(partial, self._rank, written)
+            if self._rank != 0:
+                return
+            manifest = self._commit(step, partial)
+        except Exception as error:
+            # Whatever it is: a save that failed must never pass for one that did not.
+            self._fail(step, partial, error)
             return
-        if manifest is None:
-            return
+        self.bad_steps.discard(step)
         self.last_cost = time.perf_counter() - began
         self._on_saved(Saved(step, manifest.size, self.last_cost, stall, manifest.digest))
         try:
@@ -155,41 +173,43 @@ class Saver:
         except (OSError, CheckpointError) as error:
             self._on_failed(step, CheckpointError(f"step {step} is saved, but old ones stay: {error}"))
 
-    def _write_part_and_commit(
-        self, step: int, skeleton: Any, tensors: dict[str, torch.Tensor], deadline: float
-    ) -> Manifest | None:
-        check_fence(self._run, self._attempt)
-        partial = self._directory.begin(step)
-        written = tensorfile.write(partial / part_file(self._rank), skeleton, tensors)
-        self._directory.report_part(step, self._rank, written)
-        if self._rank != 0:
-            return None
+    def _commit(self, step: int, partial: Path) -> Manifest:
+        late = lambda: time.monotonic() > self._deadline  # noqa: E731
         manifest = Manifest(
             step=step,
             attempt=self._attempt,
             world_size=self._world_size,
             config_hash=self._config_hash,
-            files=self._directory.await_parts(step, self._world_size, deadline),
+            files=self._directory.await_parts(partial, self._world_size, late),
             time=time.time(),
             environment=self._environment,
         )
-        self._directory.commit(manifest)
-        return manifest
+        return self._directory.commit(partial, manifest)
 
-    def _fail(self, step: int, error: OSError | CheckpointError) -> None:
-        if isinstance(error, CheckpointError):
+    def _fail(self, step: int, partial: Path | None, error: Exception) -> None:
+        if isinstance(error, Fenced):
             self._error = error
         else:
-            where = f" ({error.filename})" if error.filename else ""
-            self._error = CheckpointError(f"step {step} could not be saved: {error.strerror or error}{where}")
+            self._error = CheckpointError(f"step {step} could not be saved: {_say(error)}")
             self._error.__cause__ = error
-        if self._rank == 0:
-            self._directory.abandon(step)
-        else:
-            self._directory.report_failure(step, self._rank, str(self._error))
+        if partial is not None:
+            try:
+                if self._rank == 0:
+                    self._directory.abandon(partial)
+                else:
+                    self._directory.report_failure(partial, self._rank, _say(error))
+            except OSError:
+                pass  # rank 0 waits until its deadline
         self._on_failed(step, self._error)
 
     @property
     def error(self) -> CheckpointError | None:
         """What the last save ended with, once it has."""
         return None if self.busy else self._error
+
+
+def _say(error: Exception) -> str:
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror or error}{where}"
+    return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 CHUNK = 8 << 20
 """Bytes a write; large enough for the disk, small enough to share the core."""
 
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -37,7 +37,13 @@ _DTYPES = {
     torch.uint16: "U16",
     torch.uint8: "U8",
     torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
 }
+"""What the format and its reader can hold."""
+
+RESERVED = "__metadata__"
+"""The one name that a tensor cannot have."""
 
 
 class UnreadableFile(Exception):
@@ -59,7 +65,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 def write(path: Path, skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Written:
     """Write and fsync `path`; tensors must be on the CPU. Raises OSError as the file system does."""
-    header: dict[str, Any] = {"__metadata__": {"holdfast": json.dumps(skeleton, separators=(",", ":"))}}
+    header: dict[str, Any] = {RESERVED: {"holdfast": json.dumps(skeleton, separators=(",", ":"))}}
     # Wider types first keeps every tensor aligned to its element size, as readers that map it want.
     names = sorted(tensors, key=lambda n: (-tensors[n].element_size(), n))
     offset = 0
@@ -67,7 +73,7 @@ def write(path: Path, skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Wri
         tensor = tensors[name]
         end = offset + tensor.numel() * tensor.element_size()
         header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [offset, end],
         }

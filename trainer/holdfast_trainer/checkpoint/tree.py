@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .tensorfile import DTYPES, RESERVED
+
 _TAGS = ("$tensor", "$array", "$tuple", "$dict")
 
 
@@ -28,13 +30,23 @@ def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """
     tensors: dict[str, torch.Tensor] = {}
 
+    def keep(tensor: torch.Tensor, path: str) -> str:
+        if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
+            raise UnsupportedState(
+                f"{path}: a {tensor.layout} tensor of {tensor.dtype} cannot be saved; "
+                "make it dense, and of a plain number type"
+            )
+        name = _file_name(path)
+        while name in tensors or name == RESERVED:  # {"a.b": x} and {"a": {"b": x}} have one path
+            name += "'"
+        tensors[name] = tensor
+        return name
+
     def visit(value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor):
-            tensors[path] = value.detach()
-            return {"$tensor": path}
+            return {"$tensor": keep(value.detach(), path)}
         if isinstance(value, np.ndarray):
-            tensors[path] = torch.from_numpy(value)
-            return {"$array": path}
+            return {"$array": keep(_from_numpy(value, path), path)}
         if isinstance(value, Mapping):
             plain = all(isinstance(k, str) for k in value) and not any(tag in value for tag in _TAGS)
             if plain:
@@ -57,6 +69,21 @@ def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
         )
 
     return visit(state, ""), tensors
+
+
+def _file_name(path: str) -> str:
+    """ASCII, for the header of a file is read by more than Python: a lone surrogate is no text there."""
+    return path.encode("ascii", "backslashreplace").decode()
+
+
+def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
+    try:
+        # torch wants memory that it may write to, in the machine's own byte order, with positive strides.
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", copy=True))
+    except (TypeError, ValueError) as error:
+        raise UnsupportedState(
+            f"{path}: a numpy array of {array.dtype} cannot be saved; keep numbers and booleans"
+        ) from error
 
 
 def unpack(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

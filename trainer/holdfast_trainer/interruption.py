@@ -8,12 +8,17 @@ that arrives before the optimizer's turn stops the gang at the end of that step,
 of the next.
 
 A gang that cannot agree (a peer is gone, a first step that compiles for minutes) must still end inside
-the grace period: when that is nearly over, `Notice` calls a function that ends this rank at once.
+the grace period: when that is nearly over, `Notice` calls a function that ends this rank at once. Python
+runs a signal's handler only between two bytecodes of the main thread, which may be waiting in C for a
+peer that will never answer; so the notice is taken from the wakeup descriptor, by a thread.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -37,21 +42,38 @@ class Notice:
         self._on_deadline = on_deadline
         self._deadline: float | None = None
         self._timer: threading.Timer | None = None
+        self._interrupts = 0
+        self._first = threading.Lock()  # taken by the first to see a signal, and never let go
 
     def install(self) -> None:
         """Take SIGTERM and SIGINT; call in the main thread. A second SIGINT ends the process at once."""
+        waking, self._wakeup = socket.socketpair()
+        self._wakeup.setblocking(False)
+        threading.Thread(target=self._watch, args=(waking,), name="notice", daemon=True).start()
         signal.signal(signal.SIGTERM, self._receive)
         signal.signal(signal.SIGINT, self._receive)
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=_let_go)
+
+    def _watch(self, waking: socket.socket) -> None:
+        while numbers := waking.recv(64):
+            if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+                self._begin()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._deadline is not None:
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            return
-        self._deadline = time.monotonic() + self._grace
+        if not self._begin() and number == signal.SIGINT and self._interrupts:
+            raise KeyboardInterrupt
+        self._interrupts += number == signal.SIGINT
+
+    def _begin(self) -> bool:
+        """The grace period starts with the first signal; true for the one that started it."""
+        if not self._first.acquire(blocking=False):
+            return False
         self._timer = threading.Timer(self._grace * (1 - RESERVE_SHARE), self._on_deadline)
         self._timer.daemon = True
+        self._deadline = time.monotonic() + self._grace
         self._timer.start()
+        return True
 
     @property
     def received(self) -> bool:
@@ -70,6 +92,19 @@ class Notice:
             self._timer.cancel()
 
 
+def _let_go() -> None:
+    """In a forked child, such as a data loader's worker: no rank, so signals are not for it.
+
+    torchrun signals a rank's whole process group. A worker that died of that would take the batch with
+    it that the last step before the stop waits for, so it leaves the group. Its parent ends it.
+    """
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+
+
 @dataclass(frozen=True)
 class Agreed:
     """What the gang knows after an exchange; the same on every rank."""
@@ -77,7 +112,9 @@ class Agreed:
     stop: bool
     save: bool
     loss: tuple[int, float] | None
-    """(step, mean over ranks) of the oldest loss not yet known; None where none was offered."""
+    """(step, mean over ranks) of the oldest loss not yet known; None where this rank offered none."""
+    losses: int = 0
+    """How many ranks offered a loss."""
 
 
 class Exchange:
@@ -88,9 +125,17 @@ class Exchange:
         self._losses: deque[tuple[int, torch.Tensor]] = deque()
         self._pending: Callable[[], torch.Tensor] | None = None
         self._offered: int | None = None
+        self._newest = 0
 
     def offer_loss(self, step: int, loss: torch.Tensor) -> None:
-        """Queue this rank's loss of a step; every rank must offer the same steps."""
+        """Queue this rank's loss of a step, a scalar. Raises ValueError on a second one of a step."""
+        if step <= self._newest:
+            raise ValueError(
+                f"step {step} has told its loss already: add up the parts, and tell the sum once"
+            )
+        if loss.numel() != 1:
+            raise ValueError(f"a loss of shape {list(loss.shape)}: tell one number, such as loss.mean()")
+        self._newest = step
         self._losses.append((step, loss.detach()))
 
     def contribute(self, step: int, *, save: bool = False) -> None:
@@ -105,7 +150,7 @@ class Exchange:
         self._offered = None
         if self._losses and (not self._losses[0][1].is_cuda or self._losses[0][0] < step):
             self._offered, loss = self._losses.popleft()
-            vector[2], vector[3] = 1.0, loss.double().cpu()
+            vector[2], vector[3] = 1.0, loss.double().reshape(()).cpu()
         self._pending = self._gang.sum_async(vector)
 
     def finish(self) -> Agreed:
@@ -113,14 +158,15 @@ class Exchange:
         assert self._pending is not None
         total, self._pending = self._pending().tolist(), None
         loss = None if self._offered is None else (self._offered, total[3] / total[2])
-        return Agreed(stop=total[0] > 0, save=total[1] > 0, loss=loss)
+        return Agreed(stop=total[0] > 0, save=total[1] > 0, loss=loss, losses=int(total[2]))
 
     def drain(self, step: int) -> list[tuple[int, float]]:
-        """The losses still queued, for the end of a run; every rank must call it."""
+        """The losses still queued, for the end of a run. Collective: it goes on until no rank has one."""
         losses = []
-        while self._losses:
+        while True:
             self.contribute(step + 1)
             agreed = self.finish()
             if agreed.loss is not None:
                 losses.append(agreed.loss)
-        return losses
+            if not agreed.losses:
+                return losses

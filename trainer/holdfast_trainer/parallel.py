@@ -75,6 +75,13 @@ class Gang:
             dist.destroy_process_group()
 
 
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an exception says that another rank can no longer be reached."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(name in str(error) for name in ("gloo", "NCCL"))
+
+
 def join_gang() -> Gang:
     """Meet the other ranks as torchrun's environment says; one rank where there is no torchrun."""
     rank, world_size, local_rank = (
@@ -127,12 +134,21 @@ def wrap(
         find_unused_parameters=order_matters and settle is None,
     )
     if order_matters and settle is not None:
-        state = rng.capture()
-        for _ in range(2):  # the regrouping happens when the second forward pass begins
-            settle(ddp).backward()  # type: ignore[no-untyped-call]
-        ddp.zero_grad(set_to_none=True)
-        rng.restore(state)
+        _settle(ddp, settle)
     return ddp
+
+
+def _settle(ddp: nn.Module, settle: Callable[[nn.Module], torch.Tensor]) -> None:
+    """Make DDP regroup now, and leave parameters, buffers and random state as they were."""
+    state = rng.capture()
+    buffers = {name: buffer.clone() for name, buffer in ddp.named_buffers()}
+    for _ in range(2):  # the regrouping happens when the second forward pass begins
+        settle(ddp).backward()  # type: ignore[no-untyped-call]
+    ddp.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for name, buffer in ddp.named_buffers():
+            buffer.copy_(buffers[name])
+    rng.restore(state)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -4,41 +4,50 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from . import contract
-from .checkpoint import CheckpointError
+from .checkpoint import CheckpointDirectory, CheckpointError
 from .checkpoint.directory import check_fence
 from .contract import RunDir
 from .parallel import Gang
+from .schema import ConfigError
 
 DEFAULT_RUN_DIR = "holdfast-run"
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Read once at start; `attempt` is None where no engine numbered it."""
+    """Read once at start; `attempt` and `keep` are None where no engine gave them."""
 
     run_dir: RunDir
+    rank: int
+    local_rank: int
     attempt: int | None
     termination: Path
     grace_seconds: float
     host: str
     port: int
+    keep: int | None
 
     @classmethod
     def read(cls, run_dir: str | Path | None = None) -> Place:
-        """From the environment; `run_dir` counts where HOLDFAST_RUN_DIR is not set."""
+        """From the environment; `run_dir` counts where HOLDFAST_RUN_DIR is not set. Raises ConfigError."""
         env = os.environ
-        attempt = env.get(contract.ENV_ATTEMPT)
         return cls(
-            RunDir(Path(env.get(contract.ENV_RUN_DIR) or run_dir or DEFAULT_RUN_DIR).absolute()),
-            int(attempt) if attempt else None,
-            Path(env.get(contract.ENV_TERMINATION_LOG, contract.DEFAULT_TERMINATION_LOG)),
-            float(env.get(contract.ENV_GRACE_SECONDS) or contract.DEFAULT_GRACE_SECONDS),
-            env.get(contract.ENV_HOST, "127.0.0.1"),
-            int(env.get(contract.ENV_PORT) or 0),
+            run_dir=RunDir(Path(env.get(contract.ENV_RUN_DIR) or run_dir or DEFAULT_RUN_DIR).absolute()),
+            rank=_number("RANK", int, 0) or 0,
+            local_rank=_number("LOCAL_RANK", int, 0) or 0,
+            attempt=_number(contract.ENV_ATTEMPT, int, 1),
+            termination=Path(env.get(contract.ENV_TERMINATION_LOG, contract.DEFAULT_TERMINATION_LOG)),
+            grace_seconds=_number(contract.ENV_GRACE_SECONDS, float, 0) or contract.DEFAULT_GRACE_SECONDS,
+            host=env.get(contract.ENV_HOST) or "127.0.0.1",
+            port=_number(contract.ENV_PORT, int, 0, 65535) or 0,
+            keep=_number(contract.ENV_CHECKPOINT_KEEP, int, 1),
         )
 
     def admit(self, gang: Gang) -> int:
@@ -60,6 +69,7 @@ class Place:
             check_fence(run, attempt)
             run.checkpoints.mkdir(exist_ok=True)
             run.attempt(attempt).mkdir(parents=True, exist_ok=True)
+            CheckpointDirectory(run, attempt).sweep()
         except (OSError, ValueError) as error:
             return CheckpointError(
                 f"run directory {run.path} cannot be used: {error}. Name another one, or mend it"
@@ -67,6 +77,20 @@ class Place:
         except CheckpointError as error:
             return error
         return attempt
+
+
+def _number(name: str, kind: Callable[[str], N], low: float, high: float = float("inf")) -> N | None:
+    """The number in an environment variable, None where it is not set or empty."""
+    text = os.environ.get(name)
+    if not text:
+        return None
+    try:
+        value = kind(text)
+    except ValueError:
+        raise ConfigError(f"environment {name}={text!r} is not a number") from None
+    if not low <= value <= high:
+        raise ConfigError(f"environment {name}={text!r} is not between {low:g} and {high:g}")
+    return value
 
 
 def process_start() -> float:

@@ -22,19 +22,16 @@ environment the same script runs alone and keeps its run directory in `./holdfas
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import logging
 import os
 import sys
 import time
-import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -42,22 +39,23 @@ from torch import nn
 from . import contract
 from .checkpoint import Cadence, CheckpointError, Fenced, Saved, Saver, Skipped, load_newest, rng
 from .checkpoint.loader import describe_environment
-from .contract import Termination
+from .checkpoint.saver import PART_TIMEOUT_SECONDS
+from .ending import Ending, Standing
 from .endpoint import Endpoint
 from .interruption import Exchange, Notice
 from .ledger import Journal
-from .parallel import join_gang, make_deterministic, unwrap, wrap
+from .parallel import join_gang, make_deterministic, wrap
 from .place import Place, process_start
 from .steplog import StepLog
 from .telemetry import Spans, Telemetry, gemm_peak
+from .training_state import TrainingState
 
 log = logging.getLogger("holdfast")
 T = TypeVar("T")
 
 
-class Stateful(Protocol):
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
+FAILURE_SECONDS = 5.0
+"""How long a rank that fails waits for its peers' parts of a save in flight: they may be gone too."""
 
 
 class Run:
@@ -75,15 +73,20 @@ class Run:
         flops_per_token: float | None = None,
         compute_dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Join the gang. Collective.
+        """Join the gang, in the main thread. Collective.
 
         `run_dir` and the cadence give way to HOLDFAST_RUN_DIR and HOLDFAST_CHECKPOINT_EVERY where these
         are set. `config_hash` guards a run directory against another configuration.
-        `flops_per_token` and `compute_dtype` make MFU known.
+        `flops_per_token` and `compute_dtype` make MFU known. Raises ConfigError on a setting that cannot
+        be used, CheckpointError on such a run directory, Fenced where a newer attempt was admitted.
         """
         env = os.environ
         self._marks = {"process": process_start(), "imported": time.time()}
         faulthandler.enable()
+        place = Place.read(run_dir)
+        self._ending = Ending(place.rank, place.local_rank, place.termination)
+        self._ending.install()
+        self._cadence = Cadence.parse(env.get(contract.ENV_CHECKPOINT_EVERY) or checkpoint_every)
         self.gang = join_gang()
         self.rank, self.world_size = self.gang.rank, self.gang.world_size
         self.device = self.gang.device
@@ -94,28 +97,26 @@ class Run:
         self._seed, self._config_hash = seed, config_hash
         rng.seed_all(seed, self.rank)
 
-        place = Place.read(run_dir)
-        self.run_dir, self._termination = place.run_dir, place.termination
+        self.run_dir = place.run_dir
         self.attempt = place.admit(self.gang)
-        self._journal = Journal(self.run_dir, self.attempt)
+        self._journal = self._ending.journal = Journal(self.run_dir, self.attempt)
         self._telemetry = Telemetry(self.attempt, self.world_size)
         self._spans = Spans(self.device)
         self._steps = StepLog(
             self._spans, self._telemetry, self._journal if self.rank == 0 else None, self.world_size
         )
-        self._cadence = Cadence.parse(env.get(contract.ENV_CHECKPOINT_EVERY) or checkpoint_every)
         self._saver = Saver(
             self.run_dir,
             attempt=self.attempt,
             rank=self.rank,
             world_size=self.world_size,
             config_hash=config_hash,
-            keep=int(env.get(contract.ENV_CHECKPOINT_KEEP) or keep),
+            keep=place.keep or keep,
             environment=describe_environment(self.device),
             on_saved=self._on_saved,
             on_failed=self._on_save_failed,
         )
-        self._notice = Notice(place.grace_seconds, self._out_of_time)
+        self._notice = Notice(place.grace_seconds, self._ending.out_of_time)
         self._notice.install()
         self._exchange = Exchange(self.gang, self._notice)
         self._flops_per_token, self._compute_dtype = flops_per_token, compute_dtype
@@ -129,18 +130,22 @@ class Run:
         self.step = 0
         """Steps done."""
         self.total_steps: int | None = None
-        self._tracked: dict[str, Stateful] = {}
+        self._state: TrainingState | None = None
         self._resumed_rng: dict[str, Any] | None = None
-        self._resumed_step = 0
+        self._seeded = False
+        self._changed = False
+        """An optimizer has taken the step that is under way: the state is no longer that of `step`."""
         self._saved_step = 0
         """Newest step for which a save was begun (or that was loaded)."""
+        self._durable: Standing | None = None
+        """What all ranks agreed is durable, once they have."""
+        self._save_agreed = False
         self._save_began = time.monotonic()
-        self._digest = ""
-        self._ended = False
         self._completed = False
-        self._previous_hook = sys.excepthook
-        sys.excepthook = self._on_exception
-        atexit.register(self._at_exit)
+        self._ending.standing = self._standing
+        self._ending.noticed = lambda: self._notice.received
+        self._ending.before_failure = self._await_save
+        self._ending.at_exit = self._at_exit
 
     # ------------------------------------------------------------------ start
 
@@ -151,43 +156,39 @@ class Run:
     def track(self, **parts: Any) -> int:
         """Name the state to save (anything with `state_dict`), and resume it. Collective.
 
-        Returns the number of steps done so far. Raises CheckpointError where no checkpoint can be used.
+        What is neither a model nor an optimizer may differ by rank; those two may not (buffers may).
+        Returns the number of steps done so far. Raises CheckpointError where no checkpoint can be used,
+        UnsupportedState where a part's state cannot be saved.
         """
-        for name, part in parts.items():
-            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-                raise TypeError(f"track({name}=...): a {type(part).__name__} has no state_dict to save")
-        self._tracked = {n: unwrap(p) if isinstance(p, nn.Module) else p for n, p in parts.items()}
-        for part in self._tracked.values():
-            if isinstance(part, torch.optim.Optimizer):
-                # The sum over ranks begins while the optimizer works, and is read when the step ends.
-                part.register_step_pre_hook(
-                    lambda *_: self._exchange.contribute(self.step + 1, save=self._due())
-                )
-                break
+        if self._state is not None:
+            raise RuntimeError("track() was called before: name all parts in one call")
+        self._state = state = TrainingState(parts, self.rank)
+        for optimizer in state.optimizers:
+            optimizer.register_step_pre_hook(self._before_optimizer)
         began = time.time()
         loaded, skipped = load_newest(self.run_dir, self.attempt, self.gang, self._config_hash)
         if loaded is not None:
-            for name, part in self._tracked.items():
-                if name not in loaded.shared["parts"]:
-                    raise CheckpointError(
-                        f"the checkpoint of step {loaded.manifest.step} has no {name!r}: "
-                        f"it tracks {', '.join(loaded.shared['parts'])}"
-                    )
-                part.load_state_dict(loaded.shared["parts"][name])
-            self.step = self._resumed_step = self._saved_step = loaded.manifest.step
-            self._digest = loaded.manifest.digest
+            forgotten = state.restore(loaded)
+            self.step = self._saved_step = loaded.manifest.step
             self._resumed_rng = None if loaded.own is None else loaded.own["rng"]
-            self._tell_resume(loaded.manifest.world_size, loaded.manifest.environment)
+            self._tell_resume(loaded.manifest.world_size, loaded.manifest.environment, forgotten)
         self._saver.bad_steps = {s.step for s in skipped}
         self._marks["loaded"] = time.time()
         if self.rank == 0:
             self._record_start(began, skipped)
         return self.step
 
-    def _tell_resume(self, world_size: int, environment: dict[str, Any]) -> None:
+    def _before_optimizer(self, *_: object) -> None:
+        # The sum over ranks begins while the optimizer works, and is read when the step ends.
+        self._changed = True
+        self._exchange.contribute(self.step + 1, save=self._due())
+
+    def _tell_resume(self, world_size: int, environment: dict[str, Any], forgotten: list[str]) -> None:
         if self.rank != 0:
             return
         log.info("resumed from step %d", self.step)
+        if forgotten:
+            log.warning("the checkpoint also has %s, which nothing tracks now", ", ".join(forgotten))
         here = describe_environment(self.device)
         differences = [
             f"{k}: {environment.get(k)} -> {here[k]}" for k in here if environment.get(k) != here[k]
@@ -225,32 +226,49 @@ class Run:
         Between two of them checkpoints are taken and stops agreed on. Raises SystemExit(0) on an
         agreed stop, Fenced where a newer attempt took over.
         """
+        if self._state is None:
+            raise RuntimeError("call track(model=..., optimizer=...) before steps(): nothing would be saved")
         self.total_steps = total
-        if self._resumed_rng is not None:
-            rng.restore(self._resumed_rng)
-        else:
-            rng.seed_all(self._seed + self.step, self.rank)
-        peak = gemm_peak(self.device, self._compute_dtype) if self._flops_per_token else None
-        self._telemetry.begin(self.step, total, self._saver.durable_step, self._flops_per_token, peak)
-        self._save_began = time.monotonic()
+        if self.step < total:
+            self._begin(total)
         while self.step < total:
-            self._steps.begin()
             yield self.step
             self._end_step()
+            if self.step < total and self._save_agreed:
+                self._save()
+            self._steps.begin()
         self._complete()
 
-    def _end_step(self) -> None:
+    def _begin(self, total: int) -> None:
+        self._completed = False
+        if self._resumed_rng is not None:
+            rng.restore(self._resumed_rng)
+        elif not self._seeded:
+            rng.seed_all(self._seed + self.step, self.rank)
+        self._resumed_rng, self._seeded = None, True
+        peak = gemm_peak(self.device, self._compute_dtype) if self._flops_per_token else None
+        self._telemetry.begin(self.step, total, self._saver.durable_step, self._flops_per_token, peak)
+        self._exchange.contribute(self.step)
+        if self._exchange.finish().stop:  # a notice came before the first step
+            self._stop()
+        self._save_began = time.monotonic()
+        self._steps.begin()
+
+    def _end_step(self, *, leaving: bool = False) -> None:
         self._exchange.contribute(self.step + 1, save=self._due())
         agreed = self._exchange.finish()
         self.step += 1
+        self._changed = False
+        self._ending.exit_status = None  # whoever called sys.exit, it was caught: the loop goes on
         self._steps.end(self.step)
         if agreed.loss is not None:
             self._steps.loss(*agreed.loss)
+        self._save_agreed = agreed.save or self._cadence.due_at_step(self.step)
+        if leaving:
+            return
         self._raise_if_fenced()
         if agreed.stop:
             self._stop()
-        if self.step < (self.total_steps or 0) and (agreed.save or self._cadence.due_at_step(self.step)):
-            self._save()
 
     def _due(self) -> bool:
         """Rank 0's clock decides for all when cadence is in seconds."""
@@ -303,8 +321,13 @@ class Run:
     def interruptible(self, items: Iterable[T]) -> Iterator[T]:
         """Go through `items` (the same number on every rank), stopping between two where all agree to.
 
-        For validation: put it at the top of a step, before anything of the step has changed the state.
+        For validation: put it at the top of a step. Once an optimizer has changed the state, a stop would
+        save half a step, so it then waits for the step's end.
         """
+        if self._changed:
+            yield from items
+            return
+        before, random = self._telemetry.progress.phase, rng.capture()
         self._telemetry.phase("validating")
         for item in items:
             self._exchange.contribute(self.step)
@@ -313,40 +336,38 @@ class Run:
             if agreed.loss is not None:
                 self._steps.loss(*agreed.loss)
             if agreed.stop:
-                self._stop()
-        self._telemetry.phase("training")
+                self._stop(random)
+        self._telemetry.phase(before)
 
     # ------------------------------------------------------------------- save
 
-    def _state(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        own = {"rng": rng.capture()}
-        if self.rank != 0:
-            return None, own
-        return {"step": self.step, "parts": {n: p.state_dict() for n, p in self._tracked.items()}}, own
-
-    def _save(self, timeout: float | None = None) -> None:
+    def _save(self, timeout: float = PART_TIMEOUT_SECONDS, random: dict[str, Any] | None = None) -> None:
+        assert self._state is not None
         self._save_began = time.monotonic()
-        shared, own = self._state()
-        options = {} if timeout is None else {"timeout": timeout}
-        self._spans.add("checkpoint", self._saver.save(self.step, shared, own, **options))
+        shared, own = self._state.capture(self.step, random)
+        self._spans.add("checkpoint", self._saver.save(self.step, shared, own, timeout=timeout))
         self._saved_step = self.step
 
-    def _save_now(self, timeout: float | None = None) -> str:
+    def _save_now(self, timeout: float = PART_TIMEOUT_SECONDS, random: dict[str, Any] | None = None) -> str:
         """Save this step unless that was done, and wait until it is durable. Collective.
 
         Returns why it is not durable, on every rank; empty where it is.
         """
+        self._saver.hurry(timeout)
+        self._saver.join()
+        mine = self.step != self._saved_step or self._saver.error is not None
         fault = ""
+        if any(self.gang.gather(mine)):  # where one rank failed, all write again
+            self._save(timeout, random)
         try:
-            if self.step != self._saved_step or self._saver.error is not None:
-                self._save(timeout)
             self._saver.wait()
         except CheckpointError as error:
             fault = str(error)
-        return next((f for f in self.gang.gather(fault) if f), "")
+        told = self.gang.gather((fault, self._standing()))
+        self._durable = told[0][1]  # rank 0 committed; others may see the directory later
+        return next((fault for fault, _ in told if fault), "")
 
     def _on_saved(self, saved: Saved) -> None:
-        self._digest = saved.digest
         self._telemetry.saved(saved)
         self._journal.event(
             "checkpoint",
@@ -373,14 +394,17 @@ class Run:
         for step, loss in self._exchange.drain(self.step):
             self._steps.loss(step, loss)
 
-    def _stop(self) -> None:
+    def _stop(self, random: dict[str, Any] | None = None) -> None:
         """The gang has agreed to stop here: save, say so, leave."""
         self._telemetry.phase("stopping")
         self._flush_losses()
-        fault = self._save_now(self._notice.remaining())
+        fault = self._save_now(self._notice.remaining(), random)
         if self.rank == 0:
             log.info("stopped on notice after step %d", self.step)
-        self._end("interrupted", fault)
+            if fault:
+                log.warning("this step is not durable: %s", fault)
+        self._ending.say("interrupted", fault)
+        self._notice.settle()
         self.gang.leave()
         raise SystemExit(0)
 
@@ -394,53 +418,24 @@ class Run:
         self._completed = True
         self._telemetry.phase("finished")
 
-    def _end(self, outcome: contract.Outcome, error: str = "") -> None:
-        """Last words: termination message, and the ledger's stop line from rank 0."""
-        if self._ended:
-            return
-        self._ended = True
-        self._notice.settle()
-        durable = self._saver.durable_step
-        local_rank_speaks = self.gang.local_rank == 0 or outcome == "failed"
-        if local_rank_speaks:
-            contract.write_termination(self._termination, Termination(outcome, self.step, durable, error))
-        if self.rank == 0:
-            self._journal.event(
-                "stop",
-                outcome=outcome,
-                step=self.step,
-                durable_step=durable,
-                error=error,
-                digest=self._digest if durable else "",
-            )
-        elif outcome == "failed":
-            self._journal.event("failure", rank=self.rank, step=self.step, error=error)
+    def _standing(self) -> Standing:
+        if self._durable is not None and self._durable.step == self.step:
+            return self._durable
+        newest = self._saver.newest
+        return Standing(self.step) if newest is None else Standing(self.step, newest.step, newest.digest)
 
-    def _out_of_time(self) -> None:
-        """The grace is nearly over and no stop was agreed on: what is durable counts."""
-        self._end("interrupted", "the grace period ended before all ranks could stop together")
-        os._exit(143)
-
-    def _on_exception(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        self._previous_hook(kind, error, trace)
-        if isinstance(error, KeyboardInterrupt):
-            self._end("interrupted", "interrupted from the keyboard")
-            os._exit(130)
-        self._saver.join()  # a save in flight may still become durable
-        self._end("failed", "".join(traceback.format_exception(kind, error, trace)))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Peers may be waiting for this rank in a collective: leave without waiting for them in turn.
-        os._exit(1)
+    def _await_save(self) -> None:
+        self._saver.hurry(min(FAILURE_SECONDS, self._notice.remaining()))
+        self._saver.join()
 
     def _at_exit(self) -> None:
-        if self._ended:
-            return
+        """The program ended by itself; where it left the loop early, it did so of its own will."""
         if self.total_steps is not None and not self._completed:
-            self._complete()  # the loop was left early, of its own will
-        self._end("finished")
+            if self._changed:
+                self._end_step(leaving=True)
+            self._complete()
+        self._ending.say("finished")
+        self._notice.settle()
         if self._endpoint is not None:
             self._endpoint.close()
         with contextlib.suppress(RuntimeError):

@@ -58,14 +58,20 @@ def main(argv: Sequence[str]) -> int:
     try:
         config = load(arguments.config, arguments.overrides)
         check_world(config, int(os.environ.get("WORLD_SIZE", "1")))
+        compute = precision(config.train.precision, _device())
         train_data, val_data = open_data(config)
-        train(config, train_data, val_data, arguments.run_dir)
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         path = Path(os.environ.get(contract.ENV_TERMINATION_LOG, contract.DEFAULT_TERMINATION_LOG))
         contract.write_termination(path, Termination("failed", 0, 0, str(error), config_error=True))
         return contract.EXIT_CONFIG_ERROR
+    # From here on Run sees to it that errors are told, to the engine and to the other ranks.
+    train(config, compute, train_data, val_data, arguments.run_dir)
     return 0
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def open_data(config: Config) -> tuple[TokenDataset, TokenDataset | None]:
@@ -79,14 +85,16 @@ def open_data(config: Config) -> tuple[TokenDataset, TokenDataset | None]:
 
 
 def train(
-    config: Config, train_data: TokenDataset, val_data: TokenDataset | None, run_dir: Path | None
+    config: Config,
+    compute: Precision,
+    train_data: TokenDataset,
+    val_data: TokenDataset | None,
+    run_dir: Path | None,
 ) -> None:
-    """The loop. Raises SystemExit(0) on an agreed stop, CheckpointError, ConfigError."""
+    """The loop. Raises SystemExit(0) on an agreed stop, CheckpointError, DataError on a damaged shard."""
     settings = config.train
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    compute = precision(settings.precision, device)
     run = Run(
         run_dir=run_dir,
         config_hash=f"{config.hash()}-{train_data.identity}",

@@ -1,0 +1,152 @@
+"""How a rank ends: said once, truly, whoever is first to know.
+
+A rank can end by agreement, by finishing, by an exception, by `sys.exit`, from the keyboard, or because
+its grace period is nearly over while its main thread waits for a peer that is gone. Each way leads to
+`say`: the termination message for the engine, and a line in the ledger. Whoever comes second, in
+whichever thread, finds it said.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from . import contract
+from .checkpoint import CheckpointError, WrongConfiguration
+from .contract import Termination
+from .ledger import Journal
+from .parallel import is_lost_peer
+from .schema import ConfigError
+from .token_index import DataError
+
+log = logging.getLogger("holdfast")
+
+EXIT_NOTICE = 143
+"""As of a process that SIGTERM ended: the stop was not made in order."""
+EXIT_KEYBOARD = 130
+CANNOT_BE_MENDED = (ConfigError, DataError, WrongConfiguration)
+"""What no retry will mend: the exit status says so (`contract.EXIT_CONFIG_ERROR`)."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What this rank can say of its work: steps done, the newest durable one, the digest of that one."""
+
+    step: int = 0
+    durable_step: int = 0
+    digest: str = ""
+
+
+class Ending:
+    """The last words of one rank, and the hooks that see to them."""
+
+    def __init__(self, rank: int, local_rank: int, termination: Path) -> None:
+        self._rank, self._local_rank, self._termination = rank, local_rank, termination
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._said = False
+        self.journal: Journal | None = None
+        self.standing: Callable[[], Standing] = Standing
+        self.noticed: Callable[[], bool] = lambda: False
+        self.before_failure: Callable[[], None] = lambda: None
+        """Called before a failure is told: what is being saved may still become durable."""
+        self.at_exit: Callable[[], None] = lambda: None
+        """Called when the program ends by itself; what it raises is a failure like any other."""
+        self.exit_status: Any = None
+        """What `sys.exit` was called with last."""
+
+    def install(self) -> None:
+        """Listen for uncaught exceptions, `sys.exit` and the end of the program."""
+        self._previous_hook, self._previous_exit = sys.excepthook, sys.exit
+        sys.excepthook = self.fail
+        # Nothing else tells at exit whether a loop was left by `break` or by sys.exit("no such file").
+        sys.exit = self._exit
+        atexit.register(self._leave)
+
+    def say(self, outcome: contract.Outcome, error: str = "", *, config_error: bool = False) -> bool:
+        """Write termination message and ledger line; false where that was done before."""
+        with self._lock:
+            if self._said:
+                return False
+            self._said = True
+            now = self.standing()
+            if self._local_rank == 0 or outcome == "failed":
+                message = Termination(outcome, now.step, now.durable_step, error, config_error)
+                contract.write_termination(self._termination, message)
+            self._tell_ledger(outcome, error, now)
+            return True
+
+    def _tell_ledger(self, outcome: contract.Outcome, error: str, now: Standing) -> None:
+        if self.journal is None:
+            return
+        if self._rank == 0:
+            self.journal.event(
+                "stop",
+                outcome=outcome,
+                step=now.step,
+                durable_step=now.durable_step,
+                error=error,
+                digest=now.digest,
+            )
+        elif outcome == "failed":
+            self.journal.event("failure", rank=self._rank, step=now.step, error=error)
+        if self.journal.dropped:
+            log.warning("%d lines of the ledger or steps.jsonl could not be written", self.journal.dropped)
+
+    def out_of_time(self) -> None:
+        """The grace is nearly over and no stop was made: what is durable counts. From any thread."""
+        if self.say("interrupted", "the grace period ended before all ranks could stop together"):
+            os._exit(EXIT_NOTICE)
+
+    def fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """For `sys.excepthook`: does not return, except in a forked child."""
+        if os.getpid() != self._pid:
+            self._previous_hook(kind, error, trace)
+            return
+        if isinstance(error, (*CANNOT_BE_MENDED, CheckpointError)):
+            print(f"error: {error}", file=sys.stderr)  # it says what to do; the stack says nothing more
+            mendable = not isinstance(error, CANNOT_BE_MENDED)
+            self.say("failed", str(error), config_error=not mendable)
+            _exit_now(1 if mendable else contract.EXIT_CONFIG_ERROR)
+        self._previous_hook(kind, error, trace)
+        if isinstance(error, KeyboardInterrupt):
+            self.say("interrupted", "interrupted from the keyboard")
+            _exit_now(EXIT_KEYBOARD)
+        self.before_failure()
+        if is_lost_peer(error) and self.noticed():
+            self.say("interrupted", f"a peer was lost before all ranks could stop together: {error}")
+            _exit_now(EXIT_NOTICE)
+        self.say("failed", "".join(traceback.format_exception(kind, error, trace)))
+        _exit_now(1)
+
+    def _exit(self, status: Any = None, /) -> NoReturn:
+        self.exit_status = status
+        self._previous_exit(status)
+
+    def _leave(self) -> None:
+        if self._said or os.getpid() != self._pid:
+            return
+        if self.exit_status not in (None, 0):
+            self.before_failure()
+            self.say("failed", f"the program ended by sys.exit({self.exit_status!r})")
+            _exit_now(self.exit_status if isinstance(self.exit_status, int) else 1)
+        try:
+            self.at_exit()  # Python would print what this raises, and exit with status 0
+        except BaseException as error:
+            self.fail(type(error), error, error.__traceback__)
+
+
+def _exit_now(status: int) -> NoReturn:
+    """Peers may be waiting for this rank in a collective: leave without waiting for them in turn."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,88 @@
+"""What a training run is made of: its named parts, and what each rank has of its own.
+
+Under DDP parameters and optimizer are the same on every rank, so rank 0 writes them for all. Each rank
+adds its random state and, where it is not rank 0, what may differ: buffers of models (running statistics
+of its own batches) and parts that are neither model nor optimizer (the position of a data loader).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from .checkpoint import CheckpointError, Loaded, rng
+from .checkpoint.tree import pack
+from .parallel import unwrap
+
+
+class Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
+
+
+class TrainingState:
+    """The parts that one rank tracks."""
+
+    def __init__(self, parts: dict[str, Any], rank: int) -> None:
+        """Raises TypeError naming a part that has no state, UnsupportedState a value that cannot be saved."""
+        if not parts:
+            raise TypeError("track() was given nothing: name what to save, such as model=model")
+        for name, part in parts.items():
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                raise TypeError(f"track({name}=...): a {type(part).__name__} has no state_dict to save")
+        self._parts: dict[str, Stateful] = {
+            name: unwrap(part) if isinstance(part, nn.Module) else part for name, part in parts.items()
+        }
+        self._rank = rank
+        pack(self._shared(0))  # an unsupported value is told now, not when the first save is due
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [part for part in self._parts.values() if isinstance(part, torch.optim.Optimizer)]
+
+    def capture(self, step: int, random: dict[str, Any] | None = None) -> tuple[dict[str, Any] | None, Any]:
+        """(what rank 0 writes for all, what this rank writes); the tensors are the live ones.
+
+        `random` stands for the generators' state where they have moved on since the state was true.
+        """
+        own: dict[str, Any] = {"rng": rng.capture() if random is None else random}
+        if self._rank == 0:
+            return self._shared(step), own
+        own["buffers"] = {n: _buffers(p) for n, p in self._parts.items() if isinstance(p, nn.Module)}
+        own["parts"] = {n: p.state_dict() for n, p in self._parts.items() if _differs_by_rank(p)}
+        return None, own
+
+    def _shared(self, step: int) -> dict[str, Any]:
+        return {"step": step, "parts": {name: part.state_dict() for name, part in self._parts.items()}}
+
+    def restore(self, loaded: Loaded) -> list[str]:
+        """Load all parts; returns the names in the checkpoint that nothing tracks now.
+
+        Random state is left alone: it is restored when the loop begins. Raises CheckpointError where the
+        checkpoint lacks a part.
+        """
+        saved = loaded.shared["parts"]
+        own = loaded.own or {}
+        for name, part in self._parts.items():
+            if name not in saved:
+                raise CheckpointError(
+                    f"the checkpoint of step {loaded.manifest.step} has no {name!r}: "
+                    f"it tracks {', '.join(saved)}. Track the same names, or use a new run directory"
+                )
+            part.load_state_dict(own.get("parts", {}).get(name, saved[name]))
+            if isinstance(part, nn.Module):
+                with torch.no_grad():
+                    for key, value in own.get("buffers", {}).get(name, {}).items():
+                        part.get_buffer(key).copy_(value)
+        return [name for name in saved if name not in self._parts]
+
+
+def _differs_by_rank(part: Stateful) -> bool:
+    return not isinstance(part, nn.Module | torch.optim.Optimizer)
+
+
+def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    saved = module.state_dict().keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name in saved}

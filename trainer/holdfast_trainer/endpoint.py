@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from .contract import Progress
 
 log = logging.getLogger(__name__)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        # HTTPServer's own asks the name service for a name that nobody needs; that can take seconds.
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        log.debug("a client of the metrics port went away: %s", client_address)
 
 
 class Endpoint:
@@ -24,10 +38,13 @@ class Endpoint:
         better than training that does not start."""
 
         class Answer(BaseHTTPRequestHandler):
+            timeout = 10  # seconds: a client that says nothing holds no thread for ever
+
             def do_GET(self) -> None:
-                if self.path == "/metrics":
+                path = self.path.partition("?")[0]
+                if path == "/metrics":
                     self._send(CONTENT_TYPE_LATEST, generate_latest(registry))
-                elif self.path == "/progress":
+                elif path == "/progress":
                     self._send("application/json", progress().to_json().encode())
                 else:
                     self.send_error(404, "only /metrics and /progress are served here")
@@ -43,13 +60,12 @@ class Endpoint:
                 pass  # a line a scrape would drown the run's own log
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Answer)
+            self._server = _Server((host, port), Answer)
         except OSError as error:
-            if port == 0:
-                raise
-            log.warning("port %d is taken (%s): metrics are served on another one", port, error.strerror)
-            self._server = ThreadingHTTPServer((host, 0), Answer)
-        self._server.daemon_threads = True
+            self._server = _elsewhere(host, Answer)
+            log.warning(
+                "cannot serve metrics on %s:%d (%s): they are on %s", host, port, _say(error), self.address
+            )
         threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True).start()
 
     @property
@@ -62,3 +78,14 @@ class Endpoint:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def _elsewhere(host: str, answer: type[BaseHTTPRequestHandler]) -> _Server:
+    try:
+        return _Server((host, 0), answer)
+    except OSError:  # the address itself is none of this machine's
+        return _Server(("127.0.0.1", 0), answer)
+
+
+def _say(error: OSError) -> str:
+    return "the port is taken" if error.errno == errno.EADDRINUSE else error.strerror or str(error)

@@ -6,6 +6,7 @@ line; steps are not, as a step that no checkpoint covers is lost anyway. The for
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -22,6 +23,7 @@ class Journal:
         run.attempt(attempt).mkdir(parents=True, exist_ok=True)
         self._attempt = attempt
         self._ledger, self._steps = run.ledger(attempt), run.steps(attempt)
+        self._torn: set[Path] = set()
         self.dropped = 0
         """Lines that could not be written."""
 
@@ -36,10 +38,15 @@ class Journal:
 
     def _append(self, path: Path, body: dict[str, Any], *, sync: bool) -> None:
         data = (json.dumps(body) + "\n").encode()
+        if path in self._torn:  # a line of which only the beginning found room must not spoil this one
+            data = b"\n" + data
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
-                os.write(fd, data)
+                if os.write(fd, data) < len(data):
+                    self._torn.add(path)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._torn.discard(path)
                 if sync:
                     os.fsync(fd)
             finally:

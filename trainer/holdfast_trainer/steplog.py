@@ -22,12 +22,13 @@ class StepLog:
         self._tokens = self._samples = 0
         self._awaits_loss = False
         self._lines: dict[int, dict[str, Any]] = {}
-        self._began = 0.0
+        self._began = self._previous_end = 0.0
         self._any = False
 
     def begin(self) -> None:
         """A step begins now."""
         self._began = time.perf_counter()
+        self._previous_end = self._previous_end or self._began
 
     def count(self, tokens: int, samples: int) -> None:
         """Add to what this rank worked on in this step."""
@@ -40,9 +41,11 @@ class StepLog:
 
     def end(self, step: int) -> None:
         """Step number `step` (1 is the first) is done on this rank."""
-        seconds = time.perf_counter() - self._began
+        now = time.perf_counter()
+        seconds, wall_seconds = now - self._began, now - self._previous_end
+        self._previous_end = now
         spans = self._spans.collect()
-        figures = StepFigures(seconds, self._tokens, self._samples, spans.get("data", 0.0))
+        figures = StepFigures(seconds, wall_seconds, self._tokens, self._samples, spans.get("data"))
         self._telemetry.step(step, figures, spans)
         self._lines[step] = {
             "seconds": seconds,

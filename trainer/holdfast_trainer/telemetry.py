@@ -6,6 +6,7 @@ when the next step ends: by then they are past, and reading them waits for nothi
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -98,9 +99,12 @@ class StepFigures:
     """What one step did on this rank."""
 
     seconds: float
+    wall_seconds: float
+    """From the end of the step before: also what a save in between held up."""
     tokens: int
     samples: int
-    data_seconds: float
+    data_seconds: float | None
+    """None where the loop does not tell them."""
 
 
 class Telemetry:
@@ -111,6 +115,7 @@ class Telemetry:
 
     def __init__(self, attempt: int, world_size: int) -> None:
         self.registry = CollectorRegistry()
+        self._lock = threading.Lock()  # the saver's thread tells too
         self._world_size = world_size
         self._recent: deque[StepFigures] = deque(maxlen=WINDOW)
         self._flops_per_token: float | None = None
@@ -189,7 +194,8 @@ class Telemetry:
         self._seconds.observe(figures.seconds)
         for phase, seconds in spans.items():
             self._span.labels(phase).observe(seconds)
-        elapsed = sum(f.seconds for f in self._recent)
+        elapsed = sum(f.wall_seconds for f in self._recent)
+        waits = [f.data_seconds for f in self._recent if f.data_seconds is not None]
         tokens = sum(f.tokens for f in self._recent) * self._world_size / elapsed
         samples = sum(f.samples for f in self._recent) * self._world_size / elapsed
         mfu = None
@@ -207,7 +213,7 @@ class Telemetry:
             tokens_per_second=tokens if figures.tokens else None,
             samples_per_second=samples if figures.samples else None,
             step_seconds=per_step,
-            data_wait_fraction=sum(f.data_seconds for f in self._recent) / elapsed,
+            data_wait_fraction=sum(waits) / elapsed if waits else None,
             mfu=mfu,
             eta_seconds=None if total is None else per_step * (total - step),
         )
@@ -236,4 +242,5 @@ class Telemetry:
         self._save_failures.inc()
 
     def _update(self, **changes: object) -> None:
-        self.progress = replace(self.progress, updated=time.time(), **changes)  # type: ignore[arg-type]
+        with self._lock:
+            self.progress = replace(self.progress, updated=time.time(), **changes)  # type: ignore[arg-type]

@@ -1,0 +1,438 @@
+"""Attempts on this machine: they outlive their controller, and whatever kills them is told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from local_world import all_running, at_work, end, local_engine, ranks_up, until, waiting_job
+from processes import Processes
+from waiting import wait_until, wait_until_async
+
+from holdfast_controller.cluster import AttemptObservation, DrillKind, ReplicaState, Unavailable
+from holdfast_controller.jobs import TrainingJob, Verdict
+from holdfast_controller.local import engine as engine_module
+from holdfast_controller.local import process
+from holdfast_controller.local.launch import (
+    Runtime,
+    attempt_uid,
+    replica_environment,
+    run_directory,
+    shutdown_timeout,
+)
+from holdfast_controller.local.record import AttemptFiles, Launch
+from holdfast_controller.local.slots import Grant, Machine
+from holdfast_controller.policy.classify import classify
+from holdfast_trainer.contract import RunDir, read_fence, replace_durably
+
+
+def gone(seen: AttemptObservation) -> bool:
+    return seen.gone
+
+
+def processes_of(job: TrainingJob, attempt: int = 1) -> list[int]:
+    return [found.pid for found in process.find(attempt_uid(job, attempt))]
+
+
+def test_a_new_controller_finds_what_runs_and_starts_no_second_copy(tmp_path: Path) -> None:
+    async def story() -> None:
+        job = waiting_job()
+        async with at_work(local_engine(tmp_path, cores=2)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+        before = processes_of(job)
+
+        async with at_work(local_engine(tmp_path, cores=2)) as engine:
+            assert engine.slots() == {"cpu": (2.0, 2.0), "gpu": (0.0, 0.0)}
+            await engine.start(job, 1)
+            assert all_running(await engine.observe(job, 1))
+            assert processes_of(job) == before
+            other = waiting_job("b", replicas=1)
+            await engine.start(other, 1)
+            waits = (await engine.observe(other, 1)).waiting
+            assert waits == "waits for 1 CPU slots: 0 of 2 free; job default/a holds 2"
+            for rank in (0, 1):
+                end(tmp_path, job, 1, rank)
+            seen = await until(engine, job, 1, "the end", gone)
+            assert classify(seen).verdict is Verdict.FINISHED
+            await until(engine, other, 1, "its turn", all_running)
+            await engine.kill(other, 1)
+            await until(engine, other, 1, "the end", gone)
+
+    asyncio.run(story())
+
+
+CONTROLLER = """
+import asyncio, sys
+from pathlib import Path
+from local_world import at_work, local_engine
+from holdfast_controller.jobs import TrainingJob
+
+async def main():
+    job = TrainingJob.model_validate_json(sys.argv[2])
+    async with at_work(local_engine(Path(sys.argv[1]))) as engine:
+        await engine.start(job, 1)
+        print("started", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_kill_9_of_the_controller_ends_no_attempt(tmp_path: Path, processes: Processes) -> None:
+    job = waiting_job()
+    controller = processes.start(
+        [sys.executable, "-c", CONTROLLER, tmp_path, job.model_dump_json()],
+        env={"PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    run = run_directory(tmp_path, job)
+    wait_until(lambda: all(run.rank_log(1, rank).exists() for rank in (0, 1)), "the ranks")
+    controller.kill()
+    controller.wait(30)
+
+    async def story() -> None:
+        async with at_work(local_engine(tmp_path)) as engine:
+            assert all_running(await engine.observe(job, 1))
+            for rank in (0, 1):
+                end(tmp_path, job, 1, rank)
+            assert classify(await until(engine, job, 1, "the end", gone)).verdict is Verdict.FINISHED
+
+    asyncio.run(story())
+
+
+VICTIMS = [
+    pytest.param(0, "Vanished: its supervisor", id="the replica's supervisor"),
+    pytest.param(1, "Killed: torchrun got SIGKILL from outside", id="torchrun"),
+    pytest.param(2, "Vanished: 1 of its ranks", id="the rank's supervisor"),
+    pytest.param(3, "Killed: rank 1 got SIGKILL from outside", id="the rank"),
+]
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["watched", "controller down"])
+@pytest.mark.parametrize(("depth", "reason"), VICTIMS)
+def test_kill_9_from_outside_is_a_disruption(tmp_path: Path, depth: int, reason: str, watched: bool) -> None:
+    def victim(job: TrainingJob) -> int:
+        """Each process of replica 1 has one child: supervisor, torchrun, supervisor, rank."""
+        launch = AttemptFiles(run_directory(tmp_path, job), 1).launch()
+        assert launch is not None
+        found = psutil.Process(launch.supervisors[1].pid)
+        for _ in range(depth):
+            found = found.children()[0]
+        return found.pid
+
+    async def story() -> None:
+        job = waiting_job()
+        engine = local_engine(tmp_path)
+        async with at_work(engine):
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            if watched:
+                os.kill(victim(job), signal.SIGKILL)
+                await until(engine, job, 1, "the loss", lambda s: s.replicas[1].state is ReplicaState.FAILED)
+        if not watched:
+            os.kill(victim(job), signal.SIGKILL)
+            wait_until(lambda: not process.find(attempt_uid(job, 1), 1), "the replica to fall")
+        async with at_work(local_engine(tmp_path)) as engine:
+            seen = await until(engine, job, 1, "the loss", lambda s: not all_running(s))
+            assert seen.replicas[1].disrupted
+            assert seen.replicas[1].reason.startswith(reason)
+            assert not seen.replicas[0].disrupted
+            await engine.kill(job, 1)
+            incident = classify(await until(engine, job, 1, "the end", gone))
+            assert (incident.verdict, incident.replica) == (Verdict.DISRUPTED, 1)
+
+    asyncio.run(story())
+
+
+def test_a_rank_that_fails_is_a_failure_also_where_torchrun_ends_its_neighbour(tmp_path: Path) -> None:
+    async def story() -> None:
+        job = waiting_job(replicas=1, processes=2)
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            end(tmp_path, job, 1, 1, 5)
+            incident = classify(await until(engine, job, 1, "the end", gone))
+            assert incident.verdict is Verdict.FAILED
+            assert incident.reason == "replica 0: rank 1 ended with exit code 5"
+
+    asyncio.run(story())
+
+
+def test_a_command_that_does_not_exist_is_a_configuration_error(tmp_path: Path) -> None:
+    async def story() -> None:
+        job = waiting_job(command=["trian", "--fast"])
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            seen = await until(engine, job, 1, "the end", gone)
+            incident = classify(seen)
+            assert incident.verdict is Verdict.CONFIG_ERROR
+            assert "cannot run 'trian': there is no such command on PATH" in incident.reason
+            lines = [line async for line in engine.logs(job, 1, 0)]
+            assert "cannot run 'trian'" in lines[-1]
+
+    asyncio.run(story())
+
+
+def test_the_grace_ends_also_under_the_next_controller(tmp_path: Path) -> None:
+    stubborn = ["sh", "-c", 'trap "" TERM; echo up; while :; do sleep 0.02; done']
+
+    async def story() -> None:
+        job = waiting_job(command=stubborn, grace_seconds=1.0)
+        engine = local_engine(tmp_path)
+        async with at_work(engine):
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            await engine.stop(job, 1)
+            assert not (await engine.observe(job, 1)).gone
+        async with at_work(local_engine(tmp_path)) as engine:
+            seen = await until(engine, job, 1, "the end of the grace", gone)
+            assert classify(seen).verdict is Verdict.SUSPENDED
+
+    asyncio.run(story())
+
+
+def test_a_helper_with_a_session_of_its_own_keeps_the_attempt_from_being_gone(tmp_path: Path) -> None:
+    async def story() -> None:
+        job = waiting_job(replicas=1, command=["sh", "-c", "setsid sleep 600 & echo up; exit 0"])
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            seen = await until(
+                engine, job, 1, "the replica's end", lambda s: s.replicas[0].state is ReplicaState.SUCCEEDED
+            )
+            assert not seen.gone
+            await engine.kill(job, 1)
+            await until(engine, job, 1, "the end", gone)
+            assert processes_of(job) == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("begun", [0, 1])
+def test_a_start_cut_short_is_put_to_an_end_and_never_doubled(tmp_path: Path, begun: int) -> None:
+    """The controller died after it had recorded its intent: some replicas may run, some may not."""
+
+    async def story() -> None:
+        job = waiting_job()
+        engine = local_engine(tmp_path)
+        async with at_work(engine):
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+        files = AttemptFiles(run_directory(tmp_path, job), 1)
+        launch = files.launch()
+        assert launch is not None
+        for replica in range(begun, 2):
+            process.kill_all(launch.uid, replica)
+        for leftover in files.directory.glob("engine-*"):
+            leftover.unlink()
+        files.write_launch(Launch(**{**vars(launch), "supervisors": ()}))
+
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            incident = classify(await until(engine, job, 1, "the end", gone))
+            assert incident.verdict is Verdict.DISRUPTED
+            assert processes_of(job) == []
+
+    asyncio.run(story())
+
+
+def test_what_an_attempt_finds_in_its_directory_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_TOKEN", "secret")
+
+    async def story() -> None:
+        job = waiting_job(
+            replicas=1,
+            command=["sh", "-c", "env; command -v python; cat $HOLDFAST_CONFIG"],
+            config={"model": {"layers": 6}, "text": "ünïcode"},
+            env={"MY_KEY": "mine", "PATH": "/nowhere", "PYTHONUNBUFFERED": "0"},
+            checkpoint={"every": "90s", "keep": 2},
+            resources={"cpu": "2"},
+        )
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await until(engine, job, 1, "the end", gone)
+            said = [line async for line in engine.logs(job, 1, 0)]
+            run = run_directory(tmp_path, job)
+            assert read_fence(run) == 1
+            for line in (
+                f"HOLDFAST_RUN_DIR={run.path}",
+                "HOLDFAST_JOB=default/a",
+                "HOLDFAST_ATTEMPT=1",
+                "HOLDFAST_REPLICA=0",
+                "HOLDFAST_PORT=0",
+                "HOLDFAST_GRACE_SECONDS=30",
+                "HOLDFAST_CHECKPOINT_EVERY=90s",
+                "HOLDFAST_CHECKPOINT_KEEP=2",
+                f"HOLDFAST_TERMINATION_LOG={run.termination(1, 0)}",
+                "OMP_NUM_THREADS=2",
+                "MY_KEY=mine",
+                "PYTHONUNBUFFERED=0",
+                str(Path(sys.executable).parent / "python"),
+                "model:",
+                "text: ünïcode",
+            ):
+                assert line in said
+            assert not any("secret" in line for line in said)
+
+    asyncio.run(story())
+
+
+def test_a_replica_sees_its_own_gpus_alone() -> None:
+    job = waiting_job(gpus="2", processes=2)
+    grant = Grant(gpus=(2, 3))
+    seen = replica_environment(job, 1, RunDir(Path("/run")), 0, grant, Machine(16, 4), sys.executable)
+    assert seen["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert seen["OMP_NUM_THREADS"] == "4"
+
+
+@pytest.mark.parametrize(("grace", "shutdown"), [(1, 1), (2, 1), (30, 27), (120, 108)])
+def test_torchrun_gives_up_on_its_ranks_before_the_grace_ends(grace: float, shutdown: int) -> None:
+    assert shutdown_timeout(grace) == shutdown
+
+
+def test_a_job_this_machine_can_never_run_waits_with_the_reason_and_blocks_nobody(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with at_work(local_engine(tmp_path, cores=2)) as engine:
+            wide = waiting_job("wide", gpus="64")
+            plan = engine.plan(wide)
+            assert plan.reasons == (
+                "asks for 128 GPUs; this machine has 0: set gpus: 0 to train on CPU, or use a cluster",
+            )
+            await engine.start(wide, 1)
+            assert (await engine.observe(wide, 1)).waiting == plan.reasons[0]
+            small = waiting_job("small")
+            await engine.start(small, 1)
+            await until(engine, small, 1, "its start", all_running)
+            await engine.kill(small, 1)
+            await until(engine, small, 1, "the end", gone)
+
+    asyncio.run(story())
+
+
+def test_the_plan_shows_what_would_run(tmp_path: Path) -> None:
+    plan = local_engine(tmp_path).plan(waiting_job(image="some/image"))
+    assert plan.reasons == ()
+    assert [manifest["replica"] for manifest in plan.manifests] == [0, 1]
+    assert "--node-rank=1" in plan.manifests[1]["command"]
+    assert plan.manifests[1]["environment"]["HOLDFAST_REPLICA"] == "1"
+    assert "The local engine does not use spec.image." in plan.notes
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_machine_that_refuses_a_start_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    full = True
+
+    def write(path: Path, data: str) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        replace_durably(path, data)
+
+    monkeypatch.setattr("holdfast_controller.local.record.replace_durably", write)
+    monkeypatch.setattr(engine_module, "RETRY_SECONDS", 0.05)
+
+    async def story() -> None:
+        nonlocal full
+        job = waiting_job()
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            waits = (await engine.observe(job, 1)).waiting
+            assert waits.startswith("cannot start yet, tried again every")
+            assert waits.endswith("engine.json: No space left on device")
+            full = False
+            await until(engine, job, 1, "its start", all_running)
+            await engine.kill(job, 1)
+            await until(engine, job, 1, "the end", gone)
+
+    asyncio.run(story())
+
+
+def test_a_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match=r"cannot write .*runs: Not a directory; choose another data"):
+        local_engine(tmp_path / "file")
+
+
+def test_logs_are_followed_to_their_end_and_a_tail_is_a_tail(tmp_path: Path) -> None:
+    async def story() -> None:
+        script = (
+            "for i in 1 2 3; do echo line $i; done; until [ -e $HOLDFAST_RUN_DIR/go ]; do sleep 0.02; done"
+        )
+        job = waiting_job(replicas=1, command=["sh", "-c", f"{script}; printf 'the end'"])
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            lines = aiter(engine.logs(job, 1, 0, follow=True))
+            assert [await anext(lines) for _ in range(3)] == ["line 1", "line 2", "line 3"]
+            assert [line async for line in engine.logs(job, 1, 0, tail=2)] == ["line 2", "line 3"]
+            (run_directory(tmp_path, job).path / "go").touch()
+            assert [line async for line in lines] == ["the end"]
+            assert [line async for line in engine.logs(job, 1, 0, tail=1)] == ["the end"]
+            assert [line async for line in engine.logs(job, 1, 0, tail=0)] == []
+
+    asyncio.run(story())
+
+
+def test_a_notice_to_one_replica_ends_with_the_grace(tmp_path: Path) -> None:
+    stubborn = ["sh", "-c", 'trap "" TERM; echo up; while :; do sleep 0.02; done']
+
+    async def story() -> None:
+        job = waiting_job(command=stubborn, grace_seconds=1.0)
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            await engine.drill(job, 1, 0, DrillKind.NOTICE)
+            seen = await until(
+                engine, job, 1, "the end of the grace", lambda s: s.replicas[0].state is ReplicaState.FAILED
+            )
+            assert seen.replicas[0].disrupted
+            assert seen.replicas[1].state is ReplicaState.RUNNING
+            await engine.kill(job, 1)
+            await until(engine, job, 1, "the end", gone)
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+def test_under_the_real_torchrun(tmp_path: Path) -> None:
+    """Ranks meet, one is killed, what is left goes down; torchrun's own flags are the true ones."""
+    script = (
+        "import os, time\n"
+        "print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['MASTER_ADDR'], flush=True)\n"
+        "while not os.path.exists(os.environ['HOLDFAST_RUN_DIR'] + '/go'): time.sleep(0.05)\n"
+    )
+
+    async def story() -> None:
+        engine = local_engine(tmp_path, runtime=Runtime.of(sys.executable))
+        job = waiting_job(command=[sys.executable, "-c", script])
+        async with at_work(engine):
+            await engine.start(job, 1)
+            await wait_until_async(
+                lambda: all(run_directory(tmp_path, job).rank_log(1, rank).exists() for rank in (0, 1)),
+                "torchrun to start its ranks",
+                60,
+            )
+            await ranks_up(engine, tmp_path, job)
+            lines = [line async for line in engine.logs(job, 1, 1)]
+            assert lines == ["1 2 127.0.0.1"]
+            await engine.drill(job, 1, 1, DrillKind.KILL)
+            await until(engine, job, 1, "the loss", lambda s: s.replicas[1].state is ReplicaState.FAILED)
+            await engine.kill(job, 1)
+            incident = classify(await until(engine, job, 1, "the end", gone))
+            assert incident.verdict is Verdict.DISRUPTED
+            assert processes_of(job) == []
+
+            (run_directory(tmp_path, job).path / "go").touch()
+            await engine.start(job, 2)
+            seen = await until(engine, job, 2, "the second attempt's end", gone, 60)
+            assert classify(seen).verdict is Verdict.FINISHED, seen
+
+    asyncio.run(story())

@@ -46,13 +46,15 @@ def test_a_new_controller_finds_what_runs_and_starts_no_second_copy(tmp_path: Pa
         async with at_work(local_engine(tmp_path, cores=2)) as engine:
             await engine.start(job, 1)
             await ranks_up(engine, tmp_path, job)
-        before = processes_of(job)
+        files = AttemptFiles(run_directory(tmp_path, job), 1)
+        before = files.launch()
 
         async with at_work(local_engine(tmp_path, cores=2)) as engine:
             assert engine.slots() == {"cpu": (2.0, 2.0), "gpu": (0.0, 0.0)}
             await engine.start(job, 1)
             assert all_running(await engine.observe(job, 1))
-            assert processes_of(job) == before
+            assert files.launch() == before
+            assert [line async for line in engine.logs(job, 1, 1)] == ["rank 1 is up"]
             other = waiting_job("b", replicas=1)
             await engine.start(other, 1)
             waits = (await engine.observe(other, 1)).waiting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import structlog
 from prometheus_client import CollectorRegistry
 from scripted_engine import ScriptedEngine
 from waiting import wait_until
@@ -20,6 +22,8 @@ from holdfast_controller.api import create_app
 from holdfast_controller.jobs import Status, TrainingJob
 from holdfast_controller.local.store import LocalStore
 from holdfast_controller.server import Controller, bind, serve
+
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
 
 TOKEN = "test-token-0123456789"
 T = TypeVar("T")

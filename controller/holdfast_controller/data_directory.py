@@ -17,6 +17,7 @@ import json
 import os
 import secrets
 import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,8 +132,8 @@ def default_data_directory() -> Path:
 def make_token(path: Path) -> None:
     """Write a new token, for its owner's eyes, unless there is one; two starts at once agree on one."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    # mkstemp makes the file readable by its owner alone.
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
@@ -143,7 +144,7 @@ def make_token(path: Path) -> None:
     except FileExistsError:
         pass
     finally:
-        temporary.unlink(missing_ok=True)
+        os.unlink(temporary)
 
 
 def read_token(path: Path) -> str:

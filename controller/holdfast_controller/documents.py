@@ -118,8 +118,8 @@ def _check_depth(text: str, source: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > DEPTH_LIMIT:
-            line = event.start_mark.line + 1
-            raise Invalid(f"{source}: line {line}: nested deeper than {DEPTH_LIMIT} levels")
+            line = f"line {event.start_mark.line + 1}: " if event.start_mark else ""
+            raise Invalid(f"{source}: {line}nested deeper than {DEPTH_LIMIT} levels")
 
 
 def _check_nodes(root: yaml.Node, source: str) -> None:

@@ -1,0 +1,199 @@
+"""Where the controller keeps its things, who may read them, and what it refuses to start with."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast_controller.data_directory import (
+    DataDirectory,
+    DataDirectoryError,
+    ServerFile,
+    default_data_directory,
+    make_token,
+    read_token,
+)
+from holdfast_controller.server import StartupError, bind, claim
+from holdfast_controller.settings import SettingsError, count_gpus, load_settings, unknown_names
+
+
+def test_the_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    settings = load_settings()
+    assert settings.data_dir == tmp_path / ".local/share/holdfast"
+    assert (settings.listen_host, settings.listen_port) == ("127.0.0.1", 8765)
+    assert settings.cpu_slots == len(os.sched_getaffinity(0))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
+    assert default_data_directory() == tmp_path / "xdg/holdfast"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    assert default_data_directory() == tmp_path / ".local/share/holdfast"
+
+
+def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_LISTEN_PORT", "9000")
+    monkeypatch.setenv("HOLDFAST_LOG_LEVEL", "DEBUG")
+    assert load_settings().listen_port == 9000
+    assert load_settings(listen_port=9001).listen_port == 9001
+    assert load_settings().log_level == "debug"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            {"listen_port": 70000},
+            r"listen_port \(HOLDFAST_LISTEN_PORT\) is 70000: .* less than or equal to 65535",
+        ),
+        ({"cpu_slots": 0}, r"cpu_slots \(HOLDFAST_CPU_SLOTS\) is 0: .* greater than or equal to 1"),
+        ({"log_level": "loud"}, r"log_level \(HOLDFAST_LOG_LEVEL\) is 'loud'"),
+        ({"no_token": True, "listen_host": "0.0.0.0"}, "refusing to listen on 0.0.0.0 without a token"),
+        ({"no_token": True, "listen_host": "gpu-box"}, "refusing to listen on gpu-box without a token"),
+        ({"no_token": True, "listen_host": "::"}, "drop --no-token"),
+    ],
+)
+def test_what_it_refuses_to_start_with(flags: dict[str, object], told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        load_settings(**flags)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_without_a_token_on_loopback_only(host: str) -> None:
+    assert load_settings(no_token=True, listen_host=host).no_token
+
+
+def test_a_misspelt_variable_is_told() -> None:
+    told = unknown_names({"HOLDFAST_LISTEN_PROT": "1", "HOLDFAST_RUN_DIR": "/x", "HOLDFAST_SERVER": "y"})
+    assert told == ["HOLDFAST_LISTEN_PROT is no setting; did you mean HOLDFAST_LISTEN_PORT?"]
+
+
+def test_gpus_are_counted_from_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    proc, dev = tmp_path / "proc", tmp_path / "dev"
+    dev.mkdir()
+    assert count_gpus(proc, dev) == 0
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (dev / name).touch()
+    assert count_gpus(proc, dev) == 2
+    for name in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0"):
+        (proc / name).mkdir(parents=True)
+    assert count_gpus(proc, dev) == 3
+    for visible, count in (("", 0), ("-1", 0), ("0,2", 2), ("GPU-1a2b", 1)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert count_gpus(proc, dev) == count
+
+
+# -------------------------------------------------------------------- token
+
+
+def test_the_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "data/token"
+    old = os.umask(0o000)
+    try:
+        make_token(path)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    token = read_token(path)
+    make_token(path)
+    assert read_token(path) == token
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_two_first_starts_at_once_agree_on_one_token(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    tokens = []
+    barrier = threading.Barrier(2)
+
+    def start(name: str) -> None:
+        barrier.wait()
+        make_token(path)
+        tokens.append(read_token(path))
+
+    threads = [threading.Thread(target=start, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(tokens) == 2
+    assert len(set(tokens)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "told"),
+    [
+        (None, 0, "no token file at .*: `holdfast up` makes one"),
+        ("x" * 43, 0o644, "has mode 0644, so others on this machine can use it: `chmod 600 "),
+        ("x" * 43, 0o660, "has mode 0660"),
+        ("", 0o600, "holds no token of at least 16 characters: delete it"),
+        ("short", 0o600, "holds no token of at least 16 characters"),
+    ],
+)
+def test_a_token_file_that_is_no_good(tmp_path: Path, text: str | None, mode: int, told: str) -> None:
+    path = tmp_path / "token"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    with pytest.raises(DataDirectoryError, match=told):
+        read_token(path)
+
+
+# ----------------------------------------------------------------- start-up
+
+
+def test_a_claim_is_exclusive_and_is_given_back(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path / "data", listen_port=0)
+    with claim(settings) as listening:
+        found = listening.directory.read_server_file()
+        assert found == ServerFile(listening.url, str(tmp_path / "data/token"), os.getpid())
+        with (
+            pytest.raises(
+                DataDirectoryError, match=rf"another controller already uses .* \(process {os.getpid()}"
+            ),
+            claim(settings),
+        ):
+            pass
+        assert listening.directory.read_server_file() == found, "the second one changed nothing"
+    assert listening.directory.read_server_file() is None
+    with claim(settings):
+        pass
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    with claim(load_settings(data_dir=tmp_path / "a", listen_port=0)) as first:
+        port = int(first.url.rsplit(":", 1)[1])
+        with (
+            pytest.raises(StartupError, match=rf"port {port} on 127.0.0.1 is in use: .* --port {port + 1}"),
+            claim(load_settings(data_dir=tmp_path / "b", listen_port=port)),
+        ):
+            pass
+        assert DataDirectory(tmp_path / "b").read_server_file() is None
+
+
+def test_an_address_that_is_not_ours() -> None:
+    with pytest.raises(StartupError, match=r"cannot listen on 203\.0\.113\.1 port 0: "):
+        bind("203.0.113.1", 0)
+    with pytest.raises(
+        StartupError, match=r"cannot listen on 'no-such-host.invalid': .*; give another --host"
+    ):
+        bind("no-such-host.invalid", 0)
+
+
+def test_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(DataDirectoryError, match=r"cannot make the data directory .*: .*--data-dir"),
+        claim(load_settings(data_dir=tmp_path / "file/data", listen_port=0)),
+    ):
+        pass
+
+
+def test_a_server_file_of_another_kind_is_no_server(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path)
+    for text in ("", "[]", "{}", "\x00", '{"url": "x", "tokenFile": null, "pid": "y"}'):
+        directory.server_file.write_text(text)
+        assert directory.read_server_file() is None

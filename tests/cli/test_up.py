@@ -1,0 +1,204 @@
+"""`holdfast up` as a process: how it starts, what it refuses, how it ends, and that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from processes import Processes
+from waiting import Deadline
+
+HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
+JOB = """
+metadata: {name: count}
+spec:
+  command: [SCRIPT]
+  replicas: 1
+  graceSeconds: 5
+"""
+COUNT = """#!PYTHON
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("attempt", os.environ["HOLDFAST_ATTEMPT"], flush=True)
+while not os.path.exists("FINISH"):
+    time.sleep(0.02)
+"""
+
+Up = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def up(processes: Processes, tmp_path: Path, deadline: Deadline) -> Up:
+    """Starts a controller in `tmp_path`/data on a free port, and waits until it answers."""
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        command = [HOLDFAST, "--data-dir", str(tmp_path / "data"), "up", "--port", "0", *words]
+        with (tmp_path / "up.out").open("w") as output, (tmp_path / "up.err").open("a") as log:
+            started = processes.start(command, stdout=output, stderr=log)
+
+        def answers() -> bool:
+            assert started.poll() is None, (tmp_path / "up.err").read_text()
+            server = tmp_path / "data/server.json"
+            return server.exists() and json.loads(server.read_text())["pid"] == started.pid
+
+        deadline.wait_until(answers, "the controller to listen")
+        return started
+
+    return start
+
+
+def holdfast(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [HOLDFAST, "--data-dir", str(tmp_path / "data"), *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def end(process: subprocess.Popen[str], tmp_path: Path, number: signal.Signals = signal.SIGINT) -> str:
+    """Signal it and return what it printed, once it has ended by itself without an error."""
+    process.send_signal(number)
+    assert process.wait(40) == 0
+    return (tmp_path / "up.out").read_text()
+
+
+def test_start_use_and_end(up: Up, tmp_path: Path) -> None:
+    controller = up()
+    data = tmp_path / "data"
+    assert stat.S_IMODE((data / "token").stat().st_mode) == 0o600
+    assert stat.S_IMODE(data.stat().st_mode) == 0o700
+    assert holdfast(tmp_path, "get").stderr == "no jobs in namespace default\n"
+    url = json.loads((data / "server.json").read_text())["url"]
+    output = end(controller, tmp_path, signal.SIGTERM)
+    assert f"answers at {url}" in output
+    assert f"token  {data}/token" in output
+    assert f"holdfast --data-dir {data} submit job.yaml" in output
+    assert output.endswith("Stopped. No job runs.\n")
+    gone = holdfast(tmp_path, "get")
+    assert gone.returncode == 1
+    assert "no controller answers at" in gone.stderr
+
+
+def test_a_second_controller_on_one_directory_or_port(up: Up, tmp_path: Path) -> None:
+    first = up()
+    server = json.loads((tmp_path / "data/server.json").read_text())
+    second = holdfast(tmp_path, "up", "--port", "0")
+    assert second.returncode == 1
+    assert f"another controller already uses the data directory {tmp_path}/data" in second.stderr
+    assert f"(process {first.pid}, at {server['url']})" in second.stderr
+    port = server["url"].rsplit(":", 1)[1]
+    third = holdfast(tmp_path, "up", "--data-dir", str(tmp_path / "other"), "--port", port)
+    assert third.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use" in third.stderr
+    assert "Traceback" not in second.stderr + third.stderr
+    assert holdfast(tmp_path, "get").returncode == 0, "the first one is unharmed"
+    end(first, tmp_path)
+
+
+def test_it_refuses_a_wide_address_without_a_token(tmp_path: Path) -> None:
+    refused = holdfast(tmp_path, "up", "--host", "0.0.0.0", "--no-token")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: refusing to listen on 0.0.0.0 without a token")
+    assert not (tmp_path / "data").exists()
+
+
+def test_it_refuses_a_token_that_others_can_read(tmp_path: Path) -> None:
+    token = tmp_path / "data/token"
+    token.parent.mkdir()
+    token.write_text("x" * 43)
+    token.chmod(0o644)
+    refused = holdfast(tmp_path, "up", "--port", "0")
+    assert refused.returncode == 1
+    assert f"chmod 600 {token}" in refused.stderr
+
+
+def test_a_controller_that_was_killed_is_simply_started_again(up: Up, tmp_path: Path) -> None:
+    first = up()
+    first.send_signal(signal.SIGKILL)
+    first.wait(20)
+    stale = holdfast(tmp_path, "get")
+    assert "no controller answers at" in stale.stderr
+    second = up()
+    assert holdfast(tmp_path, "get").returncode == 0
+    end(second, tmp_path)
+
+
+def test_a_client_command_does_not_load_the_server() -> None:
+    script = (
+        "import sys; from holdfast_controller.__main__ import main; import holdfast_controller.client;"
+        "heavy = {'fastapi', 'uvicorn', 'aiosqlite', 'torch', 'structlog'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_help_loads_no_more_than_the_command_tree() -> None:
+    script = (
+        "import sys; from holdfast_controller.cli import create_cli; create_cli(lambda *_: None);"
+        "heavy = {'pydantic', 'httpx', 'yaml', 'rich.live'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    told = subprocess.run([HOLDFAST, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "Exit codes: 0 done; 1 an error" in told
+
+
+def test_a_reader_that_closes_the_pipe_is_no_error(up: Up, tmp_path: Path) -> None:
+    controller = up()
+    ours, theirs = socket.socketpair()
+    ours.close()
+    result = subprocess.run(
+        [HOLDFAST, "--data-dir", str(tmp_path / "data"), "get", "-o", "yaml"],
+        stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    theirs.close()
+    assert "Traceback" not in result.stderr
+    end(controller, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_job_outlives_the_controller_unless_told_otherwise(
+    up: Up, tmp_path: Path, deadline: Deadline
+) -> None:
+    """Ctrl-C leaves the job running; the next controller finds it; --stop-jobs suspends it first."""
+    script = tmp_path / "count.py"
+    script.write_text(COUNT.replace("PYTHON", sys.executable).replace("FINISH", str(tmp_path / "finish")))
+    script.chmod(0o755)
+    job = tmp_path / "job.yaml"
+    job.write_text(JOB.replace("SCRIPT", str(script)))
+
+    def logs() -> str:
+        return holdfast(tmp_path, "logs", "count").stdout
+
+    first = up()
+    assert holdfast(tmp_path, "submit", str(job)).stdout == "default/count submitted\n"
+    deadline.wait_until(lambda: logs() == "attempt 1\n", "the job to start")
+    assert "Stopped. default/count goes on without the controller" in end(first, tmp_path)
+
+    second = up("--stop-jobs")
+    assert logs() == "attempt 1\n", "found again, not started again"
+    output = end(second, tmp_path)
+    assert "Suspending all jobs" in output
+    assert output.endswith("Stopped. No job runs.\n")
+
+    third = up()
+    assert (
+        json.loads(holdfast(tmp_path, "get", "count", "-o", "json").stdout)["status"]["phase"] == "Suspended"
+    )
+    assert holdfast(tmp_path, "resume", "count").returncode == 0
+    deadline.wait_until(lambda: logs() == "attempt 2\n", "the job to go on")
+    (tmp_path / "finish").touch()
+    waited = holdfast(tmp_path, "wait", "count", "--timeout", "40")
+    assert waited.stdout == "default/count is Succeeded\n", waited.stderr
+    assert holdfast(tmp_path, "delete", "count", "--wait").returncode == 0
+    assert not list((tmp_path / "data/runs").glob("*/*"))
+    end(third, tmp_path)

@@ -1,0 +1,61 @@
+"""Starts ranks by forking, so that a test does not pay for `import torch` once a rank.
+
+Run as a script it imports what ranks need, then reads orders from standard input, a JSON object each:
+`{"argv": [...], "env": {...}, "log": path}` forks a process that runs the script in `argv` as
+`python script ...` would, in a session of its own, and answers its pid; `{"poll": pid}` answers its
+return code as `Popen.returncode` has it, or null while it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+
+
+def serve() -> dict[str, object] | None:
+    """Answer orders until there are no more; in a forked process, return the order it is to carry out."""
+    running: set[int] = set()
+    ended: dict[int, int] = {}
+    print("ready", flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "poll" in order:
+            pid = order["poll"]
+            if pid in running:
+                found, status = os.waitpid(pid, os.WNOHANG)
+                if found:
+                    running.discard(pid)
+                    ended[pid] = os.waitstatus_to_exitcode(status)
+            print(json.dumps(ended.get(pid)), flush=True)
+            continue
+        pid = os.fork()
+        if pid == 0:
+            return dict(order)
+        running.add(pid)
+        print(pid, flush=True)
+    return None
+
+
+def become(order: dict[str, object]) -> None:
+    """Turn this fork into the process that was ordered."""
+    os.setsid()
+    log = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(order["env"])  # type: ignore[call-overload]
+    sys.argv = list(order["argv"])  # type: ignore[call-overload]
+
+
+if __name__ == "__main__":
+    import torch.distributed  # noqa: F401
+
+    import holdfast_trainer.run  # noqa: F401
+
+    mine = serve()
+    if mine is not None:
+        become(mine)
+        runpy.run_path(sys.argv[0], run_name="__main__")

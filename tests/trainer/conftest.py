@@ -1,0 +1,29 @@
+"""Ranks for the tests of the trainer: one server of forks a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gangs import RankServer, Workshop
+from processes import Processes
+
+
+@pytest.fixture(scope="module")
+def rank_server() -> Iterator[RankServer]:
+    started = Processes()
+    try:
+        server = RankServer(started)
+        yield server
+        server.close()
+    finally:
+        started.end_all()
+
+
+@pytest.fixture
+def workshop(rank_server: RankServer, tmp_path: Path) -> Iterator[Workshop]:
+    """Attempts of this test; whatever still runs at its end is killed."""
+    made = Workshop(rank_server, tmp_path)
+    yield made
+    made.end()

@@ -1,0 +1,123 @@
+"""The loop that the tests interrupt: small, but with everything that can make a resume inexact.
+
+Dropout draws from the random state, batch norm has buffers that differ by rank, the scheduler has a
+state of its own, gradients may be accumulated. `sys.argv[1]` has the options, a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from holdfast_trainer.parallel import accumulate
+from holdfast_trainer.run import Run
+
+DEFAULTS: dict[str, Any] = {
+    "steps": 40,
+    "save_every": 5,
+    "keep": 3,
+    "dropout": 0.1,
+    "norm": False,
+    "chunks": 1,
+    "bf16": False,
+    "settle": False,
+    "pause": 0.0,  # seconds a step takes longer, so that a signal can meet it
+    "pause_at": -1,  # the step to sleep in for pause_seconds
+    "pause_seconds": 0.0,
+    "validate_every": 0,
+    "validation_pause": 0.0,
+    "fail_at": -1,
+    "fail_rank": 0,
+    "break_at": -1,
+    "exit_at": -1,
+    "exit_status": 3,
+    "run_dir": None,
+    "config": "",
+    "size": 32,
+    "validate_late": False,
+}
+options = DEFAULTS | json.loads(sys.argv[1])
+assert options.keys() == DEFAULTS.keys(), options.keys() - DEFAULTS.keys()
+
+run = Run(
+    run_dir=options["run_dir"],
+    config_hash=options["config"],
+    checkpoint_every=options["save_every"],
+    keep=options["keep"],
+)
+torch.manual_seed(1)
+size = options["size"]
+layers: list[nn.Module] = [nn.Linear(16, size)]
+if options["norm"]:
+    layers.append(nn.BatchNorm1d(size))
+layers += [nn.ReLU(), nn.Dropout(options["dropout"]), nn.Linear(size, 32), nn.Tanh(), nn.Linear(32, 4)]
+raw = nn.Sequential(*layers)
+
+
+def batch(step: int, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step * 1000 + chunk * 100 + run.rank)
+    x = torch.randn(12, 16, generator=generator)
+    return x, x[:, :4].argmax(1)
+
+
+def loss_of(net: nn.Module, step: int, chunk: int) -> torch.Tensor:
+    x, y = batch(step, chunk)
+    with torch.autocast("cpu", torch.bfloat16, enabled=options["bf16"]):
+        return F.cross_entropy(net(x), y) / options["chunks"]
+
+
+model = run.wrap(raw, settle=(lambda net: loss_of(net, 0, 0)) if options["settle"] else None)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
+run.track(model=model, optimizer=optimizer, scheduler=scheduler)
+print("tracked", flush=True)
+
+
+def validate() -> float:
+    raw.eval()
+    total = 0.0
+    with torch.no_grad():
+        for index in run.interruptible(range(4)):
+            print("validating", flush=True)
+            time.sleep(options["validation_pause"])
+            total += float(loss_of(raw, 10_000 + index, 0))
+    raw.train()
+    return run.mean(total)
+
+
+for step in run.steps(options["steps"]):
+    if options["validate_every"] and step and step % options["validate_every"] == 0:
+        run.log(val_loss=validate())
+    print("step", step, flush=True)
+    if step == options["pause_at"]:
+        time.sleep(options["pause_seconds"])
+    if step == options["fail_at"] and run.rank == options["fail_rank"]:
+        raise ZeroDivisionError("the loss of this step is no number")
+    if step == options["exit_at"]:
+        sys.exit(options["exit_status"])
+    with run.span("data"):
+        time.sleep(options["pause"])
+    total = torch.zeros(())
+    for chunk in range(options["chunks"]):
+        with accumulate(model, last=chunk == options["chunks"] - 1):
+            loss = loss_of(model, step, chunk)
+            loss = loss * (1 + 0.01 * random.random() + 0.01 * float(np.random.rand()))
+            loss.backward()
+        total += loss.detach()
+    run.log(loss=total, tokens=5, samples=12)
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+    if options["validate_late"]:
+        validate()
+    if step == options["break_at"]:
+        break
+print("done", flush=True)

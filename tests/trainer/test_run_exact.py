@@ -1,0 +1,92 @@
+"""An interrupted run ends with the same bits as one that nobody touched."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from gangs import KILL, NOTICE, History, Workshop
+
+from holdfast_trainer.optim import native_bf16
+
+STEPS = 60
+FORMS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one rank": (1, {}),
+    "one rank, accumulated, bf16": (1, {"chunks": 3, "bf16": True}),
+    "two ranks": (2, {"chunks": 2}),
+    "two ranks, bf16": (2, {"bf16": True}),
+    "two ranks, batch norm, validation": (2, {"norm": True, "validate_every": 9}),
+    "three ranks": (3, {}),
+    "three ranks, settled": (3, {"settle": True, "norm": True, "chunks": 2}),
+}
+
+
+def has_bf16() -> bool:
+    import torch
+
+    return native_bf16(torch.device("cpu"))
+
+
+def assert_same(interrupted: History, untouched: History) -> None:
+    assert interrupted.losses() == untouched.losses()
+    assert interrupted.validations() == untouched.validations()
+    assert sorted(untouched.losses()) == list(range(1, STEPS + 1))
+    ours, theirs = interrupted.stop(), untouched.stop()
+    assert ours["digest"] == theirs["digest"] != ""
+    assert (ours["step"], ours["durable_step"], ours["outcome"]) == (STEPS, STEPS, "finished")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_killed_and_noticed_equals_untouched(workshop: Workshop, form: str) -> None:
+    ranks, options = FORMS[form]
+    if options.get("bf16") and not has_bf16():
+        pytest.skip("this CPU has no bf16")
+    chance = random.Random(form)
+    options = {**options, "steps": STEPS, "save_every": 7}
+    untouched = workshop.finish("untouched", ranks=ranks, **options)
+
+    killed = workshop.start(ranks=ranks, **options, pause=0.01)
+    killed.wait_for_step(chance.randrange(8, 28))
+    killed.signal(KILL)
+    assert killed.wait() == [-9] * ranks
+
+    noticed = workshop.start(ranks=ranks, **options, pause=0.01)
+    noticed.wait_for_step(chance.randrange(30, 45))
+    noticed.signal(NOTICE, [chance.randrange(ranks)])
+    assert noticed.wait() == [0] * ranks, noticed.texts()
+    assert noticed.termination().step == noticed.termination().durable_step
+
+    interrupted = workshop.finish(ranks=ranks, **options)
+    assert interrupted.events("attempt_start", 3)[0]["resumed_step"] == noticed.termination().step
+    assert_same(interrupted, untouched)
+
+
+def test_a_newest_checkpoint_that_is_damaged_costs_steps_and_no_bits(workshop: Workshop) -> None:
+    """The damaged step is the first one saved again: the new checkpoint must not be taken for the old."""
+    options: dict[str, Any] = {"steps": STEPS, "save_every": 10}
+    untouched = workshop.finish("untouched", **options)
+    killed = workshop.start(**options, pause=0.01)
+    killed.wait_for_step(38)
+    killed.signal(KILL)
+    killed.wait()
+    run = killed.history.run
+    newest = sorted(run.checkpoints.glob("step-*"))[-1]
+    part = newest / "rank-0.safetensors"
+    damaged = bytearray(part.read_bytes())
+    damaged[-1] ^= 1
+    part.write_bytes(damaged)
+
+    resumed = workshop.start(**options, pause=0.02)
+    resumed.wait_for_step(10)
+    resumed.wait_for_text("resumed from step")
+    assert "was passed over: rank 0: rank-0.safetensors: checksum" in resumed.texts()
+    assert resumed.wait() == [0]
+    start = resumed.history.events("attempt_start", 2)[0]
+    assert start["skipped"][0]["checkpoint"] == newest.name
+    kept = [line["step"] for line in resumed.history.events("checkpoint", 2)]
+    assert int(newest.name[5:]) in kept
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [
+        f"step-{step:08d}" for step in (STEPS - 20, STEPS - 10, STEPS)
+    ]
+    assert_same(resumed.history, untouched)

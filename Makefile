@@ -14,7 +14,7 @@ RUN := $(VENV)/bin/python
 BENCHMARKS := $(filter-out report,$(basename $(notdir $(wildcard bench/[a-z]*.py))))
 ARGS ?=
 
-.PHONY: help install demo up test test-quick verify format generate lock bench clean
+.PHONY: help install demo up test test-quick verify format generate lock bench cluster cluster-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ bench: $(BENCHMARKS:%=bench-%) ## all measurements, one after the other, to buil
 bench-%: install
 	@test -f bench/$*.py || { echo "holdfast: no benchmark '$*'; there are: $(BENCHMARKS)" >&2; exit 1; }
 	@$(RUN) -m bench.$* $(ARGS)
+
+cluster: install ## a Kubernetes on this machine, with the Training Operator; prints its kubeconfig; needs root
+	@$(RUN) -m tests.cluster up $(ARGS)
+
+cluster-down: install ## end it, leaving nothing behind; ARGS=--purge removes its images too
+	@$(RUN) -m tests.cluster down $(ARGS)
 
 clean: ## remove .venv, build/ and every cache; runs and data elsewhere stay
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

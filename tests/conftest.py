@@ -12,7 +12,8 @@ from waiting import Deadline
 
 def pytest_configure(config: pytest.Config) -> None:
     # A developer's own settings must not decide what the tests see.
-    for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
+    # HOLDFAST_CACHE stays: it says where built programs and images lie, never what they are.
+    for name in [name for name in os.environ if name.startswith("HOLDFAST_") and name != "HOLDFAST_CACHE"]:
         del os.environ[name]
 
 

@@ -1,0 +1,117 @@
+"""Start a long-running program, wait until it is ready, and find again whatever a cluster has started.
+
+Every process carries the cluster's mark in its environment, and children inherit it: so `end_all` finds
+them by their ids whoever started them, after a crash as well, and needs no record of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from tests.cluster.errors import ComponentFailed
+from tests.cluster.site import MARK, Site
+
+# What marks the processes of a test: a cluster outlives the test that happened to ask for it first.
+_NOT_INHERITED = ("TEST_MARK", "PYTEST_CURRENT_TEST")
+
+
+# Children of this process, until `end_all` has reaped them.
+_children: dict[Path, list[subprocess.Popen[bytes]]] = {}
+
+
+@dataclass(frozen=True)
+class Component:
+    """A started program."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def tail(self, lines: int = 20) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def check(self) -> None:
+        """Raises ComponentFailed, with the end of the log, where it has ended."""
+        code = self.process.poll()
+        if code is not None:
+            raise ComponentFailed(f"{self.name} ended with {code}; {self.log}:\n{self.tail()}")
+
+    def wait_ready(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Until `ready()` holds. Raises ComponentFailed when it ends or `seconds` pass first."""
+        end = time.monotonic() + seconds
+        while not ready():
+            self.check()
+            if time.monotonic() > end:
+                raise ComponentFailed(
+                    f"{self.name} is not ready after {seconds:g} s; {self.log}:\n{self.tail()}"
+                )
+            time.sleep(0.05)
+
+
+def environment(site: Site) -> dict[str, str]:
+    """What the cluster's programs see: this environment and the mark."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    return {**inherited, MARK: str(site.state)}
+
+
+def start(site: Site, name: str, command: Sequence[str | Path], *, prefix: Sequence[str] = ()) -> Component:
+    """Start `command`, after `prefix`, in a session of its own; its output goes to `<logs>/<name>.log`."""
+    site.logs.mkdir(parents=True, exist_ok=True)
+    log = site.logs / f"{name}.log"
+    words = [*prefix, *(str(word) for word in command)]
+    with log.open("ab") as output:
+        try:
+            process = subprocess.Popen(
+                words,
+                env=environment(site),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ComponentFailed(f"{name} does not start: {words[0]}: {error.strerror}") from error
+    _children.setdefault(site.state, []).append(process)
+    return Component(name, process, log)
+
+
+def running(site: Site) -> list[psutil.Process]:
+    """Whatever carries the cluster's mark and has not ended; never this process."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if (
+                process.pid != os.getpid()
+                and process.environ().get(MARK) == str(site.state)
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                found.append(process)
+        except psutil.Error:
+            continue  # ended meanwhile, or another user's
+    return found
+
+
+def end_all(site: Site, seconds: float = 60) -> None:
+    """SIGKILL by id, until nothing with the mark is left. Raises ComponentFailed when something stays."""
+    end = time.monotonic() + seconds
+    while left := running(site):
+        for process in left:
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                pass
+        psutil.wait_procs(left, timeout=0.2)
+        if time.monotonic() > end:
+            names = ", ".join(f"{process.pid} {process.name()}" for process in left)
+            raise ComponentFailed(f"these do not end {seconds:g} s after SIGKILL: {names}")
+    for child in _children.pop(site.state, []):
+        child.wait()

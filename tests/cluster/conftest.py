@@ -1,0 +1,108 @@
+"""A control plane or a whole cluster for the tests here; a namespace for each; logs where one fails.
+
+- `control_plane`: etcd, apiserver and controllers, on any machine. Started once, in four seconds.
+- `cluster`: pods run too. Needs root, unless KUBECONFIG_UNDER_TEST names a cluster.
+- `namespace`: a fresh one in `cluster`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.cluster import Cluster, down, named_cluster
+from tests.cluster.component import end_all
+from tests.cluster.control_plane import ControlPlane, start_control_plane
+from tests.cluster.errors import CannotRunNode, MissingTool
+from tests.cluster.machine import erase, why_no_node
+from tests.cluster.site import DEFAULT_NAME, Site, site
+from tests.cluster.users import used
+
+GATHERED = Path(__file__).parents[2] / "build" / "cluster-logs"
+_sites: list[Site] = []
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    """One without nodes, this session's own."""
+    where = site(f"plane-{uuid.uuid4().hex[:8]}")
+    _sites.append(where)
+    try:
+        yield start_control_plane(where)
+    except MissingTool as error:
+        pytest.skip(str(error))
+    finally:
+        end_all(where)
+        erase(where.home)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """One that runs pods: the named one, a developer's, or one started for the tests."""
+    named = os.environ.get("KUBECONFIG_UNDER_TEST")
+    if named:
+        yield named_cluster(Path(named))
+        return
+    if reason := why_no_node():
+        pytest.skip(f"{reason}; or let KUBECONFIG_UNDER_TEST name a cluster")
+    where = site(DEFAULT_NAME)
+    _sites.append(where)
+    try:
+        with used(where, _say) as there:
+            yield there
+    except (CannotRunNode, MissingTool) as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of `cluster` that goes with the test, ready for pods."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl.run("create", "namespace", name)
+    cluster.kubectl.run("wait", f"-n={name}", "--for=create", "serviceaccount/default", "--timeout=30s")
+    yield name
+    cluster.kubectl.run("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def short_lived() -> Iterator[Site]:
+    """A place for a cluster of a test's own, cleared whatever the test leaves there."""
+    where = site(f"brief-{uuid.uuid4().hex[:8]}")
+    _sites.append(where)
+    yield where
+    down(where, purge=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Where a test fails, gather the components' logs and the cluster's events before they go."""
+    report = yield
+    if report.failed:  # type: ignore[attr-defined]
+        gather(GATHERED / item.name.replace("/", "-"))
+    return report
+
+
+def gather(target: Path) -> None:
+    """Copy every cluster's logs, those of a start that failed too, and what its API says of events."""
+    for where in _sites:
+        for logs in (where.logs, where.home / "failed-logs"):
+            if logs.exists():
+                shutil.copytree(logs, target / where.name / logs.name, dirs_exist_ok=True)
+        if where.kubeconfig.exists():
+            from tests.cluster.cluster import cluster as at
+
+            for name, words in {
+                "events": ("get", "events", "-A", "--sort-by=.lastTimestamp"),
+                "pods": ("describe", "pods", "-A"),
+            }.items():
+                done = at(where).kubectl.attempt(*words, "--request-timeout=5s")
+                (target / where.name).mkdir(parents=True, exist_ok=True)
+                (target / where.name / f"{name}.txt").write_text(done.stdout + done.stderr)

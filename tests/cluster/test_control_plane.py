@@ -1,0 +1,75 @@
+"""A Kubernetes API without nodes, on any machine: what needs no pod is tested on it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.cluster import training_operator
+from tests.cluster.component import running, start
+from tests.cluster.control_plane import ControlPlane, start_control_plane
+from tests.cluster.errors import ComponentFailed
+from tests.cluster.kubectl import Kubectl
+from tests.cluster.site import Site
+from tests.cluster.tools import KUBERNETES
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]  # the first time all is built
+
+
+def test_it_is_the_version_that_is_pinned(control_plane: ControlPlane) -> None:
+    version = json.loads(control_plane.kubectl.run("version", "-o", "json"))
+    assert version["serverVersion"]["gitVersion"] == KUBERNETES.version
+    assert version["clientVersion"]["gitVersion"] == KUBERNETES.version
+
+
+def test_its_controllers_work(control_plane: ControlPlane) -> None:
+    control_plane.kubectl.run("create", "namespace", "team-a")
+    control_plane.kubectl.run("wait", "-n=team-a", "--for=create", "serviceaccount/default", "--timeout=30s")
+
+
+def test_a_stranger_may_not_look(control_plane: ControlPlane) -> None:
+    path = control_plane.authority.directory / "stranger.kubeconfig"
+    control_plane.authority.kubeconfig(path, control_plane.url, "stranger", "stranger")
+    done = Kubectl(path, control_plane.kubectl.binary).attempt("get", "secrets")
+    assert done.returncode == 1
+    assert 'User "stranger" cannot list resource "secrets"' in done.stderr
+
+
+def test_pytorchjobs_can_be_stored_without_the_operator(control_plane: ControlPlane) -> None:
+    kubectl = control_plane.kubectl
+    kubectl.apply(*training_operator.crds(kubectl))
+    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=30s")
+    replica = {"spec": {"containers": [{"name": "pytorch", "image": "any"}]}}
+    job = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "job-1"},
+        "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": replica}}},
+    }
+    kubectl.apply(job, namespace="default")
+    assert kubectl.get("pytorchjob", "job-1", "-n=default")["spec"] == job["spec"]
+
+
+def test_a_component_that_ends_says_why(short_lived: Site) -> None:
+    component = start(short_lived, "clerk", ["sh", "-c", "echo no ink left; exit 3"])
+    with pytest.raises(ComponentFailed, match=r"clerk ended with 3; .*/clerk\.log:\nno ink left"):
+        component.wait_ready(lambda: False, 30)
+
+
+def test_a_program_that_is_not_there_is_named(short_lived: Site) -> None:
+    with pytest.raises(ComponentFailed, match=r"clerk does not start: /no/clerk: No such file"):
+        start(short_lived, "clerk", ["/no/clerk"])
+
+
+def test_two_stand_beside_each_other_and_leave_no_process(
+    control_plane: ControlPlane, short_lived: Site
+) -> None:
+    from tests.cluster.component import end_all
+
+    other = start_control_plane(short_lived)
+    other.kubectl.run("create", "namespace", "only-here")
+    assert control_plane.kubectl.attempt("get", "namespace", "only-here").returncode == 1
+    assert {process.name() for process in running(short_lived)} >= {"etcd", "kube-apiserver"}
+    end_all(short_lived)
+    assert running(short_lived) == []
+    assert control_plane.kubectl.run("get", "--raw=/readyz") == "ok"

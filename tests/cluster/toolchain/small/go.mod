@@ -1,0 +1,3 @@
+module holdfast.dev/tests/small
+
+go 1.26.0

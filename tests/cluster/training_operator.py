@@ -1,0 +1,52 @@
+"""The Kubeflow Training Operator, deployed by the manifests that its own Go module carries.
+
+Two things differ from what `kubectl apply -k` of its standalone overlay gives: the init container of
+workers, which waits for rank 0's name, runs our busybox, and the kubelet asks every second whether the
+operator is ready, where the manifest waits up to 25 s. Its image is built here, under the manifests' name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from tests.cluster.build import build
+from tests.cluster.errors import ClusterError
+from tests.cluster.images import BUSYBOX, TRAINING_OPERATOR
+from tests.cluster.kubectl import Kubectl
+from tests.cluster.tools import TRAINING_OPERATOR as MODULE
+
+NAMESPACE = "kubeflow"
+DEPLOYMENT = "training-operator"
+OVERLAY = "manifests/overlays/standalone"
+
+
+def manifests(kubectl: Kubectl) -> list[dict[str, Any]]:
+    """What the overlay renders to, with the init container's image set. Raises ClusterError."""
+    rendered = kubectl.run("kustomize", str(build(MODULE) / OVERLAY))
+    documents = [document for document in yaml.safe_load_all(rendered) if document]
+    deployments = [document for document in documents if document["kind"] == "Deployment"]
+    containers = [one for each in deployments for one in each["spec"]["template"]["spec"]["containers"]]
+    if len(containers) != 1 or containers[0]["image"] != TRAINING_OPERATOR.removeprefix("docker.io/"):
+        found = [container["image"] for container in containers]
+        raise ClusterError(
+            f"{OVERLAY} of the operator starts {found}, and the cluster has {TRAINING_OPERATOR}"
+        )
+    containers[0]["args"] = [f"--pytorch-init-container-image={BUSYBOX}"]
+    containers[0]["readinessProbe"] |= {"initialDelaySeconds": 1, "periodSeconds": 1}
+    return documents
+
+
+def crds(kubectl: Kubectl) -> list[dict[str, Any]]:
+    """Only the kinds of jobs; enough for a control plane without nodes."""
+    return [document for document in manifests(kubectl) if document["kind"] == "CustomResourceDefinition"]
+
+
+def install(kubectl: Kubectl) -> None:
+    """Apply all; kinds first, for they take a moment to be served."""
+    everything = manifests(kubectl)
+    kinds = [
+        document for document in everything if document["kind"] in ("CustomResourceDefinition", "Namespace")
+    ]
+    kubectl.apply(*kinds)
+    kubectl.apply(*(document for document in everything if document not in kinds))

@@ -40,7 +40,9 @@ class DemoFailed(Exception):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("make demo", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "make demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=160, help="optimizer steps of each run (160)")
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="where everything goes")
     arguments = parser.parse_args()
@@ -61,8 +63,8 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print("interrupted; what ran was ended")
         return 130
-    console.print(f"[bold green]resume proof: identical[/]  digest      {figures['digest']}")
-    console.print(f"                         twin digest {figures['twin_digest']}")
+    console.print(f"  preempted {figures['digest']}\n  untouched {figures['twin_digest']}")
+    console.print("[bold green]resume proof: identical[/]")
     return 0
 
 

@@ -18,10 +18,12 @@ Run directory::
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import json
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -190,11 +192,15 @@ def checkpoint_step(directory: Path) -> int | None:
 def replace_durably(path: Path, data: str) -> None:
     """Write `data` so that after a crash `path` holds all of it or what it held before."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     fsync_directory(path.parent)
 
 
@@ -223,17 +229,40 @@ def read_fence(run: RunDir) -> int:
 
 
 def raise_fence(run: RunDir, attempt: int) -> int:
-    """Let `attempt` write and none before it; never lowers. Returns the fence now in force."""
+    """Let `attempt` write and none before it; never lowers. Returns the fence now in force.
+
+    Where the disk is full, what earlier attempts left of their saves gives way.
+    """
     run.path.mkdir(parents=True, exist_ok=True)
     lock = os.open(run.path / ".fence.lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         current = read_fence(run)
         if attempt > current:
-            replace_durably(run.fence, str(attempt))
+            try:
+                replace_durably(run.fence, str(attempt))
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not remove_unfinished(run, attempt):
+                    raise
+                replace_durably(run.fence, str(attempt))
         return max(attempt, current)
     finally:
         os.close(lock)
+
+
+UNFINISHED = re.compile(r"\.step-(\d{8,})\.attempt-(\d+)(\.save-\d+)?")
+"""The name of a save's directory until it is a checkpoint: its step, its attempt."""
+
+
+def remove_unfinished(run: RunDir, attempt: int) -> int:
+    """Remove what saves of `attempt` and earlier ones left half-done; returns how many there were."""
+    removed = 0
+    for path in list(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else []:
+        match = UNFINISHED.fullmatch(path.name)
+        if (match and int(match[2]) <= attempt) or path.name.startswith(".bad-"):
+            shutil.rmtree(path, ignore_errors=True)
+            removed += 1
+    return removed
 
 
 # --------------------------------------------------------------------- ledger

@@ -17,19 +17,25 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from ..contract import RunDir, checkpoint_step, fsync_directory, read_fence, replace_durably
+from ..contract import (
+    UNFINISHED,
+    RunDir,
+    checkpoint_step,
+    fsync_directory,
+    read_fence,
+    remove_unfinished,
+    replace_durably,
+)
 from . import manifest as manifests
 from .manifest import BadManifest, Manifest
 from .tensorfile import UnreadableFile, Written, verify
 
-_PARTIAL = re.compile(r"\.step-(\d{8,})\.attempt-(\d+)(\.save-\d+)?")
 _POLL_SECONDS = 0.01
 
 
@@ -180,10 +186,7 @@ class CheckpointDirectory:
         Debris takes the room that the next save needs; and a save of an attempt that was superseded
         between its last look at the fence and its rename has nothing left to rename.
         """
-        for path in self._run.checkpoints.iterdir():
-            match = _PARTIAL.fullmatch(path.name)
-            if (match and int(match[2]) <= self._attempt) or path.name.startswith(".bad-"):
-                shutil.rmtree(path, ignore_errors=True)
+        remove_unfinished(self._run, self._attempt)
 
     def prune(self, keep: int, bad: Iterable[int] = ()) -> None:
         """Keep the newest `keep` checkpoints; remove older ones, `bad` ones and debris of the past.
@@ -197,7 +200,7 @@ class CheckpointDirectory:
         doomed = [self._run.checkpoint(step) for step in good[keep:]]
         doomed += [self._run.checkpoint(step) for step in bad]
         for path in self._run.checkpoints.iterdir():
-            match = _PARTIAL.fullmatch(path.name)
+            match = UNFINISHED.fullmatch(path.name)
             stale = match is not None and (
                 int(match[2]) < self._attempt or int(match[1]) <= max(good, default=0)
             )

@@ -59,6 +59,8 @@ class Written:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
+    if not tensor.numel():  # may have a stride of 0, which cannot be viewed
+        return memoryview(b"")
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
     return memoryview(flat.numpy().data)
 

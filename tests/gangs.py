@@ -241,7 +241,6 @@ class Workshop:
         assert gang.history.stop(gang.attempt)["outcome"] == "finished", gang.texts()
         return gang.history
 
-
     def end(self) -> None:
         """Kill what still runs."""
         for rank in self.started:

@@ -8,6 +8,7 @@ return code as `Popen.returncode` has it, or null while it runs.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -51,10 +52,11 @@ def become(order: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    import torch.distributed  # noqa: F401
 
     import holdfast_trainer.run  # noqa: F401
 
+    gc.collect()
+    gc.freeze()  # nothing of this is looked at again, when a fork ends
     mine = serve()
     if mine is not None:
         become(mine)

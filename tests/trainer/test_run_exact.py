@@ -71,7 +71,7 @@ def test_a_newest_checkpoint_that_is_damaged_costs_steps_and_no_bits(workshop: W
     killed.signal(KILL)
     killed.wait()
     run = killed.history.run
-    newest = sorted(run.checkpoints.glob("step-*"))[-1]
+    newest = max(run.checkpoints.glob("step-*"))
     part = newest / "rank-0.safetensors"
     damaged = bytearray(part.read_bytes())
     damaged[-1] ^= 1

@@ -1,0 +1,276 @@
+"""A state taken apart, written, read and put together is the same state; damage is found and named."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from holdfast_trainer.checkpoint import manifest as manifests
+from holdfast_trainer.checkpoint import rng, tensorfile
+from holdfast_trainer.checkpoint.cadence import Cadence, young_interval
+from holdfast_trainer.checkpoint.manifest import BadManifest, Manifest
+from holdfast_trainer.checkpoint.tensorfile import DTYPES, UnreadableFile, Written
+from holdfast_trainer.checkpoint.tree import UnsupportedState, pack, unpack
+
+# ------------------------------------------------------------------------ trees
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal in type and in every bit."""
+    if isinstance(left, torch.Tensor):
+        return (
+            isinstance(right, torch.Tensor)
+            and left.dtype == right.dtype
+            and left.shape == right.shape
+            and tensorfile._bytes(left) == tensorfile._bytes(right)
+        )
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, float):
+        return struct.pack("d", left) == struct.pack("d", right) or (math.isnan(left) and math.isnan(right))
+    return bool(left == right)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    dtype = draw(st.sampled_from(sorted(DTYPES, key=str)))
+    count = math.prod(shape) * dtype.itemsize
+    raw = draw(st.binary(min_size=count, max_size=count))
+    if dtype is torch.bool:
+        raw = bytes(byte & 1 for byte in raw)
+    flat = torch.frombuffer(bytearray(raw), dtype=dtype) if count else torch.empty(0, dtype=dtype)
+    return flat.reshape(shape)
+
+
+arrays = st.builds(
+    lambda values, dtype: np.array(values, dtype=dtype),
+    st.lists(st.integers(0, 100), max_size=4) | st.integers(0, 9),
+    st.sampled_from(["u1", "i2", "u4", "i8", "f4", "f8", "?"]),
+)
+names = st.sampled_from(
+    ["a", "b", "a.b", "a.b.c", "", "$tensor", "$dict", "__metadata__", "ü", "\ud800"]
+) | st.text(max_size=3)
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=True, allow_infinity=True)
+    | names
+    | tensors()
+    | arrays
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(names | st.integers(), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(trees)
+def test_a_state_survives_its_file(tmp_path_factory: pytest.TempPathFactory, state: Any) -> None:
+    path = tmp_path_factory.mktemp("state") / "rank-0.safetensors"
+    skeleton, parts = pack(state)
+    tensorfile.write(path, skeleton, parts)
+    assert same(unpack(*tensorfile.read(path)), state)
+
+
+def test_two_tensors_of_one_path_are_both_kept() -> None:
+    state = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}, 1: torch.full((1,), 2.0), "1": torch.ones(2)}
+    assert same(unpack(*pack(state)), state)
+
+
+def test_arrays_that_torch_cannot_share_are_kept_by_value() -> None:
+    frozen = np.arange(3)
+    frozen.setflags(write=False)
+    state = {"reversed": np.arange(3)[::-1], "frozen": frozen, "foreign": np.array([1, 2], dtype=">i4")}
+    back = unpack(*pack(state))
+    assert [array.tolist() for array in back.values()] == [[2, 1, 0], [0, 1, 2], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (object(), "optimizer.x: a object cannot be saved; keep tensors, numbers, strings, lists and dicts"),
+        ({(1, 2): 3}, "optimizer.x: key (1, 2) is a tuple, not str or int"),
+        (np.array(["a"], dtype=object), "optimizer.x: a numpy array of object cannot be saved"),
+        (torch.zeros(2, dtype=torch.complex64), "optimizer.x: a torch.strided tensor of torch.complex64"),
+        (torch.zeros(2, 2).to_sparse(), "optimizer.x: a torch.sparse_coo tensor of torch.float32"),
+    ],
+)
+def test_what_cannot_be_saved_is_named(value: object, message: str) -> None:
+    with pytest.raises(UnsupportedState) as raised:
+        pack({"optimizer": {"x": value}})
+    assert message in str(raised.value)
+
+
+# ----------------------------------------------------------------- tensor files
+
+
+def test_the_safetensors_library_reads_our_files(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    tensors = {"w": torch.randn(3, 4), "b": torch.tensor(2.5, dtype=torch.bfloat16), "e": torch.empty(0, 7)}
+    skeleton, parts = pack(tensors)
+    written = tensorfile.write(path, skeleton, parts)
+    assert written.size == path.stat().st_size
+    assert same(dict(sorted(load_file(path).items())), dict(sorted(tensors.items())))
+    with safe_open(path, "pt") as file:
+        assert set(file.keys()) == set(tensors)
+
+
+def test_one_state_has_one_text(tmp_path: Path) -> None:
+    state = {"a": torch.arange(5), "n": [1, 2.5, None]}
+    first = tensorfile.write(tmp_path / "1", *pack(state))
+    second = tensorfile.write(tmp_path / "2", *pack({"a": torch.arange(5), "n": [1, 2.5, None]}))
+    assert first == second
+    assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rank-3.safetensors"
+    written = tensorfile.write(path, *pack({"w": torch.ones(100)}))
+    whole = path.read_bytes()
+    tensorfile.verify(path, written)
+
+    path.write_bytes(whole[:-1])
+    with pytest.raises(UnreadableFile, match=r"rank-3.safetensors has \d+ bytes, its manifest says \d+"):
+        tensorfile.verify(path, written)
+    with pytest.raises(UnreadableFile, match=r"rank-3\.safetensors"):
+        tensorfile.read(path)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(UnreadableFile, match=r"rank-3\.safetensors: checksum"):
+        tensorfile.verify(path, written)
+    path.unlink()
+    with pytest.raises(UnreadableFile, match=r"rank-3\.safetensors: No such file"):
+        tensorfile.verify(path, written)
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(UnreadableFile, match=r"rank-3\.safetensors"):
+        tensorfile.read(path)
+
+
+# -------------------------------------------------------------------- manifests
+
+MANIFEST = Manifest(
+    step=1_200,
+    attempt=3,
+    world_size=2,
+    config_hash="c0ffee",
+    files={f"rank-{rank}.safetensors": Written(12345, "ab" * 32) for rank in range(2)},
+    time=1760000000.123456,
+    environment={"torch": "2.15.0", "device": "cpü", "threads": 1, "small": 1e-07},
+)
+
+
+def test_a_manifest_reads_back() -> None:
+    assert Manifest.from_json(MANIFEST.to_json()) == MANIFEST
+
+
+def test_every_flipped_bit_of_a_manifest_is_found() -> None:
+    whole = MANIFEST.to_json().encode()
+    for index in range(len(whole)):
+        for bit in range(8):
+            text = (whole[:index] + bytes([whole[index] ^ 1 << bit]) + whole[index + 1 :]).decode("latin-1")
+            with pytest.raises(BadManifest):
+                Manifest.from_json(text)
+
+
+def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
+    whole = MANIFEST.to_json().encode()
+    path = tmp_path / manifests.NAME
+    with pytest.raises(BadManifest, match=r"manifest\.json: .*No such file"):
+        manifests.read(tmp_path)
+    path.write_bytes(whole.replace(b'"attempt": 3', b'"attempt": 2'))
+    with pytest.raises(BadManifest, match=r"manifest\.json: its own checksum does not match"):
+        manifests.read(tmp_path)
+    path.write_bytes(whole.replace(b"1e-07", b"1E-07"))
+    with pytest.raises(BadManifest, match=r"manifest\.json: it is not the text that was written"):
+        manifests.read(tmp_path)
+    path.write_bytes(b"\xff" + whole)
+    with pytest.raises(BadManifest, match=r"manifest\.json: .*codec can't decode"):
+        manifests.read(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, -1])
+def test_a_torn_manifest_is_found(length: int) -> None:
+    with pytest.raises(BadManifest):
+        Manifest.from_json(MANIFEST.to_json()[:length])
+
+
+def test_a_manifest_of_another_version_is_refused_by_its_number() -> None:
+    body = json.loads(MANIFEST.to_json())
+    del body["checksum"]
+    body["version"] = 7
+    text = json.dumps({**body, "checksum": manifests._checksum(body)}, indent=1)
+    with pytest.raises(BadManifest, match="version 7 is not 1: written by another Holdfast"):
+        Manifest.from_json(text)
+
+
+def test_the_digest_is_of_the_state_alone() -> None:
+    import dataclasses
+
+    later = dataclasses.replace(MANIFEST, time=1.0, attempt=9, environment={})
+    assert later.digest == MANIFEST.digest
+    files = {**MANIFEST.files, "rank-1.safetensors": Written(12345, "cd" * 32)}
+    assert dataclasses.replace(MANIFEST, files=files).digest != MANIFEST.digest
+
+
+# ------------------------------------------------------------- random, cadence
+
+
+def test_random_state_survives() -> None:
+    import random
+
+    rng.seed_all(5, rank=2)
+    state = unpack(*pack(rng.capture()))
+    first = (random.random(), float(np.random.rand()), float(torch.rand(())))
+    rng.restore(state)
+    assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == first
+    rng.seed_all(5, rank=1)
+    assert random.random() != first[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "cadence"),
+    [("auto", Cadence()), ("500", Cadence(steps=500)), (7, Cadence(steps=7)), ("90s", Cadence(seconds=90.0))],
+)
+def test_cadence(text: str | int, cadence: Cadence) -> None:
+    assert Cadence.parse(text) == cadence
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "5m", "", "often", "1.5s"])
+def test_a_wrong_cadence_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="is none of: auto, a number of steps") as raised:
+        Cadence.parse(text)
+    assert repr(text) in str(raised.value)
+
+
+def test_when_a_save_is_due() -> None:
+    assert [step for step in range(1, 11) if Cadence(steps=4).due_at_step(step)] == [4, 8]
+    assert not Cadence(steps=4).due_after(1e9, 1.0)
+    assert Cadence(seconds=5).due_after(5.0, None)
+    assert not Cadence(seconds=5).due_after(4.9, None)
+    assert young_interval(None, 7200) == 10.0
+    assert young_interval(0.5, 7200) == pytest.approx(math.sqrt(7200))
+    assert (young_interval(1e-9, 7200), young_interval(1e6, 7200)) == (10.0, 900.0)

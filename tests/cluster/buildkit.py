@@ -1,0 +1,133 @@
+"""BuildKit beside the node's containerd: what it builds from docker/, the kubelet can run.
+
+Its containerd worker keeps images in the kubelet's own namespace, so nothing is pushed, pulled or
+imported. Its cache is kept in the cluster's image store and outlives the cluster. It is started when the
+first image is built, and ends with the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster import base_image
+from tests.cluster.build import program
+from tests.cluster.component import environment, running, start
+from tests.cluster.errors import BuildFailed
+from tests.cluster.images import NAMESPACE, ImageStore
+from tests.cluster.locks import locked
+from tests.cluster.machine import Machine
+from tests.cluster.site import Site
+
+ROOT = Path(__file__).parents[2]
+# Held while a build needs no more than the cache; everything above goes, oldest first.
+CACHE_BYTES = 30_000_000_000
+
+
+@dataclass(frozen=True)
+class Built:
+    """An image that containerd has."""
+
+    name: str
+    digest: str
+    seconds: float
+    log: str
+    """What BuildKit said, one line a step."""
+
+
+def build_image(
+    machine: Machine,
+    dockerfile: str,
+    name: str,
+    *,
+    arguments: Mapping[str, str] | None = None,
+    context: Path = ROOT,
+    target: str = "runtime",
+) -> Built:
+    """Build `docker/<dockerfile>` into the node's containerd as `name`, which is in full.
+
+    Raises BuildFailed with the end of BuildKit's log.
+    """
+    import time
+
+    site = machine.site
+    _start(machine)
+    metadata = site.state / f"{target}-{os.getpid()}.metadata.json"
+    given = {"BASE_IMAGE": base_image.NAME, **(arguments or {})}
+    bundle = certificates()
+    command = [
+        str(program("buildctl")),
+        f"--addr=unix://{site.buildkit_socket}",
+        "build",
+        "--progress=plain",
+        "--frontend=dockerfile.v0",
+        f"--local=context={context}",
+        f"--local=dockerfile={context / 'docker'}",
+        f"--opt=filename={dockerfile}",
+        f"--opt=target={target}",
+        "--opt=image-resolve-mode=local",
+        *(f"--opt=build-arg:{key}={value}" for key, value in given.items()),
+        *([f"--secret=id=ca,src={bundle}"] if bundle else []),
+        # Compressing costs more than it saves where nothing is sent anywhere.
+        f"--output=type=image,name={name},unpack=true,compression=uncompressed",
+        f"--metadata-file={metadata}",
+    ]
+    began = time.monotonic()
+    done = subprocess.run(
+        command,
+        env=environment(site),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    seconds = time.monotonic() - began
+    if done.returncode:
+        raise BuildFailed(f"{dockerfile} does not build:\n{done.stdout[-4000:]}")
+    digest = json.loads(metadata.read_text())["containerimage.digest"]
+    metadata.unlink()
+    return Built(name, digest, seconds, done.stdout)
+
+
+def certificates() -> Path | None:
+    """The machine's bundle of trusted authorities, which downloads during a build need to trust too."""
+    found = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
+    return Path(found) if found and Path(found).exists() else None
+
+
+def _start(machine: Machine) -> None:
+    """buildkitd, unless it runs, and the base image for it to build on."""
+    site = machine.site
+    with locked(site.home / "buildkit.lock"):
+        if any(process.name() == "buildkitd" for process in running(site)):
+            return
+        archive, digest = base_image.archive()
+        ImageStore(site, machine.enter).add_archive(base_image.NAME, archive, digest)
+        config = site.state / "buildkit.toml"
+        config.write_text(_config(site))
+        daemon = program("buildkitd")
+        component = start(site, "buildkitd", [daemon, f"--config={config}"], prefix=machine.enter)
+        component.wait_ready(lambda: "running server on" in component.tail(50), 30)
+
+
+def _config(site: Site) -> str:
+    return f"""root = "{site.images / "buildkit"}"
+[grpc]
+  address = ["unix://{site.buildkit_socket}"]
+[worker.oci]
+  enabled = false
+[worker.containerd]
+  enabled = true
+  address = "{site.containerd_socket}"
+  namespace = "{NAMESPACE}"
+  snapshotter = "overlayfs"
+  networkMode = "host"
+  defaultCgroupParent = "/{site.cgroup}/buildkit"
+  gc = true
+  maxUsedSpace = {CACHE_BYTES}
+"""

@@ -134,8 +134,9 @@ def _names_memory(error: str) -> bool:
 def _say(replica: ReplicaObservation) -> str:
     """The evidence: the trainer's message, else how its first bad rank ended, else its own exit."""
     where = f"replica {replica.index}"
-    if replica.termination is not None and replica.termination.error:
-        return f"{where}: {replica.termination.error}"
+    if replica.termination is not None and replica.termination.error.strip():
+        # Of a traceback its last line, which names the exception; the log tail has all of it.
+        return f"{where}: {replica.termination.error.strip().splitlines()[-1]}"
     if replica.out_of_memory:
         return f"{where}: {replica.reason or 'the kernel killed it for memory'}"
     ranks = sorted((rank for rank in replica.ranks if bad(rank)), key=lambda rank: rank.ended)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from holdfast_controller.cluster import AttemptObservation, Event
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, Status, TrainingJob, Verdict
@@ -214,6 +215,7 @@ class _Deciding:
         self._end_record(record, incident, work)
         if observation.progress is not None:
             self._take_progress(record, observation)
+        self._settle_progress(record, work)
         record.log_tail = dict(self.evidence.tails)
         ends = [replica.ended_at for replica in observation.replicas if replica.ended_at is not None]
         if ends:
@@ -222,6 +224,20 @@ class _Deciding:
             wall = (self.now - self.status.first_started_at).total_seconds()
             self.status.goodput = goodput(self.evidence.steps, wall)
         return self._after(record, incident)
+
+    def _settle_progress(self, record: AttemptRecord, work: Work) -> None:
+        """The trainer was last asked a little before its end: what it wrote knows the end itself."""
+        if work.last_step is None:
+            return
+        known = self.status.progress or JobProgress(updated_at=self.now)
+        changes: dict[str, Any] = {"step": work.last_step, "durable_step": work.durable_step or 0}
+        for key in ("loss", "val_loss"):
+            told = [x[key] for x in self.evidence.steps if x.get("attempt") == record.number and key in x]
+            if told:
+                changes[key] = told[-1]
+        if known.total_steps is not None and work.last_step >= known.total_steps:
+            changes["eta_seconds"] = 0.0
+        self.status.progress = known.model_copy(update=changes)
 
     def _end_record(self, record: AttemptRecord, incident: Incident, work: Work | None) -> None:
         record.verdict = incident.verdict

@@ -1,0 +1,135 @@
+"""`make cluster-down` leaves nothing behind, whatever happened before it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from processes import Processes
+from tests.cluster.build import build
+from tests.cluster.cluster import down, status, up
+from tests.cluster.component import running
+from tests.cluster.machine import Machine, cgroup_roots, why_no_node
+from tests.cluster.settings import NAMES
+from tests.cluster.site import Site
+from tests.cluster.system import NODE_PACKAGES, find, install
+from tests.cluster.tools import COREDNS, KUBERNETES, SMALL
+from waiting import Deadline
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(2400),
+    pytest.mark.skipif(bool(why_no_node()), reason=why_no_node()),
+]
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a cluster could leave on this machine. Everything is told by what carries the cluster's name."""
+
+    processes: frozenset[str]
+    mounts: frozenset[str]
+    links: frozenset[str]
+    routes: frozenset[str]
+    rules: frozenset[str]
+    cgroups: frozenset[str]
+    settings: frozenset[str]
+    directories: frozenset[str]
+
+
+def look(site: Site) -> Host:
+    """The machine now: all of its mounts, links, routes and rules, and the processes of one cluster."""
+
+    def lines(*command: str) -> frozenset[str]:
+        words = [find(command[0]) or command[0], *command[1:]]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        # Counters and times change by themselves; other clusters of this machine are not this test's.
+        return frozenset(line for line in done.stdout.splitlines() if not line.startswith(("#", ":")))
+
+    return Host(
+        processes=frozenset(f"{process.pid} {process.name()}" for process in running(site)),
+        mounts=frozenset(Path("/proc/self/mounts").read_text().splitlines()),
+        links=frozenset(os.listdir("/sys/class/net")),
+        routes=lines("ip", "route"),
+        rules=lines("iptables-save"),
+        cgroups=frozenset(str(path) for root in cgroup_roots() for path in root.glob("*/")),
+        settings=frozenset(f"{name}={(Path('/proc/sys') / name).read_text()}" for name in NAMES),
+        directories=frozenset(
+            str(path)
+            for path in (Path("/var/lib/kubelet"), Path("/run/containerd"), site.state)
+            if path.exists()
+        ),
+    )
+
+
+@pytest.fixture
+def before(short_lived: Site) -> Host:
+    """The machine before the test's cluster, with all programs there: building is not what is tested."""
+    install(NODE_PACKAGES)
+    for module in (SMALL, KUBERNETES, COREDNS):
+        build(module)
+    return look(short_lived)
+
+
+def test_nothing_is_left_of_a_cluster_with_a_running_pod(short_lived: Site, before: Host) -> None:
+    there = up(short_lived, operator=False, say=lambda _: None)
+    image, command = there.busybox, ["sleep", "1000"]
+    there.kubectl.run("run", "held", f"--image={image}", "--restart=Never", "--", *command)
+    there.kubectl.run("wait", "pod/held", "--for=condition=Ready", "--timeout=50s")
+    during = look(short_lived)
+    assert during.links - before.links == {short_lived.link}
+    assert len(during.rules - before.rules) == 3
+    assert during.mounts == before.mounts, "all mounts are in the machine's own namespace"
+    assert during.cgroups > before.cgroups
+    assert status(short_lived).startswith(f"cluster {short_lived.name} is up: ")
+
+    down(short_lived)
+    assert look(short_lived) == before
+    assert status(short_lived) == f"cluster {short_lived.name} is down"
+
+
+@pytest.mark.parametrize(
+    "reached", ["containerd.toml", "kube-apiserver.log", "kubelet.json", "kube-proxy.json"]
+)
+def test_nothing_is_left_where_up_was_killed(
+    short_lived: Site, before: Host, processes: Processes, deadline: Deadline, reached: str
+) -> None:
+    starting = processes.start(
+        [sys.executable, "-m", "tests.cluster", "up", "--name", short_lived.name],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=Path(__file__).parents[2],
+    )
+    deadline.wait_until(lambda: list(short_lived.state.rglob(reached)), f"{reached} of a starting cluster")
+    os.kill(starting.pid, signal.SIGKILL)
+    starting.wait()
+    assert running(short_lived), "the killed command leaves what it had started"
+
+    down(short_lived)
+    assert look(short_lived) == before
+
+
+def test_up_begins_anew_where_the_machine_has_died(short_lived: Site, before: Host) -> None:
+    up(short_lived, operator=False, say=lambda _: None)
+    os.kill(Machine.running(short_lived).pid, signal.SIGKILL)
+    again = up(short_lived, operator=False, say=lambda _: None)
+    assert again.kubectl.get("nodes")["items"][0]["metadata"]["name"] == short_lived.name
+    down(short_lived)
+    assert look(short_lived) == before
+
+
+def test_up_finds_what_is_up_and_down_may_come_twice(short_lived: Site, before: Host) -> None:
+    first = up(short_lived, operator=False, say=lambda _: None)
+    machine = Machine.running(short_lived).pid
+    up(short_lived, operator=False, say=lambda _: None)
+    assert Machine.running(short_lived).pid == machine
+    assert first.is_up
+    down(short_lived)
+    down(short_lived)
+    assert look(short_lived) == before

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "train": ("holdfast_trainer.train", "train a GPT, alone or under torchrun; resumes by itself"),
+    "checkpoint": ("holdfast_trainer.checkpoint_command", "list, verify, export and compare checkpoints"),
     "prepare": ("holdfast_trainer.prepare", "turn text and JSONL files into token shards"),
 }
 
 USAGE = "usage: python -m holdfast_trainer COMMAND [options]\n\ncommands:\n" + "".join(
-    f"  {name:<9} {summary}\n" for name, (_, summary) in COMMANDS.items()
+    f"  {name:<11} {summary}\n" for name, (_, summary) in COMMANDS.items()
 )
 
 

@@ -1,0 +1,253 @@
+"""A user looks into a run directory: what is there, is it whole, the weights out, where do two runs part."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from gangs import RankServer, Workshop
+from processes import Processes
+from safetensors.torch import load_file
+from torch import nn
+
+from holdfast_trainer.__main__ import main
+from holdfast_trainer.checkpoint_command import age_text, size_text
+from holdfast_trainer.contract import RunDir
+
+
+@pytest.fixture(scope="module")
+def runs(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """`ddp` (two ranks, batch norm) and `longer` (the same, a step more); checkpoints of 5 and 10."""
+    path = tmp_path_factory.mktemp("runs")
+    workshop = Workshop(rank_server, path)
+    try:
+        workshop.finish("ddp", ranks=2, steps=10, norm=True)
+        workshop.finish("twin", ranks=2, steps=10, norm=True)
+        workshop.finish("alone", ranks=1, steps=10, norm=True)
+        yield path
+    finally:
+        workshop.end()
+
+
+@pytest.fixture
+def ddp(runs: Path, tmp_path: Path) -> RunDir:
+    """A copy that a test may damage."""
+    shutil.copytree(runs / "ddp", tmp_path / "ddp")
+    return RunDir(tmp_path / "ddp")
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[-5] ^= 4
+    path.write_bytes(raw)
+
+
+def parts_of(run: RunDir, step: int) -> list[Path]:
+    return sorted(run.checkpoint(step).glob("*.safetensors"))
+
+
+# -------------------------------------------------------------------------- ls
+
+
+def test_ls_shows_what_there_is(ddp: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    (ddp.checkpoints / ".step-00000015.attempt-1.save-3").mkdir()
+    assert main(["checkpoint", "ls", str(ddp.path)]) == 0
+    header, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert header == ["STEP", "ATTEMPT", "RANKS", "SIZE", "AGE", "DIGEST", "STATE"]
+    assert lines[0][:4] == ["15", "1", "-", "-"]
+    assert lines[0][-3:] == ["unfinished:", "never", "committed"]
+    assert [(line[0], line[1], line[2], line[-1]) for line in lines[1:]] == [
+        ("10", "1", "2", "good"),
+        ("5", "1", "2", "good"),
+    ]
+
+    assert main(["checkpoint", "ls", str(ddp.path), "-o", "json"]) == 0
+    newest = json.loads(capsys.readouterr().out)[1]
+    assert newest["step"] == 10
+    assert newest["bytes"] == sum(path.stat().st_size for path in parts_of(ddp, 10))
+    assert len(newest["digest"]) == 64
+    assert newest["age_seconds"] >= 0
+
+
+def test_ls_tells_damage_that_shows_without_reading(ddp: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    parts_of(ddp, 10)[1].unlink()
+    (ddp.checkpoint(5) / "manifest.json").write_text("{}")
+    assert main(["checkpoint", "ls", str(ddp.path)]) == 1
+    out = capsys.readouterr().out
+    assert f"damaged: {parts_of(ddp, 5)[1].name}: No such file" in out
+    assert "damaged: manifest.json: not a manifest" in out
+
+
+# ---------------------------------------------------------------------- verify
+
+
+def test_verify_reads_everything_and_names_the_bad_file(
+    ddp: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["checkpoint", "verify", str(ddp.path)]) == 0
+    assert capsys.readouterr().out.splitlines() == ["step-00000010: good", "step-00000005: good"]
+
+    damaged = parts_of(ddp, 10)[1]
+    flip(damaged)
+    assert main(["checkpoint", "verify", str(ddp.path)]) == 1
+    told = capsys.readouterr()
+    assert f"step-00000010: BAD: {damaged.name}: checksum" in told.out
+    assert "step-00000005: good" in told.out
+    assert "1 of 2 checkpoints are bad; a resume passes over them" in told.err
+    assert main(["checkpoint", "verify", f"{ddp.path}@5"]) == 0
+
+
+# ---------------------------------------------------------------------- export
+
+
+def network() -> nn.Module:
+    """The model of the loop that wrote the runs."""
+    layers = [nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 32)]
+    return nn.Sequential(*layers, nn.Tanh(), nn.Linear(32, 4))
+
+
+def test_the_weights_of_a_ddp_run_load_into_the_bare_model(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, packed = tmp_path / "weights.pt", tmp_path / "weights.safetensors"
+    assert main(["checkpoint", "export", str(runs / "ddp"), "--out", str(packed)]) == 0
+    assert "the weights of 'model', step 10 of 2 ranks" in capsys.readouterr().out
+    assert main(["checkpoint", "export", str(runs / "ddp"), "--out", str(plain), "--format", "torch"]) == 0
+    tensors, same = load_file(packed), torch.load(plain, weights_only=True)
+    network().load_state_dict(tensors)
+    network().load_state_dict(same)
+    assert all(torch.equal(tensors[name], same[name]) for name in same)
+    assert "step 10" in capsys.readouterr().out
+
+
+def test_all_of_a_checkpoint_can_be_taken_out(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "state.pt"
+    target = f"{runs / 'ddp'}@5"
+    assert main(["checkpoint", "export", target, "--out", str(out), "--format", "torch", "--all"]) == 0
+    state = torch.load(out, weights_only=True)
+    assert set(state) == {"model", "optimizer", "scheduler"}
+    assert state["scheduler"]["last_epoch"] == 5
+    assert main(["checkpoint", "export", target, "--out", str(tmp_path / "s"), "--all"]) == 0
+    assert torch.equal(load_file(tmp_path / "s")["model.0.weight"], state["model"]["0.weight"])
+    assert any(name.startswith("optimizer.state") for name in load_file(tmp_path / "s"))
+
+
+def test_what_cannot_be_exported_is_said(
+    ddp: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "weights"
+
+    def error(*arguments: str, to: Path = out) -> str:
+        assert main(["checkpoint", "export", *arguments, "--out", str(to)]) == 2
+        return capsys.readouterr().err
+
+    where = str(ddp.path)
+    assert "--part ema: no model of that name; models are model" in error(where, "--part", "ema")
+    assert "--all and --part exclude one another" in error(where, "--part", "model", "--all")
+    assert f"{tmp_path / 'no' / 'w'} cannot be written: " in error(where, to=tmp_path / "no" / "w")
+    flip(parts_of(ddp, 10)[0])
+    assert "is bad: rank-0" in error(where)
+    assert "Name another step" in error(where)
+    assert not out.exists()
+
+
+# ------------------------------------------------------------------------ diff
+
+
+def test_twins_are_identical(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoint", "diff", str(runs / "ddp"), str(runs / "twin")]) == 0
+    assert "identical: every value, bit for bit" in capsys.readouterr().out
+
+
+def test_diff_says_where_two_states_part(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = [f"{runs / 'ddp'}@5", f"{runs / 'ddp'}@10"]
+    assert main(["checkpoint", "diff", *both, "--limit", "3"]) == 1
+    out = capsys.readouterr().out
+    assert "\nshared.parts.model.0.bias: 32 of 32 elements differ, at most 0.0" in out
+    assert "(--limit " in out
+    assert main(["checkpoint", "diff", *both, "-o", "json"]) == 1
+    body = json.loads(capsys.readouterr().out)
+    found = {d["name"]: d for d in body["differences"]}
+    weight = found["shared.parts.model.0.weight"]
+    left, right = (c["path"] for c in body["checkpoints"])
+    assert (left[-2:], right[-2:]) == ("05", "10")
+    assert 0 < weight["max_abs"] < 1
+    assert weight["what"].endswith("of 512 elements differ")
+    assert found["shared.parts.scheduler.last_epoch"]["what"] == "5 / 10"
+
+
+def test_other_numbers_of_ranks_can_be_compared(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoint", "diff", str(runs / "ddp"), str(runs / "alone"), "-o", "json"]) == 1
+    found = {d["name"]: d["what"] for d in json.loads(capsys.readouterr().out)["differences"]}
+    assert "elements differ" in found["shared.parts.model.0.weight"]
+    assert found["rank 1: own.rng.torch"] == "only in the first"
+
+
+# ------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ls", "{tmp}/nowhere"], "nowhere is no directory; name a run directory"),
+        (["ls", "{tmp}"], "has no checkpoints/ in it, so it is no run directory that saved"),
+        (["verify", "{ddp}@7"], "has no checkpoint of step 7; there are 10, 5"),
+        (["verify", "{ddp}@new"], "after @ comes a step, such as"),
+        (["export", "{empty}", "--out", "x"], "holds no checkpoint"),
+        (["diff", "{ddp}", "{ddp}@11"], "has no checkpoint of step 11"),
+    ],
+)
+def test_a_wrong_question_is_answered_with_what_is_right(
+    runs: Path, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    places = {"tmp": tmp_path, "ddp": runs / "ddp", "empty": tmp_path / "empty"}
+    assert main(["checkpoint", *(word.format(**places) for word in arguments)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_empty_run_has_nothing_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    assert main(["checkpoint", "ls", str(tmp_path)]) == 0
+    assert main(["checkpoint", "verify", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"no checkpoints in {tmp_path / 'checkpoints'}"] * 2
+
+
+def test_a_file_that_another_program_wrote_is_refused(
+    ddp: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"w": torch.ones(2)}, parts_of(ddp, 10)[0])
+    assert main(["checkpoint", "diff", str(ddp.path), f"{ddp.path}@5"]) == 2
+    assert "was not written by Holdfast" in capsys.readouterr().err
+
+
+def test_help_teaches_and_needs_no_torch(processes: Processes) -> None:
+    code = (
+        "import sys; from holdfast_trainer.__main__ import main\n"
+        "try: main(['checkpoint', '--help'])\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    done = processes.start([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    out, _ = done.communicate(timeout=60)
+    assert done.returncode == 0
+    assert "checkpoint diff runs/a runs/twin    # do two runs end with the same bits?" in out
+    assert "Exit status: 0 all is well, 1 something is bad or different" in out
+
+
+def test_sizes_and_ages_are_short() -> None:
+    assert [size_text(n) for n in (0, 999, 1000, 1_493_000_000, 5 * 10**15)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "1.49 GB",
+        "5e+03 TB",
+    ]
+    assert [age_text(s) for s in (0, 59.9, 190, 18120, 187200)] == ["0s", "59s", "3m10s", "5h02m", "2d4h"]

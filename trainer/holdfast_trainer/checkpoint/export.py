@@ -1,0 +1,82 @@
+"""Weights out of a checkpoint, for other programs: safetensors, or a plain state_dict for torch.load.
+
+A model is a part whose state is nothing but tensors by name; optimizers and scalers are not. Under DDP
+the names are those of the bare model, as checkpoints do not depend on the wrapping.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+
+from .directory import CheckpointError
+from .inspection import SHARED, Opened
+
+Format = Literal["safetensors", "torch"]
+
+
+def models(parts: dict[str, Any]) -> list[str]:
+    """Names of the parts that are models."""
+    return [
+        name
+        for name, state in parts.items()
+        if isinstance(state, dict) and state and all(isinstance(v, torch.Tensor) for v in state.values())
+    ]
+
+
+def export(opened: Opened, out: Path, form: Format, *, part: str | None, everything: bool) -> str:
+    """Write `out`, whole or not at all; returns what was exported, in words.
+
+    Raises CheckpointError where the part is not there, or which one is meant is not clear.
+    """
+    parts = opened.shared()["parts"]
+    if everything:
+        what, body = f"all of {', '.join(parts)}", _everything(opened, parts, form)
+    else:
+        name = _choose(parts, part)
+        what, body = f"the weights of {name!r}", dict(parts[name])
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        if form == "safetensors":
+            metadata = {"format": "pt", "holdfast_step": str(opened.manifest.step)}
+            save_file({key: value.contiguous() for key, value in body.items()}, temporary, metadata)
+        else:
+            torch.save(body, temporary)
+        os.replace(temporary, out)
+    except OSError as error:
+        raise CheckpointError(f"{out} cannot be written: {error.strerror or error}") from error
+    except Exception as error:  # the library wraps what the file system said
+        raise CheckpointError(f"{out} cannot be written: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return what
+
+
+def _everything(opened: Opened, parts: dict[str, Any], form: Format) -> dict[str, Any]:
+    if form == "torch":
+        return parts
+    prefix = f"{SHARED}.parts."
+    names = [name for name in opened.tensors if name.startswith(prefix)]
+    return {name.removeprefix(prefix): opened.tensor(name) for name in names}
+
+
+def _choose(parts: dict[str, Any], part: str | None) -> str:
+    found = models(parts)
+    if part is not None:
+        if part not in found:
+            raise CheckpointError(
+                f"--part {part}: no model of that name; models are {', '.join(found) or 'none'}, "
+                f"all parts are {', '.join(parts)}. --all exports everything"
+            )
+        return part
+    if len(found) != 1:
+        raise CheckpointError(
+            f"which of {', '.join(found)} is meant? Say --part NAME"
+            if found
+            else f"no part of {', '.join(parts)} is a model; --all exports everything"
+        )
+    return found[0]

@@ -1,0 +1,287 @@
+"""Checkpoints from outside of a run: list, verify, compare. Reads only; needs no fence and no gang.
+
+A checkpoint is seen as named values. Tensors that all ranks share have one name wherever they lie
+("shared.parts.model.weight"); what a rank has of its own is told by rank ("rank 1: own.rng.torch").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ..contract import RunDir, checkpoint_step
+from . import manifest as manifests
+from .directory import CheckpointDirectory, CheckpointError
+from .manifest import BadManifest, Manifest
+from .tensorfile import UnreadableFile, verify
+from .tree import unpack
+
+_UNFINISHED = re.compile(r"\.step-(\d{8,})\.attempt-(\d+)")
+_PART = re.compile(r"rank-(\d+)\.safetensors")
+SHARED = "shared"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One directory of `checkpoints/`; figures are None where no sound manifest gives them."""
+
+    name: str
+    step: int
+    state: str
+    """good (manifest sound, sizes right; contents not read) | damaged | unfinished"""
+    attempt: int | None = None
+    world_size: int | None = None
+    bytes: int | None = None
+    age_seconds: float | None = None
+    digest: str | None = None
+    reason: str = ""
+
+
+def open_run(path: Path) -> RunDir:
+    """The run directory at `path`. Raises CheckpointError where there is none."""
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is no directory; name a run directory, such as ./holdfast-run")
+    if not (path / "checkpoints").is_dir():
+        raise CheckpointError(f"{path} has no checkpoints/ in it, so it is no run directory that saved")
+    return RunDir(path)
+
+
+def listing(run: RunDir) -> list[Listed]:
+    """Newest first; what is no checkpoint and no rest of one is left out."""
+    found = []
+    for path in run.checkpoints.iterdir():
+        if (step := checkpoint_step(path)) is not None:
+            found.append(_describe(path, step))
+        elif match := _UNFINISHED.match(path.name):
+            found.append(
+                Listed(
+                    path.name, int(match[1]), "unfinished", attempt=int(match[2]), reason="never committed"
+                )
+            )
+    return sorted(found, key=lambda item: (item.step, item.name), reverse=True)
+
+
+def _describe(path: Path, step: int) -> Listed:
+    try:
+        manifest = manifests.read(path)
+    except BadManifest as error:
+        return Listed(path.name, step, "damaged", reason=str(error))
+    fault = (
+        f"its manifest is of step {manifest.step}" if manifest.step != step else _wrong_size(path, manifest)
+    )
+    return Listed(
+        path.name,
+        step,
+        "damaged" if fault else "good",
+        attempt=manifest.attempt,
+        world_size=manifest.world_size,
+        bytes=manifest.size,
+        age_seconds=max(0.0, time.time() - manifest.time),
+        digest=manifest.digest,
+        reason=fault,
+    )
+
+
+def _wrong_size(path: Path, manifest: Manifest) -> str:
+    for name in sorted(manifest.files):
+        try:
+            size = (path / name).stat().st_size
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+        if size != manifest.files[name].size:
+            return f"{name} has {size} bytes, its manifest says {manifest.files[name].size}"
+    return ""
+
+
+def faults(run: RunDir, step: int) -> list[str]:
+    """What is wrong with a checkpoint, each file named; [] where every byte is as written."""
+    path = run.checkpoint(step)
+    try:
+        manifest = manifests.read(path)
+    except BadManifest as error:
+        return [str(error)]
+    found = []
+    if manifest.step != step:
+        found.append(f"{manifests.NAME}: of step {manifest.step}, in {path.name}")
+    for name in sorted(manifest.files):
+        try:
+            verify(path / name, manifest.files[name])
+        except UnreadableFile as error:
+            found.append(str(error))
+    return found
+
+
+def choose(run: RunDir, step: int | None) -> int:
+    """`step`, or the newest one. Raises CheckpointError naming those there are."""
+    steps = CheckpointDirectory(run, 0).steps()
+    if not steps:
+        raise CheckpointError(f"{run.checkpoints} holds no checkpoint")
+    if step is None:
+        return steps[0]
+    if step not in steps:
+        there = ", ".join(map(str, steps))
+        raise CheckpointError(f"{run.path} has no checkpoint of step {step}; there are {there}")
+    return step
+
+
+class Opened:
+    """The values of one checkpoint, read when asked for. Use as a context manager."""
+
+    def __init__(self, run: RunDir, step: int) -> None:
+        """Raises CheckpointError where a file cannot be used; contents are not verified."""
+        self.path = run.checkpoint(step)
+        self._stack = ExitStack()
+        self._places: dict[str, tuple[Any, str]] = {}
+        self._skeletons: dict[int, Any] = {}
+        try:
+            self.manifest = manifests.read(self.path)
+            for name in sorted(self.manifest.files):
+                self._open(name)
+        except (BadManifest, OSError, SafetensorError, KeyError, ValueError) as error:
+            self._stack.close()
+            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+
+    def _open(self, name: str) -> None:
+        match = _PART.fullmatch(name)
+        if match is None:
+            raise ValueError(f"{name} is no rank's file")
+        rank = int(match[1])
+        file = self._stack.enter_context(safe_open(self.path / name, framework="pt"))
+        metadata = file.metadata() or {}
+        self._skeletons[rank] = _skeleton(metadata, name)
+        for key in file.keys():  # noqa: SIM118
+            shared = key.startswith(f"{SHARED}.")
+            self._places[key if shared else f"rank {rank}: {key}"] = (file, key)
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def tensors(self) -> list[str]:
+        """Names of all tensors, sorted."""
+        return sorted(self._places)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        file, key = self._places[name]
+        found: torch.Tensor = file.get_tensor(key)
+        return found
+
+    def shared(self) -> dict[str, Any]:
+        """The state that all ranks share: {"step", "parts": {name: state_dict}}."""
+        tensors = _Lazy({n: (self, n) for n in self._places if n.startswith(f"{SHARED}.")})
+        state: dict[str, Any] = unpack(self._skeletons[0][SHARED], tensors)
+        return state
+
+    def plain_values(self) -> dict[str, Any]:
+        """Numbers, strings and such, by name."""
+        found: dict[str, Any] = {}
+        for rank, skeleton in self._skeletons.items():
+            for name, value in _leaves(skeleton, ""):
+                found[name if name.startswith(f"{SHARED}.") else f"rank {rank}: {name}"] = value
+        return found
+
+
+class _Lazy(dict[str, Any]):
+    """Tensors by name, read as `unpack` reaches them."""
+
+    def __getitem__(self, name: str) -> Any:
+        opened, key = super().__getitem__(name)
+        return opened.tensor(key)
+
+
+def _skeleton(metadata: Mapping[str, str], name: str) -> Any:
+    """The skeleton in a file's metadata. Raises ValueError where it is no file of ours."""
+    try:
+        return json.loads(metadata["holdfast"])
+    except KeyError:
+        raise ValueError(f"{name} was not written by Holdfast") from None
+
+
+def _leaves(skeleton: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(skeleton, dict):
+        if len(skeleton) == 1:
+            tag, body = next(iter(skeleton.items()))
+            if tag in ("$tensor", "$array"):
+                return
+            if tag == "$tuple":
+                yield from _leaves(body, path)
+                return
+            if tag == "$dict":
+                for key, value in body:
+                    yield from _leaves(value, f"{path}.{key}" if path else str(key))
+                return
+        for key, value in skeleton.items():
+            yield from _leaves(value, f"{path}.{key}" if path else key)
+    elif isinstance(skeleton, list):
+        for index, value in enumerate(skeleton):
+            yield from _leaves(value, f"{path}.{index}" if path else str(index))
+    else:
+        yield path, skeleton
+
+
+# ------------------------------------------------------------------------ diff
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One name at which two checkpoints part."""
+
+    name: str
+    what: str
+    max_abs: float | None = None
+    """Largest absolute difference of two tensors of one shape and type; None where there is no such
+    number: other values, infinities, NaN."""
+
+
+def differences(left: Opened, right: Opened) -> list[Difference]:
+    """Where two states part: missing values, other shapes, other bits. What ranks share comes first."""
+    found = _missing(set(left.tensors), set(right.tensors))
+    for name in sorted(set(left.tensors) & set(right.tensors)):
+        if difference := _compare(name, left.tensor(name), right.tensor(name)):
+            found.append(difference)
+    mine, theirs = left.plain_values(), right.plain_values()
+    found += _missing(set(mine), set(theirs))
+    # repr: 0.0 and -0.0, 1 and True, nan and nan
+    for name in sorted(set(mine) & set(theirs)):
+        if repr(mine[name]) != repr(theirs[name]):
+            found.append(Difference(name, f"{mine[name]!r} / {theirs[name]!r}"))
+    return sorted(found, key=lambda difference: not difference.name.startswith(f"{SHARED}."))
+
+
+def _missing(left: set[str], right: set[str]) -> list[Difference]:
+    return [
+        Difference(n, "only in the first" if n in left else "only in the second")
+        for n in sorted(left ^ right)
+    ]
+
+
+def _compare(name: str, left: torch.Tensor, right: torch.Tensor) -> Difference | None:
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return Difference(name, f"{_kind(left)} / {_kind(right)}")
+    if torch.equal(_bits(left), _bits(right)):
+        return None
+    gap: float = (left.double() - right.double()).abs().max().item()
+    count = int((_bits(left) != _bits(right)).reshape(left.numel(), -1).any(1).sum())
+    what = f"{count} of {left.numel()} elements differ"
+    return Difference(name, what, gap if math.isfinite(gap) else None)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -16,16 +16,11 @@ from processes import Processes
 from waiting import wait_until, wait_until_async
 
 from holdfast_controller.cluster import AttemptObservation, DrillKind, ReplicaState, Unavailable
+from holdfast_controller.gang import attempt_uid, shutdown_timeout
 from holdfast_controller.jobs import TrainingJob, Verdict
 from holdfast_controller.local import engine as engine_module
 from holdfast_controller.local import process
-from holdfast_controller.local.launch import (
-    Runtime,
-    attempt_uid,
-    replica_environment,
-    run_directory,
-    shutdown_timeout,
-)
+from holdfast_controller.local.launch import Runtime, replica_environment, run_directory
 from holdfast_controller.local.record import AttemptFiles, Launch
 from holdfast_controller.local.slots import Grant, Machine
 from holdfast_controller.policy.classify import classify

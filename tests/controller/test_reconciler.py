@@ -1,0 +1,441 @@
+"""Jobs carried from submit to their end, with everything that may come between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import MemoryEngine, MemoryStore
+from local_world import all_running, at_work, end, local_engine, ranks_up, until, waiting_job
+from waiting import wait_until_async
+
+from holdfast_controller.cluster import AttemptObservation, DrillKind, NotFound, Unavailable
+from holdfast_controller.jobs import JobProgress, Metadata, Phase, Spec, Status, TrainingJob, Verdict
+from holdfast_controller.local.launch import run_directory
+from holdfast_controller.local.store import LocalStore
+from holdfast_controller.metrics import Metrics
+from holdfast_controller.queueing import WorkQueue
+from holdfast_controller.reconciler import Reconciler, seconds_to_write
+from holdfast_trainer.contract import Progress
+
+
+def make(name: str = "a", **spec: Any) -> TrainingJob:
+    return TrainingJob(
+        metadata=Metadata(name=name), spec=Spec.model_validate({"command": ["x"], "replicas": 2, **spec})
+    )
+
+
+class Scene:
+    """A store and an engine in memory, a clock the test moves, and passes one at a time."""
+
+    def __init__(self, engine: MemoryEngine | None = None) -> None:
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.store = MemoryStore()
+        self.engine = engine or MemoryEngine(clock=self.seconds)
+        self.reconciler = Reconciler(self.store, self.engine, clock=lambda: self.now)
+
+    def seconds(self) -> float:
+        return self.now.timestamp()
+
+    async def submit(self, job: TrainingJob) -> TrainingJob:
+        await self.store.create(job)
+        return await self.look()
+
+    async def look(self, passes: int = 2) -> TrainingJob:
+        for _ in range(passes):
+            self.after = await self.reconciler.reconcile("default/a")
+        return await self.store.get("default", "a")
+
+    async def end(self, *codes: int) -> TrainingJob:
+        """Replicas of the running attempt end with these codes."""
+        job = await self.store.get("default", "a")
+        for replica, code in enumerate(codes):
+            self.engine.end(job, job.status.attempt, replica, code)
+        return await self.look()
+
+    async def change(self, **spec: Any) -> TrainingJob:
+        job = await self.store.get("default", "a")
+        job.spec = job.spec.model_copy(update=spec)
+        await self.store.replace_spec(job)
+        return await self.look()
+
+    async def reasons(self) -> list[str]:
+        return [event.reason for event in await self.store.events("default", "a")]
+
+
+def play(story: Callable[[Scene], Awaitable[None]]) -> None:
+    async def played() -> None:
+        await story(Scene())
+
+    asyncio.run(played())
+
+
+def conditions(job: TrainingJob) -> dict[str, str]:
+    return {condition.type: condition.status for condition in job.status.conditions}
+
+
+def test_a_job_that_just_works() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make())
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 1)
+        assert conditions(job) == {"Admitted": "True"}
+        job = await scene.end(0, 0)
+        assert job.status.phase is Phase.SUCCEEDED
+        assert conditions(job) == {"Admitted": "False", "Complete": "True"}
+        assert job.status.attempts[0].verdict is Verdict.FINISHED
+        assert job.status.attempts[0].lost_steps == 0
+        assert (job.status.failures, job.status.disruptions) == (0, 0)
+        assert await scene.reasons() == ["AttemptOpened", "Finished"]
+
+    play(story)
+
+
+def test_a_disruption_is_answered_at_once_and_peers_are_ended_soon() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(retries={"failures": 0}))
+        scene.engine.vanish(job, 1, 1)
+        job = await scene.look()
+        assert job.status.phase is Phase.RECOVERING
+        assert job.status.message == "replica 1 is gone (Vanished); the others are being ended"
+        assert scene.after == 1.0
+        scene.now += timedelta(seconds=1)
+        job = await scene.look(passes=3)  # kill, close and open, observe
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
+        assert (job.status.failures, job.status.disruptions) == (0, 1)
+        assert job.status.attempts[0].reason == "replica 1: Vanished"
+        assert job.status.attempts[0].log_tail == {"0": "rank 0", "1": "rank 1"}
+
+    play(story)
+
+
+def test_failures_back_off_and_run_out() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.submit(make(retries={"failures": 1}))
+        job = await scene.end(1, 1)
+        assert job.status.phase is Phase.RECOVERING
+        assert job.status.next_start_at is not None
+        assert conditions(job)["Admitted"] == "False"
+        wait = (job.status.next_start_at - scene.now).total_seconds()
+        assert 0.75 <= wait <= 1.0
+        assert scene.after == wait
+        assert job.status.attempt == 1
+        scene.now += timedelta(seconds=1)
+        job = await scene.look()
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
+        job = await scene.end(3, 1)
+        assert job.status.phase is Phase.FAILED
+        assert job.status.failures == 2
+        assert job.status.message == (
+            "attempt 2: replica 0: rank 0 ended with exit code 3; all 1 retries for failures are used up "
+            "(retries.failures)"
+        )
+        assert await scene.reasons() == ["AttemptOpened", "Failed", "AttemptOpened", "Failed", "JobFailed"]
+
+    play(story)
+
+
+def test_what_no_retry_can_mend_is_not_tried_again() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.submit(make(retries={"failures": 9}))
+        job = await scene.end(78, 1)
+        assert (job.status.phase, job.status.attempt) == (Phase.FAILED, 1)
+        assert "no retry can mend its configuration; correct it and submit again" in job.status.message
+
+    play(story)
+
+
+def test_suspend_and_resume() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.submit(make())
+        job = await scene.change(suspend=True)
+        assert job.status.phase is Phase.SUSPENDED
+        assert conditions(job)["Suspended"] == "True"
+        assert job.status.observed_generation == 2
+        assert job.status.attempts[0].verdict is Verdict.SUSPENDED
+        assert (job.status.failures, job.status.disruptions) == (0, 0)
+        job = await scene.change(suspend=False)
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
+        assert (await scene.end(0, 0)).status.phase is Phase.SUCCEEDED
+
+    play(story)
+
+
+def test_a_job_suspended_from_the_beginning_never_starts() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(suspend=True))
+        assert (job.status.phase, job.status.attempt) == (Phase.SUSPENDED, 0)
+        assert scene.engine.launched == []
+
+    play(story)
+
+
+def test_a_job_without_room_says_why_it_waits() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(replicas=5))
+        assert (job.status.phase, job.status.message) == (Phase.QUEUED, "waits for 5 slots")
+        assert conditions(job)["Admitted"] == "False"
+        job = await scene.change(suspend=True)
+        assert job.status.phase is Phase.SUSPENDED
+        assert job.status.attempts[0].reason == "suspended before it started"
+
+    play(story)
+
+
+def test_delete_stops_then_forgets() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make())
+        await scene.store.mark_deleted("default", "a")
+        with pytest.raises(NotFound):
+            await scene.look()
+        assert scene.engine.attempts == {}
+        assert not scene.engine.running(job.metadata.uid)
+
+    play(story)
+
+
+def test_a_finished_job_goes_when_its_time_is_up() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.submit(make(ttlSecondsAfterFinished=60))
+        await scene.end(0, 0)
+        assert scene.after == 60
+        scene.now += timedelta(seconds=60)
+        with pytest.raises(NotFound):
+            await scene.look()
+
+    play(story)
+
+
+class TellingEngine(MemoryEngine):
+    """Serves a ledger and progress as well."""
+
+    def __init__(self, clock: Callable[[], float]):
+        super().__init__(clock=clock)
+        self.lines: list[dict[str, Any]] = []
+        self.stepped: list[dict[str, Any]] = []
+        self.progress: Progress | None = None
+
+    async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
+        return self.lines
+
+    async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+        return self.stepped
+
+    async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
+        return replace(await super().observe(job, attempt), progress=self.progress)
+
+
+def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> None:
+    async def story(scene: Scene) -> None:
+        engine = scene.engine = TellingEngine(scene.seconds)
+        scene.reconciler = Reconciler(scene.store, engine, clock=lambda: scene.now)
+        await scene.submit(make(replicas=1))
+        started = scene.now.timestamp()
+        engine.lines += [
+            {"attempt": 1, "event": "attempt_start", "resumed_step": 0},
+            {"attempt": 1, "event": "first_step", "time": started + 2, "step": 1},
+            {"attempt": 1, "event": "checkpoint", "step": 30},
+        ]
+        engine.stepped += [{"attempt": 1, "step": n, "seconds": 0.5} for n in range(1, 48)]
+        engine.progress = Progress(1, 46, 100, 30, "training", updated=started + 9)
+        job = await scene.look()
+        assert job.status.phase is Phase.RUNNING
+        assert job.status.message == "step 46 of 100; step 30 is durable"
+        assert job.status.progress is not None
+        assert (job.status.progress.step, job.status.progress.training_phase) == (46, "training")
+        assert job.status.attempts[0].first_step_at == datetime.fromtimestamp(started + 2, UTC)
+
+        scene.now += timedelta(seconds=100)
+        engine.vanish(job, 1, 0)
+        engine.progress = None
+        job = await scene.look()
+        first = job.status.attempts[0]
+        assert (first.last_step, first.durable_step, first.lost_steps) == (47, 30, 17)
+        assert job.status.lost_steps == 17
+        assert job.status.goodput == pytest.approx(47 * 0.5 / 100)
+        engine.lines += [{"attempt": 2, "event": "attempt_start", "resumed_step": 40}]
+        job = await scene.look()
+        assert job.status.attempts[1].resumed_step == 40
+        assert (job.status.attempts[0].lost_steps, job.status.lost_steps) == (7, 7)
+        assert "17 steps are to be done again" in (await scene.store.events("default", "a"))[1].message
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("changes", "age", "expected"),
+    [
+        pytest.param({}, 0, None, id="nothing new"),
+        pytest.param({"phase": Phase.FAILED}, 0, 0, id="another phase"),
+        pytest.param({"disruptions": 1}, 0, 0, id="another count"),
+        pytest.param({"message": "waits for 2 slots"}, 0, 0, id="another reason"),
+        pytest.param({"progress": 11, "message": "step 11"}, 0.25, 0.75, id="a step, too soon"),
+        pytest.param({"progress": 11, "message": "step 11"}, 1.5, 0, id="a step"),
+    ],
+)
+def test_the_trainers_figures_are_written_once_a_second(
+    changes: dict[str, Any], age: float, expected: float | None
+) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    old = Status(phase=Phase.RUNNING, message="step 10", progress=JobProgress(step=10, updated_at=now))
+    if "progress" in changes:
+        changes = {**changes, "progress": JobProgress(step=changes["progress"], updated_at=now)}
+    new = old.model_copy(update=changes)
+    assert seconds_to_write(old, new, now + timedelta(seconds=age)) == expected
+
+
+# ------------------------------------------------------------- the running loop
+
+
+@dataclass
+class Stage:
+    """A running reconciler."""
+
+    store: Any
+    engine: Any
+    metrics: Metrics
+
+    async def phase(self, name: str, *phases: Phase) -> TrainingJob:
+        async def look() -> TrainingJob | None:
+            job: TrainingJob = await self.store.get("default", name)
+            return job if job.status.phase in phases else None
+
+        found = await wait_until_async(look, f"job {name} to be {phases}", 30)
+        assert found is not None
+        return found
+
+
+@asynccontextmanager
+async def on_stage(store: Any, engine: Any, settle_seconds: float = 0.3) -> AsyncIterator[Stage]:
+    metrics = Metrics(getattr(engine, "slots", None) if callable(getattr(engine, "slots", None)) else None)
+    reconciler = Reconciler(store, engine, metrics=metrics, settle_seconds=settle_seconds)
+    task = asyncio.create_task(reconciler.run())
+    try:
+        yield Stage(store, engine, metrics)
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def test_many_jobs_run_side_by_side_and_one_that_breaks_the_pass_stops_no_other() -> None:
+    class Breaking(MemoryEngine):
+        broken = 3
+
+        async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
+            if job.metadata.name == "bad" and self.broken:
+                self.broken -= 1
+                raise Unavailable("the engine does not answer")
+            return await super().observe(job, attempt)
+
+    async def story() -> None:
+        engine = Breaking(slots=2)
+        async with on_stage(MemoryStore(), engine) as stage:
+            for name in ("bad", "x", "y", "z"):
+                await stage.store.create(make(name, replicas=1))
+            for _ in range(200):
+                for attempt in list(engine.attempts.values()):
+                    if attempt.alive:
+                        engine.end(attempt.job, attempt.number, 0, 0)
+                await asyncio.sleep(0.01)
+                jobs = await stage.store.list_jobs()
+                if all(job.status.phase is Phase.SUCCEEDED for job in jobs):
+                    break
+            assert [job.status.attempt for job in jobs] == [1, 1, 1, 1]
+            assert stage.metrics.registry.get_sample_value("holdfast_reconcile_errors_total") == 3
+            succeeded = {"phase": "Succeeded"}
+            await wait_until_async(
+                lambda: stage.metrics.registry.get_sample_value("holdfast_jobs", succeeded) == 4,
+                "the metrics to follow",
+            )
+
+    asyncio.run(story())
+
+
+def test_a_drill_on_real_processes_costs_no_failure_and_little_time(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = await LocalStore.open(tmp_path / "jobs.db")
+        try:
+            async with at_work(local_engine(tmp_path)) as engine, on_stage(store, engine) as stage:
+                job = await store.create(waiting_job())
+                await until(engine, job, 1, "its start", all_running)
+                await ranks_up(engine, tmp_path, job)
+                await engine.drill(job, 1, 1, DrillKind.KILL)
+                await until(engine, job, 2, "the second attempt", all_running)
+                for rank in (0, 1):
+                    end(tmp_path, job, 2, rank)
+                job = await stage.phase("a", Phase.SUCCEEDED, Phase.FAILED)
+                assert (job.status.attempt, job.status.disruptions, job.status.failures) == (2, 1, 0)
+                assert job.status.attempts[0].verdict is Verdict.DISRUPTED
+                assert job.status.attempts[0].log_tail["1"] == "rank 1 is up"
+                labels = {"namespace": "default", "job": "a"}
+                sample = stage.metrics.registry.get_sample_value
+                assert sample("holdfast_job_attempts_total", labels) == 2
+                assert sample("holdfast_job_disruptions_total", labels) == 1
+                assert sample("holdfast_slots", {"resource": "cpu"}) == 4
+        finally:
+            await store.close()
+
+    asyncio.run(story())
+
+
+def test_a_controller_that_ends_and_comes_back_changes_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        job = waiting_job()
+        for _ in range(3):
+            store = await LocalStore.open(tmp_path / "jobs.db")
+            try:
+                async with at_work(local_engine(tmp_path)) as engine, on_stage(store, engine):
+                    with suppress(Exception):
+                        job = await store.create(job)
+                    await until(engine, job, 1, "its start", all_running)
+                    await ranks_up(engine, tmp_path, job)
+            finally:
+                await store.close()
+        store = await LocalStore.open(tmp_path / "jobs.db")
+        try:
+            for rank in (0, 1):
+                end(tmp_path, job, 1, rank)
+            async with at_work(local_engine(tmp_path)) as engine, on_stage(store, engine) as stage:
+                job = await stage.phase("a", Phase.SUCCEEDED, Phase.FAILED)
+                assert (job.status.phase, job.status.attempt) == (Phase.SUCCEEDED, 1)
+                assert run_directory(tmp_path, job).attempt_numbers() == [1]
+                await store.mark_deleted("default", "a")
+
+                async def gone() -> bool:
+                    return await store.list_jobs() == []
+
+                await wait_until_async(gone, "the job to be forgotten")
+                assert not run_directory(tmp_path, job).path.exists()
+        finally:
+            await store.close()
+
+    asyncio.run(story())
+
+
+def test_the_queue_hands_a_key_to_one_worker_at_a_time() -> None:
+    async def story() -> None:
+        queue = WorkQueue()
+        queue.add("a")
+        queue.add("a")
+        assert len(queue) == 1
+        assert await queue.get() == "a"
+        queue.add("a")
+        waiting = asyncio.ensure_future(queue.get())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        queue.done("a")
+        assert await asyncio.wait_for(waiting, 5) == "a"
+        queue.done("a")
+        queue.add_after("late", 3600)
+        queue.add_after("late", 0.01)
+        queue.add_after("late", 3600)
+        assert await asyncio.wait_for(queue.get(), 5) == "late"
+        queue.close()
+
+    asyncio.run(story())

@@ -109,11 +109,20 @@ def test_a_command_that_cannot_run_is_a_configuration_error(tmp_path: Path, kind
 
 
 def test_a_log_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
-    done = supervised(tmp_path / "missing", "touch", str(tmp_path / "ran"))
+    (tmp_path / "file").touch()
+    done = supervised(tmp_path / "file" / "below", "touch", str(tmp_path / "ran"))
     assert done.returncode == 74
     assert "cannot write the log" in done.stderr
-    assert "No such file or directory" in done.stderr
+    assert "Not a directory" in done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_rank_makes_its_own_attempt_directory(tmp_path: Path) -> None:
+    """In a pod nobody was there before it."""
+    done = supervised(tmp_path / "attempts" / "0001", "echo", "here")
+    assert done.returncode == 0
+    assert (tmp_path / "attempts" / "0001" / "log").read_text() == "here\n"
+    assert ended(tmp_path / "attempts" / "0001" / "exit")["code"] == 0
 
 
 def test_a_notice_reaches_the_command_once(tmp_path: Path, processes: Processes) -> None:

@@ -214,6 +214,7 @@ def run(options: Options) -> int:
     log = None
     if options.log is not None:
         try:
+            options.log.parent.mkdir(parents=True, exist_ok=True)  # in a pod nobody else makes it
             log = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             print(f"supervise: cannot write the log {options.log}: {error.strerror}", file=sys.stderr)

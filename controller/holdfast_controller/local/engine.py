@@ -31,12 +31,13 @@ from holdfast_controller.cluster import (
     ReplicaState,
     Unavailable,
 )
+from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import TrainingJob
 from holdfast_trainer.contract import RunDir, read_lines
 
 from . import logs, process, progress
 from .active import ActiveAttempt, MemoryKills
-from .launch import Runtime, attempt_uid, replica_launches, run_directory
+from .launch import Runtime, replica_launches, run_directory
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Grant, Machine, Waiting, admit, never_fits, request_of, usage
 from .spawn import start_attempt

@@ -16,21 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast_controller.jobs import TrainingJob
-from holdfast_trainer.contract import (
-    ENV_ATTEMPT,
-    ENV_ATTEMPT_UID,
-    ENV_CHECKPOINT_EVERY,
-    ENV_CHECKPOINT_KEEP,
-    ENV_CONFIG,
-    ENV_GRACE_SECONDS,
-    ENV_JOB,
-    ENV_PORT,
-    ENV_REPLICA,
-    ENV_RUN_DIR,
-    ENV_TERMINATION_LOG,
-    RunDir,
+from holdfast_controller.gang import (
+    attempt_uid,
+    rank_environment,
+    run_name,
+    shutdown_timeout,
+    supervised_rank,
 )
+from holdfast_controller.jobs import TrainingJob
+from holdfast_trainer.contract import ENV_PORT, ENV_REPLICA, ENV_TERMINATION_LOG, RunDir
 
 from .slots import Grant, Machine
 
@@ -60,14 +54,8 @@ class ReplicaLaunch:
 
 
 def run_directory(data: Path, job: TrainingJob) -> RunDir:
-    """The uid in its name keeps a second job of one name away from the first one's checkpoints."""
-    meta = job.metadata
-    return RunDir(data / "runs" / meta.namespace / f"{meta.name}-{meta.uid[:8]}")
-
-
-def attempt_uid(job: TrainingJob, attempt: int) -> str:
-    """Unique to an attempt of a job; processes carry it in their environment."""
-    return f"{job.metadata.uid}/{attempt}"
+    """Where the job's checkpoints and logs lie."""
+    return RunDir(data / "runs" / run_name(job))
 
 
 def config_path(run: RunDir, attempt: int) -> Path:
@@ -98,14 +86,9 @@ def replica_launches(
 def replica_command(
     job: TrainingJob, attempt: int, run: RunDir, replica: int, master_port: int, runtime: Runtime
 ) -> tuple[str, ...]:
-    """torchrun with static rendezvous (who is who is known), supervised, around supervised ranks.
-
-    torchrun kills its ranks `--shutdown-timeout` after a notice; that must come before the engine's
-    own SIGKILL at the end of the grace, or nobody would say how they ended.
-    """
+    """torchrun with static rendezvous (who is who is known), supervised, around supervised ranks."""
     spec = job.spec
     supervise = (runtime.python, "-m", "holdfast_trainer.supervise")
-    directory = run.attempt(attempt)
     return (
         *supervise,
         "--log",
@@ -127,20 +110,8 @@ def replica_command(
         f"--shutdown-timeout={shutdown_timeout(spec.grace_seconds)}",
         "--no-python",
         "--",  # or torchrun would take the options that follow for its own
-        *supervise,
-        "--die-with-parent",
-        "--log",
-        str(directory / "rank-{RANK}.log"),
-        "--exit",
-        str(directory / "rank-{RANK}.exit"),
-        "--",
-        *spec.command,
+        *supervised_rank(job, attempt, run, (*supervise, "--die-with-parent")),
     )
-
-
-def shutdown_timeout(grace_seconds: float) -> int:
-    """Whole seconds (torchrun takes no fractions) that leave it a tenth, at least 1 s, to end itself."""
-    return max(1, int(grace_seconds - max(1.0, grace_seconds / 10)))
 
 
 def replica_environment(
@@ -157,17 +128,12 @@ def replica_environment(
     per_rank = grant.cores / spec.processes_per_replica if grant.cores else machine.cores // spec.world_size
     path = f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     platform = {
-        ENV_RUN_DIR: str(run.path),
-        ENV_JOB: job.key,
-        ENV_ATTEMPT: str(attempt),
-        ENV_CONFIG: str(config_path(run, attempt)),
-        ENV_GRACE_SECONDS: f"{spec.grace_seconds:g}",
+        **rank_environment(
+            job, attempt, run, config=str(config_path(run, attempt)), grace_seconds=spec.grace_seconds
+        ),
         ENV_PORT: "0",  # many jobs on one machine: any free port, told in progress.address
         ENV_REPLICA: str(replica),
         ENV_TERMINATION_LOG: str(run.termination(attempt, replica)),
-        ENV_CHECKPOINT_EVERY: spec.checkpoint.every,
-        ENV_CHECKPOINT_KEEP: str(spec.checkpoint.keep),
-        ENV_ATTEMPT_UID: attempt_uid(job, attempt),
         "CUDA_VISIBLE_DEVICES": ",".join(str(device) for device in grant.gpus),
         "PATH": path,
     }

@@ -31,7 +31,7 @@ class Launch:
 
     key: str
     uid: str
-    """of the attempt, see launch.attempt_uid"""
+    """of the attempt, see gang.attempt_uid"""
     attempt: int
     boot: str
     started: float

@@ -15,10 +15,11 @@ from dataclasses import replace
 import structlog
 import yaml
 
+from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import TrainingJob
 from holdfast_trainer.contract import RunDir, raise_fence
 
-from .launch import HOST, ReplicaLaunch, Runtime, attempt_uid, config_path, replica_launches
+from .launch import HOST, ReplicaLaunch, Runtime, config_path, replica_launches
 from .process import ProcessId, boot_id, identify, kill_all, out_of_memory_kills
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Machine

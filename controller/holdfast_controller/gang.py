@@ -1,0 +1,74 @@
+"""What every engine starts alike: the supervised rank and the environment the platform sets.
+
+Under torchrun each rank is a supervised run of the job's command (holdfast_trainer/supervise.py), which
+keeps its output and the way it ended in the run directory. Where the two engines differ (how torchrun
+finds its peers, what stands around it) is theirs: local/launch.py and manifests.py.
+"""
+
+from __future__ import annotations
+
+from holdfast_controller.jobs import TrainingJob
+from holdfast_trainer.contract import (
+    ENV_ATTEMPT,
+    ENV_ATTEMPT_UID,
+    ENV_CHECKPOINT_EVERY,
+    ENV_CHECKPOINT_KEEP,
+    ENV_CONFIG,
+    ENV_GRACE_SECONDS,
+    ENV_JOB,
+    ENV_RUN_DIR,
+    RunDir,
+)
+
+
+def run_name(job: TrainingJob) -> str:
+    """`namespace/name-uid`: the uid keeps a second job of one name away from the first one's checkpoints."""
+    meta = job.metadata
+    return f"{meta.namespace}/{meta.name}-{meta.uid[:8]}"
+
+
+def attempt_uid(job: TrainingJob, attempt: int) -> str:
+    """Unique to an attempt of a job; processes carry it in their environment."""
+    return f"{job.metadata.uid}/{attempt}"
+
+
+def shutdown_timeout(grace_seconds: float) -> int:
+    """torchrun's --shutdown-timeout: it kills its ranks so long after a notice.
+
+    Whole seconds (torchrun takes no fractions) that leave it a tenth, at least 1 s, to end itself: or the
+    engine's own SIGKILL at the end of the grace would come first, and nobody would say how ranks ended.
+    """
+    return max(1, int(grace_seconds - max(1.0, grace_seconds / 10)))
+
+
+def supervised_rank(
+    job: TrainingJob, attempt: int, run: RunDir, supervise: tuple[str, ...]
+) -> tuple[str, ...]:
+    """What torchrun starts for each rank; `supervise` is the interpreter's call with the engine's options."""
+    directory = run.attempt(attempt)
+    return (
+        *supervise,
+        "--log",
+        str(directory / "rank-{RANK}.log"),
+        "--exit",
+        str(directory / "rank-{RANK}.exit"),
+        "--",
+        *job.spec.command,
+    )
+
+
+def rank_environment(
+    job: TrainingJob, attempt: int, run: RunDir, *, config: str, grace_seconds: float
+) -> dict[str, str]:
+    """What the trainer is told (contract.py) wherever it runs; the rest is the engine's to add."""
+    spec = job.spec
+    return {
+        ENV_RUN_DIR: str(run.path),
+        ENV_JOB: job.key,
+        ENV_ATTEMPT: str(attempt),
+        ENV_CONFIG: config,
+        ENV_GRACE_SECONDS: f"{grace_seconds:g}",
+        ENV_CHECKPOINT_EVERY: spec.checkpoint.every,
+        ENV_CHECKPOINT_KEEP: str(spec.checkpoint.keep),
+        ENV_ATTEMPT_UID: attempt_uid(job, attempt),
+    }

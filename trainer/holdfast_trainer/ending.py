@@ -14,7 +14,8 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -49,8 +50,11 @@ class Standing:
 class Ending:
     """The last words of one rank, and the hooks that see to them."""
 
-    def __init__(self, rank: int, local_rank: int, termination: Path) -> None:
-        self._rank, self._local_rank, self._termination = rank, local_rank, termination
+    def __init__(self) -> None:
+        """Needs nothing but the environment: it is there before anything that can go wrong."""
+        env = os.environ
+        self._rank, self._local_rank = env.get("RANK", "0"), env.get("LOCAL_RANK", "0")
+        self._termination = Path(env.get(contract.ENV_TERMINATION_LOG) or contract.DEFAULT_TERMINATION_LOG)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._said = False
@@ -72,6 +76,18 @@ class Ending:
         sys.exit = self._exit
         atexit.register(self._leave)
 
+    @contextmanager
+    def outermost(self) -> Iterator[None]:
+        """Around what wraps `sys.excepthook`, as torch.distributed does to print the rank before each line.
+
+        `fail` does not return to a hook around it, which would then never print what it gathered.
+        """
+        sys.excepthook = self._previous_hook
+        try:
+            yield
+        finally:
+            self._previous_hook, sys.excepthook = sys.excepthook, self.fail
+
     def say(self, outcome: contract.Outcome, error: str = "", *, config_error: bool = False) -> bool:
         """Write termination message and ledger line; false where that was done before."""
         with self._lock:
@@ -79,7 +95,7 @@ class Ending:
                 return False
             self._said = True
             now = self.standing()
-            if self._local_rank == 0 or outcome == "failed":
+            if self._local_rank == "0" or outcome == "failed":
                 message = Termination(outcome, now.step, now.durable_step, error, config_error)
                 contract.write_termination(self._termination, message)
             self._tell_ledger(outcome, error, now)
@@ -88,7 +104,7 @@ class Ending:
     def _tell_ledger(self, outcome: contract.Outcome, error: str, now: Standing) -> None:
         if self.journal is None:
             return
-        if self._rank == 0:
+        if self._rank == "0":
             self.journal.event(
                 "stop",
                 outcome=outcome,
@@ -98,7 +114,7 @@ class Ending:
                 digest=now.digest,
             )
         elif outcome == "failed":
-            self.journal.event("failure", rank=self._rank, step=now.step, error=error)
+            self.journal.event("failure", rank=int(self._rank), step=now.step, error=error)
         if self.journal.dropped:
             log.warning("%d lines of the ledger or steps.jsonl could not be written", self.journal.dropped)
 

@@ -25,10 +25,7 @@ class Place:
     """Read once at start; `attempt` and `keep` are None where no engine gave them."""
 
     run_dir: RunDir
-    rank: int
-    local_rank: int
     attempt: int | None
-    termination: Path
     grace_seconds: float
     host: str
     port: int
@@ -40,10 +37,7 @@ class Place:
         env = os.environ
         return cls(
             run_dir=RunDir(Path(env.get(contract.ENV_RUN_DIR) or run_dir or DEFAULT_RUN_DIR).absolute()),
-            rank=_number("RANK", int, 0) or 0,
-            local_rank=_number("LOCAL_RANK", int, 0) or 0,
             attempt=_number(contract.ENV_ATTEMPT, int, 1),
-            termination=Path(env.get(contract.ENV_TERMINATION_LOG, contract.DEFAULT_TERMINATION_LOG)),
             grace_seconds=_number(contract.ENV_GRACE_SECONDS, float, 0) or contract.DEFAULT_GRACE_SECONDS,
             host=env.get(contract.ENV_HOST) or "127.0.0.1",
             port=_number(contract.ENV_PORT, int, 0, 65535) or 0,

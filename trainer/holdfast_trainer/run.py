@@ -83,11 +83,12 @@ class Run:
         env = os.environ
         self._marks = {"process": process_start(), "imported": time.time()}
         faulthandler.enable()
-        place = Place.read(run_dir)
-        self._ending = Ending(place.rank, place.local_rank, place.termination)
+        self._ending = Ending()
         self._ending.install()
+        place = Place.read(run_dir)
         self._cadence = Cadence.parse(env.get(contract.ENV_CHECKPOINT_EVERY) or checkpoint_every)
-        self.gang = join_gang()
+        with self._ending.outermost():
+            self.gang = join_gang()
         self.rank, self.world_size = self.gang.rank, self.gang.world_size
         self.device = self.gang.device
         self._marks["rendezvous"] = time.time()

@@ -11,6 +11,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from ..schema import ConfigError
+
 SPOT_MTBI_SECONDS = 2 * 3600.0
 """Assumed mean time between interruptions until some were seen: an unkind spot pool."""
 SHORTEST_SECONDS = 10.0
@@ -26,14 +28,14 @@ class Cadence:
 
     @classmethod
     def parse(cls, text: str | int) -> Cadence:
-        """`auto`, `500` (steps), `90s`. Raises ValueError naming the text."""
+        """`auto`, `500` (steps), `90s`. Raises ConfigError naming the text."""
         value = str(text)
         if value == "auto":
             return cls()
         if match := re.fullmatch(r"([1-9]\d*)(s?)", value):
             number = int(match[1])
             return cls(seconds=float(number)) if match[2] else cls(steps=number)
-        raise ValueError(
+        raise ConfigError(
             f"checkpoint.every {value!r} is none of: auto, a number of steps (500), seconds (90s)"
         )
 

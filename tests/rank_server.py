@@ -9,6 +9,7 @@ return code as `Popen.returncode` has it, or null while it runs.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -52,9 +53,9 @@ def become(order: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-
-    import holdfast_trainer.run  # noqa: F401
-
+    # torch._dynamo: the first optimizer of a process imports it.
+    for name in ("torch._inductor", "torch._dynamo", "torch.distributed", "holdfast_trainer.run"):
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # nothing of this is looked at again, when a fork ends
     mine = serve()

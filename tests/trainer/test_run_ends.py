@@ -1,0 +1,199 @@
+"""However a rank ends, what it says of itself is true: finished, failed, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gangs import NOTICE, Workshop
+
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR, Termination, raise_fence
+
+
+def test_finished(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, steps=12)
+    assert gang.wait() == [0, 0], gang.texts()
+    assert [gang.termination(rank) for rank in (0, 1)] == [Termination("finished", 12, 12)] * 2
+    assert gang.history.stop()["outcome"] == "finished"
+    assert [line["step"] for line in gang.history.events("checkpoint")] == [5, 10, 12]
+
+
+def test_started_again_after_its_end_it_does_nothing(workshop: Workshop) -> None:
+    first = workshop.finish(steps=12)
+    again = workshop.finish(steps=12)
+    assert (again.steps(2), again.events("checkpoint", 2)) == ([], [])
+    assert again.stop(2)["digest"] == first.stop(1)["digest"]
+
+
+def test_an_exception_is_told_with_its_traceback(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, steps=40, fail_at=13, fail_rank=1)
+    assert gang.wait() == [1, 1], gang.texts()
+    message = gang.termination(1)
+    assert (message.outcome, message.step, message.durable_step) == ("failed", 13, 10)
+    assert "Traceback" in message.error
+    assert "ZeroDivisionError: the loss of this step is no number" in message.error
+    assert not message.config_error
+    failure = gang.history.events("failure")[0]
+    assert (failure["rank"], failure["step"]) == (1, 13)
+    assert "ZeroDivisionError" in failure["error"]
+    assert gang.history.stop()["outcome"] == "failed"
+    assert "ZeroDivisionError" in gang.ranks[1].text()
+    assert workshop.finish(ranks=2, steps=20).events("attempt_start", 2)[0]["resumed_step"] == 10
+
+
+def test_sys_exit_with_a_status_is_no_success(workshop: Workshop) -> None:
+    gang = workshop.start(steps=40, exit_at=12, exit_status=3)
+    assert gang.wait() == [3], gang.texts()
+    assert gang.termination() == Termination("failed", 12, 10, "the program ended by sys.exit(3)")
+    text = workshop.start(steps=40, exit_at=12, exit_status="no such file")
+    assert text.wait() == [1]
+    assert text.termination().error == "the program ended by sys.exit('no such file')"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loop_left_early_is_finished_with_what_it_did(workshop: Workshop, ranks: int) -> None:
+    """`break` after the optimizer's turn: that step is done, and its state is what is saved."""
+    whole = workshop.finish("whole", ranks=ranks, steps=13)
+    history = workshop.finish(ranks=ranks, steps=40, break_at=12)
+    assert (history.stop()["step"], history.stop()["durable_step"]) == (13, 13)
+    assert history.losses() == whole.losses()
+    assert history.stop()["digest"] == whole.stop()["digest"]
+
+
+def test_a_last_save_that_fails_at_exit_is_no_success(workshop: Workshop) -> None:
+    gang = workshop.start(steps=40, break_at=12, pause_at=12, pause_seconds=0.5)
+    gang.wait_for_text("step 12")
+    run = gang.history.run
+    run.checkpoints.rename(run.path / "moved")
+    run.checkpoints.write_text("in the way")
+    assert gang.wait() == [1], gang.texts()
+    message = gang.termination()
+    assert message.outcome == "failed"
+    assert message.error.startswith("trained to step 13, but it is not durable: step 13 could not be saved: ")
+    assert "done" in gang.texts()
+
+
+def test_a_superseded_attempt_stops_and_its_successor_is_unharmed(workshop: Workshop) -> None:
+    old = workshop.start(ranks=2, steps=2000, pause=0.02, save_every=5)
+    old.wait_for_step(7)
+    raise_fence(old.history.run, 2)
+    codes = old.wait()
+    assert codes[0] == 1, old.texts()
+    assert all(codes)
+    message = old.termination()
+    assert message.outcome == "failed"
+    assert "attempt 1 was superseded by attempt 2" in message.error
+    new = workshop.finish(ranks=2, steps=30)
+    assert (
+        new.events("attempt_start", 2)[0]["resumed_step"] == old.history.events("checkpoint", 1)[-1]["step"]
+    )
+
+
+def test_an_old_attempt_that_starts_late_is_refused(workshop: Workshop) -> None:
+    workshop.start("other", attempt=7, steps=3).wait()
+    late = workshop.start("late", attempt=2, steps=3, run_dir=workshop.path / "other")
+    assert late.wait() == [1]
+    assert "attempt 2 was superseded by attempt 7: it may no longer write to" in late.termination().error
+    assert "Traceback" not in late.texts()
+
+
+# ------------------------------------------------------------------- bad places
+
+
+def test_a_run_directory_that_cannot_be_written(workshop: Workshop) -> None:
+    (workshop.path / "file").write_text("not a directory")
+    for path in (workshop.path / "file", workshop.path / "file" / "below", Path("/proc/holdfast")):
+        gang = workshop.start(path.name + path.parent.name, ranks=2, run_dir=path)
+        assert gang.wait() == [1, 1], gang.texts()
+        for rank in (0, 1):
+            message = gang.termination(rank)
+            assert (message.outcome, message.step) == ("failed", 0)
+            assert message.error.startswith(f"run directory {path} cannot be used: ")
+            assert message.error.endswith("Name another one, or mend it")
+            assert "Traceback" not in gang.ranks[rank].text()
+
+
+@pytest.mark.parametrize(
+    ("env", "error"),
+    [
+        ({"HOLDFAST_PORT": "http"}, "environment HOLDFAST_PORT='http' is not a number"),
+        ({"HOLDFAST_PORT": "99999"}, "environment HOLDFAST_PORT='99999' is not between 0 and 65535"),
+        (
+            {"HOLDFAST_CHECKPOINT_KEEP": "0"},
+            "environment HOLDFAST_CHECKPOINT_KEEP='0' is not between 1 and inf",
+        ),
+        ({"HOLDFAST_GRACE_SECONDS": "30s"}, "environment HOLDFAST_GRACE_SECONDS='30s' is not a number"),
+        (
+            {"HOLDFAST_CHECKPOINT_EVERY": "5m"},
+            "checkpoint.every '5m' is none of: auto, a number of steps (500), seconds (90s)",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_not_tried_again(
+    workshop: Workshop, env: dict[str, str], error: str
+) -> None:
+    gang = workshop.start(steps=3, env=env)
+    assert gang.wait() == [EXIT_CONFIG_ERROR]
+    assert f"error: {error}" in gang.texts()
+    assert gang.termination() == Termination("failed", 0, 0, error, config_error=True)
+
+
+def test_another_configuration_is_refused_for_good(workshop: Workshop) -> None:
+    workshop.finish(steps=6, config="a" * 64)
+    gang = workshop.start(steps=6, config="b" * 64)
+    assert gang.wait() == [EXIT_CONFIG_ERROR]
+    message = gang.termination()
+    assert (message.outcome, message.config_error) == ("failed", True)
+    assert "was written under another configuration (aaaaaaaaaaaa, this is bbbbbbbbbbbb)" in message.error
+
+
+def test_another_model_is_refused(workshop: Workshop) -> None:
+    workshop.finish(steps=6)
+    gang = workshop.start(steps=6, size=48)
+    assert gang.wait() == [1]
+    assert "size mismatch for 0.weight" in gang.termination().error
+
+
+def test_checkpoints_that_are_all_damaged_are_refused(workshop: Workshop) -> None:
+    history = workshop.finish(ranks=2, steps=12)
+    for part in history.run.checkpoints.glob("*/rank-1.safetensors"):
+        part.write_bytes(part.read_bytes()[:-1])
+    gang = workshop.start(ranks=2, steps=20)
+    assert gang.wait() == [1, 1]
+    for rank in (0, 1):
+        message = gang.termination(rank)
+        assert message.error.startswith("none of the 3 checkpoints in")
+        assert "rank 1: rank-1.safetensors has" in message.error
+
+
+def test_another_world_size_goes_on_and_says_that_bits_may_differ(workshop: Workshop) -> None:
+    workshop.start(ranks=2, steps=20, pause=0.01).wait_for_step(7)
+    workshop.end()
+    history = workshop.finish(ranks=1, steps=20)
+    assert history.events("attempt_start", 2)[0]["resumed_step"] == 5
+    assert history.stop()["step"] == 20
+    log = (workshop.path / "run-2" / "rank-0.log").read_text()
+    assert "the resume may not be bit-exact: ranks: 2 -> 1" in log
+
+
+def test_ranks_that_torchrun_starts_again_do_not_mix_two_saves(workshop: Workshop) -> None:
+    """The same attempt number twice: what the first left half-written is not counted as the second's."""
+    first = workshop.start(ranks=2, steps=500, pause=0.02)
+    first.wait_for_step(7)
+    workshop.end()
+    half = first.history.run.checkpoints / ".step-00000010.attempt-1.save-1"
+    half.mkdir()
+    (half / "rank-1.json").write_text('{"size": 1, "sha256": "00"}')
+    again = workshop.start("again", ranks=2, attempt=1, steps=12, run_dir=first.history.run.path)
+    assert again.wait() == [0, 0], again.texts()
+    assert not half.exists()
+    assert workshop.finish(ranks=2, steps=14, attempt=2).events("attempt_start", 2)[0]["skipped"] == []
+
+
+def test_finished_counts_although_a_notice_came_last(workshop: Workshop) -> None:
+    gang = workshop.start(steps=20, pause_at=19, pause_seconds=0.5)
+    gang.wait_for_text("step 19")
+    gang.signal(NOTICE)
+    assert gang.wait() == [0], gang.texts()
+    message = gang.termination()
+    assert (message.step, message.durable_step) == (20, 20)

@@ -1,0 +1,181 @@
+"""A notice stops all ranks at one step, saved, wherever it meets them; no other end overruns the grace."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from gangs import KILL, NOTICE, Gang, Workshop
+
+from holdfast_trainer.contract import Termination
+
+SLOW = {"steps": 500, "pause": 0.02, "save_every": 10_000}
+
+
+def assert_stopped_at_one_step(gang: Gang, codes: list[int]) -> int:
+    assert codes == [0] * len(codes), gang.texts()
+    messages = [gang.termination(rank) for rank in range(len(codes))]
+    assert len(set(messages)) == 1, messages
+    step = messages[0].step
+    assert messages[0] == Termination("interrupted", step, step)
+    stop = gang.history.stop(gang.attempt)
+    assert (stop["outcome"], stop["step"], stop["durable_step"]) == ("interrupted", step, step)
+    assert stop["digest"] == gang.history.events("checkpoint", gang.attempt)[-1]["digest"]
+    assert gang.history.last_step(gang.attempt) == step, "a step was done after the agreed one"
+    return step
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_notice_while_steps_run(workshop: Workshop, ranks: int) -> None:
+    gang = workshop.start(ranks=ranks, **SLOW)
+    gang.wait_for_step(5)
+    gang.signal(NOTICE)
+    assert assert_stopped_at_one_step(gang, gang.wait()) >= 5
+
+
+@pytest.mark.parametrize("noticed", [0, 1])
+def test_a_notice_to_one_of_two_stops_both(workshop: Workshop, noticed: int) -> None:
+    gang = workshop.start(ranks=2, **SLOW)
+    gang.wait_for_step(3)
+    gang.signal(NOTICE, [noticed])
+    assert_stopped_at_one_step(gang, gang.wait())
+
+
+def test_a_notice_in_the_first_step(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, **SLOW, pause_at=0, pause_seconds=0.4)
+    gang.wait_for_text("step 0", rank=1)
+    gang.signal(NOTICE, [1])
+    assert assert_stopped_at_one_step(gang, gang.wait()) in (1, 2)
+
+
+def test_a_notice_before_the_first_step_does_no_step(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, **SLOW)
+    gang.wait_for_text("tracked", rank=0)
+    gang.signal(NOTICE)
+    codes = gang.wait()
+    if gang.termination().step:  # the notice came late: it met a step
+        assert_stopped_at_one_step(gang, codes)
+        return
+    assert codes == [0, 0], gang.texts()
+    assert gang.termination() == Termination("interrupted", 0, 0)
+    assert workshop.finish(ranks=2, steps=8).stop()["step"] == 8
+
+
+def test_a_notice_during_validation_does_not_wait_for_its_end(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, steps=50, save_every=10_000, validate_every=6, validation_pause=0.3)
+    gang.wait_for_text("validating", rank=1)
+    gang.signal(NOTICE, [1])
+    assert assert_stopped_at_one_step(gang, gang.wait()) == 6
+    assert gang.texts().count("validating") < 8
+    assert not gang.history.validations(), "a validation that was cut short has no figure"
+
+
+def test_a_validation_in_the_middle_of_a_step_never_saves_half_a_step(workshop: Workshop) -> None:
+    """After the optimizer's turn a stop there would save step N with the parameters of N + 1."""
+    options = {"steps": 12, "save_every": 10_000, "validate_late": True}
+    untouched = workshop.finish("untouched", **options)
+    gang = workshop.start(**options, validation_pause=0.05)
+    gang.wait_for_step(3)
+    gang.signal(NOTICE)
+    assert_stopped_at_one_step(gang, gang.wait())
+    resumed = workshop.finish(**options)
+    assert resumed.losses() == untouched.losses()
+    assert resumed.stop()["digest"] == untouched.stop()["digest"]
+
+
+def test_a_notice_during_a_save(workshop: Workshop) -> None:
+    """Every step saves, so whenever the notice comes a save is in flight."""
+    gang = workshop.start(ranks=2, steps=5000, save_every=1, size=4096)
+    gang.wait_for_step(4)
+    gang.signal(NOTICE)
+    assert_stopped_at_one_step(gang, gang.wait())
+
+
+def test_a_stop_whose_save_fails_says_which_step_is_durable(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, steps=500, pause=0.05, save_every=10)
+    gang.wait_for_step(12)
+    run = gang.history.run
+    run.checkpoints.chmod(0o755)
+    moved = run.path / "moved"
+    run.checkpoints.rename(moved)
+    run.checkpoints.write_text("in the way")
+    gang.signal(NOTICE)
+    assert gang.wait() == [0, 0], gang.texts()
+    run.checkpoints.unlink()
+    moved.rename(run.checkpoints)
+    message = gang.termination(1)
+    assert (message.outcome, message.durable_step) == ("interrupted", 0)
+    assert f"step {message.step} could not be saved: " in message.error
+    assert "Not a directory" in message.error or "File exists" in message.error
+    assert workshop.finish(ranks=2, steps=30).events("attempt_start", 2)[0]["resumed_step"] == 10
+
+
+# ------------------------------------------------- no agreement, and little time
+
+
+def test_a_rank_whose_peer_hangs_ends_inside_the_grace(workshop: Workshop) -> None:
+    """Rank 1 is frozen; rank 0 waits for it in C, where Python runs no signal handler."""
+    gang = workshop.start(ranks=2, steps=500, pause=0.02, save_every=5, env={"HOLDFAST_GRACE_SECONDS": "2"})
+    gang.wait_for_step(12)
+    gang.ranks[1].signal(signal.SIGSTOP)
+    began = time.monotonic()
+    gang.signal(NOTICE, [0])
+    assert gang.ranks[0].wait() == 143
+    assert time.monotonic() - began < 2, "SIGKILL would have come first"
+    message = gang.termination(0)
+    assert message.outcome == "interrupted"
+    assert message.error == "the grace period ended before all ranks could stop together"
+    assert message.durable_step % 5 == 0
+    assert message.durable_step >= 5
+    stop = gang.history.stop()
+    assert (stop["outcome"], stop["durable_step"]) == ("interrupted", message.durable_step)
+
+
+def test_a_peer_lost_while_notice_runs_is_an_interruption(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, steps=500, save_every=5, pause_at=13, pause_seconds=1.5)
+    gang.wait_for_text("step 13", rank=0)
+    gang.signal(NOTICE, [0])
+    gang.signal(KILL, [1])
+    assert gang.wait() == [143, -9], gang.texts()
+    message = gang.termination(0)
+    assert (message.outcome, message.step, message.durable_step) == ("interrupted", 13, 10)
+    assert message.error.startswith("a peer was lost before all ranks could stop together: ")
+
+
+def test_a_peer_lost_without_notice_is_told_as_what_it_is(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, steps=500, pause=0.02, save_every=5)
+    gang.wait_for_step(12)
+    gang.signal(KILL, [1])
+    assert gang.wait() == [1, -9], gang.texts()
+    message = gang.termination(0)
+    assert message.outcome == "failed"
+    assert "gloo" in message.error
+    assert workshop.finish(ranks=2, steps=40, save_every=5).stop()["step"] == 40
+
+
+def test_ctrl_c_saves_and_a_second_one_does_not_wait(workshop: Workshop) -> None:
+    gang = workshop.start(**SLOW)
+    gang.wait_for_step(3)
+    gang.signal(signal.SIGINT)
+    assert_stopped_at_one_step(gang, gang.wait())
+
+    hasty = workshop.start(**SLOW, pause_at=40, pause_seconds=30)
+    hasty.wait_for_text("step 40")
+    hasty.signal(signal.SIGINT)
+    first = time.monotonic()
+    while hasty.ranks[0].poll() is None:
+        hasty.signal(signal.SIGINT)
+        assert time.monotonic() - first < 20, hasty.texts()
+        time.sleep(0.05)
+    assert hasty.wait() == [130]
+    assert hasty.termination().error == "interrupted from the keyboard"
+
+
+def test_a_second_notice_changes_nothing(workshop: Workshop) -> None:
+    gang = workshop.start(**SLOW)
+    gang.wait_for_step(3)
+    gang.signal(NOTICE)
+    gang.signal(NOTICE)
+    gang.signal(signal.SIGINT)
+    assert_stopped_at_one_step(gang, gang.wait())

@@ -16,6 +16,9 @@ and after a restart of the controller, and end with the job.
 | holdfast_reconcile_errors_total | | passes that ended in an error and are tried again |
 | holdfast_queue_depth | | jobs that wait for a reconcile pass |
 | holdfast_slots, holdfast_slots_used | resource | of the local engine: cpu, gpu |
+| holdfast_watch_age_seconds | resource | since the apiserver was last heard of |
+| holdfast_watch_restarts_total | resource, reason | watches that ended: ended, failed, expired |
+| holdfast_leader | | 1 while this controller leads |
 """
 
 from __future__ import annotations
@@ -56,6 +59,32 @@ class Metrics:
         self.jobs: dict[str, TrainingJob] = {}
         """The newest known state of every job by key; the reconciler keeps it."""
         self.registry.register(_Jobs(self.jobs, slots))
+
+
+class WatchMetrics:
+    """How alive the watches of an apiserver are, and whether this controller leads."""
+
+    def __init__(self, registry: CollectorRegistry):
+        self._age = Gauge(
+            "holdfast_watch_age_seconds",
+            "Seconds since the apiserver was last heard of.",
+            ("resource",),
+            registry=registry,
+        )
+        self._restarts = Counter(
+            "holdfast_watch_restarts",
+            "Watches that ended and were opened again.",
+            ("resource", "reason"),
+            registry=registry,
+        )
+        self.leader = Gauge("holdfast_leader", "1 while this controller leads.", registry=registry)
+
+    def follow(self, resource: str, age: Callable[[], float]) -> None:
+        """Ask `age` at every scrape."""
+        self._age.labels(resource).set_function(age)
+
+    def restarted(self, resource: str, reason: str) -> None:
+        self._restarts.labels(resource, reason).inc()
 
 
 class _Jobs(Collector):

@@ -1,0 +1,212 @@
+"""Requests to the apiserver: a path and plain documents in, plain documents and our own errors out.
+
+The vendor's client finds the server, the credentials (and renews them) and speaks TLS; its thousands of
+model classes are left out, because a dict costs a tenth of the time and memory. It has no read timeout by
+itself: here every request has one. `guarded` gives a second view whose writes are refused from the moment
+in which its holder may not write any more (a lost lease), however late that is noticed elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from holdfast_controller.cluster import HoldfastError, Unavailable
+
+from .errors import NotLeader, Throttled, error_of
+from .rate import RateLimit
+
+Document = dict[str, Any]
+Query = Mapping[str, str | int | bool]
+
+FIELD_MANAGER = "holdfast-controller"
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+"""Server-side apply; JSON is YAML."""
+
+TIMEOUT_SECONDS = 30.0
+CONNECT_SECONDS = 10.0
+THROTTLED_TRIES = 3
+REQUESTS_PER_SECOND = 200.0
+BURST = 400
+CONNECTIONS = 100
+
+
+class Connection:
+    """One apiserver. Make it with `connect`, end it with `close`."""
+
+    def __init__(
+        self,
+        api: client.ApiClient,
+        limit: RateLimit,
+        may_write: Callable[[], bool] = lambda: True,
+    ):
+        self._api = api
+        self._limit = limit
+        self._may_write = may_write
+
+    @property
+    def server(self) -> str:
+        return str(self._api.configuration.host)
+
+    def guarded(self, may_write: Callable[[], bool]) -> Connection:
+        """The same connection, for one who may write only while `may_write` says so."""
+        return Connection(self._api, self._limit, may_write)
+
+    async def close(self) -> None:
+        await self._api.close()
+
+    # ------------------------------------------------------------ requests
+
+    async def get(self, path: str, **query: str | int | bool) -> Document:
+        return await self.request("GET", path, query=query)
+
+    async def post(self, path: str, body: Document) -> Document:
+        return await self.request("POST", path, body=body, query={"fieldManager": FIELD_MANAGER})
+
+    async def put(self, path: str, body: Document) -> Document:
+        return await self.request("PUT", path, body=body, query={"fieldManager": FIELD_MANAGER})
+
+    async def patch(self, path: str, body: Document | Sequence[Document], kind: str) -> Document:
+        return await self.request(
+            "PATCH", path, body=body, content_type=kind, query={"fieldManager": FIELD_MANAGER}
+        )
+
+    async def apply(self, path: str, body: Document) -> Document:
+        """Server-side apply: makes the object, or makes our fields of it what `body` says."""
+        query: Query = {"fieldManager": FIELD_MANAGER, "force": True}
+        return await self.request("PATCH", path, body=body, content_type=APPLY_PATCH, query=query)
+
+    async def delete(self, path: str, options: Document | None = None) -> Document:
+        return await self.request("DELETE", path, body=options or {})
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: Document | Sequence[Document] | None = None,
+        content_type: str = JSON,
+        seconds: float = TIMEOUT_SECONDS,
+    ) -> Document:
+        """One request and its answer. Raises what errors.py lists; a busy server is asked again."""
+        limit = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        for left in reversed(range(THROTTLED_TRIES)):
+            response = await self._send(method, path, query, body, content_type, limit)
+            try:
+                return await self._document(response, f"{method} {path}")
+            except Throttled as error:
+                if not left:
+                    raise
+                await asyncio.sleep(error.retry_after)
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    async def stream(
+        self, path: str, query: Query, *, silence_seconds: float | None
+    ) -> AsyncGenerator[bytes]:
+        """The body of an answer as it comes. Raises Unavailable also where it is silent for too long."""
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
+        response = await self._send("GET", path, query, None, JSON, limit)
+        try:
+            if response.status >= 400:
+                await self._document(response, f"GET {path}")
+            async for chunk in response.content.iter_any():
+                yield chunk
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _unreachable(self.server, f"GET {path}", error) from error
+        finally:
+            response.close()
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        body: Document | Sequence[Document] | None,
+        content_type: str,
+        limit: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        if method != "GET" and not self._may_write():
+            raise NotLeader(f"{method} {path}: not sent, this controller does not lead any more")
+        await self._limit.wait()
+        parameters = [
+            (name, str(value).lower() if value is True else value) for name, value in (query or {}).items()
+        ]
+        _, url, headers, _, _ = await self._api.param_serialize(
+            method,
+            path,
+            query_params=parameters,
+            header_params={"Accept": JSON, "Content-Type": content_type},
+            auth_settings=["BearerToken"],
+        )
+        try:
+            answer = await self._api.rest_client.request(
+                method, url, headers=headers, body=body, _request_timeout=limit
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _unreachable(self.server, f"{method} {path}", error) from error
+        return cast("aiohttp.ClientResponse", answer.response)
+
+    async def _document(self, response: aiohttp.ClientResponse, what: str) -> Document:
+        try:
+            text = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _unreachable(self.server, what, error) from error
+        try:
+            document = json.loads(text or b"{}")
+        except ValueError:
+            document = None
+        if response.status >= 400:
+            status = document if isinstance(document, dict) else {}
+            raise error_of(what, response.status, status, response.headers.get("Retry-After"))
+        if not isinstance(document, dict):
+            raise Unavailable(f"{what}: {self.server} answers {text[:80]!r}, which is no JSON object")
+        return document
+
+
+async def connect(
+    kubeconfig: Path | None = None,
+    *,
+    context: str | None = None,
+    per_second: float = REQUESTS_PER_SECOND,
+    burst: int = BURST,
+) -> Connection:
+    """By the kubeconfig, else by the service account of the pod this runs in.
+
+    Raises KubeconfigError; the server itself is not asked yet.
+    """
+    configuration = client.Configuration()
+    configuration.connection_pool_maxsize = CONNECTIONS
+    try:
+        if kubeconfig is not None:
+            await config.load_kube_config(
+                config_file=str(kubeconfig), context=context, client_configuration=configuration
+            )
+        else:
+            config.load_incluster_config(client_configuration=configuration)
+    except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+        if kubeconfig is None:
+            raise KubeconfigError(
+                f"no Kubernetes to talk to: this is no pod with a service account ({error}); "
+                "name a kubeconfig with --kubeconfig or KUBECONFIG"
+            ) from error
+        raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: {error}") from error
+    return Connection(client.ApiClient(configuration), RateLimit(per_second, burst))
+
+
+class KubeconfigError(HoldfastError):
+    """There is no usable configuration of a cluster; the message says what was tried."""
+
+
+def _unreachable(server: str, what: str, error: Exception) -> Unavailable:
+    said = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    return Unavailable(f"{what}: the apiserver at {server} cannot be reached: {said}")

@@ -1,0 +1,76 @@
+"""What an apiserver's refusals mean to us. Pure.
+
+Errors beside those of cluster.py::
+
+    Unavailable
+    ├── Expired          410: the resourceVersion is too old to watch or to page from; list again
+    ├── Throttled        429: `retry_after` seconds, as the server asks
+    ├── NotPermitted     401, 403: the controller's own rights do not reach; its role must be mended
+    └── NotLeader        another replica leads; nothing may be written by this one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast_controller.cluster import (
+    AlreadyExists,
+    Conflict,
+    HoldfastError,
+    Invalid,
+    NotFound,
+    Unavailable,
+)
+
+
+class Expired(Unavailable):
+    pass
+
+
+class Throttled(Unavailable):
+    def __init__(self, message: str, retry_after: float):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NotPermitted(Unavailable):
+    pass
+
+
+class NotLeader(Unavailable):
+    pass
+
+
+def error_of(what: str, code: int, status: Mapping[str, Any], retry_after: str | None) -> HoldfastError:
+    """The error of an answer. `what` is the request, `status` its `Status` document (or {}).
+
+    See "Response status codes" in Kubernetes' API conventions.
+    """
+    said = str(status.get("message") or f"HTTP {code}")
+    if code == 404:
+        return NotFound(f"{what}: {said}")
+    if code == 409:
+        taken = status.get("reason") == "AlreadyExists"
+        return AlreadyExists(f"{what}: {said}") if taken else Conflict(f"{what}: {said}; read it again")
+    if code == 410:
+        return Expired(f"{what}: {said}")
+    if code == 429:
+        return Throttled(f"{what}: the apiserver is busy: {said}", seconds_of(retry_after))
+    if code in (401, 403):
+        return NotPermitted(
+            f"{what}: the apiserver refuses the controller: {said}; give its account the right to do this"
+        )
+    if 400 <= code < 500:
+        causes = status.get("details", {}).get("causes") or []
+        lines = [f"{cause.get('field', '')}: {cause.get('message', '')}" for cause in causes]
+        return Invalid(f"{what}: {said}", lines or [said])
+    return Unavailable(f"{what}: the apiserver failed: {said}")
+
+
+def seconds_of(retry_after: str | None) -> float:
+    """Of a Retry-After header, 1 where there is none or it is a date; at most 60."""
+    try:
+        return min(60.0, max(0.0, float(retry_after or "")))
+    except ValueError:
+        return 1.0

@@ -1,0 +1,337 @@
+"""A copy of what the apiserver has stays true, whatever happens to the watch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from misbehaving_apiserver import PATH, Response, Server, misbehaving, thing
+from prometheus_client import CollectorRegistry
+from waiting import wait_until_async
+
+from holdfast_controller.cluster import Invalid, NotFound, Unavailable
+from holdfast_controller.kube.connection import KubeconfigError, connect
+from holdfast_controller.kube.errors import Expired, NotPermitted, Throttled, error_of
+from holdfast_controller.kube.rate import RateLimit
+from holdfast_controller.kube.reflector import Notice, Reflector, Timing
+from holdfast_controller.metrics import WatchMetrics
+
+QUICK = Timing(watch_seconds=30, margin_seconds=1, first_retry_seconds=0.01, longest_retry_seconds=0.05)
+
+
+@dataclass
+class World:
+    server: Server
+    reflector: Reflector
+    registry: CollectorRegistry
+    heard: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def hear(self, notice: Notice) -> None:
+        meta = notice.object["metadata"]
+        self.heard.append((notice.type, meta["name"], int(meta["resourceVersion"])))
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        await wait_until_async(lambda: bool(condition()), what, 20)
+
+    def restarts(self, reason: str) -> float:
+        labels = {"resource": "trainingjobs", "reason": reason}
+        return self.registry.get_sample_value("holdfast_watch_restarts_total", labels) or 0
+
+
+Story = Callable[[World], Coroutine[Any, Any, None]]
+Tell = Callable[..., None]
+
+
+@pytest.fixture
+def tell(tmp_path: Path) -> Tell:
+    """Run a story with a reflector at work on a server that the story has set up."""
+
+    def run(before: Callable[[Server], None], story: Story, timing: Timing = QUICK) -> None:
+        async def told() -> None:
+            async with misbehaving() as server:
+                before(server)
+                file = tmp_path / "kubeconfig"
+                file.write_text(server.kubeconfig())
+                connection = await connect(file)
+                registry = CollectorRegistry()
+                reflector = Reflector(connection, PATH, timing=timing, metrics=WatchMetrics(registry))
+                world = World(server, reflector, registry)
+                reflector.listen(world.hear)
+                task = asyncio.create_task(reflector.run())
+                try:
+                    await story(world)
+                finally:
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await task
+                    await connection.close()
+
+        asyncio.run(told())
+
+    return run
+
+
+def script(*steps: Any, things: tuple[dict[str, Any], ...] = ()) -> Callable[[Server], None]:
+    def before(server: Server) -> None:
+        server.put(*things)
+        server.script.extend(steps)
+
+    return before
+
+
+async def stay(_: Response) -> None:
+    await asyncio.Event().wait()
+
+
+def test_list_then_watch_and_the_next_watch_goes_on_where_a_bookmark_was(tell: Tell) -> None:
+    async def first(response: Response) -> None:
+        await response.start()
+        await response.event("MODIFIED", thing("a", 11))
+        await response.event("BOOKMARK", {"metadata": {"resourceVersion": "44"}})
+        await response.end()
+
+    async def story(world: World) -> None:
+        await world.until(lambda: len(world.server.watches) == 2, "a second watch")
+        assert world.heard == [("ADDED", "a", 5), ("MODIFIED", "a", 11)]
+        assert [w["resourceVersion"] for w in world.server.watches] == ["10", "44"]
+        assert world.server.watches[0]["allowWatchBookmarks"] == "true"
+        assert world.server.lists == 1
+        assert world.restarts("ended") == 1
+
+    tell(script(first, stay, things=(thing("a", 5),)), story)
+
+
+@pytest.mark.parametrize("how", ["status", "event"])
+def test_after_410_what_vanished_unheard_is_told_as_deleted(tell: Tell, how: str) -> None:
+    async def gone(response: Response) -> None:
+        world_server[0].remove("b")
+        world_server[0].put(thing("a", 30), thing("c", 31), thing("d", 32, uid="another d"))
+        if how == "status":
+            await response.start("410 Gone", "Content-Length: 0")
+            return
+        await response.start()
+        await response.event("ERROR", {"kind": "Status", "code": 410, "message": "too old resource version"})
+        await response.end()
+
+    world_server: list[Server] = []
+
+    def before(server: Server) -> None:
+        world_server.append(server)
+        server.put(thing("a", 5), thing("b", 6), thing("d", 7))
+        server.script.extend([gone, stay])
+
+    async def story(world: World) -> None:
+        await world.until(lambda: len(world.server.watches) == 2, "a watch after the second list")
+        assert set(world.heard[:3]) == {("ADDED", "a", 5), ("ADDED", "b", 6), ("ADDED", "d", 7)}
+        assert set(world.heard[3:]) == {
+            ("DELETED", "b", 6),
+            ("DELETED", "d", 7),  # one of the same name was made after it
+            ("MODIFIED", "a", 30),
+            ("ADDED", "c", 31),
+            ("ADDED", "d", 32),
+        }
+        assert world.server.watches[1]["resourceVersion"] == "32"
+        assert world.restarts("expired") == 1
+        assert sorted(o["metadata"]["name"] for o in world.reflector.all()) == ["a", "c", "d"]
+
+    tell(before, story)
+
+
+def test_a_stream_that_ends_in_the_middle_of_a_line_loses_nothing(tell: Tell) -> None:
+    async def torn(response: Response) -> None:
+        await response.start()
+        await response.event("ADDED", thing("a", 11))
+        await response.send('{"type": "ADDED", "object": {"metadata": {"na')
+
+    async def again(response: Response) -> None:
+        await response.start()
+        await response.event("ADDED", thing("b", 12))
+        await stay(response)
+
+    async def story(world: World) -> None:
+        await world.until(lambda: len(world.heard) == 2, "the event that was torn")
+        assert world.heard == [("ADDED", "a", 11), ("ADDED", "b", 12)]
+        assert world.server.watches[1]["resourceVersion"] == "11"
+        assert world.server.lists == 1
+
+    tell(script(torn, again), story)
+
+
+def test_a_server_that_falls_silent_is_left_for_a_new_connection(tell: Tell) -> None:
+    async def silent(response: Response) -> None:
+        await response.start()
+        await stay(response)
+
+    async def again(response: Response) -> None:
+        await response.start()
+        await response.event("ADDED", thing("a", 11))
+        await stay(response)
+
+    async def story(world: World) -> None:
+        await world.until(lambda: world.heard, "the watch after the silence")
+        assert world.restarts("failed") == 1
+
+    quick = Timing(watch_seconds=1, margin_seconds=0.05, first_retry_seconds=0.01)
+    tell(script(silent, again), story, quick)
+
+
+def test_a_busy_server_is_asked_again_when_it_says(tell: Tell) -> None:
+    async def busy(response: Response) -> None:
+        await response.start("429 Too Many Requests", "Retry-After: 0", "Content-Length: 0")
+
+    def before(server: Server) -> None:
+        server.put(thing("a", 5))
+        server.refusals = [("429 Too Many Requests", ("Retry-After: 0",))] * 4
+        server.script.extend([busy, stay])
+
+    async def story(world: World) -> None:
+        await world.until(lambda: len(world.server.watches) == 2, "a watch that is let in")
+        assert world.heard == [("ADDED", "a", 5)]
+        assert world.server.lists == 5
+
+    tell(before, story)
+
+
+def test_a_delete_that_was_never_sent_is_found_by_the_next_list(tell: Tell) -> None:
+    async def forgetful(response: Response) -> None:
+        await response.start()
+        await response.event("BOOKMARK", {"metadata": {"resourceVersion": "20"}})
+        servers[0].remove("a")
+        await response.end()
+
+    servers: list[Server] = []
+
+    def before(server: Server) -> None:
+        servers.append(server)
+        server.put(thing("a", 5), thing("b", 6))
+        server.script.extend([forgetful] + [forgetful_after] * 50)
+
+    async def forgetful_after(response: Response) -> None:
+        await response.start()
+        await response.end()
+
+    async def story(world: World) -> None:
+        await world.until(lambda: ("DELETED", "a", 5) in world.heard, "the delete to be found out")
+        assert [o["metadata"]["name"] for o in world.reflector.all()] == ["b"]
+
+    tell(before, story)
+
+
+def test_a_recreated_object_is_a_deleted_and_a_new_one(tell: Tell) -> None:
+    async def recreated(response: Response) -> None:
+        await response.start()
+        await response.event("MODIFIED", thing("a", 11, uid="second"))
+        await response.event("MODIFIED", thing("a", 8, uid="second"))  # a stale repetition changes nothing
+        await response.event("DELETED", thing("a", 12, uid="second"))
+        await stay(response)
+
+    async def story(world: World) -> None:
+        await world.until(lambda: len(world.heard) == 4, "all events")
+        assert world.heard == [
+            ("ADDED", "a", 5),
+            ("DELETED", "a", 5),
+            ("ADDED", "a", 11),
+            ("DELETED", "a", 12),
+        ]
+        assert world.reflector.all() == []
+
+    tell(script(recreated, things=(thing("a", 5, uid="first"),)), story)
+
+
+def test_noise_and_a_server_that_is_down_are_said_and_got_over(tell: Tell) -> None:
+    async def noise(response: Response) -> None:
+        await response.start()
+        await response.send("<html>proxy error</html>\n")
+        await response.end()
+
+    async def story(world: World) -> None:
+        faults: set[str] = set()
+        await world.until(
+            lambda: faults.add(str(world.reflector.fault)) or len(world.server.watches) > 6, "it"
+        )
+        assert any("HTTP 503" in fault or "Service Unavailable" in fault for fault in faults)
+        assert any("no event but b'<html>proxy" in fault for fault in faults)
+        assert world.server.lists >= 3  # after some failures in a row all is listed again
+        await world.until(lambda: [h[:2] for h in world.heard] == [("ADDED", "a")], "the truth")
+
+    def before(server: Server) -> None:
+        server.put(thing("a", 5))
+        server.refusals = [("503 Service Unavailable", ())]
+        server.script.extend([noise] * 6 + [stay])
+
+    tell(before, story)
+
+
+def test_what_we_wrote_is_read_back_before_the_watch_tells_it(tell: Tell) -> None:
+    async def story(world: World) -> None:
+        await world.reflector.synced()
+        world.reflector.wrote(thing("a", 40, step=1))
+        world.reflector.wrote(thing("a", 39, step=0))  # an answer that was overtaken
+        world.reflector.wrote(thing("new", 41))
+        found = world.reflector.get("team/a")
+        assert found is not None
+        assert found["spec"] == {"step": 1}
+        assert len(world.reflector.all()) == 2
+        release.set()
+        await world.until(lambda: ("DELETED", "new", 43) in world.heard, "the watch to catch up")
+        assert world.reflector.get("team/new") is None
+
+    async def late(response: Response) -> None:
+        await release.wait()
+        await response.start()
+        await response.event("MODIFIED", thing("a", 42, step=2))
+        await response.event("ADDED", thing("new", 41))
+        await response.event("DELETED", thing("new", 43))
+        await stay(response)
+
+    release = asyncio.Event()
+    tell(script(late, things=(thing("a", 5),)), story)
+
+
+def test_a_server_nobody_reaches_and_a_kubeconfig_that_is_none(tmp_path: Path) -> None:
+    async def story() -> None:
+        with pytest.raises(KubeconfigError, match=r"no-such-file cannot be used"):
+            await connect(tmp_path / "no-such-file")
+        with pytest.raises(KubeconfigError, match=r"no pod with a service account .*KUBECONFIG"):
+            await connect()
+        server = Server()
+        server.port = 9  # discard: nobody listens there
+        (tmp_path / "kubeconfig").write_text(server.kubeconfig())
+        connection = await connect(tmp_path / "kubeconfig")
+        try:
+            with pytest.raises(Unavailable, match=r"GET /api: the apiserver at http://127.0.0.1:9 cannot be"):
+                await connection.get("/api")
+        finally:
+            await connection.close()
+
+    asyncio.run(story())
+
+
+def test_each_refusal_has_its_error() -> None:
+    assert isinstance(error_of("GET /x", 404, {}, None), NotFound)
+    assert isinstance(error_of("GET /x", 410, {}, None), Expired)
+    throttled = error_of("GET /x", 429, {}, "7")
+    assert isinstance(throttled, Throttled)
+    assert throttled.retry_after == 7
+    forbidden = error_of("GET /x", 403, {"message": "jobs is forbidden"}, None)
+    assert isinstance(forbidden, NotPermitted)
+    assert "give its account the right" in str(forbidden)
+    causes = {"details": {"causes": [{"field": "spec.gpus", "message": "must be a string"}]}}
+    invalid = error_of("POST /x", 422, {"message": "is invalid", **causes}, None)
+    assert isinstance(invalid, Invalid)
+    assert invalid.errors == ["spec.gpus: must be a string"]
+
+
+def test_a_burst_is_let_through_and_what_follows_waits_its_turn() -> None:
+    now = [0.0]
+    limit = RateLimit(10, 3, clock=lambda: now[0])
+    assert [limit.reserve() for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
+    now[0] = 10.0
+    assert [limit.reserve() for _ in range(4)] == pytest.approx([0, 0, 0, 0.1])
+    with pytest.raises(ValueError, match="lets nothing through"):
+        RateLimit(0, 3)

@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cluster.buildkit import build_image
 from tests.cluster.cluster import Cluster, down, named_cluster
+from tests.cluster.cluster import cluster as cluster_at
 from tests.cluster.component import end_all
 from tests.cluster.control_plane import ControlPlane, start_control_plane
 from tests.cluster.errors import CannotRunNode, MissingTool
-from tests.cluster.machine import erase, why_no_node
+from tests.cluster.machine import Machine, erase, why_no_node
 from tests.cluster.site import DEFAULT_NAME, Site, site
 from tests.cluster.users import used
 
@@ -62,6 +64,28 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="session")
+def trainer_image(cluster: Cluster) -> str:
+    """Name of the trainer image that the cluster's nodes have: built from docker/, or the named one."""
+    return _image(cluster, "trainer")
+
+
+@pytest.fixture(scope="session")
+def controller_image(cluster: Cluster) -> str:
+    """Name of the controller image that the cluster's nodes have."""
+    return _image(cluster, "controller")
+
+
+def _image(cluster: Cluster, kind: str) -> str:
+    if cluster.site is None:
+        variable = f"{kind.upper()}_IMAGE_UNDER_TEST"
+        if not os.environ.get(variable):
+            pytest.skip(f"let {variable} name an image that the cluster of KUBECONFIG_UNDER_TEST can pull")
+        return os.environ[variable]
+    name = f"docker.io/library/holdfast-{kind}:test"
+    return build_image(Machine.running(cluster.site), f"{kind}.Dockerfile", name).name
+
+
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of `cluster` that goes with the test, ready for pods."""
@@ -97,12 +121,10 @@ def gather(target: Path) -> None:
             if logs.exists():
                 shutil.copytree(logs, target / where.name / logs.name, dirs_exist_ok=True)
         if where.kubeconfig.exists():
-            from tests.cluster.cluster import cluster as at
-
             for name, words in {
                 "events": ("get", "events", "-A", "--sort-by=.lastTimestamp"),
                 "pods": ("describe", "pods", "-A"),
             }.items():
-                done = at(where).kubectl.attempt(*words, "--request-timeout=5s")
+                done = cluster_at(where).kubectl.attempt(*words, "--request-timeout=5s")
                 (target / where.name).mkdir(parents=True, exist_ok=True)
                 (target / where.name / f"{name}.txt").write_text(done.stdout + done.stderr)

@@ -59,6 +59,7 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()  # nothing of this is looked at again, when a fork ends
     mine = serve()
-    if mine is not None:
-        become(mine)
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    if mine is None:
+        os._exit(0)
+    become(mine)
+    runpy.run_path(sys.argv[0], run_name="__main__")

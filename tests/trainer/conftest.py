@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disks import small_disk
 from gangs import RankServer, Workshop
 from processes import Processes
 
@@ -27,3 +28,9 @@ def workshop(rank_server: RankServer, tmp_path: Path) -> Iterator[Workshop]:
     made = Workshop(rank_server, tmp_path)
     yield made
     made.end()
+
+
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk") as path:
+        yield path

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from disks import fill
 
 from holdfast_trainer.checkpoint import (
     CheckpointDirectory,
@@ -376,29 +374,6 @@ def test_a_checkpoint_under_another_steps_name_is_not_used(run: RunDir) -> None:
 
 
 # -------------------------------------------------------------------- full disk
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of four mebibytes."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    path = tmp_path / "disk"
-    path.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], check=False, capture_output=True, text=True
-    )
-    if done.returncode:
-        pytest.skip(f"cannot mount a small file system: {done.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", path], check=True)
-
-
-def fill(path: Path) -> None:
-    """Write until nothing more goes in."""
-    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(65536)):
-            pass
 
 
 def test_a_full_disk_fails_one_save_and_no_other(small_disk: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from disks import fill
 from gangs import NOTICE, Workshop
+from waiting import wait_until
 
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR, Termination, raise_fence
 
@@ -197,3 +199,33 @@ def test_finished_counts_although_a_notice_came_last(workshop: Workshop) -> None
     assert gang.wait() == [0], gang.texts()
     message = gang.termination()
     assert (message.step, message.durable_step) == (20, 20)
+
+
+def test_training_goes_on_while_the_disk_is_full(workshop: Workshop, small_disk: Path) -> None:
+    """What was durable stays so, and the next save that finds room is a good one."""
+    gang = workshop.start(
+        ranks=2, steps=500, save_every=10, pause=0.02, run_dir=small_disk / "run", size=2000
+    )
+    run = gang.history.run
+    wait_until(lambda: run.checkpoint(10).exists(), "step 10 to be durable")
+    fill(small_disk / "filler")
+    failed = "failed, training goes on: step"
+    gang.wait_for_text(failed)
+    assert "No space left on device" in gang.texts()
+    durable = sorted(path.name for path in run.checkpoints.glob("step-*"))
+    seen = gang.ranks[0].text().count("step ")
+    wait_until(lambda: gang.ranks[0].text().count("step ") > seen + 20, "training to go on")
+    assert sorted(path.name for path in run.checkpoints.glob("step-*")) == durable
+    assert not any(rank.poll() for rank in gang.ranks)
+
+    (small_disk / "filler").unlink()
+    wait_until(
+        lambda: max(path.name for path in run.checkpoints.glob("step-*")) > durable[-1], "a save to find room"
+    )
+    gang.signal(NOTICE)
+    assert gang.wait() == [0, 0], gang.texts()
+    message = gang.termination()
+    assert (message.outcome, message.durable_step, message.error) == ("interrupted", message.step, "")
+    again = workshop.start(ranks=2, steps=message.step + 1, run_dir=run.path, size=1000)
+    assert again.wait() == [0, 0], again.texts()
+    assert f"resumed from step {message.step}" in again.texts()

@@ -1,0 +1,147 @@
+"""From a signal to an agreement: notices, sums over ranks, and who is not a rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from processes import Processes
+
+from holdfast_trainer.contract import RunDir, Termination
+from holdfast_trainer.interruption import Exchange, Notice
+from holdfast_trainer.parallel import Gang, is_lost_peer
+
+ALONE = Gang(0, 1, 0, torch.device("cpu"))
+
+
+def test_the_deadline_comes_before_the_kill() -> None:
+    called = threading.Event()
+    notice = Notice(0.2, called.set)
+    assert notice.remaining() == pytest.approx(0.18)
+    assert not notice.received
+    notice._receive(signal.SIGTERM, None)
+    assert notice.received
+    assert notice.remaining() <= 0.18
+    assert called.wait(10)
+    assert notice.remaining() == 0.0
+
+
+def test_a_stop_made_in_order_needs_no_deadline() -> None:
+    called = threading.Event()
+    notice = Notice(0.1, called.set)
+    notice._receive(signal.SIGTERM, None)
+    notice.settle()
+    assert notice._timer is not None
+    notice._timer.join(10)
+    assert not called.is_set()
+
+
+def test_a_stop_is_agreed_on_at_the_exchange_after_the_notice() -> None:
+    notice = Notice(60, lambda: None)
+    exchange = Exchange(ALONE, notice)
+    exchange.contribute(1, save=True)
+    notice._receive(signal.SIGTERM, None)
+    agreed = exchange.finish()
+    assert (agreed.stop, agreed.save) == (False, True)
+    exchange.contribute(2)
+    assert exchange.finish().stop
+    notice.settle()
+
+
+def test_losses_come_in_order_and_none_is_left() -> None:
+    exchange = Exchange(ALONE, Notice(60, lambda: None))
+    exchange.contribute(1)
+    exchange.offer_loss(1, torch.tensor(0.5))  # told after the optimizer's turn
+    assert exchange.finish().loss is None
+    exchange.offer_loss(2, torch.tensor([[0.25]]))
+    exchange.contribute(2)
+    assert exchange.finish().loss == (1, 0.5)
+    assert exchange.drain(2) == [(2, 0.25)]
+    assert exchange.drain(2) == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        ([torch.tensor(1.0), torch.tensor(1.0)], "step 1 has told its loss already: add up the parts"),
+        ([torch.zeros(3)], r"a loss of shape \[3\]: tell one number, such as loss.mean\(\)"),
+    ],
+)
+def test_a_loss_told_wrongly_is_refused(losses: list[torch.Tensor], message: str) -> None:
+    exchange = Exchange(ALONE, Notice(60, lambda: None))
+    *good, bad = losses
+    for loss in good:
+        exchange.offer_loss(1, loss)
+    with pytest.raises(ValueError, match=message):
+        exchange.offer_loss(1, bad)
+
+
+def test_what_counts_as_a_lost_peer() -> None:
+    gloo = "[third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:43210"
+    assert is_lost_peer(RuntimeError(gloo))
+    assert is_lost_peer(torch.distributed.DistNetworkError("connection reset"))
+    assert not is_lost_peer(RuntimeError("shapes do not match"))
+    assert not is_lost_peer(ValueError("gloo"))
+
+
+LOADER = """
+    import sys, time, torch
+    from torch import nn
+    from torch.utils.data import DataLoader, Dataset
+    from holdfast_trainer.run import Run
+
+    class Slow(Dataset):
+        def __len__(self):
+            return 100_000
+        def __getitem__(self, index):
+            time.sleep(0.01)
+            return torch.full((4,), float(index % 7))
+
+    run = Run(checkpoint_every=10_000)
+    model = run.wrap(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    run.track(model=model, optimizer=optimizer)
+    batches = iter(DataLoader(Slow(), batch_size=2, num_workers=2, multiprocessing_context="fork"))
+    for step in run.steps(50_000):
+        loss = model(next(batches)).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        run.log(loss=loss)
+        print("step", step, flush=True)
+"""
+
+
+def test_loader_workers_outlive_a_signal_to_the_whole_group(tmp_path: Path, processes: Processes) -> None:
+    """torchrun signals a rank's process group; a worker that died of it would end the step by an error."""
+    script = tmp_path / "loop.py"
+    script.write_text(textwrap.dedent(LOADER))
+    message = tmp_path / "message"
+    env = {
+        "HOLDFAST_RUN_DIR": str(tmp_path / "run"),
+        "HOLDFAST_TERMINATION_LOG": str(message),
+        "OMP_NUM_THREADS": "1",
+    }
+    rank = processes.start(
+        [sys.executable, script], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert rank.stdout is not None
+    lines = []
+    for line in rank.stdout:
+        lines.append(line)
+        if line.startswith("step 3"):
+            os.killpg(rank.pid, signal.SIGTERM)
+            break
+    rest, _ = rank.communicate(timeout=60)
+    assert rank.returncode == 0, "".join(lines) + rest
+    told = Termination.from_json(message.read_text())
+    assert told is not None
+    assert told == Termination("interrupted", told.step, told.step)
+    assert told.step >= 4
+    assert RunDir(tmp_path / "run").checkpoint(told.step).is_dir()
+    assert not processes.running(), "the workers ended with their rank"

@@ -1,0 +1,258 @@
+"""What a run tells of itself while it runs is what it writes down, and what is true."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gangs import KILL, Gang, Workshop
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from waiting import wait_until
+
+from holdfast_controller.jobs import Verdict
+from holdfast_controller.policy.lost_work import goodput, lost_steps, work_of
+from holdfast_trainer.checkpoint import Saved
+from holdfast_trainer.contract import Progress, RunDir, read_lines
+from holdfast_trainer.endpoint import Endpoint
+from holdfast_trainer.ledger import Journal
+from holdfast_trainer.steplog import StepLog
+from holdfast_trainer.telemetry import Spans, Telemetry
+
+
+def get(address: str, path: str) -> str:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def series(text: str) -> dict[str, float]:
+    """Every sample, as `name` or `name{label=value}`."""
+    return {
+        sample.name + "".join(f"{{{k}={v}}}" for k, v in sample.labels.items()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def address_of(gang: Gang) -> str:
+    path = gang.history.run.progress_address(gang.attempt)
+    return wait_until(lambda: path.exists() and path.read_text(), "rank 0 to serve")
+
+
+def test_what_is_served_equals_what_is_written(workshop: Workshop) -> None:
+    options = {"steps": 500, "save_every": 10, "validate_every": 12}
+    gang = workshop.start(ranks=2, **options, pause=0.01, pause_at=25, pause_seconds=60)
+    gang.wait_for_text("step 25", rank=1)
+    address = address_of(gang)
+    wait_until(
+        lambda: series(get(address, "/metrics"))["holdfast_durable_step"] == 20, "step 20 to be durable"
+    )
+    found = series(get(address, "/metrics"))
+    progress = Progress.from_json(get(address, "/progress"))
+    history = gang.history
+    lines = {line["step"]: line for line in history.steps()}
+    saves = history.events("checkpoint")
+
+    assert found["holdfast_step"] == progress.step == 25 == history.last_step()
+    assert found["holdfast_total_steps"] == progress.total_steps == 500
+    assert found["holdfast_attempt"] == progress.attempt == 1
+    assert found["holdfast_loss"] == progress.loss == lines[25]["loss"]
+    validated = [line for line in read_lines(history.run.steps(1)) if "val_loss" in line]
+    assert [line["step"] for line in validated] == [12, 24]
+    assert found["holdfast_validation_loss"] == progress.val_loss == validated[-1]["val_loss"]
+    assert found["holdfast_tokens_total"] == sum(line["tokens"] for line in lines.values()) == 25 * 5 * 2
+    assert found["holdfast_step_seconds_count"] == 25
+    assert found["holdfast_step_seconds_sum"] == pytest.approx(
+        sum(line["seconds"] for line in lines.values())
+    )
+    assert found["holdfast_step_span_seconds_count{phase=data}"] == 25
+    assert found["holdfast_step_span_seconds_sum{phase=data}"] == pytest.approx(
+        sum(line["data_seconds"] for line in lines.values())
+    )
+    assert found["holdfast_durable_step"] == progress.durable_step == 20 == saves[-1]["step"]
+    assert found["holdfast_checkpoint_bytes"] == saves[-1]["bytes"]
+    assert found["holdfast_checkpoint_seconds_count"] == len(saves) == 2
+    assert found["holdfast_checkpoint_seconds_sum"] == pytest.approx(sum(s["seconds"] for s in saves))
+    stalls = sum(s["stall_seconds"] for s in saves)
+    assert found["holdfast_checkpoint_stall_seconds_sum"] == pytest.approx(stalls)
+    assert found["holdfast_checkpoint_failures_total"] == 0
+    assert progress.phase == "training"
+    assert abs(progress.updated - time.time()) < 60
+    wall = lines[25]["time"] - lines[5]["time"]
+    assert progress.tokens_per_second == pytest.approx(20 * 5 * 2 / wall, rel=0.1)
+    assert progress.samples_per_second == pytest.approx(20 * 12 * 2 / wall, rel=0.1)
+    assert 0 < (progress.data_wait_fraction or 0) < 1
+    assert progress.mfu is None, "nobody said how many FLOPs a token needs"
+    assert progress.eta_seconds == pytest.approx(475 * (progress.step_seconds or 0))
+    with pytest.raises(urllib.error.HTTPError, match="404") as raised:
+        get(address, "/")
+    raised.value.close()
+
+
+def test_a_port_that_is_taken_moves_the_metrics_and_not_the_training(workshop: Workshop) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        gang = workshop.start(steps=200, pause=0.02, env={"HOLDFAST_PORT": str(port)})
+        gang.wait_for_step(2)
+        address = address_of(gang)
+        assert not address.endswith(f":{port}")
+        told = f"cannot serve metrics on 127.0.0.1:{port} (the port is taken): they are on {address}"
+        assert told in gang.texts()
+        assert Progress.from_json(get(address, "/progress")).step >= 2
+
+
+def test_an_address_of_another_machine_moves_the_metrics_too(caplog: pytest.LogCaptureFixture) -> None:
+    telemetry = Telemetry(1, 1)
+    endpoint = Endpoint("203.0.113.7", 0, telemetry.registry, lambda: telemetry.progress)
+    try:
+        assert endpoint.address.startswith("127.0.0.1:")
+        assert "cannot serve metrics on 203.0.113.7:0" in caplog.text
+        assert Progress.from_json(get(endpoint.address, "/progress?a=b")).phase == "starting"
+    finally:
+        endpoint.close()
+
+
+def test_a_client_that_goes_away_costs_no_output(capfd: pytest.CaptureFixture[str]) -> None:
+    endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry(), lambda: Telemetry(1, 1).progress)
+    host, port = endpoint.address.split(":")
+    for _ in range(5):
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"GET /progress HTTP/1.1\r\n\r\n")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    assert Progress.from_json(get(endpoint.address, "/progress")).step == 0
+    endpoint.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+# ------------------------------------------------------------------- the ledger
+
+
+def test_lost_work_and_goodput_follow_from_the_lines_of_killed_runs(workshop: Workshop) -> None:
+    options: dict[str, Any] = {"steps": 40, "save_every": 10, "pause": 0.01}
+    last = []
+    for at in (13, 27):
+        gang = workshop.start(ranks=2, **options)
+        gang.wait_for_step(at)
+        gang.signal(KILL)
+        gang.wait()
+        last.append(gang.history.last_step(gang.attempt))
+    history = workshop.finish(ranks=2, **options)
+
+    starts = [line["resumed_step"] for line in history.events("attempt_start")]
+    assert starts == [0, last[0] - last[0] % 10, last[1] - last[1] % 10]
+    ledger = history.ledger()
+    steps = [
+        {**line, "attempt": number}
+        for number in history.run.attempt_numbers()
+        for line in read_lines(history.run.steps(number))
+    ]
+    for number in (1, 2):
+        work = work_of(number, ledger, steps)
+        assert work.last_step == last[number - 1]
+        assert work.durable_step == starts[number]
+        assert lost_steps(work, Verdict.DISRUPTED, starts[number]) == last[number - 1] - starts[number]
+        assert [line["step"] for line in history.events("first_step", number)] == [starts[number - 1] + 1]
+    assert lost_steps(work_of(3, ledger, steps), Verdict.FINISHED) == 0
+    counted = {line["step"]: line["seconds"] for line in history.steps()}
+    assert sorted(counted) == list(range(1, 41))
+    wall = history.stop()["time"] - history.events("attempt_start")[0]["time"]
+    assert goodput(steps, wall) == pytest.approx(sum(counted.values()) / wall)
+    for line in history.events("checkpoint"):
+        assert line["bytes"] > 0
+        assert 0 <= line["stall_seconds"] <= line["seconds"]
+        assert len(line["digest"]) == 64
+    startup = history.events("attempt_start")[0]["startup"]
+    assert set(startup) == {"import", "rendezvous", "build", "load"}
+    assert all(seconds >= 0 for seconds in startup.values())
+
+
+def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fills up in the middle of a line, and has room again later."""
+    import os
+
+    journal = Journal(RunDir(tmp_path), 1)
+    journal.step(1, loss=1.0)
+    whole = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: whole(fd, data[:9]))
+        journal.step(2, loss=2.0)
+    journal.step(3, loss=3.0)
+    journal.event("stop")
+    assert [line["step"] for line in read_lines(RunDir(tmp_path).steps(1))] == [1, 3]
+    assert journal.dropped == 1
+
+
+def test_a_journal_without_a_disk_is_silent(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    journal = Journal(run, 1)
+    run.ledger(1).symlink_to("/dev/full")
+    journal.event("attempt_start")
+    assert journal.dropped == 1
+
+
+# --------------------------------------------------------------- step by step
+
+
+def test_a_loss_that_comes_late_is_put_to_its_step(tmp_path: Path) -> None:
+    """On a GPU a loss is known with the next step's exchange."""
+    telemetry, run = Telemetry(1, 2), RunDir(tmp_path)
+    log = StepLog(Spans(torch.device("cpu")), telemetry, Journal(run, 1), 2)
+    for step in (1, 2):
+        log.begin()
+        log.count(tokens=10, samples=1)
+        log.expect_loss()
+        log.end(step)
+        assert len(read_lines(run.steps(1))) == step - 1
+        log.loss(step, step / 3)
+    lines = read_lines(run.steps(1))
+    assert [(line["step"], line["loss_hex"], line["tokens"]) for line in lines] == [
+        (1, (1 / 3).hex(), 20),
+        (2, (2 / 3).hex(), 20),
+    ]
+    assert [json.loads(json.dumps(line["loss"])) for line in lines] == [1 / 3, 2 / 3]
+
+
+def test_progress_loses_no_update_between_threads() -> None:
+    """The saver's thread tells that a step is durable while the loop tells of steps."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    telemetry = Telemetry(1, 1)
+
+    def save() -> None:
+        for step in range(1, 3000):
+            telemetry.saved(Saved(step, 1, 0.1, 0.1, ""))
+            assert telemetry.progress.durable_step == step
+
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(save)
+        while not saving.done():
+            telemetry.loss(1.0)
+        saving.result()
+
+
+def test_what_is_not_known_is_not_zero() -> None:
+    progress = Telemetry(1, 1).progress
+    assert (progress.loss, progress.tokens_per_second, progress.data_wait_fraction) == (None, None, None)
+    assert (progress.mfu, progress.eta_seconds, progress.total_steps) == (None, None, None)
+    assert Progress.from_json(progress.to_json()) == progress
+
+
+def test_spans_of_one_phase_add_up() -> None:
+    spans = Spans(torch.device("cpu"))
+    spans.add("checkpoint", 1.5)
+    for _ in range(2):
+        with spans.span("data"):
+            spans.add("checkpoint", 0.5)
+    found = spans.collect()
+    assert found["checkpoint"] == 2.5
+    assert found["data"] > 0
+    assert spans.collect() == {}

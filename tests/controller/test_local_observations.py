@@ -1,0 +1,77 @@
+"""What the local engine hears of a running attempt: its progress, and the kernel's memory killer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from local_world import at_work, local_engine, ranks_up, until, waiting_job
+
+from holdfast_controller.local import process
+from holdfast_controller.local.active import MemoryKills
+from holdfast_controller.local.launch import run_directory
+from holdfast_trainer.contract import Progress
+
+
+async def serve(answers: list[str]) -> tuple[asyncio.Server, str]:
+    """An HTTP server that gives these answers one after the other, the last one for ever."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = (answers.pop(0) if len(answers) > 1 else answers[0]).encode()
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    return server, f"{host}:{port}"
+
+
+def test_progress_is_asked_for_and_nonsense_is_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast_controller.local.progress.EVERY_SECONDS", 0.02)
+
+    async def story() -> None:
+        job = waiting_job(replicas=1)
+        another = Progress(7, 99, 100, 99, "training").to_json()
+        true = Progress(1, 5, 100, 0, "training", loss=2.5)
+        server, address = await serve(["<html>", "{}", "[1]", another, true.to_json()])
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            place = run_directory(tmp_path, job).progress_address(1)
+            place.write_text("not an address")
+            assert (await engine.observe(job, 1)).progress is None
+            place.write_text(address)
+            seen = await until(engine, job, 1, "progress", lambda s: s.progress is not None)
+            assert seen.progress == true
+            server.close()
+            await server.wait_closed()
+            assert (await engine.observe(job, 1)).progress == true
+            await engine.kill(job, 1)
+            await until(engine, job, 1, "the end", lambda s: s.gone)
+
+    asyncio.run(story())
+
+
+def test_a_kill_for_memory_is_told_from_one_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    counts = iter((3, 3, 4))
+    monkeypatch.setattr(process, "out_of_memory_kills", lambda: next(counts))
+    memory = MemoryKills(process.out_of_memory_kills(), since=now)
+    memory.look()
+    assert not memory.explains(now, count_at_start=0)
+    memory.look()
+    assert memory.explains(now, count_at_start=0)
+    assert not memory.explains(now + 60, count_at_start=0)
+
+
+def test_a_kill_that_nobody_watched_goes_by_the_count_since_the_start() -> None:
+    memory = MemoryKills(4, since=1000.0)
+    assert memory.explains(900.0, count_at_start=3)
+    assert not memory.explains(900.0, count_at_start=4)

@@ -204,7 +204,7 @@ def test_finished_counts_although_a_notice_came_last(workshop: Workshop) -> None
 def test_training_goes_on_while_the_disk_is_full(workshop: Workshop, small_disk: Path) -> None:
     """What was durable stays so, and the next save that finds room is a good one."""
     gang = workshop.start(
-        ranks=2, steps=500, save_every=10, pause=0.02, run_dir=small_disk / "run", size=2000
+        ranks=2, steps=500, save_every=10, pause=0.02, run_dir=small_disk / "run", size=1000
     )
     run = gang.history.run
     wait_until(lambda: run.checkpoint(10).exists(), "step 10 to be durable")

@@ -1,0 +1,133 @@
+"""What a checkpoint costs: Holdfast, PyTorch's own ways, and what the machine allows, side by side.
+
+Every measurement is a process of its own that trains a real GPT with AdamW (fp32), saves and loads it;
+subjects take turns. A step is of one sequence of 32 tokens: a full batch of the 124 M model would take
+minutes on a few cores, and with a short one the memory traffic of the weights, which is what a save
+competes for, weighs more than it does in earnest.
+
+  stall                   what the training thread waits for in the call that saves
+  throughput after save   steps a second in the 20 steps after that call / in the 20 before it
+  durable                 from the call until file and name are synced; the training thread waits meanwhile
+  durable while training  the same, with the training going on beside it
+  peak memory             of process and children, above that of training alone
+  load                    from disk (page cache dropped) into model and optimizer
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from .report import ROOT, Measure, Report, ReportError, take_turns
+
+OURS, LIMITS = "holdfast", "limits"
+PEERS = ("torch.save", "dcp save", "dcp async, thread", "dcp async, process")
+UNITS = {
+    "state": "GB",
+    "copy": "s",
+    "durable write": "s",
+    "cold read": "s",
+    "stall": "s",
+    "step before": "s",
+    "step after": "s",
+    "throughput after save": "ratio",
+    "durable": "s",
+    "durable while training": "s",
+    "peak memory": "GB",
+    "load": "s",
+}
+LONGEST_SECONDS = 180
+
+
+def measured(subject: str, model: str, window: int, place: Path) -> Measure:
+    """Runs one measurement in a process of its own. Raises ReportError with its last words."""
+
+    def measure() -> Mapping[str, float]:
+        folder = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=place))
+        words = [sys.executable, "-m", "bench.checkpointing", subject, model, str(folder)]
+        try:
+            done = subprocess.run(
+                [*words, "--window", str(window)],
+                capture_output=True,
+                text=True,
+                cwd=ROOT,
+                timeout=LONGEST_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ReportError(f"{subject} ({model}) took longer than {LONGEST_SECONDS} s") from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if done.returncode:
+            raise ReportError(f"{subject} ({model}) ended with {done.returncode}: {done.stderr[-800:]}")
+        answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        figures: dict[str, float] = json.loads(answers[-1])
+        return figures
+
+    return measure
+
+
+def ratios(report: Report, model: str, prefix: str, peer: str | None) -> None:
+    """The issue's figures for one model; `peer` is DCP's async save, where it ran."""
+    ours, limits = f"{OURS} {model}", f"{LIMITS} {model}"
+
+    def keep(name: str, subject: tuple[str, str], of: tuple[str, str]) -> None:
+        report.ratios[prefix + name] = report.median(*subject) / report.median(*of)
+
+    if peer is not None:
+        keep("stall_vs_dcp_async", (ours, "stall"), (f"{peer} {model}", "stall"))
+    keep("stall_vs_torch_save", (ours, "stall"), (f"torch.save {model}", "stall"))
+    keep("stall_vs_copy_limit", (ours, "stall"), (limits, "copy"))
+    report.ratios[prefix + "throughput_after_save"] = report.median(ours, "throughput after save")
+    keep("durable_vs_disk_limit", (ours, "durable"), (limits, "durable write"))
+    keep("durable_while_training_vs_disk_limit", (ours, "durable while training"), (limits, "durable write"))
+    keep("load_vs_read_limit", (ours, "load"), (limits, "cold read"))
+    keep("peak_memory_vs_state", (ours, "peak memory"), (limits, "state"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="make bench-checkpoint",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="samples of each subject (%(default)s)")
+    parser.add_argument("--small", action="store_true", help="a tiny model, one round: does it run at all?")
+    parser.add_argument("--place", type=Path, default=ROOT / "build", help="file system to measure (build/)")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where the JSON goes")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds {options.rounds}: at least 1 is needed")
+    options.place.mkdir(parents=True, exist_ok=True)
+
+    console, report = Console(), Report("checkpoint")
+    plan = (
+        [("tiny", 1, "")]
+        if options.small
+        else [("124M", options.rounds, ""), ("10M", options.rounds, "small_")]
+    )
+    with console.status("") as status:
+        for model, rounds, prefix in plan:
+            window = 3 if options.small else 20
+            subjects = {
+                f"{name} {model}": measured(name, model, window, options.place)
+                for name in (LIMITS, OURS, *PEERS)
+            }
+            take_turns(report, subjects, UNITS, rounds=rounds, warmup=0, heard=status.update)
+            ratios(report, model, prefix, PEERS[2])
+    path = report.write(options.out)
+    report.show(console)
+    console.print(f"written to {path}", highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

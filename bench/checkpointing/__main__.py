@@ -1,0 +1,151 @@
+"""One measurement of one subject in a process of its own, so that memory is its own; JSON on the last line.
+
+Train, save once to warm up, then: a window of steps, a save, a window of steps beside the writing; a save
+with the training thread waiting, as on a notice; a load from a cold page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+from torch import nn
+
+from holdfast_trainer.config import ModelConfig
+from holdfast_trainer.model import GPT
+
+from .limits import forget, measure_limits
+from .subjects import SUBJECTS
+
+MODELS = {
+    "124M": ModelConfig(vocab_size=50304, layers=12, heads=12, width=768, context=1024),
+    "10M": ModelConfig(vocab_size=512, layers=6, heads=6, width=384, context=256),
+    "tiny": ModelConfig(vocab_size=128, layers=1, heads=2, width=32, context=32),
+}
+TOKENS = 32
+"""A step's batch: one short sequence, as the 124 M model on two cores would else take minutes."""
+
+
+class PeakMemory:
+    """Largest resident memory of this process and its children while it watches, in bytes."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self.base = self.peak = self._resident()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _resident(self) -> int:
+        total = 0
+        for process in [self._process, *self._process.children(recursive=True)]:
+            try:
+                total += process.memory_info().rss
+            except psutil.Error:
+                continue
+        return total
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.05):
+            self.peak = max(self.peak, self._resident())
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> int:
+        """Peak above what there was at the beginning."""
+        self._done.set()
+        self._thread.join()
+        return max(self.peak, self._resident()) - self.base
+
+
+def state_bytes(model: nn.Module) -> int:
+    """fp32 weights and two moments of Adam."""
+    return 3 * sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def build(name: str) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    torch.manual_seed(1)
+    model = GPT(MODELS[name])
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
+    data = torch.randint(0, MODELS[name].vocab_size, (2, 1, TOKENS))
+
+    def step() -> None:
+        loss = model(data[0], data[1])[1]
+        assert loss is not None
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def measure(subject_name: str, model_name: str, folder: Path, window: int) -> dict[str, float]:
+    model, optimizer, step = build(model_name)
+
+    def steps(count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+        return time.perf_counter() - began
+
+    steps(3)
+    memory = PeakMemory()
+    memory.start()
+    subject = SUBJECTS[subject_name](folder / "run", model, optimizer)
+    subject.save(1)
+    subject.wait()
+    steps(2)
+
+    before = steps(window)
+    began = time.perf_counter()
+    subject.save(2)
+    stall = time.perf_counter() - began
+    after = steps(window)
+    while_training = subject.wait() - began
+    began = time.perf_counter()
+    subject.save(3)
+    durable = subject.wait() - began
+    peak = memory.stop()
+
+    for path in subject.files():
+        forget(path)
+    began = time.perf_counter()
+    subject.load()
+    return {
+        "stall": stall,
+        "step before": before / window,
+        "step after": after / window,
+        "throughput after save": before / after,
+        "durable": durable,
+        "durable while training": while_training,
+        "peak memory": peak / 1e9,
+        "load": time.perf_counter() - began,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.checkpointing", description=__doc__)
+    parser.add_argument("subject", choices=["limits", *SUBJECTS])
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--window", type=int, default=20)
+    options = parser.parse_args()
+    if options.subject == "limits":
+        size = state_bytes(build(options.model)[0])
+        figures = {"state": size / 1e9, **measure_limits(options.folder, size)}
+    else:
+        figures = measure(options.subject, options.model, options.folder, options.window)
+    print(json.dumps(figures), flush=True)
+    os._exit(0)  # DCP's writer processes and gloo's threads have nothing more to say
+
+
+if __name__ == "__main__":
+    sys.exit(main())

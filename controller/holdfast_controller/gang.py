@@ -7,6 +7,8 @@ finds its peers, what stands around it) is theirs: local/launch.py and manifests
 
 from __future__ import annotations
 
+import hashlib
+
 from holdfast_controller.jobs import TrainingJob
 from holdfast_trainer.contract import (
     ENV_ATTEMPT,
@@ -30,6 +32,11 @@ def run_name(job: TrainingJob) -> str:
 def attempt_uid(job: TrainingJob, attempt: int) -> str:
     """Unique to an attempt of a job; processes carry it in their environment."""
     return f"{job.metadata.uid}/{attempt}"
+
+
+def rendezvous_id(job: TrainingJob, attempt: int) -> str:
+    """torchrun's --rdzv-id, which is a part of file names too."""
+    return hashlib.sha256(attempt_uid(job, attempt).encode()).hexdigest()[:12]
 
 
 def shutdown_timeout(grace_seconds: float) -> int:

@@ -86,6 +86,11 @@ class Storage(Model):
     """Where the run directory lives."""
 
     claim: str = Field(description="PersistentVolumeClaim; the local engine uses its own data directory.")
+    data: str | None = Field(
+        default=None,
+        description="PersistentVolumeClaim with the data to train on, seen read-only at /holdfast/data; "
+        "on the local engine `config` names its paths.",
+    )
 
 
 class Resources(Model):

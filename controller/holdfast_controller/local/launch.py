@@ -10,15 +10,14 @@ Each replica is a supervised torchrun, each of its ranks a supervised run of the
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast_controller.gang import (
-    attempt_uid,
     rank_environment,
+    rendezvous_id,
     run_name,
     shutdown_timeout,
     supervised_rank,
@@ -101,7 +100,7 @@ def replica_command(
         f"--node-rank={replica}",
         f"--nproc-per-node={spec.processes_per_replica}",
         "--rdzv-backend=static",
-        f"--rdzv-id={_rendezvous(job, attempt)}",
+        f"--rdzv-id={rendezvous_id(job, attempt)}",
         f"--master-addr={HOST}",
         f"--master-port={master_port}",
         f"--local-addr={HOST}",
@@ -139,7 +138,3 @@ def replica_environment(
     }
     ours = {"OMP_NUM_THREADS": str(max(1, int(per_rank))), "PYTHONUNBUFFERED": "1"}
     return {**ours, **spec.env, **platform}
-
-
-def _rendezvous(job: TrainingJob, attempt: int) -> str:
-    return hashlib.sha256(attempt_uid(job, attempt).encode()).hexdigest()[:12]

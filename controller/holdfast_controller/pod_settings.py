@@ -1,0 +1,98 @@
+"""What the operator of a cluster decides about the pods of all jobs.
+
+The chart writes its value `jobs` into a file, and the controller reads it here: the names in values.yaml
+are the ones below, and an unknown one is an error. Nothing of it can be set by a job.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic.alias_generators import to_camel
+
+from .cluster import HoldfastError
+from .policy.gpu_request import SLICES_LABEL
+from .policy.placement import Provider
+
+Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
+
+
+class PodSettingsError(HoldfastError):
+    """The file cannot be used; the message names it, the key and the remedy."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, validate_default=True
+    )
+
+
+class Limits(_Frozen):
+    """The most that one job may ask for; not given means no limit of ours (a ResourceQuota may have one)."""
+
+    replicas: int | None = Field(default=None, ge=1, description="Pods of one job.")
+    gpus: int | None = Field(default=None, ge=0, description="GPUs of one replica.")
+    cpu: Quantity | None = Field(default=None, description="Cores of one replica.")
+    memory: Quantity | None = Field(default=None, description="Memory of one replica.")
+
+
+class PodSettings(_Frozen):
+    """Frozen; the defaults fit any cluster that enforces the restricted Pod Security Standard."""
+
+    provider: Provider = Field(
+        default=Provider.AUTO,
+        description="Who takes spot nodes back: gke, eks, karpenter, aks, generic; auto knows the marks of all.",
+    )
+    spot_notice_seconds: float | None = Field(
+        default=None, ge=1, description="Notice that spot nodes really give; by default the provider's."
+    )
+    default_image: str = Field(default="", description="For jobs that name no image.")
+    allowed_images: tuple[str, ...] = Field(
+        default=(), description="Patterns such as registry.example.org/team/*; none: every image."
+    )
+    image_pull_secrets: tuple[str, ...] = Field(default=(), description="Names of Secrets beside the jobs.")
+    default_claim: str = Field(
+        default="", description="PersistentVolumeClaim for jobs that name none, in their own namespace."
+    )
+    limits: Limits = Field(default_factory=Limits)
+    nccl_environment: dict[str, str] = Field(
+        default_factory=dict, description="For jobs on GPUs, such as NCCL_SOCKET_IFNAME; a job's env wins."
+    )
+    rdma_resources: dict[str, str] = Field(
+        default_factory=dict, description="Extended resources for jobs of several replicas on GPUs."
+    )
+    shared_memory: Quantity = Field(default="8Gi", description="Most that /dev/shm may hold.")
+    scratch: Quantity = Field(default="20Gi", description="Most that /tmp may hold, on the node's disk.")
+    slices_label: str = Field(
+        default=SLICES_LABEL,
+        description="Node label that says into how many slices a GPU is cut; empty: any slice will do.",
+    )
+    user_id: int = Field(default=65532, ge=1, description="User, group and file-system group of the pods.")
+
+
+def load_pod_settings(path: Path) -> PodSettings:
+    """Read YAML. Raises PodSettingsError for a file that is missing, torn, or says what cannot be."""
+    try:
+        document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PodSettingsError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise PodSettingsError(f"{path} is not YAML: {error}") from error
+    try:
+        return PodSettings.model_validate(document if document is not None else {})
+    except ValidationError as error:
+        raise PodSettingsError("; ".join(_sentence(path, fault) for fault in error.errors())) from None
+
+
+def _sentence(path: Path, fault: Any) -> str:
+    place = ".".join(str(part) for part in fault["loc"]) or "the document"
+    if fault["type"] == "extra_forbidden":
+        model = Limits if len(fault["loc"]) > 1 else PodSettings
+        known = [field.alias or name for name, field in model.model_fields.items()]
+        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
+        return f"{path}: {place} is no setting" + (f"; did you mean {near[0]}?" if near else "")
+    return f"{path}: {place} is {fault['input']!r}: {fault['msg']}"

@@ -1,0 +1,43 @@
+"""What a number of GPUs is called in a pod's resources.
+
+Kubernetes counts devices in whole numbers and refuses `nvidia.com/gpu: 0.25`. A share is therefore one
+`nvidia.com/gpu.shared`, as the NVIDIA device plugin advertises time slices (`renameByDefault`), on a node
+whose GPUs are cut into exactly that many: GPU feature discovery writes it in a label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+WHOLE = "nvidia.com/gpu"
+SHARED = "nvidia.com/gpu.shared"
+SLICES_LABEL = "nvidia.com/gpu.replicas"
+
+
+@dataclass(frozen=True)
+class GpuRequest:
+    """`resource` and `count` for one pod, both empty on CPU."""
+
+    resource: str = ""
+    count: int = 0
+    slices: int | None = None
+    """Into how many the node's GPUs must be cut; None for whole GPUs and on CPU."""
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.count > 0
+
+    @property
+    def resources(self) -> dict[str, str]:
+        return {self.resource: str(self.count)} if self.on_gpu else {}
+
+
+def gpu_request(gpus: str) -> GpuRequest:
+    """From a job's `gpus`, which jobs.py has checked: 0, a whole number, or 1/N as a decimal."""
+    amount = Fraction(gpus)
+    if amount == 0:
+        return GpuRequest()
+    if amount < 1:
+        return GpuRequest(SHARED, 1, amount.denominator)
+    return GpuRequest(WHOLE, int(amount))

@@ -1,0 +1,51 @@
+"""Why a cluster does not take a job: what its operator allows, and what pods cannot do without."""
+
+from __future__ import annotations
+
+from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.pod_settings import Limits, PodSettings
+
+from .images import allowed, is_reference
+from .quantity import quantity
+
+
+def refusals(job: TrainingJob, settings: PodSettings) -> tuple[str, ...]:
+    """A sentence for each thing in the way, with its key and the remedy; () where nothing is."""
+    return (*_image(job, settings), *_storage(job, settings), *_caps(job, settings.limits))
+
+
+def _image(job: TrainingJob, settings: PodSettings) -> list[str]:
+    image = job.spec.image or settings.default_image
+    if not image:
+        return ["spec.image is empty and this cluster has no default image: name the image to run"]
+    if not is_reference(image):
+        return [f"spec.image {image!r} is not an image's name, such as registry.example.org/team/trainer:1"]
+    # The operator's own choice needs no permission.
+    if job.spec.image and not allowed(image, settings.allowed_images):
+        patterns = ", ".join(settings.allowed_images)
+        return [f"spec.image {image!r} is not among the images this cluster allows ({patterns})"]
+    return []
+
+
+def _storage(job: TrainingJob, settings: PodSettings) -> list[str]:
+    if job.spec.storage or settings.default_claim:
+        return []
+    return [
+        "spec.storage.claim is missing and this cluster has no default: name a PersistentVolumeClaim that "
+        "every node can mount (ReadWriteMany), for a pod's own disk goes with the pod"
+    ]
+
+
+def _caps(job: TrainingJob, limits: Limits) -> list[str]:
+    spec = job.spec
+    asked = (
+        ("spec.replicas", str(spec.replicas), limits.replicas),
+        ("spec.gpus", spec.gpus, limits.gpus),
+        ("spec.resources.cpu", spec.resources.cpu, limits.cpu),
+        ("spec.resources.memory", spec.resources.memory, limits.memory),
+    )
+    found = []
+    for key, value, limit in asked:
+        if value is not None and limit is not None and quantity(value) > quantity(str(limit)):
+            found.append(f"{key} is {value} and this cluster allows at most {limit}")
+    return found

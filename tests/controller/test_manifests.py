@@ -1,0 +1,279 @@
+"""What an attempt becomes on Kubernetes: reviewed files for whole documents, tables for what decides them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from golden import assert_golden
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_controller.cluster import Invalid
+from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.manifests import CONTAINER, attempt_manifests, attempt_name, pod_name
+from holdfast_controller.pod_settings import Limits, PodSettings
+from holdfast_controller.pod_template import escaped
+from holdfast_controller.policy.placement import Provider
+
+GOLDEN = Path(__file__).parent / "golden"
+UID = "0b0c6c5e-6a53-4a3e-9d55-0f5a37a2b8a1"
+
+
+def a_job(name: str = "gpt-small", namespace: str = "team-a", **spec: Any) -> TrainingJob:
+    body = {
+        "image": "registry.example.org/team/trainer:1",
+        "command": ["python", "-m", "holdfast_trainer", "train"],
+        "storage": {"claim": "training-runs"},
+        **spec,
+    }
+    return TrainingJob.model_validate(
+        {
+            "metadata": {"name": name, "namespace": namespace, "uid": UID},
+            "spec": body,
+        }
+    )
+
+
+def pod_of(job: TrainingJob, settings: PodSettings | None = None, attempt: int = 1) -> dict[str, Any]:
+    made = attempt_manifests(job, attempt, settings or PodSettings())
+    spec: dict[str, Any] = made.pytorch_job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    return spec
+
+
+def environment(pod: dict[str, Any]) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in pod["containers"][0]["env"] if "value" in one}
+
+
+CASES = {
+    "cpu-two-replicas": (
+        a_job(replicas=2, config={"train": {"steps": 300}, "data": {"path": "/holdfast/data/stdlib"}}),
+        1,
+        PodSettings(),
+    ),
+    "spot-gpus-rdma": (
+        a_job(
+            replicas=4,
+            gpus=8,
+            capacity="Spot",
+            queue="team-a",
+            graceSeconds=120,
+            checkpoint={"every": "90s", "keep": 5},
+            resources={"cpu": "64", "memory": "512Gi"},
+            storage={"claim": "training-runs", "data": "corpus"},
+            env={"NCCL_DEBUG": "INFO", "PRICE": "$(HOME) costs $$5"},
+        ),
+        12,
+        PodSettings(
+            provider=Provider.EKS,
+            allowed_images=("registry.example.org/team/*",),
+            image_pull_secrets=("registry",),
+            nccl_environment={"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "eth0"},
+            rdma_resources={"vpc.amazonaws.com/efa": "4"},
+            shared_memory="64Gi",
+        ),
+    ),
+    "gpu-share": (
+        a_job(gpus="0.25", replicas=2, capacity="OnDemand", image="", storage=None),
+        3,
+        PodSettings(
+            provider=Provider.GKE, default_image="holdfast-trainer:0.1", default_claim="training-runs"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden_attempts(name: str) -> None:
+    job, attempt, settings = CASES[name]
+    documents = list(attempt_manifests(job, attempt, settings))
+    assert_golden(GOLDEN / f"{name}.yaml", yaml.safe_dump_all(documents, sort_keys=False, width=110))
+
+
+def test_it_is_pure_and_the_same_every_time() -> None:
+    job, attempt, settings = CASES["spot-gpus-rdma"]
+    before = job.to_dict()
+    assert attempt_manifests(job, attempt, settings) == attempt_manifests(job, attempt, settings)
+    assert job.to_dict() == before
+
+
+# ------------------------------------------------------------------------- the pod
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_pod_fits_the_restricted_standard_and_carries_no_credential(name: str) -> None:
+    job, attempt, settings = CASES[name]
+    pod = pod_of(job, settings, attempt)
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(pod)
+    (container,) = pod["containers"]
+    assert container["name"] == CONTAINER
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert {kind for volume in pod["volumes"] for kind in volume} <= {
+        "name",
+        "persistentVolumeClaim",
+        "configMap",
+        "emptyDir",
+    }
+    assert all(
+        "secretKeyRef" not in str(one) and "configMapKeyRef" not in str(one) for one in container["env"]
+    )
+
+
+def test_what_users_wrote_arrives_as_written() -> None:
+    job = a_job(command=["echo", "$(MASTER_PORT) $$ $HOME"], env={"PRICE": "$(HOME) costs $$5"})
+    pod = pod_of(job)
+    assert expanded(pod["containers"][0]["command"][-1]) == "$(MASTER_PORT) $$ $HOME"
+    assert expanded(environment(pod)["PRICE"]) == "$(HOME) costs $$5"
+
+
+def expanded(text: str) -> str:
+    """Kubernetes' rule for a container in which no name is known: `$$` is `$`, an unknown name stays."""
+    return re.sub(r"\$\$|\$\([^)]*\)", lambda found: "$" if found[0] == "$$" else "expanded!", text)
+
+
+@given(st.text(alphabet="$()ab ", max_size=12))
+def test_escaping_survives_any_dollars(text: str) -> None:
+    assert expanded(escaped(text)) == text
+
+
+def test_the_platforms_names_win_over_the_jobs_and_those_over_the_operators() -> None:
+    settings = PodSettings(nccl_environment={"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "99"})
+    env = environment(pod_of(a_job(gpus=1, env={"NCCL_DEBUG": "INFO"}), settings))
+    assert env["NCCL_DEBUG"] == "INFO"
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert env["HOLDFAST_RUN_DIR"] == "/holdfast/run"
+    assert "NCCL_DEBUG" not in environment(pod_of(a_job(), settings)), "there is no NCCL on CPU"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "processes", "threads"), [(None, None, "1"), ("8", 2, "4"), ("500m", None, "1"), ("7", 2, "3")]
+)
+def test_threads_are_the_same_on_every_node(cpu: str | None, processes: int | None, threads: str) -> None:
+    job = a_job(resources={"cpu": cpu}, processes=processes)
+    assert environment(pod_of(job))["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.parametrize(
+    ("capacity", "asked", "provider", "given", "grace", "kill_after", "pod_grace"),
+    [
+        ("OnDemand", 300, Provider.GKE, None, "300", 270, 285),
+        ("Spot", 300, Provider.GKE, None, "15", 13, 28),
+        ("Spot", 300, Provider.EKS, None, "120", 108, 123),
+        ("Spot", 20, Provider.EKS, None, "20", 18, 33),
+        ("Any", 300, Provider.AUTO, None, "15", 13, 28),
+        ("Any", 300, Provider.AUTO, 60, "60", 54, 69),
+    ],
+)
+def test_ranks_are_told_the_notice_that_they_get(
+    capacity: str,
+    asked: int,
+    provider: Provider,
+    given: float | None,
+    grace: str,
+    kill_after: int,
+    pod_grace: int,
+) -> None:
+    job = a_job(capacity=capacity, graceSeconds=asked)
+    pod = pod_of(job, PodSettings(provider=provider, spot_notice_seconds=given))
+    assert environment(pod)["HOLDFAST_GRACE_SECONDS"] == grace
+    assert f"--shutdown-timeout={kill_after}" in pod["containers"][0]["command"]
+    assert pod["terminationGracePeriodSeconds"] == pod_grace >= kill_after + 15
+
+
+def test_a_job_sees_its_own_directory_of_the_claim() -> None:
+    mounts = {mount["mountPath"]: mount for mount in pod_of(a_job())["containers"][0]["volumeMounts"]}
+    assert mounts["/holdfast/run"]["subPath"] == "team-a/gpt-small-0b0c6c5e"
+    assert "/holdfast/data" not in mounts
+    with_data = pod_of(a_job(storage={"claim": "training-runs", "data": "training-runs"}))
+    mounts = {mount["mountPath"]: mount for mount in with_data["containers"][0]["volumeMounts"]}
+    assert mounts["/holdfast/data"] == {"name": "data", "mountPath": "/holdfast/data", "readOnly": True}
+
+
+def test_rdma_is_for_gangs_on_gpus() -> None:
+    settings = PodSettings(rdma_resources={"rdma/hca": "1"})
+    for job, expected in (
+        (a_job(gpus=8, replicas=2), True),
+        (a_job(gpus=8), False),
+        (a_job(replicas=2), False),
+    ):
+        resources = pod_of(job, settings)["containers"][0]["resources"]
+        assert ("rdma/hca" in resources["requests"]) is expected
+        assert ("rdma/hca" in resources.get("limits", {})) is expected
+
+
+# ------------------------------------------------------------------------- names
+
+DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+names = st.from_regex(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", fullmatch=True)
+
+
+@given(names, st.integers(1, 99_999), st.integers(0, 9_999))
+def test_every_name_is_a_label_of_dns(name: str, attempt: int, replica: int) -> None:
+    job = a_job(name=name)
+    for made in (attempt_name(job, attempt), pod_name(job, attempt, replica)):
+        assert len(made) <= 63
+        assert DNS_1035.fullmatch(made)
+
+
+@given(names, names, st.integers(1, 2000), st.integers(1, 2000))
+def test_two_attempts_never_share_a_name(one: str, other: str, first: int, second: int) -> None:
+    if (one, first) != (other, second):
+        assert attempt_name(a_job(name=one), first) != attempt_name(a_job(name=other), second)
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "message"),
+    [
+        (
+            {"image": "docker.io/stranger/miner:1"},
+            PodSettings(allowed_images=("registry.example.org/team/*",)),
+            "spec.image 'docker.io/stranger/miner:1' is not among the images this cluster allows "
+            "(registry.example.org/team/*)",
+        ),
+        ({"image": ""}, PodSettings(), "spec.image is empty and this cluster has no default image"),
+        ({"image": "Not An Image"}, PodSettings(), "spec.image 'Not An Image' is not an image's name"),
+        ({"storage": None}, PodSettings(), "spec.storage.claim is missing"),
+        (
+            {"gpus": 16},
+            PodSettings(limits=Limits(gpus=8)),
+            "spec.gpus is 16 and this cluster allows at most 8",
+        ),
+        ({"gpus": "0.5"}, PodSettings(limits=Limits(gpus=0)), "spec.gpus is 0.5"),
+        ({"replicas": 65}, PodSettings(limits=Limits(replicas=64)), "spec.replicas is 65"),
+        (
+            {"resources": {"memory": "1Ti"}},
+            PodSettings(limits=Limits(memory="512Gi")),
+            "spec.resources.memory is 1Ti and this cluster allows at most 512Gi",
+        ),
+        ({"resources": {"cpu": "9"}}, PodSettings(limits=Limits(cpu="8500m")), "spec.resources.cpu is 9"),
+        ({"config": {"table": "x" * 600_000}}, PodSettings(), "spec.config has 600008 bytes"),
+    ],
+)
+def test_a_job_that_the_cluster_does_not_take_is_told_why(
+    spec: dict[str, Any], settings: PodSettings, message: str
+) -> None:
+    with pytest.raises(Invalid) as refused:
+        attempt_manifests(a_job(**spec), 1, settings)
+    assert message in str(refused.value)
+    assert "team-a/gpt-small cannot run on this cluster" in str(refused.value)
+    assert len(refused.value.errors) == 1
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(Invalid) as refused:
+        attempt_manifests(a_job(image="", storage=None, gpus=4), 1, PodSettings(limits=Limits(gpus=1)))
+    assert len(refused.value.errors) == 3

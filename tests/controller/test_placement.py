@@ -1,0 +1,197 @@
+"""Policies about pods: where they may run, what a share of a GPU is, which images are allowed."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast_controller.jobs import Capacity
+from holdfast_controller.pod_settings import PodSettings, PodSettingsError, load_pod_settings
+from holdfast_controller.policy.gpu_request import GpuRequest, gpu_request
+from holdfast_controller.policy.images import allowed
+from holdfast_controller.policy.placement import Provider, affinity, marks_of, tolerations
+from holdfast_controller.policy.quantity import quantity
+
+GKE, AKS, GENERIC = (
+    "cloud.google.com/gke-spot",
+    "kubernetes.azure.com/scalesetpriority",
+    "node.kubernetes.io/spot",
+)
+GPU = "nvidia.com/gpu"
+CPU_ONLY = GpuRequest()
+WHOLE = gpu_request("8")
+
+TOLERATED = [
+    # provider, capacity, GPUs -> keys
+    (Provider.GKE, Capacity.SPOT, WHOLE, [GKE, GPU]),
+    (Provider.GKE, Capacity.ON_DEMAND, WHOLE, [GPU]),
+    (Provider.GKE, Capacity.ANY, CPU_ONLY, [GKE]),
+    (Provider.EKS, Capacity.SPOT, WHOLE, [GPU]),
+    (Provider.KARPENTER, Capacity.SPOT, CPU_ONLY, []),
+    (Provider.AKS, Capacity.SPOT, WHOLE, [AKS, GPU]),
+    (Provider.GENERIC, Capacity.ANY, CPU_ONLY, [GENERIC]),
+    (Provider.AUTO, Capacity.SPOT, CPU_ONLY, [GKE, AKS, GENERIC]),
+    (Provider.AUTO, Capacity.ON_DEMAND, CPU_ONLY, []),
+]
+
+
+@pytest.mark.parametrize(("provider", "capacity", "gpus", "keys"), TOLERATED)
+def test_taints_that_are_tolerated(
+    provider: Provider, capacity: Capacity, gpus: GpuRequest, keys: list[str]
+) -> None:
+    found = tolerations(provider, capacity, gpus)
+    assert [one["key"] for one in found] == keys
+    assert all(one["effect"] == "NoSchedule" for one in found), "an eviction is never tolerated"
+
+
+def terms(found: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    required = found["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    return [term["matchExpressions"] for term in required["nodeSelectorTerms"]]
+
+
+def place(
+    provider: Provider, capacity: Capacity, gpus: GpuRequest = CPU_ONLY, replicas: int = 1, **more: str
+) -> dict[str, Any]:
+    return affinity(
+        provider, capacity, gpus, replicas=replicas, attempt_labels={"holdfast.dev/job": "a"}, **more
+    )
+
+
+def fits(found: dict[str, Any], node: dict[str, str]) -> bool:
+    """Whether a node's labels satisfy the affinity, by the scheduler's rules."""
+
+    def holds(expression: dict[str, Any]) -> bool:
+        inside = node.get(expression["key"]) in expression["values"]
+        return inside if expression["operator"] == "In" else not inside
+
+    return "nodeAffinity" not in found or any(
+        all(holds(expression) for expression in term) for term in terms(found)
+    )
+
+
+@pytest.mark.parametrize("provider", [one for one in Provider if one is not Provider.AUTO])
+def test_each_capacity_lands_where_it_says(provider: Provider) -> None:
+    (mark,) = marks_of(provider)
+    spot, ordinary = {mark.label: mark.value}, {"kubernetes.io/os": "linux"}
+    for named in (provider, Provider.AUTO):
+        assert fits(place(named, Capacity.SPOT), spot)
+        assert not fits(place(named, Capacity.SPOT), ordinary)
+        assert fits(place(named, Capacity.ON_DEMAND), ordinary)
+        assert not fits(place(named, Capacity.ON_DEMAND), spot)
+        assert place(named, Capacity.ANY) == {}
+
+
+@pytest.mark.parametrize("capacity", list(Capacity))
+@pytest.mark.parametrize("provider", list(Provider))
+def test_nobody_waits_on_a_node_that_is_being_taken(provider: Provider, capacity: Capacity) -> None:
+    keys = {one.get("key") for one in tolerations(provider, capacity, WHOLE)}
+    assert None not in keys, "a toleration without a key accepts every taint"
+    assert "karpenter.sh/disrupted" not in keys
+
+
+def test_a_share_is_of_a_gpu_cut_into_as_many_and_two_of_one_job_never_meet() -> None:
+    quarter = gpu_request("0.25")
+    found = place(Provider.GKE, Capacity.SPOT, quarter, replicas=2)
+    spot = {GKE: "true"}
+    assert fits(found, spot | {"nvidia.com/gpu.replicas": "4"})
+    assert not fits(found, spot | {"nvidia.com/gpu.replicas": "8"})
+    (apart,) = found["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["topologyKey"] == "kubernetes.io/hostname"
+    assert "podAntiAffinity" not in place(Provider.GKE, Capacity.SPOT, quarter, replicas=1)
+    assert "podAntiAffinity" not in place(Provider.GKE, Capacity.SPOT, WHOLE, replicas=2)
+    assert place(Provider.GKE, Capacity.ANY, quarter, slices_label="") == {}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "resources", "slices"),
+    [
+        ("0", {}, None),
+        ("1", {"nvidia.com/gpu": "1"}, None),
+        ("8", {"nvidia.com/gpu": "8"}, None),
+        ("0.25", {"nvidia.com/gpu.shared": "1"}, 4),
+        ("0.5", {"nvidia.com/gpu.shared": "1"}, 2),
+        ("0.125", {"nvidia.com/gpu.shared": "1"}, 8),
+    ],
+)
+def test_gpus_in_the_words_of_the_device_plugin(
+    gpus: str, resources: dict[str, str], slices: int | None
+) -> None:
+    request = gpu_request(gpus)
+    assert request.resources == resources
+    assert request.slices == slices
+
+
+@pytest.mark.parametrize(
+    ("image", "patterns", "expected"),
+    [
+        ("anything:1", (), True),
+        ("python:3", ("python:*",), True),
+        ("docker.io/library/python:3", ("python:*",), True),
+        ("team/trainer:1", ("docker.io/team/*",), True),
+        ("docker.io/team/trainer:1", ("team/*",), True),
+        ("evil.example.org/team/trainer:1", ("team/*",), False),
+        ("registry.example.org.evil.org/team/x", ("registry.example.org/*",), False),
+        ("registryXexample.org/team/x", ("registry.example.org/*",), False),
+        ("registry.example.org/team/x:1", ("registry.example.org/team/x",), False),
+        ("registry.example.org/team/x", ("registry.example.org/team/x",), True),
+        ("localhost/trainer", ("trainer",), False),
+        ("localhost:5000/trainer:2", ("other/*", "localhost:5000/*"), True),
+    ],
+)
+def test_images_are_compared_by_their_full_names(
+    image: str, patterns: tuple[str, ...], expected: bool
+) -> None:
+    assert allowed(image, patterns) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("8", 8), ("500m", Fraction(1, 2)), ("1.5", Fraction(3, 2)), ("1Gi", 2**30), ("2k", 2000)],
+)
+def test_quantities_are_exact(text: str, amount: Fraction) -> None:
+    assert quantity(text) == amount
+
+
+def test_a_wrong_quantity_names_itself() -> None:
+    with pytest.raises(ValueError, match="'8 cores' is not a quantity"):
+        quantity("8 cores")
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def test_settings_are_read_by_the_names_of_the_chart(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.yaml"
+    path.write_text("provider: gke\nallowedImages: ['a/*']\nlimits: {gpus: 8}\nncclEnvironment: {A: b}\n")
+    settings = load_pod_settings(path)
+    assert settings.provider is Provider.GKE
+    assert settings.allowed_images == ("a/*",)
+    assert settings.limits.gpus == 8
+    path.write_text("")
+    assert load_pod_settings(path) == PodSettings()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("alowedImages: []", "alowedImages is no setting; did you mean allowedImages?"),
+        ("limits: {gpu: 8}", "limits.gpu is no setting; did you mean gpus?"),
+        ("provider: gcp", "provider is 'gcp'"),
+        ("sharedMemory: lots", "sharedMemory is 'lots'"),
+        ("userId: 0", "userId is 0"),
+        ("[1, 2]", "the document is [1, 2]"),
+        ("{", "is not YAML"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_settings_that_cannot_be_used_say_why(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "jobs.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(PodSettingsError) as refused:
+        load_pod_settings(path)
+    assert message in str(refused.value)
+    assert str(path) in str(refused.value)

@@ -58,7 +58,7 @@ def terminal_plot(evidence: Evidence, width: int) -> str:
     for (attempt, (xs, ys)), marker in zip(by_attempt(evidence.steps).items(), "123456789", strict=False):
         plotext.plot(xs, ys, marker=marker, label=f"attempt {attempt}")
     plotext.title("training loss by step; overlapping digits: steps that were done again")
-    return str(plotext.build())
+    return str(plotext.uncolorize(plotext.build()))
 
 
 def draw(evidence: Evidence, figures: dict[str, Any], path: Path) -> None:

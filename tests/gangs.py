@@ -207,9 +207,10 @@ class Workshop:
         env: Mapping[str, str] | None = None,
         script: Path = LOOP,
         run_dir: Path | None = None,
+        arguments: Sequence[str] | None = None,
         **options: Any,
     ) -> Gang:
-        """The next attempt of run `name`, with the loop's `options`."""
+        """The next attempt of run `name`: the loop with its `options`, or `script` with `arguments`."""
         number = self.numbers.get(name, 0) + 1 if attempt is None else attempt
         self.numbers[name] = number
         place = self.path / f"{name}-{number}"
@@ -227,7 +228,7 @@ class Workshop:
         for rank in range(ranks):
             message = place / f"rank-{rank}.termination"
             own = {"RANK": str(rank), "LOCAL_RANK": "0", "HOLDFAST_TERMINATION_LOG": str(message)}
-            argv = [script, json.dumps(options)]
+            argv = [script, *([json.dumps(options)] if arguments is None else arguments)]
             started.append(self.server.start(argv, common | own, place / f"rank-{rank}.log"))
             terminations.append(message)
         self.started += started

@@ -1,0 +1,165 @@
+"""`python -m holdfast_trainer train`, by itself: as one process, in a gang, killed, and wrongly asked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from gangs import KILL, NOTICE, Gang, Workshop
+
+import holdfast_trainer
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR, RunDir, Termination
+from holdfast_trainer.train import main
+
+COMMAND = Path(holdfast_trainer.__file__).parent / "__main__.py"
+CONFIG = {
+    "model": {"vocab_size": 64, "layers": 2, "heads": 2, "width": 32, "context": 16, "dropout": 0.1},
+    "data": {"path": "data"},
+    "train": {"steps": 40, "global_batch": 12, "micro_batch": 2, "precision": "fp32", "log_every": 5},
+    "optim": {"learning_rate": 1e-2, "warmup_steps": 4},
+    "validation": {"every": 9, "batches": 2},
+    "checkpoint": {"every": 6},
+}
+
+
+def write_data(directory: Path) -> None:
+    """Shards that a model can learn something of: short words over and over, in random order."""
+    directory.mkdir()
+    chance = np.random.default_rng(3)
+    words = chance.integers(1, 64, size=(20, 5))
+    shards = []
+    for split, count in (("train", 2000), ("validation", 200)):
+        content = words[chance.integers(0, 20, size=count)].astype("<u2").tobytes()
+        (directory / f"{split}.bin").write_bytes(content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        shards.append(
+            {
+                "file": f"{split}.bin",
+                "split": split,
+                "tokens": count * 5,
+                "bytes": len(content),
+                "sha256": sha256,
+            }
+        )
+    index = {"format": "holdfast-tokens/1", "dtype": "uint16", "vocab_size": 64, "end_of_text": 0}
+    (directory / "index.json").write_text(json.dumps({**index, "shards": shards}))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    write_data(tmp_path / "data")
+    body = {**CONFIG, "data": {"path": str(tmp_path / "data")}}
+    path = tmp_path / "gpt.yaml"
+    path.write_text(yaml.safe_dump(body))
+    return path
+
+
+def start(workshop: Workshop, config: Path, *overrides: str, name: str = "run", ranks: int = 1) -> Gang:
+    arguments = ["train", "--config", str(config), *overrides]
+    return workshop.start(name, ranks=ranks, script=COMMAND, arguments=arguments)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_killed_run_ends_as_an_untouched_one(workshop: Workshop, config: Path, ranks: int) -> None:
+    twin = start(workshop, config, name="twin", ranks=ranks)
+    assert twin.wait() == [0] * ranks, twin.texts()
+    assert "step 40: loss " in twin.texts()
+    assert set(twin.history.validations()) == {9, 18, 27, 36, 40}
+
+    for at, signal in ((10, KILL), (22, NOTICE)):
+        gang = start(workshop, config, ranks=ranks)
+        gang.wait_for_step(at)
+        gang.signal(signal)
+        gang.wait()
+    last = start(workshop, config, ranks=ranks)
+    assert last.wait() == [0] * ranks, last.texts()
+    assert last.history.losses() == twin.history.losses()
+    assert last.history.validations() == twin.history.validations()
+    assert last.history.stop()["digest"] == twin.history.stop()["digest"] != ""
+    losses = [float.fromhex(bits) for _, bits in sorted(last.history.losses().items())]
+    assert losses[-1] < losses[0] * 0.9, "it learned something"
+
+
+def test_without_any_engine(workshop: Workshop, config: Path, tmp_path: Path) -> None:
+    """The run directory comes from the command line, and attempts number themselves."""
+    env = {"HOLDFAST_RUN_DIR": "", "HOLDFAST_ATTEMPT": ""}
+    place = tmp_path / "mine"
+    arguments = ["train", "--config", str(config), "--run-dir", str(place), "train.steps=8"]
+    for number in (1, 2):
+        gang = workshop.start(f"alone-{number}", script=COMMAND, arguments=arguments, env=env)
+        assert gang.wait() == [0], gang.texts()
+    run = RunDir(place)
+    assert run.attempt_numbers() == [1, 2]
+    assert run.checkpoint(8).is_dir()
+    assert "resumed from step 8" in gang.texts()
+
+
+def test_a_shard_that_is_damaged_ends_all_ranks_and_is_not_tried_again(
+    workshop: Workshop, config: Path, tmp_path: Path
+) -> None:
+    """Rank 1 meets the damage in the middle of the training, while rank 0 waits for its gradients."""
+    shard = tmp_path / "data" / "train.bin"
+    tokens = np.fromfile(shard, dtype="<u2")
+    tokens[len(tokens) // 2 :] = 999
+    tokens.tofile(shard)
+    gang = start(workshop, config, ranks=2)
+    codes = gang.wait()
+    assert EXIT_CONFIG_ERROR in codes, gang.texts()
+    assert 0 not in codes
+    told = gang.termination(codes.index(EXIT_CONFIG_ERROR))
+    assert (told.outcome, told.config_error) == ("failed", True)
+    assert "holds token 999, and its vocabulary ends at 63; data.verify=true names the file" in told.error
+    assert gang.history.stop()["outcome"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "message"),
+    [
+        (["train.stps=5"], 1, "train.stps"),
+        (
+            ["train.global_batch=7", "train.micro_batch=1"],
+            2,
+            "train.global_batch: 7 sequences can not be shared",
+        ),
+        (["data.path=/nowhere"], 1, "/nowhere"),
+        (["model.vocab_size=32"], 1, "set model.vocab_size to at least 64"),
+        (["train.precision=fp16"], 1, "train.precision: 'fp16' is not native to this cpu device"),
+    ],
+)
+def test_what_can_never_run_is_said_and_not_tried_again(
+    workshop: Workshop, config: Path, overrides: list[str], ranks: int, message: str
+) -> None:
+    gang = start(workshop, config, *overrides, ranks=ranks)
+    assert gang.wait() == [EXIT_CONFIG_ERROR] * ranks, gang.texts()
+    for rank in range(ranks):
+        told = gang.termination(rank)
+        assert told == Termination("failed", 0, 0, told.error, config_error=True)
+        assert message in told.error
+        assert f"error: {told.error}" in gang.ranks[rank].text()
+        assert "Traceback" not in gang.ranks[rank].text()
+
+
+def test_another_configuration_on_the_same_run_directory(workshop: Workshop, config: Path) -> None:
+    assert start(workshop, config, "train.steps=6", "optim.warmup_steps=2").wait() == [0]
+    gang = start(workshop, config, "train.steps=6", "optim.warmup_steps=3")
+    assert gang.wait() == [EXIT_CONFIG_ERROR]
+    assert "was written under another configuration" in gang.termination().error
+
+
+def test_a_missing_shard(workshop: Workshop, config: Path, tmp_path: Path) -> None:
+    shutil.move(tmp_path / "data" / "train.bin", tmp_path / "elsewhere")
+    gang = start(workshop, config)
+    assert gang.wait() == [EXIT_CONFIG_ERROR]
+    assert "train.bin is missing; the index names it" in gang.termination().error
+
+
+def test_asked_for_nothing_it_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main([])
+    assert raised.value.code == 2
+    assert "give --config FILE (or set HOLDFAST_CONFIG)" in capsys.readouterr().err

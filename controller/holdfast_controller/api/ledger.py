@@ -113,7 +113,8 @@ def _attempt(number: int, seen: _Evidence, record: AttemptRecord | None) -> Atte
     saved = [
         step for step in (work.durable_step, record.durable_step if record else None) if step is not None
     ]
-    first = [line["step"] for line in (*seen.steps, seen.line("first_step")) if "step" in line]
+    # A validation has a line too, of the step it went on from: that one was done by the attempt before.
+    first = [line["step"] for line in (*seen.steps, seen.line("first_step")) if "seconds" in line]
     started = _moment(seen.line("attempt_start").get("time"))
     return AttemptAccount(
         attempt=number,

@@ -1,0 +1,59 @@
+"""The TrainingJob CRD on a test's apiserver, and a fresh start on it for each test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.cluster.kubectl import Kubectl
+
+PERMISSIVE: dict[str, Any] = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "trainingjobs.holdfast.dev"},
+    "spec": {
+        "group": "holdfast.dev",
+        "scope": "Namespaced",
+        "names": {
+            "kind": "TrainingJob",
+            "plural": "trainingjobs",
+            "singular": "trainingjob",
+            "shortNames": ["tj"],
+        },
+        "versions": [
+            {
+                "name": "v1alpha1",
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "schema": {
+                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+                },
+            }
+        ],
+    },
+}
+"""Lets everything through, so that what only the controller refuses can be tested."""
+
+
+def install(kubectl: Kubectl, *documents: dict[str, Any], namespaces: tuple[str, ...] = ()) -> None:
+    """Apply CRDs (by default the permissive one), wait until they are served, make namespaces."""
+    crds = documents or (PERMISSIVE,)
+    kubectl.apply(*crds)
+    for crd in crds:
+        name = crd["metadata"]["name"]
+        kubectl.run("wait", "--for=condition=Established", f"crd/{name}", "--timeout=30s")
+    there = kubectl.run("get", "namespaces", "-o", "name").split()
+    for namespace in namespaces:
+        if f"namespace/{namespace}" not in there:
+            kubectl.run("create", "namespace", namespace)
+
+
+def clear(kubectl: Kubectl) -> None:
+    """Remove all TrainingJobs, whatever holds them, and all Events."""
+    for item in kubectl.get("trainingjobs", "-A")["items"]:
+        meta = item["metadata"]
+        where = [f"-n={meta['namespace']}", "trainingjob", meta["name"]]
+        if meta.get("finalizers"):
+            kubectl.attempt("patch", *where, "--type=merge", '-p={"metadata":{"finalizers":null}}')
+        kubectl.attempt("delete", *where, "--ignore-not-found")
+    kubectl.run("delete", "events", "-A", "--all", "--wait=false")

@@ -37,9 +37,18 @@ def openapi() -> str:
     return json.dumps(app.openapi(), indent=2, ensure_ascii=False) + "\n"
 
 
+def crd() -> str:
+    """TrainingJobs as Kubernetes knows them."""
+    sys.path.insert(0, str(ROOT))
+    from scripts.crd import crd
+
+    return crd()
+
+
 GENERATORS: Mapping[str, Callable[[], str]] = {
     "docs/trainingjob.schema.json": job_schema,
     "docs/openapi.json": openapi,
+    "helm/holdfast/templates/crd.yaml": crd,
 }
 
 

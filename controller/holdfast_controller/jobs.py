@@ -33,7 +33,14 @@ JobName = Annotated[
 Namespace = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)
 ]
+ObjectName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", min_length=1, max_length=253)
+]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
+
+RESERVED_ENV_PREFIXES = ("HOLDFAST_", "PET_", "TORCHELASTIC_")
+RESERVED_ENV = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Set by the platform; a job's env cannot name them."""
 
 
 class Model(BaseModel):
@@ -85,8 +92,10 @@ class Retries(Model):
 class Storage(Model):
     """Where the run directory lives."""
 
-    claim: str = Field(description="PersistentVolumeClaim; the local engine uses its own data directory.")
-    data: str | None = Field(
+    claim: ObjectName = Field(
+        description="PersistentVolumeClaim; the local engine uses its own data directory."
+    )
+    data: ObjectName | None = Field(
         default=None,
         description="PersistentVolumeClaim with the data to train on, seen read-only at /holdfast/data; "
         "on the local engine `config` names its paths.",
@@ -146,7 +155,7 @@ class Spec(Model):
         description="Ranks per replica; by default one per GPU, or one on CPU.",
     )
     capacity: Capacity = Field(default=Capacity.ANY, description="Spot, OnDemand or Any.")
-    queue: str | None = Field(default=None, description="Kueue LocalQueue.")
+    queue: Namespace | None = Field(default=None, description="Kueue LocalQueue.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     retries: Retries = Field(default_factory=Retries)
     storage: Storage | None = None
@@ -182,13 +191,7 @@ class Spec(Model):
     @classmethod
     def _env(cls, value: dict[str, str]) -> dict[str, str]:
         for name in value:
-            if name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_")) or name in (
-                "RANK",
-                "WORLD_SIZE",
-                "LOCAL_RANK",
-                "MASTER_ADDR",
-                "MASTER_PORT",
-            ):
+            if name.startswith(RESERVED_ENV_PREFIXES) or name in RESERVED_ENV:
                 raise ValueError(f"{name} is set by the platform and cannot be given in env")
         return value
 

@@ -45,7 +45,7 @@ class PodSettings(_Frozen):
 
     provider: Provider = Field(
         default=Provider.AUTO,
-        description="Who takes spot nodes back: gke, eks, karpenter, aks, generic; auto knows the marks of all.",
+        description="Who takes spot nodes back: gke, eks, karpenter, aks or generic; auto knows all marks.",
     )
     spot_notice_seconds: float | None = Field(
         default=None, ge=1, description="Notice that spot nodes really give; by default the provider's."

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import yaml
+
 from holdfast_controller.columns import DESCRIPTIONS, KEY
 from holdfast_controller.jobs import KIND, RESERVED_ENV, RESERVED_ENV_PREFIXES, Spec, Status
 
@@ -92,7 +93,7 @@ RULES: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 
 # CEL is priced before it runs, by the longest text that may come.
-LENGTHS = {path: 32 for path in (*INT_OR_STRING, "spec.resources.memory")}
+LENGTHS = dict.fromkeys((*INT_OR_STRING, "spec.resources.memory"), 32)
 
 LIST_KEYS = {"status.conditions": ["type"], "status.attempts": ["number"]}
 

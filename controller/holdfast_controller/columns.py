@@ -7,6 +7,7 @@ by them. A column whose value is not known is left out, and kubectl then shows n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from .jobs import Status
 
@@ -34,7 +35,7 @@ def columns(status: Status, engine: str) -> dict[str, str]:
 def duration(seconds: float) -> str:
     """Two units at most, as kubectl writes ages: 42s, 3m12s, 2h5m, 3d4h."""
     whole = max(0, round(seconds))
-    for (unit, size), (lower, lower_size) in zip(_UNITS, _UNITS[1:], strict=False):
+    for (unit, size), (lower, lower_size) in pairwise(_UNITS):
         if whole >= size:
             rest = whole % size // lower_size
             return f"{whole // size}{unit}{rest}{lower}" if rest else f"{whole // size}{unit}"

@@ -1,4 +1,4 @@
-"""The TrainingJob CRD on a real apiserver: it refuses what the model refuses, and shows what people ask for."""
+"""The TrainingJob CRD on a real apiserver: it refuses what the model refuses and shows what people ask."""
 
 from __future__ import annotations
 

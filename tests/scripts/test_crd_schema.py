@@ -8,10 +8,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from scripts.crd import RULES, crd, definition, structural
 
 from holdfast_controller.columns import columns, duration
 from holdfast_controller.jobs import JobProgress, Phase, Status
-from scripts.crd import RULES, crd, definition, structural
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
@@ -46,7 +46,7 @@ def test_helm_finds_nothing_to_fill_in_and_keeps_it() -> None:
 
 
 def test_a_model_that_has_no_structural_form_is_not_passed_over() -> None:
-    with pytest.raises(ValueError, match="spec.size: anyOf has no structural form"):
+    with pytest.raises(ValueError, match=r"spec\.size: anyOf has no structural form"):
         structural({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "spec.size", {})
 
 

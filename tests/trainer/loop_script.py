@@ -88,6 +88,7 @@ def validate() -> float:
         for index in run.interruptible(range(4)):
             print("validating", flush=True)
             time.sleep(options["validation_pause"])
+            torch.rand(1)  # as a loader that shuffles would
             total += float(loss_of(raw, 10_000 + index, 0))
     raw.train()
     return run.mean(total)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from gangs import KILL, NOTICE, Gang, Workshop
+from waiting import wait_until
 
 from holdfast_trainer.contract import Termination
 
@@ -63,12 +64,19 @@ def test_a_notice_before_the_first_step_does_no_step(workshop: Workshop) -> None
 
 
 def test_a_notice_during_validation_does_not_wait_for_its_end(workshop: Workshop) -> None:
-    gang = workshop.start(ranks=2, steps=50, save_every=10_000, validate_every=6, validation_pause=0.3)
+    """The validation is done again after the resume, from the random state and buffers it began with."""
+    options = {"steps": 14, "save_every": 10_000, "validate_every": 6, "norm": True}
+    untouched = workshop.finish("untouched", ranks=2, **options)
+    gang = workshop.start(ranks=2, **options, validation_pause=0.3)
     gang.wait_for_text("validating", rank=1)
     gang.signal(NOTICE, [1])
     assert assert_stopped_at_one_step(gang, gang.wait()) == 6
     assert gang.texts().count("validating") < 8
     assert not gang.history.validations(), "a validation that was cut short has no figure"
+    resumed = workshop.finish(ranks=2, **options)
+    assert resumed.losses() == untouched.losses()
+    assert resumed.validations() == untouched.validations()
+    assert resumed.stop()["digest"] == untouched.stop()["digest"]
 
 
 def test_a_validation_in_the_middle_of_a_step_never_saves_half_a_step(workshop: Workshop) -> None:
@@ -111,7 +119,35 @@ def test_a_stop_whose_save_fails_says_which_step_is_durable(workshop: Workshop) 
     assert workshop.finish(ranks=2, steps=30).events("attempt_start", 2)[0]["resumed_step"] == 10
 
 
+def test_a_save_that_failed_on_one_rank_is_made_again_by_all(workshop: Workshop) -> None:
+    """The save of step 10 fails on rank 0 alone; the notice meets the validation that follows."""
+    gang = workshop.start(
+        ranks=2, steps=500, save_every=10, pause=0.05, validate_every=10, validation_pause=0.3
+    )
+    gang.wait_for_step(1)
+    blocked = gang.history.run.checkpoints / ".step-00000010.attempt-1.save-1" / "rank-0.safetensors"
+    blocked.mkdir(parents=True)
+    gang.wait_for_text("validating", rank=1)
+    assert "checkpoint of step 10 failed, training goes on" in gang.ranks[0].text()
+    gang.signal(NOTICE, [1])
+    assert assert_stopped_at_one_step(gang, gang.wait()) == 10
+    assert [line["step"] for line in gang.history.events("checkpoint_failed")] == [10]
+
+
 # ------------------------------------------------- no agreement, and little time
+
+
+def wait_until_quiet(gang: Gang, rank: int, seconds: float = 0.5) -> None:
+    """Until a rank that tells of every step has told of none for a while: it waits for a peer."""
+    seen: list[tuple[float, str]] = [(time.monotonic(), "")]
+
+    def quiet() -> bool:
+        text = gang.ranks[rank].text()
+        if text != seen[-1][1]:
+            seen.append((time.monotonic(), text))
+        return time.monotonic() - seen[-1][0] > seconds
+
+    wait_until(quiet, f"rank {rank} to wait for its peer")
 
 
 def test_a_rank_whose_peer_hangs_ends_inside_the_grace(workshop: Workshop) -> None:
@@ -119,6 +155,7 @@ def test_a_rank_whose_peer_hangs_ends_inside_the_grace(workshop: Workshop) -> No
     gang = workshop.start(ranks=2, steps=500, pause=0.02, save_every=5, env={"HOLDFAST_GRACE_SECONDS": "2"})
     gang.wait_for_step(12)
     gang.ranks[1].signal(signal.SIGSTOP)
+    wait_until_quiet(gang, 0)
     began = time.monotonic()
     gang.signal(NOTICE, [0])
     assert gang.ranks[0].wait() == 143

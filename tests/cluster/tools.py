@@ -98,8 +98,19 @@ BUILDKIT = Module(
     main="github.com/moby/buildkit",
 )
 SMALL = Module("small", {name: f"./{name}" for name in ("pause", "nslookup", "wget")})
+HELM = Module(
+    "helm",
+    {"helm": "helm.sh/helm/v3/cmd/helm"},
+    stamp="helm.sh/helm/v3/internal/version.version=VERSION",
+    main="helm.sh/helm/v3",
+)
+KUBECONFORM = Module(
+    "kubeconform",
+    {"kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"},
+    main="github.com/yannh/kubeconform",
+)
 
-MODULES = (SMALL, KUBERNETES, COREDNS, TRAINING_OPERATOR, BUILDKIT)
+MODULES = (SMALL, KUBERNETES, COREDNS, TRAINING_OPERATOR, BUILDKIT, HELM, KUBECONFORM)
 
 
 def module_of(program: str) -> Module:

@@ -10,12 +10,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from holdfast_controller import columns
 from holdfast_controller.cluster import Invalid
 from holdfast_controller.jobs import API_VERSION, KIND, Model, Status, TrainingJob
 
 from .connection import Document
 
 JOBS = f"/apis/{API_VERSION}/trainingjobs"
+ENGINE = "kubernetes"
 FINALIZER = "holdfast.dev/attempts"
 """Keeps a deleted job until nothing of it runs any more."""
 
@@ -70,7 +72,8 @@ def spec_document(job: TrainingJob) -> Document:
 
 
 def status_document(status: Status) -> Document:
-    return _dump(status)
+    """With the columns of `kubectl get`, which `decode` leaves out again."""
+    return {**_dump(status), columns.KEY: columns.columns(status, ENGINE)}
 
 
 def _dump(model: Model) -> Document:
@@ -95,7 +98,9 @@ def decode(document: Document) -> TrainingJob:
     body = {
         "metadata": {name: meta[name] for name in _METADATA if meta.get(name) is not None},
         "spec": document.get("spec") or {},
-        "status": document.get("status") or {},
+        "status": {
+            name: value for name, value in (document.get("status") or {}).items() if name != columns.KEY
+        },
     }
     try:
         return TrainingJob.model_validate(body)

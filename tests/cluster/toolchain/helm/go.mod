@@ -1,4 +1,4 @@
-module holdfast.dev/tests/cluster/toolchain/helm
+module holdfast.dev/tests/helm
 
 go 1.26.8
 

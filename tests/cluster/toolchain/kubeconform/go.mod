@@ -1,4 +1,4 @@
-module holdfast.dev/tests/cluster/toolchain/kubeconform
+module holdfast.dev/tests/kubeconform
 
 go 1.26.8
 

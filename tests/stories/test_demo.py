@@ -1,0 +1,59 @@
+"""Somebody who has never seen Holdfast types `make demo`; here a shorter run of the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import Processes
+
+ROOT = Path(__file__).parents[2]
+FIGURES = {
+    "steps",
+    "attempts",
+    "disruptions",
+    "failures",
+    "lost_steps",
+    "goodput",
+    "recovery_seconds",
+    "notice_lost_steps",
+    "proof",
+    "digest",
+    "twin_digest",
+    "tokens_per_second",
+    "data_wait_fraction",
+    "wall_seconds",
+    "first_step_seconds",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_shows_an_identical_resume_and_leaves_nothing_running(
+    tmp_path: Path, processes: Processes
+) -> None:
+    out = tmp_path / "build" / "demo"
+    demo = processes.start(
+        [sys.executable, "-m", "scripts.demo", "--steps", "45", "--out", out],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    printed, _ = demo.communicate(timeout=500)
+    assert demo.returncode == 0, printed
+    assert "resume proof: identical" in printed
+    assert not processes.running()
+
+    figures = json.loads((out.parent / "demo.json").read_text())
+    assert figures.keys() == FIGURES
+    assert figures["digest"] == figures["twin_digest"] in printed
+    assert (figures["proof"], figures["steps"]) == ("identical", 45)
+    assert (figures["attempts"], figures["disruptions"], figures["failures"]) == (3, 2, 0)
+    assert figures["notice_lost_steps"] == 0
+    assert len(figures["recovery_seconds"]) == 2
+    assert 0 < figures["goodput"] < 1
+    assert 0 < figures["data_wait_fraction"] < 1
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")

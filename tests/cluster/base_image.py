@@ -5,6 +5,8 @@ The Dockerfiles take any base with apt and a Python; this one needs no registry.
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from tests.cluster.system import BASE_IMAGE_PACKAGES, install, run
 SUITE = "bookworm"
 NAME = f"docker.io/holdfast/debian:{SUITE}"
 INCLUDED = ("ca-certificates", "python3")
+EXCLUDED = ("usr/share/doc", "usr/share/locale", "usr/share/man", "usr/share/info")
+"""As images called slim leave them out; dpkg is told to, also when more is installed on top."""
 
 
 def archive() -> tuple[Path, str]:
@@ -23,7 +27,8 @@ def archive() -> tuple[Path, str]:
 
     Raises MissingTool, or ClusterError with debootstrap's words.
     """
-    path = cache_directory() / "images" / f"{SUITE}-{'-'.join(INCLUDED)}.tar"
+    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    path = cache_directory() / "images" / f"{SUITE}-{recipe}.tar"
     digest = path.with_suffix(".digest")
     with locked(path.with_suffix(".lock")):
         if not digest.exists():
@@ -42,6 +47,10 @@ def _bootstrap(path: Path) -> str:
         for pattern in ("var/cache/apt/archives/*.deb", "var/lib/apt/lists/*_*", "var/log/*.log"):
             for left in root.glob(pattern):
                 left.unlink()
+        for directory in EXCLUDED:
+            shutil.rmtree(root / directory)
+        rules = "".join(f"path-exclude=/{directory}/*\n" for directory in EXCLUDED)
+        (root / "etc/dpkg/dpkg.cfg.d/slim").write_text(rules)
         command = ["tar", "--create", "--file", str(layer), "--numeric-owner", "--xattrs", "--sort=name"]
         run([*command, "--exclude=./dev/*", "--directory", root, "."], "packing Debian")
         config = {

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import ssl
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,18 @@ class Built:
     log: str
     """What BuildKit said, one line a step."""
 
+    @property
+    def cached(self) -> frozenset[str]:
+        """The steps that were not run again, as the Dockerfile names them: `[dependencies 1/2] RUN ...`."""
+        names = dict(re.findall(r"^(#\d+) (\[.*)$", self.log, re.MULTILINE))
+        again = re.findall(r"^(#\d+) CACHED$", self.log, re.MULTILINE)
+        return frozenset(names[step] for step in again if step in names)
+
+
+def image_name(kind: str) -> str:
+    """Name of the trainer's or controller's image, in full."""
+    return f"docker.io/library/holdfast-{kind}:test"
+
 
 def build_image(
     machine: Machine,
@@ -53,8 +67,6 @@ def build_image(
 
     Raises BuildFailed with the end of BuildKit's log.
     """
-    import time
-
     site = machine.site
     _start(machine)
     metadata = site.state / f"{target}-{os.getpid()}.metadata.json"

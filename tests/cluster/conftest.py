@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.buildkit import build_image
+from tests.cluster.buildkit import build_image, image_name
 from tests.cluster.cluster import Cluster, down, named_cluster
 from tests.cluster.cluster import cluster as cluster_at
 from tests.cluster.component import end_all
@@ -82,8 +82,7 @@ def _image(cluster: Cluster, kind: str) -> str:
         if not os.environ.get(variable):
             pytest.skip(f"let {variable} name an image that the cluster of KUBECONFIG_UNDER_TEST can pull")
         return os.environ[variable]
-    name = f"docker.io/library/holdfast-{kind}:test"
-    return build_image(Machine.running(cluster.site), f"{kind}.Dockerfile", name).name
+    return build_image(Machine.running(cluster.site), f"{kind}.Dockerfile", image_name(kind)).name
 
 
 @pytest.fixture

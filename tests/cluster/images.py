@@ -5,7 +5,10 @@ Names are in full and nothing is ever pulled: there is no registry in the tests.
 
 from __future__ import annotations
 
+import json
+import subprocess
 import tempfile
+import zlib
 from pathlib import Path
 
 from tests.cluster.build import program
@@ -112,6 +115,19 @@ class ImageStore:
         """Import an image from its archive, unless it is there already."""
         if self.digests().get(name) != digest:
             self.run("images", "import", archive)
+
+    def pulled_size(self, digest: str) -> int:
+        """Bytes of an image's layers as a registry holds them and a node pulls them, with gzip."""
+        manifest = json.loads(self.run("content", "get", digest))
+        return sum(self._compressed(layer["digest"]) for layer in manifest["layers"])
+
+    def _compressed(self, digest: str) -> int:
+        size, packer = 0, zlib.compressobj(1, wbits=31)
+        with subprocess.Popen([*self._ctr, "content", "get", digest], stdout=subprocess.PIPE) as reading:
+            assert reading.stdout
+            while chunk := reading.stdout.read(1 << 20):
+                size += len(packer.compress(chunk))
+        return size + len(packer.flush())
 
     def remove_containers(self) -> None:
         """Forget containers that an earlier life has left; their processes ended with it."""

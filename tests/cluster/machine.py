@@ -18,7 +18,7 @@ import psutil
 from tests.cluster.build import program
 from tests.cluster.component import running, start
 from tests.cluster.errors import CannotRunNode, ClusterError, ComponentFailed
-from tests.cluster.settings import remember_settings, write_setting
+from tests.cluster.settings import KUBELET, remember_settings, write_setting
 from tests.cluster.site import Site
 from tests.cluster.system import NODE_PACKAGES, find, install, is_root, run
 
@@ -94,14 +94,13 @@ class Machine:
         target = os.path.realpath("/etc/resolv.conf")
         kubelet = self.site.state / "kubelet"
         kubelet.mkdir()
-        Path("/var/lib/kubelet").mkdir(exist_ok=True)  # a place to mount on; empty outside
         self.run(
             f"resolv={shlex.quote(str(resolv))} target={shlex.quote(target)}\n"
             f"kubelet={shlex.quote(str(kubelet))}\n"
             "mount --make-rshared /\n"
             "mount -t tmpfs -o mode=755 holdfast /run && mkdir /run/lock\n"
             'mkdir -p "$(dirname "$target")" && touch "$target" && mount --bind "$resolv" "$target"\n'
-            'mount --bind "$kubelet" /var/lib/kubelet && mount --make-rshared /var/lib/kubelet',
+            f'mount --bind "$kubelet" {KUBELET} && mount --make-rshared {KUBELET}',
             "mounting in the node",
         )
 
@@ -165,10 +164,6 @@ def remove_outside(site: Site) -> None:
     if find("ip"):
         # It goes with its other end, in the node; only a crash between the two leaves it.
         _quietly(["ip", "link", "delete", site.link])
-    try:
-        Path("/var/lib/kubelet").rmdir()
-    except OSError:
-        pass  # not there, or somebody's
 
 
 def _quietly(command: list[str]) -> bool:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from processes import Processes
 from tests.cluster.build import build
-from tests.cluster.cluster import down, status, up
+from tests.cluster.cluster import Cluster, down, status, up
 from tests.cluster.component import running
 from tests.cluster.machine import Machine, cgroup_roots, why_no_node
-from tests.cluster.settings import NAMES
+from tests.cluster.settings import KUBELET, NAMES
 from tests.cluster.site import Site
 from tests.cluster.system import NODE_PACKAGES, find, install
 from tests.cluster.tools import COREDNS, KUBERNETES, SMALL
@@ -61,9 +61,7 @@ def look(site: Site) -> Host:
         cgroups=frozenset(str(path) for root in cgroup_roots() for path in root.glob("*/")),
         settings=frozenset(f"{name}={(Path('/proc/sys') / name).read_text()}" for name in NAMES),
         directories=frozenset(
-            str(path)
-            for path in (Path("/var/lib/kubelet"), Path("/run/containerd"), site.state)
-            if path.exists()
+            str(path) for path in (KUBELET, Path("/run/containerd"), site.state) if path.exists()
         ),
     )
 
@@ -133,3 +131,21 @@ def test_up_finds_what_is_up_and_down_may_come_twice(short_lived: Site, before: 
     down(short_lived)
     down(short_lived)
     assert look(short_lived) == before
+
+
+def test_another_cluster_is_not_disturbed(cluster: Cluster, namespace: str, short_lived: Site) -> None:
+    """Both have nodes on this machine, and share its kernel and its directories' names."""
+    before = look(short_lived)
+    up(short_lived, operator=False, say=lambda _: None)
+    down(short_lived)
+    assert look(short_lived) == before
+
+    # A pod with a volume: the node's own directory is still mounted where its kubelet writes.
+    there = cluster.kubectl
+    there.run(
+        "run", "after", f"-n={namespace}", f"--image={cluster.busybox}", "--restart=Never", "--", "true"
+    )
+    phase = "--for=jsonpath={.status.phase}=Succeeded"
+    there.run("wait", f"-n={namespace}", "pod/after", phase, "--timeout=50s")
+    assert os.listdir(KUBELET) == []
+    assert there.run("get", "--raw=/readyz") == "ok"

@@ -58,9 +58,8 @@ def test_a_service_is_found_by_name_and_answers(cluster: Cluster, namespace: str
         "metadata": {"name": "web"},
         "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8080}]},
     }
-    asking = (
-        f"until wget -q -T 2 -O - http://web.{namespace}.svc.cluster.local; do sleep 0.2; done; nslookup web"
-    )
+    url = f"http://web.{namespace}.svc.cluster.local"
+    asking = f"until wget -q -T 2 -O - {url} 2>/dev/null; do sleep 0.2; done; nslookup web"
     cluster.kubectl.apply(
         pod("server", cluster.busybox, script),
         service,

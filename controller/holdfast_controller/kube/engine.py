@@ -1,0 +1,299 @@
+"""Attempts as PyTorchJobs under the Training Operator: an Engine (cluster.py).
+
+`start` creates, and never changes what is there: an attempt's objects are named by job and attempt, and a
+second call finds the first one's. The fence is not raised here, for the run directory is on storage that
+the controller does not mount: rank 0 raises it when the attempt is admitted, before anything is read, by
+the number that this engine gave it (holdfast_trainer/place.py). `stop` and `kill` mark the PyTorchJob
+with the time, then delete it and its pods; ended pods stay as evidence (observation.py) until `start` of
+the next attempt, `delete`, or the sweep of what no open attempt needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from holdfast_controller.cluster import (
+    AlreadyExists,
+    AttemptObservation,
+    DrillKind,
+    HoldfastError,
+    Invalid,
+    NotFound,
+    NotReady,
+    Plan,
+    ReplicaState,
+)
+from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.manifests import Manifests, attempt_manifests, attempt_name, pod_name
+from holdfast_controller.pod_settings import PodSettings
+from holdfast_controller.pod_template import JOB_LABEL
+
+from .connection import JSON_PATCH, MERGE_PATCH, Connection, Document
+from .endpoint import Endpoints
+from .observation import (
+    DRILLED,
+    EVIDENCE,
+    KILLED,
+    STOPPED,
+    attempt_observation,
+)
+from .pieces import Pieces, attempt_of, pod_path, pytorch_jobs_path
+from .podlogs import pod_lines
+from .reflector import Reflector, uid_of
+
+log = structlog.get_logger(__name__)
+
+KILL_GRACE_SECONDS = 1
+"""Not 0: the apiserver would call the pod gone at once, while its processes still run."""
+LOST_SECONDS = 60.0
+"""After the end of its grace a pod whose node says nothing is given up: the fence keeps it from writing."""
+SWEEP_SECONDS = 10.0
+
+
+class KubeEngine:
+    """`run` must be running for anything to be seen or swept."""
+
+    name = "kubernetes"
+
+    def __init__(
+        self, connection: Connection, pieces: Pieces, jobs: Reflector, settings: PodSettings | None = None
+    ):
+        self._connection = connection
+        self._pieces = pieces
+        self._jobs = jobs
+        self._settings = settings or PodSettings()
+        self._endpoints = Endpoints(pieces)
+
+    async def run(self) -> None:
+        """Ask running attempts how far they are, and let go of evidence nobody needs. Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._endpoints.run())
+            tasks.create_task(self._sweep_again())
+
+    # -------------------------------------------------------------- starting
+
+    def plan(self, job: TrainingJob) -> Plan:
+        try:
+            manifests = _with_evidence(attempt_manifests(job, job.status.attempt + 1, self._settings))
+        except Invalid as error:
+            return Plan(self.name, (), tuple(error.errors or [str(error)]))
+        return Plan(self.name, tuple(manifests))
+
+    async def start(self, job: TrainingJob, attempt: int) -> None:
+        manifests = _with_evidence(attempt_manifests(job, attempt, self._settings))
+        namespace, name = job.metadata.namespace, manifests.pytorch_job["metadata"]["name"]
+        await self._create(
+            job, attempt, f"/api/v1/namespaces/{namespace}/configmaps", name, manifests.config_map
+        )
+        made = await self._create(job, attempt, pytorch_jobs_path(namespace), name, manifests.pytorch_job)
+        self._pieces.pytorch_jobs.wrote(made)
+        for old in self._pieces.pytorch_jobs_of(job):
+            whose = attempt_of(old)
+            if whose is not None and whose[1] < attempt:
+                await self._clear(job, whose[1], old)
+
+    async def _create(self, job: TrainingJob, attempt: int, path: str, name: str, body: Document) -> Document:
+        try:
+            return await self._connection.post(path, body)
+        except AlreadyExists:
+            found = await self._connection.get(f"{path}/{name}")
+            if attempt_of(found) == (job.metadata.uid, attempt) and (
+                "deletionTimestamp" not in found["metadata"]
+            ):
+                return found
+            raise NotReady(
+                f"{body['kind']} {job.metadata.namespace}/{name} of an earlier job is still going; "
+                "the attempt starts when it is gone"
+            ) from None
+
+    # ------------------------------------------------------------- observing
+
+    async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
+        await self._pieces.synced()
+        return attempt_observation(
+            attempt,
+            job.spec.replicas,
+            self._pieces.pytorch_job_of(job, attempt),
+            self._pieces.pods_of(job, attempt),
+            self._endpoints.progress_of(job, attempt),
+        )
+
+    def changes(self) -> AsyncIterator[str]:
+        return self._pieces.changes()
+
+    async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
+        return self._endpoints.ledger_of(job)
+
+    async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+        """None: a line a step is too much for the network; they are in the run directory."""
+        return []
+
+    async def logs(
+        self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncIterator[str]:
+        if not 0 <= rank < job.spec.world_size:
+            raise NotFound(f"no rank {rank}: {job.key} has {job.spec.world_size}, numbered from 0")
+        replica = rank // job.spec.processes_per_replica
+        path = f"/api/v1/namespaces/{job.metadata.namespace}/pods/{pod_name(job, attempt, replica)}"
+
+        def over() -> bool:
+            pods = self._pieces.pods_of(job, attempt)
+            seen = attempt_observation(
+                attempt, job.spec.replicas, self._pieces.pytorch_job_of(job, attempt), pods
+            )
+            return seen.gone
+
+        try:
+            async for line in pod_lines(self._connection, path, tail=tail, follow=follow, over=over):
+                yield line
+        except NotFound:
+            raise NotFound(
+                f"rank {rank} of attempt {attempt} of {job.key} has no pod; its whole log is in the run "
+                f"directory: attempts/{attempt:04d}/rank-{rank}.log"
+            ) from None
+
+    # ---------------------------------------------------------------- ending
+
+    async def stop(self, job: TrainingJob, attempt: int) -> None:
+        await self._end(job, attempt, STOPPED, None)
+
+    async def kill(self, job: TrainingJob, attempt: int) -> None:
+        await self._end(job, attempt, KILLED, KILL_GRACE_SECONDS)
+
+    async def _end(self, job: TrainingJob, attempt: int, mark: str, grace: int | None) -> None:
+        """Mark, then delete: whoever sees a pod going can know by then that we asked for it."""
+        await self._pieces.synced()
+        pytorch_job = self._pieces.pytorch_job_of(job, attempt)
+        if pytorch_job is not None:
+            await self._mark(job, attempt, pytorch_job, mark)
+        for pod in self._pieces.pods_of(job, attempt):
+            await self._end_pod(pod, grace)
+
+    async def _mark(self, job: TrainingJob, attempt: int, pytorch_job: Document, mark: str) -> None:
+        path = f"{pytorch_jobs_path(job.metadata.namespace)}/{attempt_name(job, attempt)}"
+        precondition = {"preconditions": {"uid": uid_of(pytorch_job)}}
+        with suppress(NotFound):
+            if mark not in (pytorch_job["metadata"].get("annotations") or {}):
+                change = {"metadata": {"annotations": {mark: datetime.now(UTC).isoformat()}}}
+                self._pieces.pytorch_jobs.wrote(await self._connection.patch(path, change, MERGE_PATCH))
+            if "deletionTimestamp" not in pytorch_job["metadata"]:
+                await self._connection.delete(path, {"propagationPolicy": "Foreground", **precondition})
+
+    async def _end_pod(self, pod: Document, grace: int | None) -> None:
+        meta = pod["metadata"]
+        going = "deletionTimestamp" in meta
+        if going:
+            left = float(meta.get("deletionGracePeriodSeconds") or 0)
+            lost = time.time() - datetime.fromisoformat(meta["deletionTimestamp"]).timestamp()
+            if lost > LOST_SECONDS and left > 0:
+                grace = 0
+            elif grace is None or left <= grace:
+                return
+        options: Document = {"preconditions": {"uid": meta["uid"]}}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        with suppress(NotFound):
+            await self._connection.delete(pod_path(pod), options)
+
+    async def drill(self, job: TrainingJob, attempt: int, replica: int, kind: DrillKind) -> None:
+        seen = await self.observe(job, attempt)
+        if not seen.exists or seen.gone:
+            raise NotReady(f"attempt {attempt} of {job.key} is not running")
+        if not 0 <= replica < len(seen.replicas):
+            raise NotFound(f"no replica {replica}: {job.key} has {len(seen.replicas)}, numbered from 0")
+        found = seen.replicas[replica]
+        if found.state is not ReplicaState.RUNNING or found.disrupted:
+            raise NotReady(f"replica {replica} of {job.key} is not running: there is nothing to disrupt")
+        namespace, name = job.metadata.namespace, pod_name(job, attempt, replica)
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        change = {"metadata": {"annotations": {DRILLED: kind.value}}}
+        await self._connection.patch(path, change, MERGE_PATCH)
+        if kind is DrillKind.KILL:
+            await self._connection.delete(path, {"gracePeriodSeconds": KILL_GRACE_SECONDS})
+            return
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+        }
+        await self._connection.post(f"{path}/eviction", eviction)
+
+    async def delete(self, job: TrainingJob) -> None:
+        """Remove all objects of the job. Its run directory stays: the controller does not mount it."""
+        await self._pieces.synced()
+        for pytorch_job in self._pieces.pytorch_jobs_of(job):
+            whose = attempt_of(pytorch_job)
+            if whose is not None:
+                await self._clear(job, whose[1], pytorch_job)
+        for pod in self._pieces.all_pods_of(job):
+            await self._release(pod, delete=True)
+        self._endpoints.forget(job)
+
+    async def _clear(self, job: TrainingJob, attempt: int, pytorch_job: Document) -> None:
+        """Remove what is left of an attempt that has its verdict."""
+        namespace, name = job.metadata.namespace, attempt_name(job, attempt)
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid_of(pytorch_job)}}
+        for path in (
+            f"{pytorch_jobs_path(namespace)}/{name}",
+            f"/api/v1/namespaces/{namespace}/configmaps/{name}",
+        ):
+            with suppress(NotFound):
+                await self._connection.delete(path, options if "pytorchjobs" in path else None)
+        for pod in self._pieces.pods_of(job, attempt):
+            await self._release(pod, delete=True)
+
+    # -------------------------------------------------------------- evidence
+
+    async def _sweep_again(self) -> None:
+        await self._jobs.synced()
+        await self._pieces.synced()
+        while True:
+            for pod in self._pieces.pods.all():
+                if "deletionTimestamp" in pod["metadata"] and not self._needed(pod):
+                    try:
+                        await self._release(pod)
+                    except HoldfastError as error:
+                        log.warning("a pod is still held", pod=pod["metadata"]["name"], error=str(error))
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    def _needed(self, pod: Document) -> bool:
+        """Whether the attempt it belongs to is open: that has no verdict yet."""
+        whose = attempt_of(pod)
+        if whose is None:
+            return False
+        uid, number = whose
+        meta = pod["metadata"]
+        job = self._jobs.get(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
+        if job is None or uid_of(job) != uid:
+            return False
+        records = (job.get("status") or {}).get("attempts") or []
+        return any(record["number"] == number and not record.get("verdict") for record in records)
+
+    async def _release(self, pod: Document, *, delete: bool = False) -> None:
+        """Take our finalizer off; with `delete` the pod goes too."""
+        finalizers = pod["metadata"].get("finalizers") or []
+        with suppress(NotFound):
+            if delete and "deletionTimestamp" not in pod["metadata"]:
+                await self._connection.delete(pod_path(pod), {"preconditions": {"uid": uid_of(pod)}})
+            if EVIDENCE in finalizers:
+                at = f"/metadata/finalizers/{finalizers.index(EVIDENCE)}"
+                with suppress(Invalid):  # the test fails: it is off already, or the next sweep finds it
+                    changes = [
+                        {"op": "test", "path": at, "value": EVIDENCE},
+                        {"op": "remove", "path": at},
+                    ]
+                    await self._connection.patch(pod_path(pod), changes, JSON_PATCH)
+
+
+def _with_evidence(manifests: Manifests) -> Manifests:
+    """With our finalizer on the pods that the operator will make."""
+    for replica in manifests.pytorch_job["spec"]["pytorchReplicaSpecs"].values():
+        replica["template"]["metadata"]["finalizers"] = [EVIDENCE]
+    return manifests

@@ -1,0 +1,217 @@
+"""From what Kubernetes says of a PyTorchJob and its pods to what happened to the attempt. Pure.
+
+A pod that has ended is kept by our finalizer (`EVIDENCE`) until its attempt has a verdict: what it said
+last, and who took it, cannot get lost while no controller looks; and the Training Operator, which makes
+every pod again that is missing, finds the name taken, so no replica is ever restarted in place.
+
+Who ended a pod: the platform says so itself (a DisruptionTarget condition, a reason such as Evicted), or
+it was deleted at a time when we had not asked for that. Our own stops and kills are marked on the
+PyTorchJob before they are done, drills on the pod. The times are compared, because a pod that was evicted
+is also deleted by us when the rest of its gang is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
+from holdfast_controller.manifests import CONTAINER, INDEX_LABEL, QUEUE_LABEL
+from holdfast_trainer.contract import Progress, Termination
+
+Document = Mapping[str, Any]
+
+EVIDENCE = "holdfast.dev/evidence"
+STOPPED = "holdfast.dev/stopped-at"
+KILLED = "holdfast.dev/killed-at"
+DRILLED = "holdfast.dev/drilled"
+
+_TAKEN = ("Evicted", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated")
+"""Reasons of a pod's status that mean the node, not the program, ended it."""
+_STUCK = (
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "ErrImageNeverPull",
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "RunContainerError",
+)
+_SIGNAL_BASE = 128
+
+
+def attempt_observation(
+    attempt: int,
+    replicas: int,
+    pytorch_job: Document | None,
+    pods: Sequence[Document],
+    progress: Progress | None = None,
+) -> AttemptObservation:
+    """A snapshot. `replicas` is how many there should be."""
+    ours = _marks(pytorch_job)
+    by_index = {index_of(pod): pod for pod in pods}
+    whole = pytorch_job is not None and "deletionTimestamp" not in pytorch_job["metadata"]
+    seen = tuple(_replica(index, by_index.get(index), ours, pytorch_job, whole) for index in range(replicas))
+    exists = pytorch_job is not None or bool(pods)
+    ended = all(one.state in (ReplicaState.SUCCEEDED, ReplicaState.FAILED) for one in seen)
+    starts = [time for pod in pods if (time := _started(pod)) is not None]
+    return AttemptObservation(
+        attempt,
+        exists=exists,
+        gone=not exists or ended,
+        replicas=seen if exists else (),
+        waiting=_waiting(seen, by_index, pytorch_job) if exists else "",
+        stopping=_annotation(pytorch_job, STOPPED) is not None,
+        progress=progress,
+        started_at=min(starts, default=None),
+    )
+
+
+def index_of(pod: Document) -> int:
+    return int(pod["metadata"]["labels"].get(INDEX_LABEL, -1))
+
+
+def running(pod: Document) -> bool:
+    """Whether its container runs now."""
+    return "running" in _state(pod)
+
+
+def _replica(
+    index: int, pod: Document | None, ours: float | None, pytorch_job: Document | None, whole: bool
+) -> ReplicaObservation:
+    if pod is None:
+        if whole:
+            return ReplicaObservation(index, ReplicaState.PENDING)
+        return ReplicaObservation(index, ReplicaState.FAILED, "Missing: it was never made, or is forgotten")
+    taken, reason = _taken(pod, ours, pytorch_job)
+    end = _state(pod).get("terminated")
+    phase = pod["status"].get("phase", "Pending")
+    if end is None and phase in ("Pending", "Running", "Unknown") and not _forced(pod):
+        state = ReplicaState.RUNNING if running(pod) or phase == "Running" else ReplicaState.PENDING
+        return ReplicaObservation(index, state, reason or _why_pending(pod), disrupted=taken)
+    code = end.get("exitCode") if end is not None else None
+    well = code == 0 if end is not None else phase == "Succeeded"
+    memory = end is not None and end.get("reason") == "OOMKilled" and not taken
+    by_signal = code is not None and _SIGNAL_BASE < code <= _SIGNAL_BASE + 64
+    message = (end or {}).get("message") or ""
+    return ReplicaObservation(
+        index,
+        ReplicaState.SUCCEEDED if well else ReplicaState.FAILED,
+        reason=reason or ("OutOfMemory: the container's memory limit was reached" if memory else ""),
+        disrupted=taken,
+        out_of_memory=memory,
+        exit_code=None if by_signal else code,
+        exit_signal=code - _SIGNAL_BASE if by_signal and code is not None else None,
+        termination=Termination.from_json(message),
+        ended_at=_seconds((end or {}).get("finishedAt")) or _asked_to_go(pod),
+    )
+
+
+def _taken(pod: Document, ours: float | None, pytorch_job: Document | None) -> tuple[bool, str]:
+    """Whether the platform took this pod, and the evidence in words."""
+    drill = _annotation(pod, DRILLED)
+    if drill is not None:
+        return True, f"Drilled: {'killed' if drill == 'kill' else 'given notice'} on request"
+    for condition in pod["status"].get("conditions") or []:
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            return True, f"{condition.get('reason', 'Disrupted')}: {condition.get('message', '')}".rstrip(
+                ": "
+            )
+    reason = pod["status"].get("reason")
+    if reason in _TAKEN:
+        return True, f"{reason}: {pod['status'].get('message', '')}".rstrip(": ")
+    asked = _asked_to_go(pod)
+    if asked is None or _ended_before(pod, asked):
+        return False, ""
+    if ours is not None and ours <= asked:
+        return False, "Killed: by Holdfast, with its peers"
+    if _suspended(pytorch_job):
+        return True, "Preempted: the queue suspended the attempt"
+    return True, "Deleted: somebody deleted the pod"
+
+
+def _ended_before(pod: Document, moment: float) -> bool:
+    end = _seconds((_state(pod).get("terminated") or {}).get("finishedAt"))
+    return end is not None and end < moment
+
+
+def _waiting(
+    seen: Sequence[ReplicaObservation], pods: Mapping[int, Document], pytorch_job: Document | None
+) -> str:
+    """Why nothing has started; empty where something has, or is about to."""
+    if any(one.state is not ReplicaState.PENDING for one in seen):
+        return ""
+    if not pods:
+        if _suspended(pytorch_job):
+            queue = (pytorch_job or {})["metadata"].get("labels", {}).get(QUEUE_LABEL, "")
+            return f"waits for room in its queue {queue!r}: `kubectl get workloads` shows its place"
+        return "waits for the Training Operator to make its pods; is it installed and running?"
+    reasons = [(one.index, one.reason) for one in seen if one.reason]
+    if not reasons:
+        return ""
+    index, reason = reasons[0]
+    more = f" (and {len(reasons) - 1} more replicas)" if len(reasons) > 1 else ""
+    return f"replica {index}{more}: {reason}"
+
+
+def _why_pending(pod: Document) -> str:
+    waiting = _state(pod).get("waiting") or {}
+    if waiting.get("reason") in _STUCK:
+        return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+    for condition in pod["status"].get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"{condition.get('reason', 'Pending')}: {condition.get('message', '')}".rstrip(": ")
+    return ""
+
+
+def _state(pod: Document) -> Mapping[str, Any]:
+    for status in pod["status"].get("containerStatuses") or []:
+        if status["name"] == CONTAINER:
+            state: Mapping[str, Any] = status.get("state") or {}
+            return state
+    return {}
+
+
+def _started(pod: Document) -> datetime | None:
+    state = _state(pod)
+    at = (state.get("running") or state.get("terminated") or {}).get("startedAt")
+    return datetime.fromisoformat(at) if at else None
+
+
+def _forced(pod: Document) -> bool:
+    """Deleted without grace: nobody waits for its node, and nobody will hear of it again."""
+    meta = pod["metadata"]
+    return "deletionTimestamp" in meta and not meta.get("deletionGracePeriodSeconds")
+
+
+def _asked_to_go(pod: Document) -> float | None:
+    """When its deletion was asked for: the timestamp is that of the end of the grace."""
+    end = _seconds(pod["metadata"].get("deletionTimestamp"))
+    return None if end is None else end - float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
+
+
+def _marks(pytorch_job: Document | None) -> float | None:
+    """When we first asked for the end of the whole attempt; whole seconds, as the API's times are."""
+    times = [
+        float(int(_seconds(mark) or 0))
+        for name in (STOPPED, KILLED)
+        if (mark := _annotation(pytorch_job, name)) is not None
+    ]
+    return min(times, default=None)
+
+
+def _suspended(pytorch_job: Document | None) -> bool:
+    run_policy = ((pytorch_job or {}).get("spec") or {}).get("runPolicy") or {}
+    return bool(run_policy.get("suspend"))
+
+
+def _annotation(document: Document | None, name: str) -> str | None:
+    if document is None:
+        return None
+    value = (document["metadata"].get("annotations") or {}).get(name)
+    return None if value is None else str(value)
+
+
+def _seconds(time: str | None) -> float | None:
+    return datetime.fromisoformat(time).timestamp() if time else None

@@ -1,0 +1,146 @@
+"""What the cluster holds of our attempts, found by job and attempt: two reflectors, indexed by the job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.manifests import attempt_name
+from holdfast_controller.metrics import WatchMetrics
+from holdfast_controller.pod_template import ATTEMPT_LABEL, JOB_LABEL, MANAGED_BY, UID_LABEL
+
+from .connection import Connection, Document
+from .reflector import Notice, Reflector, Timing, key_of
+
+PODS = "/api/v1/pods"
+PYTORCH_JOBS = "/apis/kubeflow.org/v1/pytorchjobs"
+SELECTOR = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
+
+Attempt = tuple[str, int]
+"""The job's uid and the number."""
+
+
+def pod_path(pod: Document) -> str:
+    meta = pod["metadata"]
+    return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+
+
+def pytorch_jobs_path(namespace: str) -> str:
+    return f"/apis/kubeflow.org/v1/namespaces/{namespace}/pytorchjobs"
+
+
+def attempt_of(document: Document) -> Attempt | None:
+    """Whose it is, or None where the labels do not say."""
+    labels = document["metadata"].get("labels") or {}
+    uid, number = labels.get(UID_LABEL), labels.get(ATTEMPT_LABEL, "")
+    return (uid, int(number)) if uid and number.isdigit() else None
+
+
+class Pieces:
+    """PyTorchJobs and pods of all attempts; `run` keeps them true."""
+
+    def __init__(
+        self, connection: Connection, *, timing: Timing | None = None, metrics: WatchMetrics | None = None
+    ):
+        self.pods = Reflector(connection, PODS, selector=SELECTOR, timing=timing, metrics=metrics)
+        self.pytorch_jobs = Reflector(
+            connection, PYTORCH_JOBS, selector=SELECTOR, timing=timing, metrics=metrics
+        )
+        self._pods = _ByJob()
+        self._jobs = _ByJob()
+        self._boxes: set[_KeyBox] = set()
+        self.pods.listen(self._pods.take)
+        self.pods.listen(self._tell)
+        self.pytorch_jobs.listen(self._jobs.take)
+        self.pytorch_jobs.listen(self._tell)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.pods.run())
+            tasks.create_task(self.pytorch_jobs.run())
+
+    async def synced(self) -> None:
+        await self.pods.synced()
+        await self.pytorch_jobs.synced()
+
+    @property
+    def faults(self) -> list[str]:
+        """Why what is known here may be old."""
+        return [fault for part in (self.pods, self.pytorch_jobs) if (fault := part.fault) is not None]
+
+    def pods_of(self, job: TrainingJob, attempt: int) -> list[Document]:
+        whose = (job.metadata.uid, attempt)
+        return [pod for pod in self.all_pods_of(job) if attempt_of(pod) == whose]
+
+    def all_pods_of(self, job: TrainingJob) -> list[Document]:
+        return self._pods.of(job.metadata.uid)
+
+    def pytorch_job_of(self, job: TrainingJob, attempt: int) -> Document | None:
+        """None also where another job has the name."""
+        found = self.pytorch_jobs.get(f"{job.metadata.namespace}/{attempt_name(job, attempt)}")
+        return found if found is not None and attempt_of(found) == (job.metadata.uid, attempt) else None
+
+    def pytorch_jobs_of(self, job: TrainingJob) -> list[Document]:
+        return self._jobs.of(job.metadata.uid)
+
+    async def changes(self) -> AsyncGenerator[str]:
+        """Keys of jobs something of which has changed, from now on."""
+        box = _KeyBox()
+        self._boxes.add(box)
+        try:
+            while True:
+                yield await box.get()
+        finally:
+            self._boxes.discard(box)
+
+    def wake(self, key: str) -> None:
+        for box in self._boxes:
+            box.put(key)
+
+    def _tell(self, notice: Notice) -> None:
+        meta: dict[str, Any] = notice.object["metadata"]
+        name = (meta.get("labels") or {}).get(JOB_LABEL)
+        if name:
+            self.wake(f"{meta['namespace']}/{name}")
+
+
+class _ByJob:
+    """Objects by the uid of the job that their labels name."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, dict[str, Document]] = {}
+
+    def of(self, uid: str) -> list[Document]:
+        return list(self._objects.get(uid, {}).values())
+
+    def take(self, notice: Notice) -> None:
+        whose = attempt_of(notice.object)
+        if whose is None:
+            return
+        uid, key = whose[0], key_of(notice.object)
+        if notice.type != "DELETED":
+            self._objects.setdefault(uid, {})[key] = notice.object
+        elif (known := self._objects.get(uid)) is not None:
+            known.pop(key, None)
+            if not known:
+                del self._objects[uid]
+
+
+class _KeyBox:
+    def __init__(self) -> None:
+        self._keys: dict[str, None] = {}
+        self._arrived = asyncio.Event()
+
+    def put(self, key: str) -> None:
+        self._keys[key] = None
+        self._arrived.set()
+
+    async def get(self) -> str:
+        while not self._keys:
+            self._arrived.clear()
+            await self._arrived.wait()
+        key = next(iter(self._keys))
+        del self._keys[key]
+        return key

@@ -1,0 +1,43 @@
+"""A pod's output as lines, as `kubectl logs` gives it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from holdfast_controller.cluster import Invalid
+from holdfast_controller.manifests import CONTAINER
+
+from .connection import Connection
+
+FIRST_LINE_SECONDS = 0.5
+
+
+async def pod_lines(
+    connection: Connection, path: str, *, tail: int | None, follow: bool, over: Callable[[], bool]
+) -> AsyncGenerator[str]:
+    """Lines without their ends; with `follow` until the container ends. Raises NotFound.
+
+    A container that has not started has no lines; with `follow` they are waited for until `over`.
+    """
+    query: dict[str, str | int | bool] = {"container": CONTAINER}
+    if tail is not None:
+        query["tailLines"] = tail
+    if follow:
+        query["follow"] = True
+    while True:
+        try:
+            async with aclosing(connection.stream(f"{path}/log", query, silence_seconds=None)) as chunks:
+                rest = b""
+                async for chunk in chunks:
+                    *whole, rest = (rest + chunk).split(b"\n")
+                    for line in whole:
+                        yield line.decode("utf-8", errors="replace")
+                if rest:
+                    yield rest.decode("utf-8", errors="replace")
+                return
+        except Invalid:  # 400: it is waiting to start
+            if not follow or over():
+                return
+        await asyncio.sleep(FIRST_LINE_SECONDS)

@@ -1,0 +1,287 @@
+"""What pods of an attempt look like when things happen to them, and what we make of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from holdfast_controller.cluster import ReplicaObservation, ReplicaState
+from holdfast_controller.jobs import Verdict
+from holdfast_controller.kube.observation import DRILLED, KILLED, STOPPED, attempt_observation
+from holdfast_controller.policy.classify import classify
+from holdfast_trainer.contract import Termination
+
+NOON = "2026-05-01T12:00:00Z"
+NOON_SECONDS = 1777636800.0
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    """The attempt's PyTorchJob; `annotations`, `suspend`, `going`."""
+    document: dict[str, Any] = {
+        "metadata": {
+            "name": "gpt-1",
+            "namespace": "team",
+            "labels": {"kueue.x-k8s.io/queue-name": "team-queue"},
+            "annotations": changes.get("annotations", {}),
+        },
+        "spec": {"runPolicy": {"suspend": changes.get("suspend", False)}},
+    }
+    if changes.get("going"):
+        document["metadata"]["deletionTimestamp"] = NOON
+    return document
+
+
+def pod(index: int = 0, phase: str = "Running", state: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """One as a kubelet reports it; `deleted` is (deletionTimestamp, grace)."""
+    metadata: dict[str, Any] = {
+        "name": f"gpt-1-worker-{index}",
+        "labels": {"training.kubeflow.org/replica-index": str(index)},
+        "annotations": changes.get("annotations", {}),
+    }
+    if "deleted" in changes:
+        metadata["deletionTimestamp"], metadata["deletionGracePeriodSeconds"] = changes["deleted"]
+    status: dict[str, Any] = {"phase": phase, "conditions": changes.get("conditions", [])}
+    if "reason" in changes:
+        status["reason"], status["message"] = changes["reason"], "The node was low on resource: memory."
+    if state is not None:
+        status["containerStatuses"] = [{"name": "pytorch", "state": state}]
+    return {"metadata": metadata, "spec": {}, "status": status}
+
+
+RUNNING = {"running": {"startedAt": NOON}}
+
+
+def ended(code: int, message: str = "", reason: str = "Error", at: str = "2026-05-01T12:10:00Z") -> Any:
+    end = {"exitCode": code, "startedAt": NOON, "finishedAt": at, "reason": reason, "message": message}
+    return {"terminated": end}
+
+
+def disruption(reason: str, message: str = "") -> dict[str, Any]:
+    return {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+
+
+SAVED = Termination("interrupted", 812, 812).to_json()
+FINISHED = Termination("finished", 900, 900).to_json()
+
+CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
+    ("runs", job(), pod(state=RUNNING), {"state": ReplicaState.RUNNING, "reason": ""}),
+    (
+        "finished",
+        job(),
+        pod(phase="Succeeded", state=ended(0, FINISHED, "Completed")),
+        {"state": ReplicaState.SUCCEEDED, "exit_code": 0, "ended_at": NOON_SECONDS + 600},
+    ),
+    (
+        "an exception",
+        job(),
+        pod(phase="Failed", state=ended(1, "Traceback ...")),
+        {"state": ReplicaState.FAILED, "exit_code": 1, "termination": None, "disrupted": False},
+    ),
+    (
+        "the container has ended and the phase is not yet told",
+        job(),
+        pod(phase="Running", state=ended(1)),
+        {"state": ReplicaState.FAILED, "exit_code": 1},
+    ),
+    (
+        "out of memory",
+        job(),
+        pod(phase="Failed", state=ended(137, reason="OOMKilled")),
+        {"out_of_memory": True, "exit_signal": 9, "exit_code": None, "disrupted": False},
+    ),
+    (
+        "preempted by the scheduler, saved in time",
+        job(),
+        pod(
+            phase="Failed",
+            state=ended(1, SAVED),
+            conditions=[disruption("PreemptionByScheduler", "preempted to admit a pod")],
+            deleted=("2026-05-01T12:10:30Z", 45),
+        ),
+        {"disrupted": True, "reason": "PreemptionByScheduler: preempted to admit a pod"},
+    ),
+    (
+        "evicted for memory of the node",
+        job(),
+        pod(phase="Failed", reason="Evicted"),
+        {"disrupted": True, "reason": "Evicted: The node was low on resource: memory."},
+    ),
+    (
+        "its node was shut down",
+        job(),
+        pod(phase="Failed", state=ended(143), conditions=[disruption("TerminationByKubelet")]),
+        {"disrupted": True, "exit_signal": 15, "reason": "TerminationByKubelet"},
+    ),
+    (
+        "a disruption that did not come about",
+        job(),
+        pod(state=RUNNING, conditions=[{**disruption("PreemptionByScheduler"), "status": "False"}]),
+        {"state": ReplicaState.RUNNING, "disrupted": False},
+    ),
+    (
+        "evicted, and still saving",
+        job(),
+        pod(state=RUNNING, conditions=[disruption("EvictionByEvictionAPI")], deleted=(NOON, 45)),
+        {"state": ReplicaState.RUNNING, "disrupted": True},
+    ),
+    (
+        "the node is lost and the pod was deleted by force",
+        job(),
+        pod(state=RUNNING, conditions=[disruption("DeletionByTaintManager")], deleted=(NOON, 0)),
+        {"state": ReplicaState.FAILED, "disrupted": True, "ended_at": NOON_SECONDS},
+    ),
+    (
+        "somebody deleted the pod",
+        job(),
+        pod(phase="Failed", state=ended(143), deleted=("2026-05-01T12:10:30Z", 45)),
+        {"disrupted": True, "reason": "Deleted: somebody deleted the pod"},
+    ),
+    (
+        "we killed it with its peers",
+        job(annotations={KILLED: "2026-05-01T12:09:59.7+00:00"}, going=True),
+        pod(phase="Failed", state=ended(137), deleted=("2026-05-01T12:10:00Z", 1)),
+        {"disrupted": False, "exit_signal": 9, "reason": "Killed: by Holdfast, with its peers"},
+    ),
+    (
+        "somebody deleted it, then we killed the rest",
+        job(annotations={KILLED: "2026-05-01T12:10:20+00:00"}, going=True),
+        pod(phase="Failed", state=ended(143), deleted=("2026-05-01T12:10:30Z", 45)),
+        {"disrupted": True, "reason": "Deleted: somebody deleted the pod"},
+    ),
+    (
+        "it had failed before it was deleted",
+        job(going=True),
+        pod(phase="Failed", state=ended(1), deleted=("2026-05-01T12:12:00Z", 45)),
+        {"disrupted": False, "exit_code": 1, "reason": ""},
+    ),
+    (
+        "the queue took the room back",
+        job(suspend=True),
+        pod(phase="Failed", state=ended(143, SAVED), deleted=("2026-05-01T12:10:30Z", 45)),
+        {"disrupted": True, "reason": "Preempted: the queue suspended the attempt"},
+    ),
+    (
+        "drilled",
+        job(),
+        pod(phase="Failed", state=ended(137), annotations={DRILLED: "kill"}, deleted=(NOON, 1)),
+        {"disrupted": True, "reason": "Drilled: killed on request"},
+    ),
+    (
+        "never scheduled and deleted",
+        job(annotations={STOPPED: NOON}),
+        pod(phase="Pending", deleted=("2026-05-01T12:00:01Z", 0)),
+        {"state": ReplicaState.FAILED, "disrupted": False, "exit_code": None},
+    ),
+    ("not made yet", job(), None, {"state": ReplicaState.PENDING}),
+    ("never made", job(going=True), None, {"state": ReplicaState.FAILED, "disrupted": False}),
+]
+
+
+@pytest.mark.parametrize(("attempt", "one", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_one_replica(attempt: Any, one: Any, expected: dict[str, Any]) -> None:
+    before = copy.deepcopy((attempt, one))
+    seen = attempt_observation(1, 1, attempt, [one] if one else []).replicas[0]
+    assert {name: getattr(seen, name) for name in expected} == expected
+    assert (attempt, one) == before
+
+
+def test_the_trainers_last_word_is_heard() -> None:
+    seen = attempt_observation(1, 1, job(), [pod(phase="Failed", state=ended(1, SAVED))])
+    assert seen.replicas[0].termination == Termination("interrupted", 812, 812)
+    assert seen.gone
+    assert seen.started_at is not None
+
+
+def scheduled(message: str) -> dict[str, Any]:
+    return {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+
+
+WAITING: list[tuple[str, Any, list[Any], str]] = [
+    ("no pods yet", job(), [], "waits for the Training Operator to make its pods; is it installed"),
+    ("queued by Kueue", job(suspend=True), [], "waits for room in its queue 'team-queue'"),
+    (
+        "no room",
+        job(),
+        [pod(0, "Pending", conditions=[scheduled("0/3 nodes are available")]), pod(1, "Pending")],
+        "replica 0: Unschedulable: 0/3 nodes are available",
+    ),
+    (
+        "no room for either",
+        job(),
+        [pod(index, "Pending", conditions=[scheduled("0/3 nodes")]) for index in (0, 1)],
+        "replica 0 (and 1 more replicas): Unschedulable: 0/3 nodes",
+    ),
+    (
+        "an image that is not there",
+        job(),
+        [
+            pod(0, "Pending", {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}),
+            pod(1, "Pending"),
+        ],
+        "replica 0: ImagePullBackOff: no such image",
+    ),
+    (
+        "being made",
+        job(),
+        [pod(0, "Pending", {"waiting": {"reason": "ContainerCreating"}}), pod(1, "Pending")],
+        "",
+    ),
+    ("one runs", job(), [pod(0, state=RUNNING), pod(1, "Pending", conditions=[scheduled("no")])], ""),
+]
+
+
+@pytest.mark.parametrize(("attempt", "pods", "said"), [c[1:] for c in WAITING], ids=[c[0] for c in WAITING])
+def test_why_an_attempt_waits(attempt: Any, pods: list[Any], said: str) -> None:
+    seen = attempt_observation(1, 2, attempt, pods)
+    assert seen.waiting.startswith(said)
+    assert bool(seen.waiting) == bool(said)
+    assert (seen.exists, seen.gone) == (True, False)
+
+
+def test_an_attempt_nobody_started_is_gone() -> None:
+    seen = attempt_observation(3, 2, None, [])
+    assert (seen.attempt, seen.exists, seen.gone, seen.replicas) == (3, False, True, ())
+
+
+def verdict(attempt: Any, *pods: Any) -> tuple[Verdict, str]:
+    seen = attempt_observation(1, len(pods), attempt, pods)
+    assert seen.gone
+    incident = classify(seen)
+    return incident.verdict, incident.reason
+
+
+def test_the_peers_of_an_evicted_rank_fail_first_and_loudest_and_it_is_one_disruption() -> None:
+    evicted = pod(0, "Failed", ended(137), conditions=[disruption("EvictionByEvictionAPI", "drained")])
+    peer = pod(1, "Failed", ended(1, Termination("failed", 800, 750, "gloo: Connection closed").to_json()))
+    assert verdict(job(), evicted, peer) == (
+        Verdict.DISRUPTED,
+        "replica 0: EvictionByEvictionAPI: drained",
+    )
+
+
+def test_a_fault_is_a_failure_though_we_killed_the_rest() -> None:
+    killed = job(annotations={KILLED: "2026-05-01T12:10:05+00:00"}, going=True)
+    broken = pod(0, "Failed", ended(1, Termination("failed", 800, 750, "ValueError: nan").to_json()))
+    peer = pod(1, "Failed", ended(137, at="2026-05-01T12:10:06Z"), deleted=("2026-05-01T12:10:06Z", 1))
+    assert verdict(killed, broken, peer) == (Verdict.FAILED, "replica 0: ValueError: nan")
+
+
+def test_a_stop_that_was_asked_for_is_a_suspension() -> None:
+    stopped = job(annotations={STOPPED: NOON}, going=True)
+    pods = [pod(i, "Failed", ended(1, SAVED), deleted=("2026-05-01T12:00:45Z", 45)) for i in (0, 1)]
+    assert verdict(stopped, *pods)[0] is Verdict.SUSPENDED
+
+
+def test_all_is_well_that_ends_well() -> None:
+    pods = [pod(index, "Succeeded", ended(0, FINISHED)) for index in (0, 1)]
+    assert verdict(job(), *pods)[0] is Verdict.FINISHED
+
+
+def test_a_replica_observation_has_either_code_or_signal() -> None:
+    for code in (0, 1, 78, 128, 137, 143, 255):
+        seen: ReplicaObservation = attempt_observation(
+            1, 1, job(), [pod(phase="Failed", state=ended(code))]
+        ).replicas[0]
+        assert (seen.exit_code is None) != (seen.exit_signal is None)

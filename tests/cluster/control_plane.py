@@ -30,6 +30,11 @@ class ControlPlane:
     kubectl: Kubectl
     components: list[Component] = field(default_factory=list)
 
+    @property
+    def has_controllers(self) -> bool:
+        """False for envtest's programs, which are etcd and an apiserver of some release."""
+        return any(component.name == "kube-controller-manager" for component in self.components)
+
     def check(self) -> None:
         """Raises ComponentFailed for the first part that has ended."""
         for component in self.components:

@@ -17,12 +17,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]  # the first time 
 
 
 def test_it_is_the_version_that_is_pinned(control_plane: ControlPlane) -> None:
+    if not control_plane.has_controllers:
+        pytest.skip("KUBEBUILDER_ASSETS has no controllers, and is of whatever release")
     version = json.loads(control_plane.kubectl.run("version", "-o", "json"))
     assert version["serverVersion"]["gitVersion"] == KUBERNETES.version
     assert version["clientVersion"]["gitVersion"] == KUBERNETES.version
 
 
 def test_its_controllers_work(control_plane: ControlPlane) -> None:
+    if not control_plane.has_controllers:
+        pytest.skip("KUBEBUILDER_ASSETS has no controllers, and is of whatever release")
     control_plane.kubectl.run("create", "namespace", "team-a")
     control_plane.kubectl.run("wait", "-n=team-a", "--for=create", "serviceaccount/default", "--timeout=30s")
 

@@ -1,7 +1,7 @@
 """Which programs the cluster is made of, and which Go module pins each.
 
 A module of its own for every tool keeps their dependencies apart. What is built is kept under a key of
-all that decides its bytes: the module's files, the compiler's flags and the compiler's version.
+what we decide of its bytes: the module's files (which name the release of Go), flags, platform.
 """
 
 from __future__ import annotations

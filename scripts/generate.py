@@ -39,16 +39,23 @@ def openapi() -> str:
 
 def crd() -> str:
     """TrainingJobs as Kubernetes knows them."""
-    sys.path.insert(0, str(ROOT))
     from scripts.crd import crd
 
     return crd()
+
+
+def chart_values() -> str:
+    """What `helm install` may be given."""
+    from scripts.chart_values import values_schema
+
+    return values_schema()
 
 
 GENERATORS: Mapping[str, Callable[[], str]] = {
     "docs/trainingjob.schema.json": job_schema,
     "docs/openapi.json": openapi,
     "helm/holdfast/templates/crd.yaml": crd,
+    "helm/holdfast/values.schema.json": chart_values,
 }
 
 
@@ -87,4 +94,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))  # run as a file, it finds its neighbours by scripts.*
     sys.exit(main())

@@ -1,0 +1,82 @@
+"""The values that the chart takes, typed: `values.schema.json` is made from here.
+
+helm checks every install and upgrade against it, so a misspelt value is an error and not a default.
+`jobs` is the controller's own class: what helm accepts, the controller can read.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from holdfast_controller.pod_settings import PodSettings
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+Document = dict[str, Any]
+Labels = dict[str, str]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class _Values(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", validate_default=True
+    )
+
+
+class Image(_Values):
+    repository: str = Field(default="holdfast-controller", min_length=1)
+    tag: str = Field(default="", description="By default the chart's appVersion.")
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    pull_secrets: list[str] = Field(default_factory=list)
+
+
+class NetworkPolicy(_Values):
+    enabled: bool = True
+    from_: list[Document] = Field(default_factory=list, alias="from", description="NetworkPolicy peers.")
+    api_server_ports: list[Port] = Field(default=[443, 6443], min_length=1)
+
+
+class Monitoring(_Values):
+    enabled: bool = True
+    interval: str = Field(default="15s", pattern=r"^[0-9]+(ms|s|m)$")
+    labels: Labels = Field(default_factory=dict)
+
+
+class Ingress(_Values):
+    enabled: bool = False
+    class_name: str = ""
+    host: str = ""
+    tls_secret: str = Field(default="", description="Secret with the certificate of `host`.")
+    annotations: Labels = Field(default_factory=dict)
+
+
+class HttpRoute(_Values):
+    enabled: bool = False
+    parent_refs: list[Document] = Field(default_factory=list)
+    hostnames: list[str] = Field(default_factory=list)
+
+
+class Values(_Values):
+    """As values.yaml has them."""
+
+    replicas: int = Field(default=2, ge=1, le=10)
+    image: Image = Field(default_factory=Image)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    resources: Document = Field(
+        default={"requests": {"cpu": "100m", "memory": "192Mi"}, "limits": {"memory": "512Mi"}}
+    )
+    node_selector: Labels = Field(default_factory=dict)
+    tolerations: list[Document] = Field(default_factory=list)
+    jobs: PodSettings = Field(default_factory=PodSettings)
+    network_policy: NetworkPolicy = Field(default_factory=NetworkPolicy)
+    monitoring: Monitoring = Field(default_factory=Monitoring)
+    ingress: Ingress = Field(default_factory=Ingress)
+    http_route: HttpRoute = Field(default_factory=HttpRoute)
+
+
+def values_schema() -> str:
+    """The text of values.schema.json. `global` is what helm itself adds where the chart is a part of one."""
+    schema = Values.model_json_schema(by_alias=True)
+    schema["properties"]["global"] = {"type": "object"}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

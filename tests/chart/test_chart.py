@@ -1,0 +1,180 @@
+"""The chart: what it renders to was reviewed, what it may do is a list, and wrong values say what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from golden import assert_golden
+from tests.chart.conftest import CHART, ELSEWHERE, Helm
+
+from holdfast_controller.pod_settings import PodSettings, load_pod_settings
+from scripts.chart_values import Values
+
+pytestmark = pytest.mark.cluster
+
+HERE = Path(__file__).parent
+WITH_ALL = (
+    *(f"--api-versions={one}" for one in ELSEWHERE),
+    "--set=ingress.enabled=true,ingress.host=jobs.example.org,ingress.tlsSecret=jobs-tls,ingress.className=nginx",
+    "--set=httpRoute.enabled=true,httpRoute.parentRefs[0].name=public,httpRoute.hostnames[0]=jobs.example.org",
+    "--set=monitoring.labels.release=prometheus,image.pullSecrets[0]=registry",
+    "--set=jobs.provider=gke,jobs.limits.gpus=8,jobs.allowedImages[0]=registry.example.org/team/*",
+)
+
+
+def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [one for one in documents if one["kind"] == kind]
+
+
+def without_definition(text: str) -> str:
+    """The CRD has a test of its own and 400 lines."""
+    return "---\n".join(one for one in text.split("---\n") if "templates/crd.yaml" not in one)
+
+
+def test_lint(helm: Helm) -> None:
+    done = helm.attempt("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("defaults", ()), ("everything", WITH_ALL)])
+def test_golden_render(helm: Helm, name: str, arguments: tuple[str, ...]) -> None:
+    text = helm.render(*arguments)
+    assert_golden(HERE / "golden" / f"{name}.yaml", without_definition(text))
+
+
+def test_zero_values_need_no_other_chart(helm: Helm) -> None:
+    kinds = {one["kind"] for one in helm.documents()}
+    assert not {"ServiceMonitor", "PodMonitor", "Ingress", "HTTPRoute", "Secret"} & kinds
+    assert {"ServiceMonitor", "PodMonitor", "Ingress", "HTTPRoute"} < {
+        one["kind"] for one in helm.documents(*WITH_ALL)
+    }
+
+
+def test_the_definition_is_kept_on_uninstall(helm: Helm) -> None:
+    (definition,) = of_kind(helm.documents(), "CustomResourceDefinition")
+    assert definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+# -------------------------------------------------------------------------- rights
+
+
+def rights(documents: list[dict[str, Any]]) -> list[str]:
+    """A line for each thing that each role may do."""
+    lines = []
+    for role in (*of_kind(documents, "ClusterRole"), *of_kind(documents, "Role")):
+        for rule in role["rules"]:
+            for verb in rule["verbs"]:
+                named = f" named {','.join(rule['resourceNames'])}" if "resourceNames" in rule else ""
+                what = [
+                    f"{resource}{'.' + group if group else ''}"
+                    for group in rule.get("apiGroups", ())
+                    for resource in rule.get("resources", ())
+                ] + list(rule.get("nonResourceURLs", ()))
+                lines += [f"{role['kind']} {role['metadata']['name']}: {verb} {one}{named}" for one in what]
+    return lines
+
+
+def bindings(documents: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{one['kind']} {one['metadata']['name']}: {one['roleRef']['name']} to {subject['kind']} "
+        f"{subject['namespace']}/{subject['name']}"
+        for one in (*of_kind(documents, "ClusterRoleBinding"), *of_kind(documents, "RoleBinding"))
+        for subject in one["subjects"]
+    ]
+
+
+def test_golden_rights_are_the_reviewed_ones(helm: Helm) -> None:
+    """Another right needs another line here, and so a reader."""
+    documents = helm.documents(*WITH_ALL)
+    assert_golden(HERE / "golden" / "rights.txt", "\n".join((*rights(documents), *bindings(documents), "")))
+
+
+def test_no_right_is_wide(helm: Helm) -> None:
+    for line in rights(helm.documents(*WITH_ALL)):
+        assert "*" not in line
+        assert not {"impersonate", "escalate", "bind"} & set(line.split())
+        assert not any(f" {kind}" in line for kind in ("secrets", "nodes", "serviceaccounts", "pods/exec"))
+    for line in rights(helm.documents()):
+        if "-view:" in line:
+            assert line.split()[2] in ("get", "list", "watch")
+        if "-edit:" in line:
+            assert not line.endswith("/status.holdfast.dev"), "users do not write what was observed"
+
+
+# ---------------------------------------------------------------------------- pods
+
+
+def test_every_pod_fits_the_restricted_standard(helm: Helm) -> None:
+    documents = helm.documents(*WITH_ALL)
+    pods = [one["spec"] for one in of_kind(documents, "Pod")]
+    pods += [one["spec"]["template"]["spec"] for one in of_kind(documents, "Deployment")]
+    assert len(pods) == 2
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["enableServiceLinks"] is False
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            }
+            assert container["resources"]["limits"]["memory"]
+        assert all({"configMap", "emptyDir"} & set(volume) for volume in pod.get("volumes", ()))
+
+
+def test_one_controller_can_always_be_drained(helm: Helm) -> None:
+    (budget,) = of_kind(helm.documents(), "PodDisruptionBudget")
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert not of_kind(helm.documents("--set=replicas=1"), "PodDisruptionBudget")
+
+
+def test_a_change_of_the_jobs_settings_is_a_rollout(helm: Helm) -> None:
+    def template(*arguments: str) -> Any:
+        (deployment,) = of_kind(helm.documents(*arguments), "Deployment")
+        return deployment["spec"]["template"]
+
+    assert template() == template()
+    assert template() != template("--set=jobs.provider=gke")
+
+
+# -------------------------------------------------------------------------- values
+
+
+def test_values_yaml_says_what_the_schema_says() -> None:
+    written = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert Values.model_validate(written) == Values()
+    assert set(written["jobs"]) == {field.alias for field in PodSettings.model_fields.values()}
+
+
+def test_the_controller_reads_what_helm_writes(helm: Helm, tmp_path: Path) -> None:
+    for arguments, expected in (((), PodSettings()), (WITH_ALL, None)):
+        (config,) = of_kind(helm.documents(*arguments), "ConfigMap")
+        path = tmp_path / "jobs.yaml"
+        path.write_text(config["data"]["jobs.yaml"])
+        settings = load_pod_settings(path)
+        assert expected is None or settings == expected
+    assert settings.limits.gpus == 8
+    assert settings.allowed_images == ("registry.example.org/team/*",)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("replica=3", "additional properties 'replica' not allowed"),
+        ("jobs.alowedImages[0]=x", "additional properties 'alowedImages' not allowed"),
+        ("jobs.provider=gcp", "value must be one of 'auto', 'gke', 'eks', 'karpenter', 'aks', 'generic'"),
+        ("jobs.userId=0", "jobs/userId"),
+        ("replicas=0", "replicas"),
+        ("ingress.enabled=true", "ingress.host is the name under which REST is to be reached"),
+        ("ingress.enabled=true,ingress.host=a.example.org", "ingress.tlsSecret names the Secret"),
+        ("httpRoute.enabled=true", "httpRoute.parentRefs names the Gateway"),
+    ],
+)
+def test_wrong_values_say_what_is_wrong(helm: Helm, given: str, message: str) -> None:
+    done = helm.template(f"--set={given}")
+    assert done.returncode
+    assert message in done.stderr

@@ -1,0 +1,172 @@
+"""The chart and an attempt's manifests before a real apiserver: schemas, admission, install to uninstall."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.chart.conftest import CHART, Helm
+from tests.chart.schemas import write_schemas
+from tests.cluster import training_operator
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kubectl import Kubectl
+from tests.cluster.trainingjobs import clear
+from waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+ATTEMPTS = Path(__file__).parents[1] / "controller" / "golden"
+SYSTEM = "holdfast-system"
+
+
+@pytest.fixture(scope="module")
+def kubectl(control_plane: ControlPlane, helm: Helm) -> Iterator[Kubectl]:
+    """With the operator's kinds, and without ours: the chart brings them."""
+    kubectl = control_plane.kubectl
+    kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
+    kubectl.apply(*training_operator.crds(kubectl))
+    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=30s")
+    yield kubectl
+    clear(kubectl)
+    kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
+    kubectl.run("delete", "namespace", SYSTEM, "team-a", "--ignore-not-found", "--wait=false")
+
+
+def release(helm: Helm, kubectl: Kubectl, *arguments: str) -> str:
+    done = helm.attempt(*arguments, "-n", SYSTEM, "--kubeconfig", str(kubectl.kubeconfig))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_install_upgrade_roll_back_and_uninstall_lose_no_job(helm: Helm, kubectl: Kubectl) -> None:
+    told = release(helm, kubectl, "install", "holdfast", str(CHART), "--create-namespace")
+    assert "MISSING" not in told
+    assert "kubectl get tj -w" in told
+    assert "port-forward svc/holdfast 8765" in told
+    kubectl.run("wait", "--for=condition=Established", "crd/trainingjobs.holdfast.dev", "--timeout=30s")
+    kubectl.run("create", "namespace", "team-a")
+    job = {
+        "apiVersion": "holdfast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "a", "namespace": "team-a"},
+        "spec": {"command": ["true"]},
+    }
+    kubectl.apply(job)
+    before = kubectl.get("-n=team-a", "tj", "a")["metadata"]["uid"]
+    release(helm, kubectl, "upgrade", "holdfast", str(CHART), "--set=jobs.provider=gke")
+    assert "provider: gke" in kubectl.run("get", "cm", "holdfast", f"-n={SYSTEM}", "-o", "yaml")
+    release(helm, kubectl, "rollback", "holdfast", "1")
+    assert "provider: auto" in kubectl.run("get", "cm", "holdfast", f"-n={SYSTEM}", "-o", "yaml")
+    release(helm, kubectl, "uninstall", "holdfast")
+    assert kubectl.get("-n=team-a", "tj", "a")["metadata"]["uid"] == before
+    release(helm, kubectl, "install", "holdfast", str(CHART))
+    assert kubectl.get("-n=team-a", "tj", "a")["metadata"]["uid"] == before
+
+
+def test_notes_say_what_is_missing(helm: Helm, kubectl: Kubectl) -> None:
+    kubectl.run("delete", "crd", "pytorchjobs.kubeflow.org")
+    told = release(helm, kubectl, "upgrade", "--install", "holdfast", str(CHART), "--create-namespace")
+    assert "MISSING: the Kubeflow Training Operator (no PyTorchJob in kubeflow.org/v1)" in told
+    kubectl.apply(*training_operator.crds(kubectl))
+    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=30s")
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "viewer", "editor"),
+    [
+        ("get", "trainingjobs", "yes", "yes"),
+        ("watch", "trainingjobs", "yes", "yes"),
+        ("create", "trainingjobs", "no", "yes"),
+        ("delete", "trainingjobs", "no", "yes"),
+        ("patch", "trainingjobs/status", "no", "no"),
+    ],
+)
+def test_whoever_may_edit_a_namespace_may_submit_there(
+    helm: Helm, kubectl: Kubectl, verb: str, resource: str, viewer: str, editor: str
+) -> None:
+    release(helm, kubectl, "upgrade", "--install", "holdfast", str(CHART), "--create-namespace")
+    for role, expected in (("view", viewer), ("edit", editor)):
+        binding = {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": role, "namespace": SYSTEM},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"{role}er"}],
+        }
+        kubectl.apply(binding)
+        asked = ["auth", "can-i", verb, f"{resource.partition('/')[0]}.holdfast.dev", f"--as={role}er"]
+        if "/" in resource:
+            asked.append(f"--subresource={resource.partition('/')[2]}")
+
+        def answered(asked: list[str] = asked, expected: str = expected) -> bool:
+            return kubectl.attempt(*asked, f"-n={SYSTEM}").stdout.strip() == expected
+
+        # Aggregation is a controller's work: it follows within a moment.
+        wait_until(answered, f"a {role}er to be told {expected!r}")
+    assert kubectl.attempt("auth", "can-i", verb, "tj", "--as=stranger", f"-n={SYSTEM}").stdout.strip() == "no"
+
+
+def test_everything_is_of_the_schemas_that_the_apiserver_serves(
+    helm: Helm, kubeconform: Path, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    location = write_schemas(json.loads(kubectl.run("get", "--raw", "/openapi/v2")), tmp_path)
+    rendered = tmp_path / "chart.yaml"
+    rendered.write_text(helm.render())
+    samples = [rendered, *sorted(ATTEMPTS.glob("*.yaml"))]
+    done = subprocess.run(
+        [str(kubeconform), "-summary", "-output", "text", "-schema-location", location, *map(str, samples)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Errors: 0, Skipped: 0" in done.stdout
+
+
+def test_a_misspelt_field_would_be_seen(
+    kubeconform: Path, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    location = write_schemas(json.loads(kubectl.run("get", "--raw", "/openapi/v2")), tmp_path)
+    text = (ATTEMPTS / "cpu-two-replicas.yaml").read_text().replace("runAsNonRoot", "runAsNonroot")
+    done = subprocess.run(
+        [str(kubeconform), "-schema-location", location, "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode
+    assert "runAsNonroot" in done.stdout
+
+
+@pytest.mark.parametrize("path", sorted(ATTEMPTS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_apiserver_takes_an_attempt_as_it_is(kubectl: Kubectl, path: Path) -> None:
+    kubectl.attempt("create", "namespace", "team-a")
+    kubectl.run(
+        *("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-"),
+        document=path.read_text(),
+    )
+
+
+@pytest.mark.parametrize("path", sorted(ATTEMPTS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_pod_security_admission_lets_the_replicas_in(kubectl: Kubectl, path: Path) -> None:
+    """The same rules that a namespace labelled `restricted` is held to, by the admission that holds it."""
+    kubectl.attempt("create", "namespace", "restricted")
+    kubectl.run(
+        *("label", "namespace", "restricted", "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
+    )
+    (job,) = [one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == "PyTorchJob"]
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", **template}
+    pod["metadata"] = {**template["metadata"], "name": "a", "namespace": "restricted"}
+    kubectl.run("wait", "-n=restricted", "--for=create", "serviceaccount/default", "--timeout=30s")
+    kubectl.run("create", "--dry-run=server", "-f", "-", document=json.dumps(pod))
+    pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+    refused = kubectl.attempt("create", "--dry-run=server", "-f", "-", document=json.dumps(pod))
+    assert 'violates PodSecurity "restricted' in refused.stderr

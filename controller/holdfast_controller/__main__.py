@@ -10,22 +10,34 @@ from .cli import create_cli
 
 if TYPE_CHECKING:
     from .cli.up import Voice
-    from .settings import Settings
+    from .settings import ClusterSettings, Settings
 
 
 def main() -> None:
     """The `holdfast` command."""
-    create_cli(run_controller)()
+    create_cli(run_controller, run_on_cluster)()
 
 
-def run_controller(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
-    """Run the controller with the local engine in this process until it is asked to end."""
+def _start_logging(settings: Settings | ClusterSettings) -> None:
     from .logs import configure_logging
     from .settings import unknown_names
 
     log = configure_logging(settings.log_level, settings.log_format)
     for sentence in unknown_names(os.environ):
         log.warning(sentence)
+
+
+def run_on_cluster(settings: ClusterSettings) -> None:
+    """Run the controller of a Kubernetes cluster until it is asked to end."""
+    from .on_cluster import run
+
+    _start_logging(settings)
+    asyncio.run(run(settings))
+
+
+def run_controller(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
+    """Run the controller with the local engine in this process until it is asked to end."""
+    _start_logging(settings)
     asyncio.run(_run(settings, stop_jobs, voice))
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast_trainer import contract
@@ -90,10 +91,60 @@ class Settings(BaseSettings):
         return DataDirectory(self.data_dir)
 
 
+class ClusterSettings(BaseSettings):
+    """Of the controller on Kubernetes. Each field can be given as HOLDFAST_<NAME>, or as its alias."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", populate_by_name=True, env_ignore_empty=True
+    )
+
+    kubeconfig: str | None = Field(
+        default=None,
+        validation_alias=AliasChoices("kubeconfig", "HOLDFAST_KUBECONFIG", "KUBECONFIG"),
+        description="Of the cluster; by default the service account of the pod this runs in.",
+    )
+    listen_host: str = Field(default="0.0.0.0", description="Address to listen on.")
+    listen_port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="0 takes any free port.")
+    pod_settings: Path | None = Field(
+        default=None, description="YAML file: what the pods of all jobs get (pod_settings.py)."
+    )
+    leader_election: str = Field(
+        default="holdfast", min_length=1, description="Name of the Lease that says which controller acts."
+    )
+    pod_namespace: str = Field(
+        default="default",
+        validation_alias=AliasChoices("pod_namespace", "HOLDFAST_POD_NAMESPACE", "POD_NAMESPACE"),
+        description="Where the Lease lies.",
+    )
+    pod_name: str = Field(
+        default_factory=socket.gethostname,
+        validation_alias=AliasChoices("pod_name", "HOLDFAST_POD_NAME", "POD_NAME"),
+        description="Who holds the Lease.",
+    )
+    requests_per_second: float = Field(
+        default=200.0, gt=0, description="Requests to the apiserver, on average."
+    )
+    burst: int = Field(default=400, ge=1, description="Requests to the apiserver at once.")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "console", "json"] = "auto"
+
+
+def load_cluster_settings(**flags: Any) -> ClusterSettings:
+    """Settings from flags (None: not given) and the environment. Raises SettingsError."""
+    return _load(ClusterSettings, flags)
+
+
 def load_settings(**flags: Any) -> Settings:
     """Settings from flags (None: not given) and the environment. Raises SettingsError."""
+    return _load(Settings, flags)
+
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+def _load(cls: type[S], flags: Mapping[str, Any]) -> S:
     try:
-        return Settings(**{name: value for name, value in flags.items() if value is not None})
+        return cls(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         faults = []
         for fault in error.errors(include_url=False):
@@ -107,7 +158,8 @@ def load_settings(**flags: Any) -> Settings:
 
 def unknown_names(environment: Mapping[str, str]) -> list[str]:
     """A sentence for each `HOLDFAST_*` variable that nobody reads, with the nearest right name."""
-    ours = {PREFIX + name.upper() for name in Settings.model_fields}
+    fields = (*Settings.model_fields, *ClusterSettings.model_fields)
+    ours = {PREFIX + name.upper() for name in fields}
     trainer = {getattr(contract, name) for name in dir(contract) if name.startswith("ENV_")}
     sentences = []
     for name in sorted(environment):

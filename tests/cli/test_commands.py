@@ -52,7 +52,7 @@ def command(*words: str, given: str = "", code: int | None = 0) -> Result:
     def no_controller(*_: Any) -> None:
         raise AssertionError("only `up` starts a controller")
 
-    result = CliRunner().invoke(create_cli(no_controller), list(words), input=given)
+    result = CliRunner().invoke(create_cli(no_controller, no_controller), list(words), input=given)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert code is None or result.exit_code == code, result.output
@@ -408,7 +408,7 @@ def test_job_names_are_completed(
 ) -> None:
     holdfast("submit", str(job_file))
     holdfast("submit", str(job_file), "--set", "metadata.name=resnet")
-    ctx = typer.Context(typer.main.get_command(create_cli(lambda *_: None)))
+    ctx = typer.Context(typer.main.get_command(create_cli(lambda *_: None, lambda *_: None)))
     ctx.params = {"server": server.url}
     assert complete_job(ctx, "") == ["gpt-small", "resnet"]
     assert complete_job(ctx, "g") == ["gpt-small"]

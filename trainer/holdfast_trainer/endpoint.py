@@ -1,4 +1,8 @@
-"""Rank 0's one port: `/metrics` for Prometheus, `/progress` for the controller."""
+"""Rank 0's one port: `/metrics` for Prometheus, `/progress` for the controller.
+
+`/ledger` has the ledger lines of all attempts: a controller that does not mount the run directory reads
+them here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from socketserver import TCPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from .contract import Progress
+from .contract import Progress, RunDir
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +36,12 @@ class Endpoint:
     """An HTTP server in daemon threads; answers from memory, never waits for the training loop."""
 
     def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, progress: Callable[[], Progress]
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        progress: Callable[[], Progress],
+        run: RunDir | None = None,
     ) -> None:
         """Listens at once. Where `port` is taken, says so and takes a free one: telemetry that moves is
         better than training that does not start."""
@@ -46,8 +55,10 @@ class Endpoint:
                     self._send(CONTENT_TYPE_LATEST, generate_latest(registry))
                 elif path == "/progress":
                     self._send("application/json", progress().to_json().encode())
+                elif path == "/ledger" and run is not None:
+                    self._send("application/jsonl", whole_ledger(run))
                 else:
-                    self.send_error(404, "only /metrics and /progress are served here")
+                    self.send_error(404, "only /metrics, /progress and /ledger are served here")
 
             def _send(self, content_type: str, body: bytes) -> None:
                 self.send_response(200)
@@ -78,6 +89,17 @@ class Endpoint:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def whole_ledger(run: RunDir) -> bytes:
+    """The ledgers of all attempts, one after the other."""
+    parts = []
+    for attempt in run.attempt_numbers():
+        try:
+            parts.append(run.ledger(attempt).read_bytes())
+        except OSError:
+            continue  # an attempt that ended before its first line
+    return b"".join(part if part.endswith(b"\n") or not part else part + b"\n" for part in parts)
 
 
 def _elsewhere(host: str, answer: type[BaseHTTPRequestHandler]) -> _Server:

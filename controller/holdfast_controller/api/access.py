@@ -1,4 +1,7 @@
-"""Who may call: a bearer token on every route but the probes.
+"""Who may call: every route but the probes asks a gate.
+
+`TokenGate` knows one token, the controller's own; on a cluster kube/access.py asks the apiserver who the
+caller is and what he may do.
 
 Plain ASGI, in front of everything: a request without the token reaches no route and its body is never
 read. A server without a token (loopback only) has another enemy, the browser of its own user: a page
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -24,17 +28,33 @@ OPEN_PATHS = ("/healthz", "/readyz")
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
+class Gate(Protocol):
+    """Decides about each request before anything of it is read."""
+
+    async def refuse(self, method: str, path: str, headers: Mapping[str, str]) -> HoldfastError | None:
+        """Why the request may not pass, or None where it may."""
+
+
+class TokenGate:
+    """Lets through who shows the token; without a token, who is on this machine."""
+
+    def __init__(self, token: str | None):
+        self._token = token
+
+    async def refuse(self, method: str, path: str, headers: Mapping[str, str]) -> HoldfastError | None:
+        return refuse_token(headers, self._token) if self._token else refuse_foreign(headers)
+
+
 class Access:
     """Lets a request through to `app`, or answers it with a problem."""
 
-    def __init__(self, app: ASGIApp, token: str | None):
+    def __init__(self, app: ASGIApp, gate: Gate):
         self._app = app
-        self._token = token
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            headers = Headers(scope=scope)
-            refusal = refuse_token(headers, self._token) if self._token else refuse_foreign(headers)
+            refusal = await self._gate.refuse(scope["method"], scope["path"], Headers(scope=scope))
             if refusal is not None:
                 await problem_response(refusal, scope["path"])(scope, receive, send)
                 return

@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from ..cluster import Engine, JobStore
 from . import lifecycle, operations, problems, records
-from .access import Access
+from .access import Access, Gate, TokenGate
 from .backend import Backend, only_known_query
 from .limits import BODY_LIMIT, BodyLimit
 from .requests import RequestLog
@@ -31,7 +31,8 @@ def create_app(
     store: JobStore,
     engine: Engine,
     *,
-    token: str | None,
+    token: str | None = None,
+    gate: Gate | None = None,
     registry: CollectorRegistry = REGISTRY,
     reconciler_fault: Callable[[], str | None] = lambda: None,
     closing: asyncio.Event | None = None,
@@ -39,7 +40,8 @@ def create_app(
 ) -> FastAPI:
     """The ASGI application over a job store and an engine.
 
-    `token` None asks nobody for one (and answers loopback names only). `reconciler_fault` says why the
+    `gate` decides who may call; without one it is `token`, and where that is None too, nobody is asked for
+    one (and loopback names alone are answered). `reconciler_fault` says why the
     reconciler does no work, None while it does. Setting `closing` ends all streams.
     """
     app = FastAPI(
@@ -63,6 +65,6 @@ def create_app(
     described = app.openapi
     app.openapi = lambda: problems.add_schema(described())  # type: ignore[method-assign]
     app.add_middleware(BodyLimit, limit=body_limit)
-    app.add_middleware(Access, token=token)
+    app.add_middleware(Access, gate=gate or TokenGate(token))
     app.add_middleware(RequestLog)
     return app

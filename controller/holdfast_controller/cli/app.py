@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from ..data_directory import DataDirectoryError
 from . import changing, showing, submission, watching
 from .connection import Connection
+from .controller import StartOnCluster, controller_command
 from .exits import ERROR, INTERRUPTED, PIPE_CLOSED
 from .up import StartController, up_command
 
@@ -63,8 +64,8 @@ def tell(error: Exception) -> None:
         typer.echo(f"error: {error}", err=True)
 
 
-def create_cli(start_controller: StartController) -> typer.Typer:
-    """The whole command; `start_controller` is what `up` runs."""
+def create_cli(start_controller: StartController, start_on_cluster: StartOnCluster) -> typer.Typer:
+    """The whole command; the two are what `up` and `controller` run."""
     cli = typer.Typer(
         name="holdfast",
         cls=_Commands,
@@ -76,6 +77,7 @@ def create_cli(start_controller: StartController) -> typer.Typer:
     )
     cli.callback(epilog=EPILOG)(_shared)
     cli.command("up")(up_command(start_controller))
+    cli.command("controller")(controller_command(start_on_cluster))
     for module in (submission, showing, watching, changing):
         module.add_to(cli)
     cli.command("version")(_version)

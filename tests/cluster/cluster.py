@@ -151,11 +151,11 @@ def _clear(site: Site, *, keep_logs: bool = False) -> None:
     if not began:
         return
     remove_outside(site)
-    restore_settings(site)
     if keep_logs and site.logs.exists():
         erase(site.home / "failed-logs")
         site.logs.rename(site.home / "failed-logs")
     erase(site.state)
+    restore_settings(site)
 
 
 def status(site: Site) -> str:

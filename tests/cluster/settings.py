@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.cluster.errors import ClusterError
 from tests.cluster.locks import locked
 from tests.cluster.site import Site, sites
 
@@ -23,6 +24,9 @@ NAMES = (
     "kernel/keys/root_maxbytes",
 )
 KUBELET = Path("/var/lib/kubelet")
+KUBELET_MARK = KUBELET / "made-by-holdfast-cluster"
+"""Outside the node the directory holds this alone: one that is not empty nobody removes by mistake, which
+would take away, silently, what is mounted on it."""
 HAS_NODE = "has-node"
 """File in the state of a cluster that has a node."""
 
@@ -41,16 +45,15 @@ def remember_settings(site: Site) -> None:
         if not record.exists():
             values = {name: (Path("/proc/sys") / name).read_text() for name in NAMES if _there(name)}
             beside = record.with_suffix(".new")
-            beside.write_text(json.dumps({"settings": values, "made_kubelet": not KUBELET.exists()}))
+            beside.write_text(json.dumps(values))
             beside.rename(record)
-        KUBELET.mkdir(exist_ok=True)
+        if not KUBELET.exists():
+            KUBELET.mkdir()
+            KUBELET_MARK.touch()
 
 
 def restore_settings(site: Site) -> None:
-    """Put back what held before, where no other cluster has a node.
-
-    While one has, the directory must stay too: removing it takes away what others have mounted on it.
-    """
+    """Put back what held before, where no other cluster has a node. Raises ClusterError."""
     record = _record(site)
     if not record.exists():
         return
@@ -58,13 +61,22 @@ def restore_settings(site: Site) -> None:
         others = [other for other in sites() if other.name != site.name and (other.state / HAS_NODE).exists()]
         if others or not record.exists():
             return
-        kept = json.loads(record.read_text())
-        for name, value in kept["settings"].items():
+        for name, value in json.loads(record.read_text()).items():
             if (Path("/proc/sys") / name).read_text() != value:
                 write_setting(name, value)
-        if kept["made_kubelet"] and KUBELET.exists():
-            KUBELET.rmdir()
         record.unlink()
+        if KUBELET_MARK.exists():
+            KUBELET_MARK.unlink()
+            _remove_empty(KUBELET)
+
+
+def _remove_empty(directory: Path) -> None:
+    try:
+        directory.rmdir()
+    except OSError as error:
+        raise ClusterError(
+            f"{directory} was made for the cluster and is no longer empty: look what is in it, and remove it"
+        ) from error
 
 
 def _record(site: Site) -> Path:

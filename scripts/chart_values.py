@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from holdfast_controller.pod_settings import PodSettings
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+from holdfast_controller.pod_settings import PodSettings
 
 Document = dict[str, Any]
 Labels = dict[str, str]

@@ -37,6 +37,8 @@ class Result:
 def checks(root: Path = ROOT) -> list[Check]:
     """What `make verify` checks."""
     dockerfiles = sorted(str(path.relative_to(root)) for path in root.glob("docker/*.Dockerfile"))
+    helm = find_helm()
+    chart = [Check("chart (helm lint)", (str(helm), "lint", "--strict", "helm/holdfast"))] if helm else []
     return [
         Check("types (mypy --strict)", ("mypy",)),
         Check("style (ruff check)", ("ruff", "check", ".")),
@@ -45,7 +47,16 @@ def checks(root: Path = ROOT) -> list[Check]:
         Check("lock file", ("python", "scripts/lock.py", "--check")),
         Check("generated files", ("python", "scripts/generate.py", "--check")),
         Check("Dockerfiles (hadolint)", ("hadolint", "--config", "docker/hadolint.yaml", *dockerfiles)),
+        *chart,
     ]
+
+
+def find_helm() -> Path | None:
+    """Where one is at hand; `make test` builds one, which takes minutes, and lints too."""
+    from tests.cluster.tools import HELM
+
+    built = HELM.built / "helm"
+    return built if built.exists() else None
 
 
 def run(check: Check) -> Result:
@@ -78,4 +89,5 @@ def verify(wanted: Sequence[Check]) -> int:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))  # run as a file, it finds its neighbours by tests.*
     sys.exit(1 if verify(checks()) else 0)

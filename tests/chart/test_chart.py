@@ -1,4 +1,4 @@
-"""The chart: what it renders to was reviewed, what it may do is a list, and wrong values say what is wrong."""
+"""The chart: its rendering was reviewed, what it may do is a list, and wrong values say what is wrong."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 from golden import assert_golden
+from scripts.chart_values import Values
 from tests.chart.conftest import CHART, ELSEWHERE, Helm
 
 from holdfast_controller.pod_settings import PodSettings, load_pod_settings
-from scripts.chart_values import Values
 
 pytestmark = pytest.mark.cluster
 

@@ -1,0 +1,73 @@
+"""What lies in k8s/ works as it is: jobs are jobs, YAML is YAML, scripts parse, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.manifests import attempt_manifests
+from holdfast_controller.pod_settings import PodSettings
+from holdfast_controller.policy.placement import MARKS, Provider
+
+K8S = Path(__file__).parents[2] / "k8s"
+FILES = sorted(K8S.rglob("*.yaml"))
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [one for one in yaml.safe_load_all(path.read_text()) if one]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(K8S)))
+def test_every_file_holds_whole_objects(path: Path) -> None:
+    for one in documents(path):
+        assert one["apiVersion"]
+        assert one["metadata"]["name"]
+        if one["kind"] == "TrainingJob":
+            job = TrainingJob.model_validate(one)
+            if job.spec.image:  # those without are for one machine
+                attempt_manifests(job, 1, PodSettings())
+
+
+def test_the_jobs_of_a_cluster_find_the_data_that_the_sample_prepares() -> None:
+    prepared = documents(K8S / "examples/prepare-data.yaml")
+    claims = {one["metadata"]["name"] for one in prepared if one["kind"] == "PersistentVolumeClaim"}
+    (job,) = (one for one in prepared if one["kind"] == "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    vocabulary = int(re.search(r"--vocab-size (\d+)", container["command"][-1])[1])  # type: ignore[index]
+    for path in sorted((K8S / "examples").glob("*.yaml")):
+        for one in documents(path):
+            if one["kind"] == "TrainingJob" and one["spec"].get("storage"):
+                assert set(one["spec"]["storage"].values()) <= claims
+                assert one["spec"]["config"]["data"]["path"] == "/holdfast/data/stdlib"
+                assert one["spec"]["config"]["model"]["vocab_size"] == vocabulary
+
+
+@pytest.mark.parametrize("path", sorted(K8S.rglob("*.sh")), ids=lambda path: path.name)
+def test_scripts_parse_and_ask_for_what_they_need(path: Path) -> None:
+    assert subprocess.run(["sh", "-n", str(path)], check=False).returncode == 0
+    done = subprocess.run(
+        ["sh", str(path)], capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"}
+    )
+    assert done.returncode
+    assert re.search(r"name the (cluster|resource group): ", done.stderr)
+
+
+def test_the_readme_tells_the_marks_and_notices_of_the_code() -> None:
+    text = (K8S / "README.md").read_text()
+    for provider, mark in MARKS.items():
+        row = next(line for line in text.splitlines() if line.startswith(f"| {provider.value} |"))
+        assert f"`{mark.label}={mark.value}`" in row
+        assert f"{mark.notice_seconds:g} s" in row
+    shortest = min(mark.notice_seconds for mark in MARKS.values())
+    assert f"| {Provider.AUTO.value} | any of them | {shortest:g} s" in text
+
+
+def test_links_lead_somewhere() -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", (K8S / "README.md").read_text()):
+        assert (K8S / link).exists(), link

@@ -35,11 +35,14 @@ TOKENS = 32
 
 
 class PeakMemory:
-    """Largest resident memory of this process and its children while it watches, in bytes."""
+    """Largest resident memory of this process and its children while it watches, in bytes.
+
+    Shared pages count once for each process that maps them.
+    """
 
     def __init__(self) -> None:
         self._process = psutil.Process()
-        self.base = self.peak = self._resident()
+        self.peak = self._resident()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -53,17 +56,17 @@ class PeakMemory:
         return total
 
     def _watch(self) -> None:
-        while not self._done.wait(0.05):
+        while not self._done.wait(0.02):
             self.peak = max(self.peak, self._resident())
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> int:
-        """Peak above what there was at the beginning."""
+        """The peak since it started."""
         self._done.set()
         self._thread.join()
-        return max(self.peak, self._resident()) - self.base
+        return max(self.peak, self._resident())
 
 
 def state_bytes(model: nn.Module) -> int:
@@ -96,7 +99,10 @@ def measure(subject_name: str, model_name: str, folder: Path, window: int) -> di
             step()
         return time.perf_counter() - began
 
+    training = PeakMemory()
+    training.start()
     steps(3)
+    alone = training.stop()
     memory = PeakMemory()
     memory.start()
     subject = SUBJECTS[subject_name](folder / "run", model, optimizer)
@@ -113,7 +119,7 @@ def measure(subject_name: str, model_name: str, folder: Path, window: int) -> di
     began = time.perf_counter()
     subject.save(3)
     durable = subject.wait() - began
-    peak = memory.stop()
+    peak = max(0, memory.stop() - alone)
 
     for path in subject.files():
         forget(path)

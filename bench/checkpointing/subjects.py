@@ -59,7 +59,8 @@ class Holdfast:
 
     def save(self, step: int) -> None:
         self._durable = 0.0
-        self._saver.save(step, *self._state.capture(step))
+        shared, own, rank_0_only = self._state.capture(step)
+        self._saver.save(step, shared, own, rank_0_only=rank_0_only)
 
     def wait(self) -> float:
         self._saver.wait()

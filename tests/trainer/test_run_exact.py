@@ -49,7 +49,7 @@ def test_killed_and_noticed_equals_untouched(workshop: Workshop, form: str) -> N
     killed = workshop.start(ranks=ranks, **options, pause=0.01)
     killed.wait_for_step(chance.randrange(8, 28))
     killed.signal(KILL)
-    assert killed.wait() == [-9] * ranks
+    assert set(killed.wait()) <= {-9, 1}, "1: it saw a peer go before its own kill came"
 
     noticed = workshop.start(ranks=ranks, **options, pause=0.01)
     noticed.wait_for_step(chance.randrange(30, 45))

@@ -124,7 +124,11 @@ class Run:
         self._endpoint: Endpoint | None = None
         if self.rank == 0:
             self._endpoint = Endpoint(
-                place.host, place.port, self._telemetry.registry, lambda: self._telemetry.progress
+                place.host,
+                place.port,
+                self._telemetry.registry,
+                lambda: self._telemetry.progress,
+                self.run_dir,
             )
             contract.replace_durably(self.run_dir.progress_address(self.attempt), self._endpoint.address)
 
@@ -140,7 +144,7 @@ class Run:
         """Newest step for which a save was begun (or that was loaded)."""
         self._durable: Standing | None = None
         """What all ranks agreed is durable, once they have."""
-        self._save_agreed = False
+        self._prepared = self._save_agreed = False
         self._save_began = time.monotonic()
         self._completed = False
         self._ending.standing = self._standing
@@ -237,6 +241,9 @@ class Run:
             self._end_step()
             if self.step < total and self._save_agreed:
                 self._save()
+            elif not self._prepared:
+                self._prepare()
+            self._prepared = True
             self._steps.begin()
         self._complete()
 
@@ -342,11 +349,19 @@ class Run:
 
     # ------------------------------------------------------------------- save
 
+    def _prepare(self) -> None:
+        """Get the memory that saves need now, after the first step, when the optimizer has its state."""
+        assert self._state is not None
+        size = self._saver.prepare(*self._state.capture(self.step))
+        if self.rank == 0 and size:
+            log.info("checkpoints are staged in %.2f GB of memory a rank", size / 1e9)
+
     def _save(self, timeout: float = PART_TIMEOUT_SECONDS, random: dict[str, Any] | None = None) -> None:
         assert self._state is not None
         self._save_began = time.monotonic()
-        shared, own = self._state.capture(self.step, random)
-        self._spans.add("checkpoint", self._saver.save(self.step, shared, own, timeout=timeout))
+        shared, own, rank_0_only = self._state.capture(self.step, random)
+        stall = self._saver.save(self.step, shared, own, timeout=timeout, rank_0_only=rank_0_only)
+        self._spans.add("checkpoint", stall)
         self._saved_step = self.step
 
     def _save_now(self, timeout: float = PART_TIMEOUT_SECONDS, random: dict[str, Any] | None = None) -> str:

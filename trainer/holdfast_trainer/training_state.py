@@ -1,13 +1,14 @@
 """What a training run is made of: its named parts, and what each rank has of its own.
 
-Under DDP parameters and optimizer are the same on every rank, so rank 0 writes them for all. Each rank
-adds its random state and, where it is not rank 0, what may differ: buffers of models (running statistics
-of its own batches) and parts that are neither model nor optimizer (the position of a data loader).
+Under DDP parameters and optimizer are the same on every rank, so they are written once, by all ranks
+together. Each rank adds its random state and, where it is not rank 0, what may differ: buffers of models
+(running statistics of its own batches) and parts that are neither model nor optimizer (the position of a
+data loader); rank 0's go with what is shared.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -20,6 +21,16 @@ from .parallel import unwrap
 class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
+
+
+class Captured(NamedTuple):
+    """A state to save."""
+
+    shared: dict[str, Any]
+    """What there is once for all ranks."""
+    own: dict[str, Any]
+    rank_0_only: frozenset[str]
+    """Paths of tensors in `shared` that may differ by rank: rank 0's value stands there."""
 
 
 class TrainingState:
@@ -42,17 +53,18 @@ class TrainingState:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [part for part in self._parts.values() if isinstance(part, torch.optim.Optimizer)]
 
-    def capture(self, step: int, random: dict[str, Any] | None = None) -> tuple[dict[str, Any] | None, Any]:
-        """(what rank 0 writes for all, what this rank writes); the tensors are the live ones.
+    def capture(self, step: int, random: dict[str, Any] | None = None) -> Captured:
+        """The state after `step` steps; its tensors are the live ones.
 
         `random` stands for the generators' state where they have moved on since the state was true.
         """
         own: dict[str, Any] = {"rng": rng.capture() if random is None else random}
-        if self._rank == 0:
-            return self._shared(step), own
-        own["buffers"] = {n: _buffers(p) for n, p in self._parts.items() if isinstance(p, nn.Module)}
-        own["parts"] = {n: p.state_dict() for n, p in self._parts.items() if _differs_by_rank(p)}
-        return None, own
+        buffers = {n: _buffers(p) for n, p in self._parts.items() if isinstance(p, nn.Module)}
+        parts = {n: p.state_dict() for n, p in self._parts.items() if _differs_by_rank(p)}
+        if self._rank != 0:
+            own |= {"buffers": buffers, "parts": parts}
+        names = [*pack({"shared": {"parts": buffers}})[1], *pack({"shared": {"parts": parts}})[1]]
+        return Captured(self._shared(step), own, frozenset(names))
 
     def _shared(self, step: int) -> dict[str, Any]:
         return {"step": step, "parts": {name: part.state_dict() for name, part in self._parts.items()}}

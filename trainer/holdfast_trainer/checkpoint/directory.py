@@ -16,8 +16,6 @@ No two saves share a directory, so what a rank writes late into a save that fail
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -27,14 +25,14 @@ from ..contract import (
     UNFINISHED,
     RunDir,
     checkpoint_step,
-    fsync_directory,
     read_fence,
     remove_unfinished,
-    replace_durably,
 )
 from . import manifest as manifests
+from .checksums import Written
 from .manifest import BadManifest, Manifest
-from .tensorfile import UnreadableFile, Written, verify
+from .storage import Storage
+from .tensorfile import UnreadableFile, verify
 
 _POLL_SECONDS = 0.01
 
@@ -70,9 +68,10 @@ def _part_record(rank: int) -> str:
 class CheckpointDirectory:
     """`checkpoints/` of a run directory, as attempt `attempt` may use it."""
 
-    def __init__(self, run: RunDir, attempt: int) -> None:
+    def __init__(self, run: RunDir, attempt: int, storage: Storage | None = None) -> None:
         self._run = run
         self._attempt = attempt
+        self._storage = storage or Storage()
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, newest first; whether they verify is not asked."""
@@ -93,20 +92,20 @@ class CheckpointDirectory:
         `save` counts the saves of this attempt: the same on every rank, and never used twice.
         """
         path = self._run.checkpoints / f".step-{step:08d}.attempt-{self._attempt}.save-{save}"
-        path.mkdir(parents=True, exist_ok=True)
+        self._storage.make_directory(path)
         return path
 
     def report_part(self, partial: Path, rank: int, written: Written) -> None:
         """Tell rank 0 that this rank's file is durable."""
-        replace_durably(partial / _part_record(rank), json.dumps(asdict(written)))
+        self._storage.replace_durably(partial / _part_record(rank), json.dumps(asdict(written)))
 
     def report_failure(self, partial: Path, rank: int, error: str) -> None:
         """Tell rank 0 not to wait; frees the rank's own bytes first, as the disk may be full.
 
         Raises OSError where that fails too: rank 0 then waits until its deadline.
         """
-        (partial / part_file(rank)).unlink(missing_ok=True)
-        replace_durably(partial / _part_record(rank), json.dumps({"error": error}))
+        self._storage.unlink(partial / part_file(rank))
+        self._storage.replace_durably(partial / _part_record(rank), json.dumps({"error": error}))
 
     def await_parts(self, partial: Path, world_size: int, late: Callable[[], bool]) -> dict[str, Written]:
         """Every rank's file by name. Raises CheckpointError naming the rank that failed or is `late`."""
@@ -134,22 +133,25 @@ class CheckpointDirectory:
         step = manifest.step
         final = self._run.checkpoint(step)
         for rank in range(manifest.world_size):
-            (partial / _part_record(rank)).unlink(missing_ok=True)
+            self._storage.unlink(partial / _part_record(rank))
         check_fence(self._run, self._attempt)
-        replace_durably(partial / manifests.NAME, manifest.to_json())
+        self._storage.replace_durably(partial / manifests.NAME, manifest.to_json())
         check_fence(self._run, self._attempt)
         if final.exists():
             if self.fault(step) is None:
-                shutil.rmtree(partial, ignore_errors=True)
+                self.abandon(partial)
                 return manifests.read(final)
-            os.rename(final, self._run.checkpoints / f".bad-step-{step:08d}.{time.time_ns()}")
-        os.rename(partial, final)
-        fsync_directory(self._run.checkpoints)
+            self._storage.rename(final, self._run.checkpoints / f".bad-step-{step:08d}.{time.time_ns()}")
+        self._storage.rename(partial, final)
+        self._storage.sync_directory(self._run.checkpoints)
         return manifest
 
     def abandon(self, partial: Path) -> None:
-        """Remove what a failed save left."""
-        shutil.rmtree(partial, ignore_errors=True)
+        """Remove what a failed save left; what stays is debris, for a later prune."""
+        try:
+            self._storage.remove_tree(partial)
+        except OSError:
+            pass
 
     # ----------------------------------------------------------- verify, prune
 
@@ -187,6 +189,8 @@ class CheckpointDirectory:
         between its last look at the fence and its rename has nothing left to rename.
         """
         remove_unfinished(self._run, self._attempt)
+        for made in (self._run.path, self._run.path.parent):  # checkpoints/ and the run directory themselves
+            self._storage.sync_directory(made)
 
     def prune(self, keep: int, bad: Iterable[int] = ()) -> None:
         """Keep the newest `keep` checkpoints; remove older ones, `bad` ones and debris of the past.
@@ -209,6 +213,6 @@ class CheckpointDirectory:
                 doomed.append(path)
         for path in doomed:
             if path.exists():
-                (path / manifests.NAME).unlink(missing_ok=True)
-                fsync_directory(path)
-                shutil.rmtree(path)
+                self._storage.unlink(path / manifests.NAME)
+                self._storage.sync_directory(path)
+                self._storage.remove_tree(path)

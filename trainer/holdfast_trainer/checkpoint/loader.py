@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -89,23 +90,29 @@ def _try(
     path = run.checkpoint(step)
     try:
         manifest = manifests.read(path)
+        if manifest.step != step:
+            return None, f"manifest of step {manifest.step} in {path.name}"
+        shared, own = read_state(path, manifest)
         same_world = manifest.world_size == gang.world_size
-        ranks = {0, gang.rank} if same_world else {0}
-        if fault := directory.fault(step, ranks):
-            return None, fault
-        shared_part = _read(path, 0)
-        own: Any | None = None
-        if same_world:
-            own = shared_part["own"] if gang.rank == 0 else _read(path, gang.rank)["own"]
-        return Loaded(manifest, shared_part["shared"], own), None
+        return Loaded(manifest, shared, own[gang.rank] if same_world else None), None
     except (BadManifest, UnreadableFile, KeyError) as error:
         return None, str(error)
 
 
-def _read(path: Any, rank: int) -> dict[str, Any]:
-    skeleton, tensors = tensorfile.read(path / part_file(rank))
-    state: dict[str, Any] = unpack(skeleton, tensors)
-    return state
+def read_state(path: Path, manifest: Manifest) -> tuple[Any, list[Any]]:
+    """(what all ranks share, what each had of its own), every block read and verified.
+
+    What is shared lies in parts in the files of all ranks; rank 0's says how they fit together.
+    Raises UnreadableFile, KeyError where a part is missing.
+    """
+    skeletons, shared, own = [], {}, []
+    for rank in range(manifest.world_size):
+        name = part_file(rank)
+        skeleton, tensors = tensorfile.read(path / name, manifest.files[name])
+        skeletons.append(skeleton)
+        own.append(unpack(skeleton["own"], tensors))
+        shared.update({key: value for key, value in tensors.items() if key.startswith("shared.")})
+    return unpack(skeletons[0]["shared"], shared), own
 
 
 def _check_config(run: RunDir, manifest: Manifest, config_hash: str) -> None:

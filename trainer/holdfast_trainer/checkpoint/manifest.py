@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .tensorfile import Written
+from .checksums import Written
 
 NAME = "manifest.json"
-VERSION = 1
+VERSION = 2
 
 
 class BadManifest(Exception):

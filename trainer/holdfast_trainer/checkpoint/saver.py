@@ -1,17 +1,25 @@
-"""Asynchronous saves: the step pays for a copy, a thread does the rest.
+"""Asynchronous saves: the step pays for a copy, threads do the rest.
 
-`save` copies the state into buffers that are allocated once (pinned, where it comes from a GPU) and
-returns; a thread writes, hashes and syncs this rank's file, and rank 0's thread commits once all
-parts are there. One save is in flight at most: the next one waits for it, and that wait is part of
-the stall that is reported. A save that fails (disk full, a lost peer) harms neither training nor the
-checkpoints before it; the failure is reported, and the next save tries again.
+`save` copies the state into a buffer that was allocated and touched before (`stage`) and returns; threads
+of low priority write and hash this rank's file, and rank 0's commits once all parts are there. Threads,
+not a process: nearly all of their time is spent in calls that let the interpreter go (hash, write, sync),
+so the training does not feel them as such, they share the buffer, and they end with their process.
+
+State that all ranks hold alike is written once, shared out among the ranks (`shares`). One save is in
+flight at most: the next one waits for it, on every rank alike, and that wait is part of the stall that is
+reported; a save that the clock asks for is not asked for before the last one is durable. A save that
+fails (disk full, a lost peer) harms neither training nor the checkpoints before it; the failure is
+reported, and the next save tries again. Where memory is too short for the buffer, `save` writes from the
+state itself and returns when that is done: slow, and told, but never lost.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +28,17 @@ import torch
 
 from ..contract import RunDir
 from . import tensorfile
+from .checksums import Written
 from .directory import CheckpointDirectory, CheckpointError, Fenced, check_fence, part_file
 from .manifest import Manifest
+from .shares import share_out
+from .spread import start_thread, step_aside
+from .stage import Image, NotEnoughMemory, Stage
+from .storage import Storage
+from .tensorfile import Header
 from .tree import pack
+
+log = logging.getLogger("holdfast")
 
 PART_TIMEOUT_SECONDS = 600.0
 """How long rank 0 waits for its peers' parts when no notice presses."""
@@ -56,16 +72,19 @@ class Saver:
         environment: Mapping[str, Any] | None = None,
         on_saved: Callable[[Saved], None] = lambda saved: None,
         on_failed: Callable[[int, CheckpointError], None] = lambda step, error: None,
+        storage: Storage | None = None,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept, or nothing is durable")
         self._run = run
-        self._directory = CheckpointDirectory(run, attempt)
+        self._storage = storage or Storage()
+        self._directory = CheckpointDirectory(run, attempt, self._storage)
         self._attempt, self._rank, self._world_size = attempt, rank, world_size
         self._config_hash, self._keep = config_hash, keep
         self._environment = dict(environment or {})
         self._on_saved, self._on_failed = on_saved, on_failed
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._stage = Stage()
+        self._told_memory = False
         self._thread: threading.Thread | None = None
         self._saves = 0
         self._deadline = 0.0
@@ -90,28 +109,83 @@ class Saver:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, step: int, shared: Any, own: Any, *, timeout: float = PART_TIMEOUT_SECONDS) -> float:
+    def prepare(self, shared: Any, own: Any, rank_0_only: Collection[str] | None = None) -> int:
+        """Allocate and touch what a save of such a state will need; returns its bytes, at once.
+
+        Call it when the state has its full size: an optimizer has none before its first step. Where
+        memory is too short that is logged, and saves will hold the training up.
+        """
+        self.join()
+        _, tensors = self._part(shared, own, rank_0_only)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        try:
+            self._stage.reserve(size, pinned=any(tensor.is_cuda for tensor in tensors.values()))
+        except NotEnoughMemory as error:
+            self._tell_memory(error)
+            return 0
+        self._thread = start_thread(self._touch, "checkpoint-memory")
+        return self._stage.size
+
+    def _touch(self) -> None:
+        step_aside()
+        self._stage.touch()
+
+    def _tell_memory(self, error: NotEnoughMemory) -> None:
+        if not self._told_memory:
+            log.warning("%s: every save will hold training up until it is written", error)
+            self._told_memory = True
+
+    def save(
+        self,
+        step: int,
+        shared: Any,
+        own: Any,
+        *,
+        timeout: float = PART_TIMEOUT_SECONDS,
+        rank_0_only: Collection[str] | None = None,
+    ) -> float:
         """Begin to save `step`; returns the seconds that the caller was held up.
 
+        Rank 0 writes `shared`. Where `rank_0_only` is given every rank passes `shared`, and all but the
+        tensors named there (by their path, "shared.parts...") are shared out among the ranks.
         Raises UnsupportedState where the state holds something that cannot be saved.
         """
         began = time.perf_counter()
         self.join()
-        state = {"own": own, "shared": shared} if self._rank == 0 else {"own": own}
-        skeleton, tensors = pack(state)
-        staged = self._stage(tensors)
-        stall = time.perf_counter() - began
+        skeleton, tensors = self._part(shared, own, rank_0_only)
         self._error = None
         self._saves += 1
         self._deadline = time.monotonic() + timeout
-        self._thread = threading.Thread(
-            target=self._write,
-            args=(step, skeleton, staged, began, stall),
-            name="checkpoint",
-            daemon=True,
-        )
-        self._thread.start()
+        try:
+            image = self._stage.fill(Header.of(skeleton, tensors), tensors)
+        except NotEnoughMemory as error:
+            self._tell_memory(error)
+            whole = lambda path: tensorfile.write(path, skeleton, tensors, self._storage)  # noqa: E731
+            self._write(step, whole, began, None)
+            return time.perf_counter() - began
+        stall = time.perf_counter() - began
+        write = functools.partial(self._write_image, step, image, began, stall)
+        self._thread = start_thread(write, "checkpoint")
+        if self._thread is None:
+            write()
         return stall
+
+    def _part(
+        self, shared: Any, own: Any, rank_0_only: Collection[str] | None
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        """What this rank writes of the state: (skeleton, tensors)."""
+        if self._rank != 0 and rank_0_only is None:
+            shared = None
+        skeleton, tensors = pack({"own": own, "shared": shared})
+        if rank_0_only is not None and self._world_size > 1:
+            sizes = {n: t.numel() * t.element_size() for n, t in tensors.items() if n.startswith("shared.")}
+            # A prime marks a path that another tensor has too: which of them is meant is not known.
+            unsure = {name for name in sizes if name.endswith("'")}
+            owners = share_out(sizes, self._world_size, {*rank_0_only, *unsure})
+            tensors = {n: t for n, t in tensors.items() if owners.get(n, self._rank) == self._rank}
+        if self._rank != 0:
+            del skeleton["shared"]
+        return skeleton, tensors
 
     def join(self) -> None:
         """Wait until no save is in flight."""
@@ -132,30 +206,21 @@ class Saver:
         if self._error is not None:
             raise self._error
 
-    def _stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        staged: dict[str, torch.Tensor] = {}
-        on_gpu = False
-        for name, tensor in tensors.items():
-            buffer = self._buffers.get(name)
-            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                pinned = tensor.is_cuda
-                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-            buffer.copy_(tensor, non_blocking=True)
-            on_gpu |= tensor.is_cuda
-            staged[name] = buffer
-        if on_gpu:
-            torch.cuda.current_stream().synchronize()
-        self._buffers = staged
-        return staged
+    def _write_image(self, step: int, image: Image, began: float, stall: float) -> None:
+        step_aside()
 
-    def _write(
-        self, step: int, skeleton: Any, tensors: dict[str, torch.Tensor], began: float, stall: float
-    ) -> None:
+        def whole(path: Path) -> Written:
+            image.wait()
+            return tensorfile.write_image(path, image.view, image.size, self._storage)
+
+        self._write(step, whole, began, stall)
+
+    def _write(self, step: int, write: Callable[[Path], Written], began: float, stall: float | None) -> None:
         partial: Path | None = None
         try:
             check_fence(self._run, self._attempt)
             partial = self._directory.begin(step, self._saves)
-            written = tensorfile.write(partial / part_file(self._rank), skeleton, tensors)
+            written = write(partial / part_file(self._rank))
             self._directory.report_part(partial, self._rank, written)
             if self._rank != 0:
                 return
@@ -166,6 +231,7 @@ class Saver:
             return
         self.bad_steps.discard(step)
         self.last_cost = time.perf_counter() - began
+        stall = self.last_cost if stall is None else stall
         self._on_saved(Saved(step, manifest.size, self.last_cost, stall, manifest.digest))
         try:
             self._directory.prune(self._keep, self.bad_steps)

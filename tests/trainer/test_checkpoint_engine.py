@@ -1,0 +1,296 @@
+"""What makes saves cheap keeps them exact: staging, shared-out writing, blocks, parallel verified reads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast_trainer.checkpoint import CheckpointError, Saved, Saver, load_newest, tensorfile
+from holdfast_trainer.checkpoint import memory as memories
+from holdfast_trainer.checkpoint import stage as stages
+from holdfast_trainer.checkpoint.checksums import BLOCK, Running, Written, combine, sums_of
+from holdfast_trainer.checkpoint.memory import free_memory
+from holdfast_trainer.checkpoint.shares import share_out
+from holdfast_trainer.checkpoint.stage import NotEnoughMemory, Stage
+from holdfast_trainer.checkpoint.storage import Storage
+from holdfast_trainer.checkpoint.tensorfile import Header, UnreadableFile
+from holdfast_trainer.checkpoint.tree import pack
+from holdfast_trainer.contract import RunDir, raise_fence
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "run")
+    raise_fence(made, 1)
+    return made
+
+
+class Gang:
+    """One rank of a gang of threads."""
+
+    def __init__(self, rank: int, world_size: int, barrier: Barrier, box: list[Any]) -> None:
+        self.rank, self.world_size, self._barrier, self._box = rank, world_size, barrier, box
+
+    def gather(self, value: Any) -> list[Any]:
+        self._box[self.rank] = value
+        self._barrier.wait(20)
+        values = list(self._box)
+        self._barrier.wait(20)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        return self.gather(value)[0]
+
+
+def in_gang(world_size: int, work: Any) -> list[Any]:
+    barrier, box = Barrier(world_size), [None] * world_size
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(work, [Gang(rank, world_size, barrier, box) for rank in range(world_size)]))
+
+
+# --------------------------------------------------------------------- checksums
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(0, BLOCK + 7), max_size=4))
+def test_a_stream_has_the_checksums_of_its_blocks(pieces: list[int]) -> None:
+    whole = memoryview(bytearray(os.urandom(64) * (sum(pieces) // 64 + 1)))[: sum(pieces)]
+    running, position = Running(), 0
+    for piece in pieces:
+        running.update(whole[position : position + piece])
+        position += piece
+    blocks = [sums_of(whole[start : start + BLOCK]) for start in range(0, len(whole), BLOCK)]
+    assert running.finish() == combine(len(whole), blocks)
+
+
+# ------------------------------------------------------------------------ shares
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(st.text(max_size=3), st.integers(0, 1000), max_size=20),
+    st.integers(1, 5),
+    st.integers(0, 3),
+)
+def test_every_tensor_has_one_writer_and_none_writes_much_more(
+    sizes: dict[str, int], world_size: int, fixed: int
+) -> None:
+    rank_0_only = set(sorted(sizes)[:fixed])
+    owners = share_out(sizes, world_size, rank_0_only)
+    assert owners == share_out(dict(reversed(sizes.items())), world_size, rank_0_only), "in any order"
+    assert owners.keys() == sizes.keys()
+    assert all(owners[name] == 0 for name in rank_0_only)
+    loads = [sum(sizes[n] for n in sizes if owners[n] == rank) for rank in range(world_size)]
+    kept = sum(sizes[name] for name in rank_0_only)
+    assert max(loads) <= max(kept, sum(sizes.values()) / world_size + max(sizes.values(), default=0))
+
+
+def replicated(step: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(step)
+    shapes = {"a": (300, 40), "b": (7,), "c": (1000,), "d": (), "running": (9,)}
+    return {"parts": {"m": {name: torch.rand(shape, generator=generator) for name, shape in shapes.items()}}}
+
+
+def save_shared_out(run: RunDir, world_size: int, step: int) -> None:
+    def work(gang: Gang) -> None:
+        saver = Saver(run, attempt=1, rank=gang.rank, world_size=world_size)
+        state = replicated(step)
+        state["parts"]["m"]["running"] += gang.rank  # differs by rank: rank 0's value counts
+        only = frozenset(["shared.parts.m.running"])
+        saver.save(step, state, {"rng": torch.tensor(gang.rank)}, rank_0_only=only)
+        saver.wait()
+
+    in_gang(world_size, work)
+
+
+@pytest.mark.parametrize(("written", "loaded"), [(1, 1), (3, 3), (3, 1), (3, 2), (1, 3)])
+def test_what_ranks_wrote_together_any_number_of_ranks_load(run: RunDir, written: int, loaded: int) -> None:
+    save_shared_out(run, written, 10)
+    results = in_gang(loaded, lambda gang: load_newest(run, 1, gang))
+    for rank, (found, skipped) in enumerate(results):
+        assert skipped == []
+        for name, value in replicated(10)["parts"]["m"].items():
+            assert torch.equal(found.shared["parts"]["m"][name], value), name
+        assert found.own == ({"rng": torch.tensor(rank)} if written == loaded else None)
+
+
+def test_each_tensor_is_written_once_and_all_ranks_write(run: RunDir) -> None:
+    save_shared_out(run, 2, 10)
+    names = [
+        set(tensorfile.read(run.checkpoint(10) / f"rank-{rank}.safetensors")[1]) - {"own.rng"}
+        for rank in range(2)
+    ]
+    assert not names[0] & names[1]
+    assert {name.rpartition(".")[2] for name in names[0] | names[1]} == set("abcd") | {"running"}
+    assert "shared.parts.m.running" in names[0]
+    assert names[1], "rank 1 does its share"
+
+
+# ----------------------------------------------------------------------- staging
+
+
+def stage_and_write(path: Path, state: Any, stage: Stage | None = None) -> Written:
+    skeleton, tensors = pack(state)
+    image = (stage or Stage()).fill(Header.of(skeleton, tensors), tensors)
+    return tensorfile.write_image(path, image.view, image.size, Storage())
+
+
+def test_staged_files_are_the_files_written_tensor_by_tensor(tmp_path: Path) -> None:
+    """Also larger than a block, so around the page cache, and with a ragged end."""
+    stage = Stage()
+    for count in (3, BLOCK // 4 + 77, 5):
+        state = {"w": torch.rand(count), "n": torch.arange(7), "t": torch.rand(4, 6).t(), "e": torch.empty(0)}
+        staged = stage_and_write(tmp_path / "staged", state, stage)
+        plain = tensorfile.write(tmp_path / "plain", *pack(state))
+        assert staged == plain
+        assert (tmp_path / "staged").read_bytes() == (tmp_path / "plain").read_bytes()
+        assert staged.size == (tmp_path / "staged").stat().st_size
+
+
+def test_the_state_may_change_once_save_has_returned(run: RunDir) -> None:
+    class Slow(Storage):
+        go = threading.Event()
+
+        def write(self, fd: int, data: memoryview, offset: int) -> None:
+            assert self.go.wait(20)
+            super().write(fd, data, offset)
+
+    storage = Slow()
+    saver = Saver(run, attempt=1, rank=0, world_size=1, storage=storage)
+    weights = torch.arange(1000.0)
+    saver.save(10, {"parts": {"w": weights}}, {})
+    weights.zero_()
+    storage.go.set()
+    saver.wait()
+    loaded, _ = load_newest(run, 1, Gang(0, 1, Barrier(1), [None]))
+    assert loaded is not None
+    assert torch.equal(loaded.shared["parts"]["w"], torch.arange(1000.0))
+
+
+def test_memory_is_taken_once_and_up_front(run: RunDir) -> None:
+    saver = Saver(run, attempt=1, rank=0, world_size=1)
+    state = {"parts": {"w": torch.rand(100_000)}}
+    size = saver.prepare(state, {})
+    assert 400_000 < size < 400_000 + (2 << 20)
+    saver.save(10, state, {})
+    saver.wait()
+    assert saver.prepare(state, {}) == size
+    saver.wait()
+
+
+def test_a_header_that_outgrows_its_room_is_no_trouble(tmp_path: Path) -> None:
+    stage = Stage()
+    for words in (1, 2_000_000, 1):
+        state = {"w": torch.ones(3), "text": "x" * words}
+        stage_and_write(tmp_path / "staged", state, stage)
+        skeleton, tensors = tensorfile.read(tmp_path / "staged")
+        assert len(skeleton["text"]) == words
+        assert tensors["w"].tolist() == [1, 1, 1]
+
+
+def test_too_little_memory_makes_saves_slow_and_says_so(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stages, "free_memory", lambda: 10_000_000)
+    told: list[Saved] = []
+    saver = Saver(run, attempt=1, rank=0, world_size=1, on_saved=told.append)
+    state = {"parts": {"w": torch.arange(1000.0)}}
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        assert saver.prepare(state, {}) == 0
+        stall = saver.save(10, state, {})
+        saver.save(20, state, {})
+    (line,) = caplog.messages
+    assert "of memory and 0.01 GB are free" in line
+    assert "every save will hold training up until it is written" in line
+    assert stall >= told[0].stall_seconds == told[0].seconds > 0
+    loaded, _ = load_newest(run, 1, Gang(0, 1, Barrier(1), [None]))
+    assert loaded is not None
+    assert torch.equal(loaded.shared["parts"]["w"], state["parts"]["w"])
+
+
+def test_the_container_and_the_machine_both_bound_memory(tmp_path: Path) -> None:
+    assert free_memory(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 50 kB\n")
+    assert free_memory(tmp_path) == 50 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    assert free_memory(tmp_path) == 50 * 1024
+    (group / "memory.max").write_text("40000\n")
+    (group / "memory.current").write_text("35000\n")
+    (group / "memory.stat").write_text("anon 5\ninactive_file 1000\nactive_file 500\n")
+    assert free_memory(tmp_path) == 6500
+    with pytest.raises(NotEnoughMemory, match=r"needs 1000.00 GB of memory"):
+        Stage().reserve(10**12, pinned=False)
+    assert memories.free_memory() is None or memories.free_memory() > 0
+
+
+# ------------------------------------------------------------------------- reading
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_no_flipped_byte_of_a_file_is_read(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("flip") / "rank-0.safetensors"
+    written = tensorfile.write(path, *pack({"w": torch.arange(5000.0), "n": [1, 2]}))
+    raw = bytearray(path.read_bytes())
+    position = data.draw(st.integers(0, 200) | st.integers(0, len(raw) - 1))
+    raw[position] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(raw)
+    with pytest.raises(UnreadableFile, match=r"rank-0.safetensors: checksum .* its manifest says"):
+        tensorfile.read(path, written)
+
+
+def test_a_block_that_differs_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.safetensors"
+    written = tensorfile.write(path, *pack({"w": torch.zeros(BLOCK // 2)}))
+    with open(path, "r+b") as file:
+        file.seek(BLOCK + 5)
+        file.write(b"x")
+    with pytest.raises(UnreadableFile, match=r"checksum [0-9a-f]{8} of block 1, its manifest says"):
+        tensorfile.read(path, written)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b'{"__metadata__":{},"w":{"dtype":"F32","shape":[9],"data_offsets":[0,8]}}', "8 bytes for F32"),
+        (b'{"__metadata__":{},"w":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}', "where 0 is next"),
+        (b'{"__metadata__":{},"w":{"dtype":"F3","shape":[2],"data_offsets":[0,8]}}', "F3"),
+        (b'{"__metadata__":{},"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}', "its header tells of"),
+    ],
+)
+def test_a_header_that_lies_is_refused(tmp_path: Path, header: bytes, message: str) -> None:
+    path = tmp_path / "rank-0.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(UnreadableFile, match=message):
+        tensorfile.read(path)
+    path.write_bytes((1 << 60).to_bytes(8, "little") + header)
+    with pytest.raises(UnreadableFile, match=r"a header of \d+ bytes cannot be"):
+        tensorfile.read(path)
+
+
+def test_a_disk_that_takes_half_a_write_is_told(run: RunDir) -> None:
+    class Full(Storage):
+        def write(self, fd: int, data: memoryview, offset: int) -> None:
+            os.pwrite(fd, data[: len(data) // 2], offset)
+            raise OSError(28, "No space left on device")
+
+    saver = Saver(run, attempt=1, rank=0, world_size=1, storage=Full())
+    saver.save(10, {"parts": {"w": torch.rand(9)}}, {})
+    with pytest.raises(CheckpointError, match="step 10 could not be saved: No space left on device"):
+        saver.wait()
+    assert list(run.checkpoints.iterdir()) == []

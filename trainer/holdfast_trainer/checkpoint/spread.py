@@ -1,0 +1,86 @@
+"""Work on numbered blocks, shared out among threads.
+
+Not an executor of the standard library: those refuse work once the interpreter is ending, which is when a
+program that left its loop early makes its last save. A thread that cannot be started is done without.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Spread(Generic[T]):
+    """`work(0)` to `work(count - 1)`, begun at once where there is more than one."""
+
+    def __init__(self, work: Callable[[int], T], count: int, *, name: str, aside: bool = False) -> None:
+        """With `aside` the threads have low priority."""
+        self._work, self._aside = work, aside
+        self._results: dict[int, T] = {}
+        self._errors: list[BaseException] = []
+        self._left = iter(range(count))
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        for _ in range(min(threads(), count) if count > 1 else 0):
+            if thread := start_thread(self._run, name):
+                self._threads.append(thread)
+
+    def _run(self) -> None:
+        if self._aside:
+            step_aside()
+        self._help()
+
+    def _help(self) -> None:
+        while not self._errors:
+            with self._lock:
+                number = next(self._left, None)
+            if number is None:
+                return
+            try:
+                self._results[number] = self._work(number)
+            except BaseException as error:
+                self._errors.append(error)
+
+    def cancel(self) -> None:
+        """Begin nothing more, and wait for what was begun."""
+        with self._lock:
+            self._left = iter(())
+        for thread in self._threads:
+            thread.join()
+
+    def finish(self) -> list[T]:
+        """Help, wait, and give the results by number. Raises what `work` raised first."""
+        self._help()
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+        return [self._results[number] for number in sorted(self._results)]
+
+
+def start_thread(work: Callable[[], object], name: str) -> threading.Thread | None:
+    """A running daemon thread; None where none can be started, as when the interpreter is ending."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
+
+
+def step_aside() -> None:
+    """Lower the calling thread's priority: the training's threads go first. Linux counts by thread."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    except OSError:
+        pass
+
+
+def threads() -> int:
+    """How many work at once: the cores this process may use, at most eight."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return max(1, min(8, len(affinity(0)) if affinity else os.cpu_count() or 1))

@@ -1,0 +1,142 @@
+"""The staging buffer: one stretch of memory in which a rank's file takes shape while training waits.
+
+It is allocated and touched once, before the first save needs it: a first touch makes the kernel find and
+clear pages and costs many times the copy. Tensors are copied to where they stand in the file, so what is
+staged is the file, and can be written from a page on without another copy.
+
+From a GPU the memory is page-locked and the copies are queued on the training's own stream: what the
+training queues next runs after them, so the state that is saved is that of the step, whatever the user's
+code changes later. The call returns when the copies are queued; the writer waits for them.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .checksums import BLOCK
+from .memory import free_memory
+from .tensorfile import PAGE, Header
+
+HEADER_ROOM = 1 << 20
+"""Bytes kept before the tensors; the header ends where they begin, and may grow into it."""
+RESERVE = 256 << 20
+"""Bytes that staging leaves free for the training itself."""
+
+
+class NotEnoughMemory(Exception):
+    """Staging would leave too little for the training."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """A file as it lies in memory: `size` bytes from a page on, and the rest of the last page."""
+
+    view: memoryview
+    size: int
+    copied: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """Until the GPU has copied all of it."""
+        if self.copied is not None:
+            self.copied.synchronize()
+
+
+class Stage:
+    """Of one rank; not for two saves at once."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._layout: dict[str, tuple[int, torch.Size, torch.dtype]] = {}
+        self._places: list[torch.Tensor] = []
+        self._head = HEADER_ROOM
+        self._for_gpu = False
+        self._registered = 0
+        self._touched = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes it holds."""
+        return self._bytes.numel()
+
+    def reserve(self, size: int, *, pinned: bool) -> None:
+        """Memory for `size` bytes of tensors, not touched yet. Raises NotEnoughMemory, with figures."""
+        wanted = self._head + -(-size // PAGE) * PAGE + PAGE
+        if wanted <= self.size and (self._for_gpu or not pinned):
+            return
+        free = free_memory()
+        if free is not None and wanted - self.size + RESERVE > free:
+            raise NotEnoughMemory(
+                f"staging a checkpoint needs {wanted / 1e9:.2f} GB of memory and {free / 1e9:.2f} GB are "
+                "free, of which the training keeps some"
+            )
+        self._release()
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = memory = mmap.mmap(-1, wanted, flags=flags)
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # a fork would make every page be copied again
+            if hasattr(mmap, advice):
+                try:
+                    memory.madvise(getattr(mmap, advice))
+                except OSError:
+                    pass  # a kernel without it: slower, not wrong
+        self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self._for_gpu = pinned
+        if pinned:
+            self._pin()
+
+    def _pin(self) -> None:
+        # Where this fails the copies are slower, and the call waits for them.
+        cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        done = cuda.cudaHostRegister(self._bytes.data_ptr(), self.size, 0)
+        if int(done) == 0:
+            self._registered = self._bytes.data_ptr()
+
+    def _release(self) -> None:
+        if self._registered:
+            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            cuda.cudaHostUnregister(self._registered)
+        self._registered = self._touched = 0
+        self._layout, self._places = {}, []
+        self._bytes, self._memory = torch.empty(0, dtype=torch.uint8), None
+
+    def touch(self) -> None:
+        """Make the kernel give all pages now; for a thread that nobody waits for."""
+        while self._touched < self.size:
+            self._bytes[self._touched : self._touched + BLOCK].fill_(0)
+            self._touched += BLOCK
+
+    def fill(self, header: Header, tensors: Mapping[str, torch.Tensor]) -> Image:
+        """Copy `tensors` to where `header` has them. Raises NotEnoughMemory."""
+        on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+        if len(header.text) > self._head:
+            self._head = -(-2 * len(header.text) // PAGE) * PAGE
+            self._release()
+        self.reserve(header.size - len(header.text), pinned=on_gpu)
+        layout = {
+            name: (begin, tensors[name].shape, tensors[name].dtype)
+            for name, (begin, _) in header.offsets.items()
+        }
+        if layout != self._layout:
+            self._places = [self._place(*where) for where in layout.values()]
+            self._layout = layout
+        start = self._head - len(header.text)
+        self._bytes[start : self._head] = torch.frombuffer(bytearray(header.text), dtype=torch.uint8)
+        if self._places:
+            sources = [tensors[name] for name in layout]
+            torch._foreach_copy_(self._places, sources, non_blocking=True)
+        copied = None
+        if on_gpu:
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+        whole = -(-header.size // PAGE) * PAGE
+        view = memoryview(self._bytes.numpy().data)[start : start + whole]
+        return Image(view, header.size, copied)
+
+    def _place(self, begin: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        start = self._head + begin
+        return self._bytes[start : start + shape.numel() * dtype.itemsize].view(dtype).view(shape)

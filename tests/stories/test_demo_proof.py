@@ -67,7 +67,7 @@ def test_a_faithful_resume_passes_with_its_own_figures(evidence: Evidence) -> No
 def test_one_bit_of_a_step_that_was_done_twice_is_enough(evidence: Evidence) -> None:
     evidence.steps[2] = step(3, 1, 6.5000000000000009)
     assert "loss_hex of step 3" in differences(evidence)
-    with pytest.raises(Differs, match="proof is .loss_hex of step 3"):
+    with pytest.raises(Differs, match=r"proof is .loss_hex of step 3"):
         check(figures(evidence), evidence)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast_controller.cluster import ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import Verdict
-from holdfast_controller.kube.observation import DRILLED, KILLED, STOPPED, attempt_observation
+from holdfast_controller.kube.observation import DRILLED, KILLED, STOPPED, TAKEN, attempt_observation
 from holdfast_controller.policy.classify import classify
 from holdfast_trainer.contract import Termination
 
@@ -155,6 +155,30 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         job(going=True),
         pod(phase="Failed", state=ended(1), deleted=("2026-05-01T12:12:00Z", 45)),
         {"disrupted": False, "exit_code": 1, "reason": ""},
+    ),
+    (
+        "somebody deleted the pod, and the kubelet's last delete took the grace away",
+        job(),
+        pod(phase="Failed", state=ended(1, SAVED), deleted=("2026-05-01T12:10:02Z", 0)),
+        {"disrupted": True, "reason": "Deleted: somebody deleted the pod"},
+    ),
+    (
+        "it had failed, and was cleared away long after",
+        job(going=True),
+        pod(phase="Failed", state=ended(1, "Traceback ..."), deleted=("2026-05-01T12:10:02Z", 0)),
+        {"disrupted": False, "exit_code": 1, "reason": ""},
+    ),
+    (
+        "we killed it, and the kubelet's last delete took the grace away",
+        job(annotations={KILLED: "2026-05-01T12:09:59.7+00:00"}, going=True),
+        pod(phase="Failed", state=ended(137), deleted=("2026-05-01T12:10:02Z", 0)),
+        {"disrupted": False, "reason": "Killed: by Holdfast, with its peers"},
+    ),
+    (
+        "it was still saving for somebody else's deletion when we killed its peers",
+        job(annotations={KILLED: "2026-05-01T12:09:58+00:00"}, going=True),
+        pod(phase="Failed", state=ended(137), annotations={TAKEN: NOON}, deleted=(NOON, 0)),
+        {"disrupted": True, "reason": "Deleted: somebody deleted the pod"},
     ),
     (
         "the queue took the room back",

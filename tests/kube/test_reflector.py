@@ -295,8 +295,11 @@ def test_what_we_wrote_is_read_back_before_the_watch_tells_it(tell: Tell) -> Non
 
 def test_a_server_nobody_reaches_and_a_kubeconfig_that_is_none(tmp_path: Path) -> None:
     async def story() -> None:
-        with pytest.raises(KubeconfigError, match=r"no-such-file cannot be used"):
+        with pytest.raises(KubeconfigError, match=r"no-such-file cannot be used: there is no such file"):
             await connect(tmp_path / "no-such-file")
+        (tmp_path / "empty").write_text("")
+        with pytest.raises(KubeconfigError, match=r"empty cannot be used: Invalid kube-config file"):
+            await connect(tmp_path / "empty")
         with pytest.raises(KubeconfigError, match=r"no pod with a service account .*KUBECONFIG"):
             await connect()
         server = Server()

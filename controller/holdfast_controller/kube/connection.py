@@ -188,7 +188,7 @@ async def connect(
 
     Raises KubeconfigError; the server itself is not asked yet.
     """
-    if kubeconfig is not None and not any(Path(part).exists() for part in str(kubeconfig).split(os.pathsep)):
+    if kubeconfig is not None and not _exists(kubeconfig):
         raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: there is no such file")
     configuration = client.Configuration()
     configuration.connection_pool_maxsize = CONNECTIONS
@@ -207,6 +207,11 @@ async def connect(
             ) from error
         raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: {error}") from error
     return Connection(client.ApiClient(configuration), RateLimit(per_second, burst))
+
+
+def _exists(kubeconfig: Path | str) -> bool:
+    """Whether any of the files is there: KUBECONFIG may name several."""
+    return any(Path(part).exists() for part in str(kubeconfig).split(os.pathsep))
 
 
 class KubeconfigError(HoldfastError):

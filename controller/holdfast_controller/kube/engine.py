@@ -42,7 +42,9 @@ from .observation import (
     EVIDENCE,
     KILLED,
     STOPPED,
+    TAKEN,
     attempt_observation,
+    running,
 )
 from .pieces import Pieces, attempt_of, pod_path, pytorch_jobs_path
 from .podlogs import pod_lines
@@ -180,9 +182,19 @@ class KubeEngine:
         await self._pieces.synced()
         pytorch_job = self._pieces.pytorch_job_of(job, attempt)
         if pytorch_job is not None:
+            if not {STOPPED, KILLED} & set(pytorch_job["metadata"].get("annotations") or {}):
+                await self._note_taken(job, attempt)
             await self._mark(job, attempt, pytorch_job, mark)
         for pod in self._pieces.pods_of(job, attempt):
             await self._end_pod(pod, grace)
+
+    async def _note_taken(self, job: TrainingJob, attempt: int) -> None:
+        """Keep in mind which pods somebody else has deleted: later nothing would tell."""
+        for pod in self._pieces.pods_of(job, attempt):
+            if "deletionTimestamp" in pod["metadata"] and running(pod):
+                change = {"metadata": {"annotations": {TAKEN: datetime.now(UTC).isoformat()}}}
+                with suppress(NotFound):
+                    await self._connection.patch(pod_path(pod), change, MERGE_PATCH)
 
     async def _mark(self, job: TrainingJob, attempt: int, pytorch_job: Document, mark: str) -> None:
         path = f"{pytorch_jobs_path(job.metadata.namespace)}/{attempt_name(job, attempt)}"

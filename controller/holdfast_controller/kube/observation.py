@@ -6,8 +6,8 @@ every pod again that is missing, finds the name taken, so no replica is ever res
 
 Who ended a pod: the platform says so itself (a DisruptionTarget condition, a reason such as Evicted), or
 it was deleted at a time when we had not asked for that. Our own stops and kills are marked on the
-PyTorchJob before they are done, drills on the pod. The times are compared, because a pod that was evicted
-is also deleted by us when the rest of its gang is.
+PyTorchJob before they are done, drills and what was being deleted before us on the pod. The times are
+compared, because a pod that was evicted is also deleted by us when the rest of its gang is.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ EVIDENCE = "holdfast.dev/evidence"
 STOPPED = "holdfast.dev/stopped-at"
 KILLED = "holdfast.dev/killed-at"
 DRILLED = "holdfast.dev/drilled"
+TAKEN = "holdfast.dev/taken"
+"""On a pod that somebody had deleted already when we first asked for the end of its attempt."""
 
 _TAKEN = ("Evicted", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated")
 """Reasons of a pod's status that mean the node, not the program, ended it."""
@@ -121,8 +123,10 @@ def _taken(pod: Document, ours: float | None, pytorch_job: Document | None) -> t
     reason = pod["status"].get("reason")
     if reason in _TAKEN:
         return True, f"{reason}: {pod['status'].get('message', '')}".rstrip(": ")
+    if _annotation(pod, TAKEN) is not None:
+        return True, "Deleted: somebody deleted the pod"
     asked = _asked_to_go(pod)
-    if asked is None or _ended_before(pod, asked):
+    if asked is None or not _ended_by_deletion(pod, asked):
         return False, ""
     if ours is not None and ours <= asked:
         return False, "Killed: by Holdfast, with its peers"
@@ -131,9 +135,19 @@ def _taken(pod: Document, ours: float | None, pytorch_job: Document | None) -> t
     return True, "Deleted: somebody deleted the pod"
 
 
-def _ended_before(pod: Document, moment: float) -> bool:
-    end = _seconds((_state(pod).get("terminated") or {}).get("finishedAt"))
-    return end is not None and end < moment
+def _ended_by_deletion(pod: Document, asked: float) -> bool:
+    """Whether its end came of its deletion, and not before it.
+
+    The kubelet's last delete takes the grace away, and with it the time of the first one: then only the way
+    in which it ended can tell.
+    """
+    end = _state(pod).get("terminated")
+    if end is None:
+        return True
+    if pod["metadata"].get("deletionGracePeriodSeconds"):
+        return (_seconds(end.get("finishedAt")) or asked) >= asked
+    said = Termination.from_json(end.get("message") or "")
+    return end.get("exitCode", 0) > _SIGNAL_BASE or (said is not None and said.outcome == "interrupted")
 
 
 def _waiting(
@@ -186,9 +200,13 @@ def _forced(pod: Document) -> bool:
 
 
 def _asked_to_go(pod: Document) -> float | None:
-    """When its deletion was asked for: the timestamp is that of the end of the grace."""
+    """When its deletion was asked for, at the latest: the timestamp is that of the end of the grace."""
     end = _seconds(pod["metadata"].get("deletionTimestamp"))
-    return None if end is None else end - float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
+    if end is None:
+        return None
+    grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
+    finished = _seconds((_state(pod).get("terminated") or {}).get("finishedAt"))
+    return end - grace if grace or finished is None else min(end, finished)
 
 
 def _marks(pytorch_job: Document | None) -> float | None:

@@ -298,7 +298,7 @@ def test_a_server_nobody_reaches_and_a_kubeconfig_that_is_none(tmp_path: Path) -
         with pytest.raises(KubeconfigError, match=r"no-such-file cannot be used: there is no such file"):
             await connect(tmp_path / "no-such-file")
         (tmp_path / "empty").write_text("")
-        with pytest.raises(KubeconfigError, match=r"empty cannot be used: Invalid kube-config file"):
+        with pytest.raises(KubeconfigError, match=r"empty cannot be used: it is no kubeconfig"):
             await connect(tmp_path / "empty")
         with pytest.raises(KubeconfigError, match=r"no pod with a service account .*KUBECONFIG"):
             await connect()

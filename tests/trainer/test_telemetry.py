@@ -133,6 +133,23 @@ def test_a_client_that_goes_away_costs_no_output(capfd: pytest.CaptureFixture[st
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_the_ledger_of_all_attempts_is_served_to_who_cannot_mount_the_run_directory(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for attempt, text in ((1, '{"event": "attempt_start"}\n{"event": "stop"}\n'), (3, '{"event": "torn')):
+        run.attempt(attempt).mkdir(parents=True)
+        run.ledger(attempt).write_text(text)
+    run.attempt(2).mkdir()  # ended before its first line
+    endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry(), lambda: Telemetry(1, 1).progress, run)
+    try:
+        assert get(endpoint.address, "/ledger").splitlines() == [
+            '{"event": "attempt_start"}',
+            '{"event": "stop"}',
+            '{"event": "torn',
+        ]
+    finally:
+        endpoint.close()
+
+
 # ------------------------------------------------------------------- the ledger
 
 

@@ -205,7 +205,8 @@ async def connect(
                 f"no Kubernetes to talk to: this is no pod with a service account ({error}); "
                 "name a kubeconfig with --kubeconfig or KUBECONFIG"
             ) from error
-        raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: {error}") from error
+        said = error if isinstance(error, config.ConfigException | OSError) else "it is no kubeconfig"
+        raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: {said}") from error
     return Connection(client.ApiClient(configuration), RateLimit(per_second, burst))
 
 

@@ -238,13 +238,22 @@ def test_failures_suspension_and_deletion(world: World) -> None:
 
     world.submit("long", replicas=2, env={"STEPS": "10000", "PAUSE": "0.1"})
     world.until("long", "progress", lambda s: (s.get("progress") or {}).get("step", 0) >= 3)
+    url = f"{world.urls[0]}/v1/namespaces/{world.namespace}/jobs/long/drill"
+    headers = {"Authorization": f"Bearer {admin(world)}"}
+    asked = {"replica": 1, "kind": "notice"}
+    answer = httpx.post(url, headers=headers, json=asked, trust_env=False)
+    assert answer.status_code == 202, answer.text
+    status = world.until("long", "attempt 2 at work", lambda s: s["attempt"] == 2 and s["phase"] == "Running")
+    assert status["attempts"][0]["reason"] == "replica 1: Drilled: given notice on request"
+
     world.kubectl("patch", "tj", "long", "--type=merge", '-p={"spec":{"suspend":true}}')
     status = world.phase("long", "Suspended")
-    assert status["attempts"][0]["verdict"] == "Suspended"
-    assert status["attempts"][0]["durableStep"] >= 3
+    assert [a["verdict"] for a in status["attempts"]] == ["Disrupted", "Suspended"]
+    assert status["attempts"][1]["durableStep"] >= 3
+    assert status["attempts"][1]["lostSteps"] == 0
     world.kubectl("patch", "tj", "long", "--type=merge", '-p={"spec":{"suspend":false}}')
-    world.until("long", "attempt 2 at work", lambda s: s["attempt"] == 2 and s["phase"] == "Running")
-    assert (status["failures"], status["disruptions"]) == (0, 0)
+    status = world.until("long", "attempt 3 at work", lambda s: s["attempt"] == 3 and s["phase"] == "Running")
+    assert (status["failures"], status["disruptions"]) == (0, 1)
     world.kubectl("delete", "tj", "long", "--timeout=60s")
     wait_until(
         lambda: world.kubectl("get", "pods", "-l=holdfast.dev/job=long", "-o=name") == "", "no pod left"
@@ -253,6 +262,39 @@ def test_failures_suspension_and_deletion(world: World) -> None:
     world.submit("nowhere", storage={"claim": "no-such-claim"}, env={"STEPS": "1"})
     status = world.phase("nowhere", "Queued")
     assert 'persistentvolumeclaim "no-such-claim" not found' in status["message"]
+
+
+def test_controllers_killed_at_any_moment_lose_no_job_and_double_none(world: World) -> None:
+    names = [f"job-{number}" for number in range(8)]
+    for name in names:
+        world.submit(name, env={"STEPS": "6", "PAUSE": "0.1"})
+    killed = 0
+    while killed < 5:
+        one = world.controller(f"c-{killed}", "story")
+        done = [world.job(name).get("status", {}).get("attempt", 0) for name in names]
+        wait_until(
+            lambda: (
+                [world.job(n).get("status", {}).get("attempt", 0) for n in names] != done  # noqa: B023
+                or all(world.job(n).get("status", {}).get("phase") == "Succeeded" for n in names)
+            ),
+            "it to do something",
+            60,
+        )
+        os.kill(one.pid, signal.SIGKILL)
+        one.wait()
+        world.kubectl("delete", "lease", "story", "--ignore-not-found")  # or each would wait it out
+        killed += 1
+    world.controller("last", "story")
+    for name in names:
+        status = world.phase(name, "Succeeded")
+        assert [a["verdict"] for a in status["attempts"]] == ["Finished"], name
+    pods = world.kubectl("get", "pods", "-o=name").split()
+    assert sorted(pods) == sorted(f"pod/{name}-1-worker-0" for name in names)
+    for name in names:
+        world.kubectl("delete", "tj", name, "--wait=false")
+    wait_until(
+        lambda: world.kubectl("get", "tj,pods,pytorchjobs", "-o=name") == "", "no orphan to be left", 60
+    )
 
 
 def test_what_happens_while_no_controller_looks_is_not_lost(world: World) -> None:

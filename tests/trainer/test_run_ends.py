@@ -172,7 +172,7 @@ def test_another_world_size_goes_on_and_says_that_bits_may_differ(workshop: Work
     workshop.start(ranks=2, steps=20, pause=0.01).wait_for_step(7)
     workshop.end()
     history = workshop.finish(ranks=1, steps=20)
-    assert history.events("attempt_start", 2)[0]["resumed_step"] == 5
+    assert history.events("attempt_start", 2)[0]["resumed_step"] in (5, 10)  # it ran on while it was killed
     assert history.stop()["step"] == 20
     log = (workshop.path / "run-2" / "rank-0.log").read_text()
     assert "the resume may not be bit-exact: ranks: 2 -> 1" in log

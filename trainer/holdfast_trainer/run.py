@@ -56,6 +56,7 @@ T = TypeVar("T")
 
 FAILURE_SECONDS = 5.0
 """How long a rank that fails waits for its peers' parts of a save in flight: they may be gone too."""
+COMMIT_POLL_SECONDS = 0.02
 
 
 class Run:
@@ -441,8 +442,15 @@ class Run:
         return Standing(self.step) if newest is None else Standing(self.step, newest.step, newest.digest)
 
     def _await_save(self) -> None:
-        self._saver.hurry(min(FAILURE_SECONDS, self._notice.remaining()))
+        """Give a save in flight its last chance: what is told to be durable should be no older than the truth."""
+        bound = min(FAILURE_SECONDS, self._notice.remaining())
+        deadline = time.monotonic() + bound
+        self._saver.hurry(bound)
         self._saver.join()
+        if self.rank == 0 or self._saver.error is not None:
+            return
+        while self._saver.durable_step < self._saved_step and time.monotonic() < deadline:
+            time.sleep(COMMIT_POLL_SECONDS)  # rank 0 commits
 
     def _at_exit(self) -> None:
         """The program ended by itself; where it left the loop early, it did so of its own will."""

@@ -143,7 +143,8 @@ def test_a_client_command_does_not_load_the_server() -> None:
 
 def test_help_loads_no_more_than_the_command_tree() -> None:
     script = (
-        "import sys; from holdfast_controller.cli import create_cli; create_cli(lambda *_: None, lambda *_: None);"
+        "import sys; from holdfast_controller.cli import create_cli;"
+        "create_cli(lambda *_: None, lambda *_: None);"
         "heavy = {'pydantic', 'httpx', 'yaml', 'rich.live'} & set(sys.modules);"
         "assert not heavy, heavy"
     )

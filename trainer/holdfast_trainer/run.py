@@ -442,7 +442,7 @@ class Run:
         return Standing(self.step) if newest is None else Standing(self.step, newest.step, newest.digest)
 
     def _await_save(self) -> None:
-        """Give a save in flight its last chance: what is told to be durable should be no older than the truth."""
+        """Give a save in flight its last chance, so that what is told to be durable is the truth."""
         bound = min(FAILURE_SECONDS, self._notice.remaining())
         deadline = time.monotonic() + bound
         self._saver.hurry(bound)

@@ -28,6 +28,11 @@ from .reconciler import Reconciler
 from .server import Background, Controller, bind, serve, signals_set
 from .settings import ClusterSettings
 
+WORKERS = 16
+"""Passes under way at once: they spend their time waiting for the apiserver."""
+PROGRESS_SECONDS = 3.0
+"""Between two writes of a job's figures: a thousand running jobs must not flood the apiserver."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -53,7 +58,13 @@ async def run(settings: ClusterSettings) -> None:
 
     leading = connection.guarded(lambda: leadership.leads)
     acting = KubeEngine(leading, pieces, endpoints, jobs, pods)
-    reconciler = Reconciler(KubeStore(leading, jobs, cached=True), acting, metrics=metrics)
+    reconciler = Reconciler(
+        KubeStore(leading, jobs, cached=True),
+        acting,
+        metrics=metrics,
+        workers=WORKERS,
+        progress_seconds=PROGRESS_SECONDS,
+    )
     led = Background(reconciler=reconciler.run, sweep=acting.sweep)
     background = Background(
         jobs=jobs.run, pieces=pieces.run, endpoints=endpoints.run, leader=lambda: leadership.run(led.run)

@@ -53,6 +53,7 @@ class Reconciler:
         metrics: Metrics | None = None,
         settle_seconds: float = SETTLE_SECONDS,
         workers: int = 4,
+        progress_seconds: float = PROGRESS_SECONDS,
     ):
         self._store = store
         self._engine = engine
@@ -60,6 +61,7 @@ class Reconciler:
         self._metrics = metrics or Metrics()
         self._settle_seconds = settle_seconds
         self._workers = workers
+        self._progress_seconds = progress_seconds
         self._queue = WorkQueue()
         self._retries: dict[str, int] = {}
 
@@ -170,7 +172,7 @@ class Reconciler:
             await self._store.remove(job)
             return None
         after = decision.requeue_after
-        wait = seconds_to_write(job.status, decision.status, self._clock())
+        wait = seconds_to_write(job.status, decision.status, self._clock(), self._progress_seconds)
         if wait == 0:
             job = await self._store.replace_status(job, decision.status)
         elif wait is not None:
@@ -221,10 +223,12 @@ class Reconciler:
         return self._engine.logs(job, attempt, rank, tail=TAIL_LINES)
 
 
-def seconds_to_write(old: Status, new: Status, now: datetime) -> float | None:
+def seconds_to_write(
+    old: Status, new: Status, now: datetime, every: float = PROGRESS_SECONDS
+) -> float | None:
     """0: write it now; more: so many seconds are left; None: there is nothing to write.
 
-    The trainer's figures move all the time: where nothing else changed, they are written once a second.
+    The trainer's figures move all the time: where nothing else changed, they are written once in `every` seconds.
     """
     if new == old:
         return None
@@ -233,7 +237,7 @@ def seconds_to_write(old: Status, new: Status, now: datetime) -> float | None:
         return 0
     if old.progress is None or old.progress.updated_at is None or new.progress == old.progress:
         return 0
-    left = PROGRESS_SECONDS - (now - old.progress.updated_at).total_seconds()
+    left = every - (now - old.progress.updated_at).total_seconds()
     return max(0.0, left)
 
 

@@ -228,7 +228,8 @@ def seconds_to_write(
 ) -> float | None:
     """0: write it now; more: so many seconds are left; None: there is nothing to write.
 
-    The trainer's figures move all the time: where nothing else changed, they are written once in `every` seconds.
+    The trainer's figures move all the time: where nothing else changed, they are written once in `every`
+    seconds.
     """
     if new == old:
         return None

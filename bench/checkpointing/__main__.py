@@ -148,7 +148,7 @@ def main() -> int:
         size = state_bytes(build(options.model)[0])
         figures = {"state": size / 1e9, **measure_limits(options.folder, size)}
     else:
-        figures = measure(options.subject, options.model, options.folder, options.window)
+        figures = measure(options.subject, options.model, options.folder.absolute(), options.window)
     print(json.dumps(figures), flush=True)
     os._exit(0)  # DCP's writer processes and gloo's threads have nothing more to say
 

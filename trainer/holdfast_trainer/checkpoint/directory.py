@@ -96,8 +96,10 @@ class CheckpointDirectory:
         return path
 
     def report_part(self, partial: Path, rank: int, written: Written) -> None:
-        """Tell rank 0 that this rank's file is durable."""
-        self._storage.replace_durably(partial / _part_record(rank), json.dumps(asdict(written)))
+        """Tell rank 0 that this rank's file is durable; where this raises, it was not told."""
+        self._storage.replace(partial / _part_record(rank), json.dumps(asdict(written)))
+        # No sync here, as one that failed would take back what rank 0 may have read by now. Rank 0 syncs
+        # the same directory before it commits, and does not commit where that fails.
 
     def report_failure(self, partial: Path, rank: int, error: str) -> None:
         """Tell rank 0 not to wait; frees the rank's own bytes first, as the disk may be full.
@@ -108,11 +110,17 @@ class CheckpointDirectory:
         self._storage.replace_durably(partial / _part_record(rank), json.dumps({"error": error}))
 
     def await_parts(self, partial: Path, world_size: int, late: Callable[[], bool]) -> dict[str, Written]:
-        """Every rank's file by name. Raises CheckpointError naming the rank that failed or is `late`."""
+        """Every rank's file by name. Raises CheckpointError naming the rank that failed or is `late`.
+
+        Raises Fenced where a newer attempt swept the save away, for which nobody would bring a part.
+        """
         files: dict[str, Written] = {}
         for rank in range(world_size):
             record = partial / _part_record(rank)
             while not record.exists():
+                if not partial.exists():
+                    check_fence(self._run, self._attempt)
+                    raise CheckpointError(f"{partial} was removed while it was written")
                 if late():
                     raise CheckpointError(f"rank {rank} did not write its part in time")
                 time.sleep(_POLL_SECONDS)

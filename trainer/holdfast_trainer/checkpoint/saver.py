@@ -253,6 +253,11 @@ class Saver:
         return self._directory.commit(partial, manifest)
 
     def _fail(self, step: int, partial: Path | None, error: Exception) -> None:
+        try:
+            # A newer attempt sweeps away what this one writes: a file that is gone may mean that.
+            check_fence(self._run, self._attempt)
+        except CheckpointError as fenced:
+            error = fenced if isinstance(fenced, Fenced) else error
         if isinstance(error, Fenced):
             self._error = error
         else:

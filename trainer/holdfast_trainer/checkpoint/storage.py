@@ -87,6 +87,11 @@ class Storage:
 
     def replace_durably(self, path: Path, text: str) -> None:
         """Write `text` so that after a crash `path` holds all of it or what it held before."""
+        self.replace(path, text)
+        self.sync_directory(path.parent)
+
+    def replace(self, path: Path, text: str) -> None:
+        """As `replace_durably`, with the new name still to be synced; where it raises, it is not there."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         fd = self.create(temporary)
         try:
@@ -95,4 +100,3 @@ class Storage:
         finally:
             self.close(fd)
         self.rename(temporary, path)
-        self.sync_directory(path.parent)

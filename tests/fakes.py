@@ -31,7 +31,8 @@ from holdfast_controller.cluster import (
     ReplicaState,
 )
 from holdfast_controller.jobs import Status, TrainingJob
-from holdfast_controller.local.watch import Keys, Watchers
+from holdfast_controller.local.watch import Watchers
+from holdfast_controller.queueing import Keys
 from holdfast_trainer.contract import Progress, Termination
 
 

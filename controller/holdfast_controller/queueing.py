@@ -7,6 +7,7 @@ A key that waits already is not added twice; a key that a worker holds is handed
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 
 class WorkQueue:
@@ -66,3 +67,41 @@ class WorkQueue:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+
+class Keys:
+    """Keys of jobs to look at again, for any number of readers; a key that waits is not added twice."""
+
+    def __init__(self) -> None:
+        self._readers: set[_KeyBox] = set()
+
+    def publish(self, key: str) -> None:
+        for reader in self._readers:
+            reader.put(key)
+
+    async def follow(self) -> AsyncGenerator[str]:
+        box = _KeyBox()
+        self._readers.add(box)
+        try:
+            while True:
+                yield await box.get()
+        finally:
+            self._readers.discard(box)
+
+
+class _KeyBox:
+    def __init__(self) -> None:
+        self._keys: dict[str, None] = {}
+        self._arrived = asyncio.Event()
+
+    def put(self, key: str) -> None:
+        self._keys[key] = None
+        self._arrived.set()
+
+    async def get(self) -> str:
+        while not self._keys:
+            self._arrived.clear()
+            await self._arrived.wait()
+        key = next(iter(self._keys))
+        del self._keys[key]
+        return key

@@ -288,8 +288,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         raw = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
+    return parse_lines(raw)
+
+
+def parse_lines(text: str) -> list[dict[str, Any]]:
+    """The JSON objects among the lines; what is none is left out."""
     lines = []
-    for line in raw.splitlines():
+    for line in text.splitlines():
         try:
             body = json.loads(line)
         except ValueError:

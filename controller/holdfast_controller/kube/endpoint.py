@@ -9,14 +9,13 @@ attempts, and it is fetched whenever a checkpoint has become durable.
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import httpx
 
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.pod_template import JOB_LABEL
-from holdfast_trainer.contract import DEFAULT_PORT, Progress
+from holdfast_trainer.contract import DEFAULT_PORT, Progress, parse_lines
 
 from .connection import Document
 from .observation import index_of, running
@@ -81,17 +80,4 @@ class Endpoints:
         except (httpx.HTTPError, httpx.InvalidURL):
             return
         if answer.status_code == httpx.codes.OK and len(answer.content) <= LEDGER_LIMIT:
-            self._ledgers[uid] = ledger_lines(answer.text)
-
-
-def ledger_lines(text: str) -> list[dict[str, Any]]:
-    """The objects among the lines; what is none is left out."""
-    lines = []
-    for line in text.splitlines():
-        try:
-            body = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(body, dict):
-            lines.append(body)
-    return lines
+            self._ledgers[uid] = parse_lines(answer.text)

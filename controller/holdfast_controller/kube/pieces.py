@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.manifests import attempt_name
 from holdfast_controller.metrics import WatchMetrics
 from holdfast_controller.pod_template import ATTEMPT_LABEL, JOB_LABEL, MANAGED_BY, UID_LABEL
+from holdfast_controller.queueing import Keys
 
 from .connection import Connection, Document
 from .reflector import Notice, Reflector, Timing, key_of
@@ -50,7 +52,7 @@ class Pieces:
         )
         self._pods = _ByJob()
         self._jobs = _ByJob()
-        self._boxes: set[_KeyBox] = set()
+        self._changed = Keys()
         self.pods.listen(self._pods.take)
         self.pods.listen(self._tell)
         self.pytorch_jobs.listen(self._jobs.take)
@@ -88,17 +90,12 @@ class Pieces:
 
     async def changes(self) -> AsyncGenerator[str]:
         """Keys of jobs something of which has changed, from now on."""
-        box = _KeyBox()
-        self._boxes.add(box)
-        try:
-            while True:
-                yield await box.get()
-        finally:
-            self._boxes.discard(box)
+        async with aclosing(self._changed.follow()) as keys:
+            async for key in keys:
+                yield key
 
     def wake(self, key: str) -> None:
-        for box in self._boxes:
-            box.put(key)
+        self._changed.publish(key)
 
     def _tell(self, notice: Notice) -> None:
         meta: dict[str, Any] = notice.object["metadata"]
@@ -127,21 +124,3 @@ class _ByJob:
             known.pop(key, None)
             if not known:
                 del self._objects[uid]
-
-
-class _KeyBox:
-    def __init__(self) -> None:
-        self._keys: dict[str, None] = {}
-        self._arrived = asyncio.Event()
-
-    def put(self, key: str) -> None:
-        self._keys[key] = None
-        self._arrived.set()
-
-    async def get(self) -> str:
-        while not self._keys:
-            self._arrived.clear()
-            await self._arrived.wait()
-        key = next(iter(self._keys))
-        del self._keys[key]
-        return key

@@ -33,6 +33,7 @@ from holdfast_controller.cluster import (
 )
 from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.queueing import Keys
 from holdfast_trainer.contract import RunDir, read_lines
 
 from . import logs, process, progress
@@ -41,7 +42,6 @@ from .launch import Runtime, replica_launches, run_directory
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Grant, Machine, Waiting, admit, never_fits, request_of, usage
 from .spawn import start_attempt
-from .watch import Keys
 
 TEND_SECONDS = 0.1
 RETRY_SECONDS = 5.0

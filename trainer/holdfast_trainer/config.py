@@ -157,6 +157,9 @@ class CheckpointConfig:
     keep: Positive = 3
     """Newest checkpoints kept: more than one, so that a damaged newest still leaves another.
     HOLDFAST_CHECKPOINT_KEEP wins when set."""
+    keep_every: Count = 0
+    """Steps: checkpoints of each multiple stay for good, such as 10000, besides the newest; 0 keeps no
+    others. Count on one only where the cadence is in steps and falls on these."""
 
     def __post_init__(self) -> None:
         if not _EVERY.fullmatch(str(self.every)):

@@ -38,6 +38,7 @@ from torch import nn
 
 from . import contract
 from .checkpoint import Cadence, CheckpointError, Fenced, Saved, Saver, Skipped, load_newest, rng
+from .checkpoint.cadence import does_not_fit, time_between_interruptions
 from .checkpoint.loader import describe_environment
 from .checkpoint.saver import PART_TIMEOUT_SECONDS
 from .ending import Ending, Standing
@@ -71,6 +72,7 @@ class Run:
         deterministic: bool = True,
         checkpoint_every: str | int = "auto",
         keep: int = 3,
+        keep_every: int = 0,
         flops_per_token: float | None = None,
         compute_dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -78,6 +80,7 @@ class Run:
 
         `run_dir` and the cadence give way to HOLDFAST_RUN_DIR and HOLDFAST_CHECKPOINT_EVERY where these
         are set. `config_hash` guards a run directory against another configuration.
+        The newest `keep` checkpoints stay, and those of every `keep_every`-th step (0: no others).
         `flops_per_token` and `compute_dtype` make MFU known. Raises ConfigError on a setting that cannot
         be used, CheckpointError on such a run directory, Fenced where a newer attempt was admitted.
         """
@@ -107,6 +110,10 @@ class Run:
         self._steps = StepLog(
             self._spans, self._telemetry, self._journal if self.rank == 0 else None, self.world_size
         )
+        before = [number for number in self.run_dir.attempt_numbers() if number < self.attempt]
+        self._between_interruptions = time_between_interruptions(
+            contract.read_lines(self.run_dir.ledger(number)) for number in before
+        )
         self._saver = Saver(
             self.run_dir,
             attempt=self.attempt,
@@ -114,6 +121,7 @@ class Run:
             world_size=self.world_size,
             config_hash=config_hash,
             keep=place.keep or keep,
+            keep_every=keep_every,
             environment=describe_environment(self.device),
             on_saved=self._on_saved,
             on_failed=self._on_save_failed,
@@ -145,7 +153,7 @@ class Run:
         """Newest step for which a save was begun (or that was loaded)."""
         self._durable: Standing | None = None
         """What all ranks agreed is durable, once they have."""
-        self._prepared = self._save_agreed = False
+        self._prepared = self._save_agreed = self._told_too_slow = False
         self._save_began = time.monotonic()
         self._completed = False
         self._ending.standing = self._standing
@@ -283,7 +291,8 @@ class Run:
         """Rank 0's clock decides for all when cadence is in seconds."""
         if self.rank != 0 or self._saver.busy:
             return False
-        return self._cadence.due_after(time.monotonic() - self._save_began, self._saver.last_cost)
+        since = time.monotonic() - self._save_began
+        return self._cadence.due_after(since, self._saver.last_cost, self._between_interruptions)
 
     def log(
         self,
@@ -385,6 +394,10 @@ class Run:
         return next((fault for fault, _ in told if fault), "")
 
     def _on_saved(self, saved: Saved) -> None:
+        problem = does_not_fit(saved.seconds, self._notice.remaining())
+        if problem and not self._notice.received and not self._told_too_slow:
+            log.warning("%s", problem)
+            self._told_too_slow = True
         self._telemetry.saved(saved)
         self._journal.event(
             "checkpoint",

@@ -102,6 +102,7 @@ def train(
         deterministic=settings.deterministic,
         checkpoint_every=config.checkpoint.every,
         keep=config.checkpoint.keep,
+        keep_every=config.checkpoint.keep_every,
         flops_per_token=flops_per_token(config.model),
         compute_dtype=compute.dtype,
     )

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..schema import ConfigError
 
 SPOT_MTBI_SECONDS = 2 * 3600.0
-"""Assumed mean time between interruptions until some were seen: an unkind spot pool."""
+"""Assumed mean time between interruptions before any was seen: an unkind spot pool."""
 SHORTEST_SECONDS = 10.0
 LONGEST_SECONDS = 15 * 60.0
 
@@ -55,3 +57,30 @@ def young_interval(cost: float | None, mtbi: float) -> float:
     if cost is None:
         return SHORTEST_SECONDS
     return min(LONGEST_SECONDS, max(SHORTEST_SECONDS, math.sqrt(2 * cost * mtbi)))
+
+
+def time_between_interruptions(ledgers: Iterable[Sequence[Mapping[str, Any]]]) -> float:
+    """Mean seconds between interruptions, from the ledgers of the attempts so far, ended ones alone.
+
+    What was assumed before any was seen counts as one interruption in `SPOT_MTBI_SECONDS` (the mean of
+    a gamma prior with that much weight), so that one early kill does not make every step be saved.
+    """
+    seconds, interruptions = SPOT_MTBI_SECONDS, 1
+    for lines in ledgers:
+        times = [line["time"] for line in lines if isinstance(line.get("time"), int | float)]
+        if times:
+            seconds += max(0.0, max(times) - min(times))
+            stops = [line for line in lines if line.get("event") == "stop"]
+            interruptions += not stops or stops[-1].get("outcome") == "interrupted"
+    return seconds / interruptions
+
+
+def does_not_fit(save_seconds: float, notice_seconds: float) -> str | None:
+    """What to tell where a save takes longer than a notice leaves for it; None where it fits."""
+    if save_seconds <= notice_seconds:
+        return None
+    return (
+        f"a checkpoint takes {save_seconds:.1f} s until it is durable and a notice leaves "
+        f"{notice_seconds:.1f} s: a stop on notice would lose the steps since the newest checkpoint. A longer grace "
+        "period, faster storage or more ranks, which share the writing, would help; saving more often makes it lose less"
+    )

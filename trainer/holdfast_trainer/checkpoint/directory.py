@@ -200,8 +200,10 @@ class CheckpointDirectory:
         for made in (self._run.path, self._run.path.parent):  # checkpoints/ and the run directory themselves
             self._storage.sync_directory(made)
 
-    def prune(self, keep: int, bad: Iterable[int] = ()) -> None:
-        """Keep the newest `keep` checkpoints; remove older ones, `bad` ones and debris of the past.
+    def prune(self, keep: int, bad: Iterable[int] = (), *, every: int = 0) -> None:
+        """Keep the newest `keep` checkpoints and those of each `every`-th step; remove other older ones.
+
+        `bad` ones and debris of the past go too.
 
         The manifest goes first, so that a crash in the middle leaves debris and no false checkpoint.
         Raises Fenced, OSError.
@@ -209,7 +211,7 @@ class CheckpointDirectory:
         check_fence(self._run, self._attempt)
         bad = set(bad)
         good = [step for step in self.steps() if step not in bad]
-        doomed = [self._run.checkpoint(step) for step in good[keep:]]
+        doomed = [self._run.checkpoint(step) for step in good[keep:] if not every or step % every]
         doomed += [self._run.checkpoint(step) for step in bad]
         for path in self._run.checkpoints.iterdir():
             match = UNFINISHED.fullmatch(path.name)

@@ -69,6 +69,7 @@ class Saver:
         world_size: int,
         config_hash: str = "",
         keep: int = 3,
+        keep_every: int = 0,
         environment: Mapping[str, Any] | None = None,
         on_saved: Callable[[Saved], None] = lambda saved: None,
         on_failed: Callable[[int, CheckpointError], None] = lambda step, error: None,
@@ -76,11 +77,13 @@ class Saver:
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept, or nothing is durable")
+        if keep_every < 0:
+            raise ValueError(f"keep_every={keep_every}: a number of steps, or 0 to keep no others")
         self._run = run
         self._storage = storage or Storage()
         self._directory = CheckpointDirectory(run, attempt, self._storage)
         self._attempt, self._rank, self._world_size = attempt, rank, world_size
-        self._config_hash, self._keep = config_hash, keep
+        self._config_hash, self._keep, self._keep_every = config_hash, keep, keep_every
         self._environment = dict(environment or {})
         self._on_saved, self._on_failed = on_saved, on_failed
         self._stage = Stage()
@@ -234,7 +237,7 @@ class Saver:
         stall = self.last_cost if stall is None else stall
         self._on_saved(Saved(step, manifest.size, self.last_cost, stall, manifest.digest))
         try:
-            self._directory.prune(self._keep, self.bad_steps)
+            self._directory.prune(self._keep, self.bad_steps, every=self._keep_every)
             self.bad_steps.clear()
         except (OSError, CheckpointError) as error:
             self._on_failed(step, CheckpointError(f"step {step} is saved, but old ones stay: {error}"))

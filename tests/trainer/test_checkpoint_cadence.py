@@ -1,0 +1,68 @@
+"""When to save and what to keep: from the interruptions seen, the notice, and the steps asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast_trainer.checkpoint import Cadence, CheckpointDirectory, Saver
+from holdfast_trainer.checkpoint.cadence import (
+    SPOT_MTBI_SECONDS,
+    does_not_fit,
+    time_between_interruptions,
+    young_interval,
+)
+from holdfast_trainer.contract import RunDir, raise_fence
+
+
+def attempt(seconds: float, outcome: str | None) -> list[dict[str, Any]]:
+    """A ledger; None: the attempt was killed and said nothing."""
+    lines = [{"event": "attempt_start", "time": 1000.0}, {"event": "checkpoint", "time": 1000.0 + seconds}]
+    return lines if outcome is None else [*lines, {"event": "stop", "time": 1000.0, "outcome": outcome}]
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "expected"),
+    [
+        ([], SPOT_MTBI_SECONDS),
+        ([[]], SPOT_MTBI_SECONDS),
+        ([attempt(800, "interrupted")], (SPOT_MTBI_SECONDS + 800) / 2),
+        ([attempt(800, None)], (SPOT_MTBI_SECONDS + 800) / 2),
+        ([attempt(800, "failed")], SPOT_MTBI_SECONDS + 800),
+        ([attempt(100, None)] * 71, (SPOT_MTBI_SECONDS + 7100) / 72),
+        ([[{"event": "stop", "outcome": "interrupted"}, {"time": "soon"}]], SPOT_MTBI_SECONDS),
+    ],
+)
+def test_interruptions_are_counted_from_the_ledgers(ledgers: Any, expected: float) -> None:
+    assert time_between_interruptions(ledgers) == pytest.approx(expected)
+
+
+def test_a_run_that_is_often_interrupted_saves_more_often() -> None:
+    often = time_between_interruptions([attempt(60, None)] * 200)
+    assert often < 100
+    assert young_interval(20.0, often) < young_interval(20.0, SPOT_MTBI_SECONDS)
+    assert Cadence().due_after(70, 20.0, often)
+    assert not Cadence().due_after(70, 20.0)
+
+
+def test_a_save_that_does_not_fit_the_notice_is_told_with_what_helps() -> None:
+    assert does_not_fit(27.0, 27.0) is None
+    told = does_not_fit(61.23, 27.0)
+    assert told is not None
+    assert "takes 61.2 s until it is durable and a notice leaves 27.0 s" in told
+    assert "A longer grace period, faster storage or more ranks" in told
+
+
+def test_every_nth_checkpoint_stays_for_good(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    raise_fence(run, 1)
+    saver = Saver(run, attempt=1, rank=0, world_size=1, keep=2, keep_every=20)
+    for step in range(10, 90, 10):
+        saver.save(step, {"parts": {"w": torch.ones(3)}}, {})
+        saver.wait()
+    assert CheckpointDirectory(run, 1).steps() == [80, 70, 60, 40, 20]
+    with pytest.raises(ValueError, match="keep_every=-1: a number of steps, or 0 to keep no others"):
+        Saver(run, attempt=1, rank=0, world_size=1, keep_every=-1)

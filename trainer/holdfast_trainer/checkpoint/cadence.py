@@ -81,6 +81,7 @@ def does_not_fit(save_seconds: float, notice_seconds: float) -> str | None:
         return None
     return (
         f"a checkpoint takes {save_seconds:.1f} s until it is durable and a notice leaves "
-        f"{notice_seconds:.1f} s: a stop on notice would lose the steps since the newest checkpoint. A longer grace "
-        "period, faster storage or more ranks, which share the writing, would help; saving more often makes it lose less"
+        f"{notice_seconds:.1f} s: a stop on notice would lose the steps since the newest checkpoint. "
+        "A longer grace period, faster storage or more ranks, which share the writing, would help; "
+        "saving more often makes it lose less"
     )

@@ -125,3 +125,12 @@ def test_an_attempt_that_was_asked_to_stop(
     incident = classify(AttemptObservation(1, True, True, replicas, stopping=True))
     assert incident.verdict is verdict, incident.reason
     assert reason in incident.reason
+
+
+def test_a_replica_that_fell_silent_is_the_cause_where_its_peer_tells_only_of_the_connection() -> None:
+    """Its supervisor was killed from outside, and we ended its torchrun before that could tell."""
+    silent = ReplicaObservation(1, ReplicaState.FAILED, "Killed: by Holdfast", exit_signal=9, ended_at=11.0)
+    taken = classify(AttemptObservation(1, True, True, (bad(0, RESET), silent)))
+    assert (taken.verdict, taken.replica) == (Verdict.DISRUPTED, 1)
+    own_fault = classify(AttemptObservation(1, True, True, (bad(0, CRASHED), silent)))
+    assert (own_fault.verdict, own_fault.replica) == (Verdict.FAILED, 0)

@@ -9,6 +9,7 @@ import pytest
 from holdfast_controller.cluster import DrillKind, RankExit, ReplicaState
 from holdfast_controller.local.evidence import AttemptFacts, ReplicaFacts, judge
 from holdfast_controller.local.record import Drill, Exit, Lost, Stop
+from holdfast_trainer.contract import Termination
 
 KILL, TERM = int(signal.SIGKILL), int(signal.SIGTERM)
 
@@ -115,6 +116,24 @@ def test_a_rank_killed_from_outside_ends_after_its_peer_crashed() -> None:
     victim = facts(1, exit=Exit(9.4, 1), **ranks(RankExit(1, 1, None, 8.5)))
     first, second = judge(AttemptFacts((taken, victim)))
     assert (first.disrupted, second.disrupted) == (True, False)
+
+
+def test_a_ranks_supervisor_killed_from_outside_is_told_after_its_peer_crashed() -> None:
+    taken = facts(1, exit=Exit(9, 1), ranks=(), ranks_started=1)
+    victim = facts(0, exit=Exit(9.1, 1), **ranks(RankExit(0, 1, None, 8.5)))
+    first, second = judge(AttemptFacts((victim, taken)))
+    assert (first.disrupted, second.disrupted) == (False, True)
+    assert second.reason == "Vanished: 1 of its ranks ended without a trace, killed from outside"
+
+
+def test_a_ranks_supervisor_killed_beside_a_rank_of_the_same_torchrun() -> None:
+    reset = Termination("failed", 50, 40, "RuntimeError: Connection reset by peer")
+    fault = Termination("failed", 50, 40, "ValueError: nan in the loss")
+    seen = [
+        judge(AttemptFacts((facts(0, exit=Exit(9, 1), ranks=bad, ranks_started=2, termination=word),)))[0]
+        for bad, word in (((RankExit(0, 1, None, 8.5),), reset), ((RankExit(0, 1, None, 8.5),), fault))
+    ]
+    assert [replica.disrupted for replica in seen] == [True, False]
 
 
 def test_states_and_times() -> None:

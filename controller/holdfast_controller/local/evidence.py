@@ -14,6 +14,7 @@ import signal
 from dataclasses import dataclass
 
 from holdfast_controller.cluster import RankExit, ReplicaObservation, ReplicaState
+from holdfast_controller.policy.classify import lost_its_peer
 from holdfast_trainer.contract import Termination
 
 from .record import Drill, Exit, Lost, Stop
@@ -100,9 +101,9 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
                 return taken
     if end is not None and end.bad and not _ours(end.ended, facts):
         untold = replica.ranks_started - len(replica.ranks)
-        if untold and not any(_bad(rank) for rank in replica.ranks):
-            text = f"Vanished: {untold} of its ranks ended without a trace, killed from outside"
-            return _unless_victim(replica, facts, end.ended, text)
+        if untold and (not any(_bad(rank) for rank in replica.ranks) or lost_its_peer(replica.termination)):
+            # As with SIGKILL above: torchrun tells of it long after the peers have crashed.
+            return True, f"Vanished: {untold} of its ranks ended without a trace, killed from outside"
         if replica.ranks and not untold and not any(_bad(rank) for rank in replica.ranks):
             text = "Terminated: torchrun was told to end while its ranks ended well"
             return _unless_victim(replica, facts, end.ended, text)

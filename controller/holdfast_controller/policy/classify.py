@@ -10,18 +10,20 @@ victims and never counted; the verdict comes from the first cause:
 5. a replica that got a notice and said so (`interrupted`), unless a rank had failed before it ended:
    torchrun also ends the peers of a failed rank by SIGTERM, and a fault must not pass for a disruption,
    or it would be tried again for ever            -> Disrupted
-6. the earliest of the other bad ends           -> OutOfMemory, Hung or Failed
+6. a replica that fell silent, when all that the others tell of is its broken connection -> Disrupted
+7. the earliest of the other bad ends           -> OutOfMemory, Hung or Failed
 """
 
 from __future__ import annotations
 
 import math
+import re
 import signal
 from dataclasses import dataclass
 
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import Verdict
-from holdfast_trainer.contract import EXIT_CONFIG_ERROR
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR, Termination
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,13 @@ def classify(observation: AttemptObservation) -> Incident:
     ):
         first = min(noticed, key=_any_end)
         return Incident(Verdict.DISRUPTED, f"replica {first.index} was given notice and saved", first.index)
+    silent = [replica for replica in replicas if _silent(replica)]
+    if failures and silent and all(lost_its_peer(failure.termination) for failure in failures):
+        return Incident(
+            Verdict.DISRUPTED,
+            f"replica {silent[0].index} fell silent, and its peers lost the connection to it",
+            silent[0].index,
+        )
     if failures:
         first = min(failures, key=_bad_end)
         return Incident(_kind(first), _say(first), first.index)
@@ -72,6 +81,25 @@ def finished(replica: ReplicaObservation) -> bool:
 def bad(rank: RankExit) -> bool:
     """Whether a rank's process ended otherwise than by exit code 0."""
     return rank.code != 0
+
+
+_LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe|remote process exited")
+"""How gloo and NCCL tell a rank that another one is gone."""
+
+
+def lost_its_peer(message: Termination | None) -> bool:
+    """Whether all that a replica has to say is that another one went away."""
+    return message is not None and message.outcome == "failed" and bool(_LOST_PEER.search(message.error))
+
+
+def _silent(replica: ReplicaObservation) -> bool:
+    """It ended without a word and without a fault of its own on record: killed, by us at the latest."""
+    return (
+        replica.termination is None
+        and replica.state is ReplicaState.FAILED
+        and replica.exit_code is None
+        and all(rank.signal in (signal.SIGKILL, signal.SIGTERM) for rank in replica.ranks)
+    )
 
 
 def _suspended(replicas: tuple[ReplicaObservation, ...]) -> Incident:

@@ -110,9 +110,10 @@ class Run:
         self._steps = StepLog(
             self._spans, self._telemetry, self._journal if self.rank == 0 else None, self.world_size
         )
-        before = [number for number in self.run_dir.attempt_numbers() if number < self.attempt]
+        # Rank 0 alone decides when to save by the clock: the others need not read the past.
+        past = self.run_dir.attempt_numbers() if self.rank == 0 else []
         self._between_interruptions = time_between_interruptions(
-            contract.read_lines(self.run_dir.ledger(number)) for number in before
+            contract.read_lines(self.run_dir.ledger(number)) for number in past if number < self.attempt
         )
         self._saver = Saver(
             self.run_dir,

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import pytest
 
+from holdfast_trainer.checkpoint import Cadence
 from holdfast_trainer.config import Config, ConfigError, check_world, from_mapping, load
 from holdfast_trainer.schema import Range
 
@@ -52,9 +53,11 @@ def test_overrides_win_over_the_file_and_the_environment_wins_over_both(file: Pa
     config = read(file, *overrides, HOLDFAST_CHECKPOINT_EVERY="90s", HOLDFAST_CHECKPOINT_KEEP="7")
     assert (config.train.steps, config.optim.learning_rate, config.train.compile) == (200, 1e-3, True)
     assert (config.checkpoint.every, config.checkpoint.keep) == ("90s", 7)
-    assert (config.checkpoint.every_seconds, config.checkpoint.every_steps) == (90.0, None)
+    cadence = Cadence.parse(config.checkpoint.every)
+    assert (cadence.seconds, cadence.steps) == (90.0, None)
     steps = read(file, "checkpoint.every=500", HOLDFAST_CHECKPOINT_EVERY="").checkpoint
-    assert (steps.every_seconds, steps.every_steps) == (None, 500)
+    cadence = Cadence.parse(steps.every)
+    assert (cadence.seconds, cadence.steps) == (None, 500)
 
 
 def test_without_a_file_the_overrides_are_the_whole_configuration() -> None:

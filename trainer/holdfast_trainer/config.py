@@ -167,18 +167,6 @@ class CheckpointConfig:
                 f"every: {self.every!r} is none of: auto, a number of steps (500), seconds (90s)"
             )
 
-    @property
-    def every_steps(self) -> int | None:
-        """Steps between saves; None where the cadence is `auto` or in seconds."""
-        text = str(self.every)
-        return int(text) if text.isdigit() else None
-
-    @property
-    def every_seconds(self) -> float | None:
-        """Seconds between saves; None where the cadence is `auto` or in steps."""
-        text = str(self.every)
-        return float(text[:-1]) if text[:-1].isdigit() and text.endswith("s") else None
-
 
 @dataclass(frozen=True)
 class Config:

@@ -106,6 +106,24 @@ def test_list_then_watch_and_the_next_watch_goes_on_where_a_bookmark_was(tell: T
     tell(script(first, stay, things=(thing("a", 5),)), story)
 
 
+def test_a_watch_that_opens_on_a_quiet_resource_ends_the_outage(tell: Tell) -> None:
+    """No event need come for a minute: that the server accepts the watch is word of it."""
+
+    async def busy(response: Response) -> None:
+        await response.start("429 Too Many Requests", "Content-Length: 0", "Retry-After: 0")
+
+    async def quiet(response: Response) -> None:
+        await response.start()
+        await asyncio.Event().wait()
+
+    async def story(world: World) -> None:
+        await world.until(lambda: "busy" in str(world.reflector.fault), "the outage to be said")
+        await world.until(lambda: world.reflector.fault is None, "the outage to be over")
+        assert world.server.lists == 1
+
+    tell(script(busy, quiet, things=(thing("a", 5),)), story)
+
+
 @pytest.mark.parametrize("how", ["status", "event"])
 def test_after_410_what_vanished_unheard_is_told_as_deleted(tell: Tell, how: str) -> None:
     async def gone(response: Response) -> None:

@@ -112,14 +112,23 @@ class Connection:
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def stream(
-        self, path: str, query: Query, *, silence_seconds: float | None
+        self,
+        path: str,
+        query: Query,
+        *,
+        silence_seconds: float | None,
+        opened: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[bytes]:
-        """The body of an answer as it comes. Raises Unavailable also where it is silent for too long."""
+        """The body of an answer as it comes; `opened` is called once the server has said that there is one.
+
+        Raises Unavailable also where it is silent for too long.
+        """
         limit = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         response = await self._send("GET", path, query, None, JSON, limit)
         try:
             if response.status >= 400:
                 await self._document(response, f"GET {path}")
+            opened()
             async for chunk in response.content.iter_any():
                 yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -209,7 +209,8 @@ class Reflector:
             "timeoutSeconds": seconds,
         }
         silence = seconds + self._timing.margin_seconds
-        chunks = self._connection.stream(self._path, query, silence_seconds=silence)
+        # A watch of a quiet resource may say nothing for a minute: that it opened is word of the server.
+        chunks = self._connection.stream(self._path, query, silence_seconds=silence, opened=self._alive)
         async with aclosing(lines(chunks)) as whole:
             async for line in whole:
                 self._alive()

@@ -33,7 +33,7 @@ from holdfast_controller.jobs import Phase, TrainingJob
 from holdfast_trainer.contract import ENV_ATTEMPT_UID
 from holdfast_trainer.token_index import FORMAT, Shard, TokenIndex
 
-STEPS = 1000
+STEPS = 2000
 MODEL = {"vocab_size": 128, "layers": 2, "heads": 2, "width": 64, "context": 32}
 SEED = int(os.environ.get("KILL_SEED", "20261121"))
 """Printed with a failure; set KILL_SEED to see the same choices again."""
@@ -200,9 +200,10 @@ def torment(here: Platform, name: str, kills: int, processes: Processes, chance:
     targets = ["rank", "agent", "supervisor", "controller", "everything"]
     struck: list[str] = []
     while len(struck) < kills:
-        # Uniform over start-up and the first seconds of stepping; sooner where the job would else finish.
+        # Uniform over start-up and the first seconds of stepping; sooner where the job would else finish:
+        # all kills come in its first half, because progress is known a second late.
         instant = time.monotonic() + chance.uniform(0, 6)
-        bound = STEPS * (len(struck) + 1) // (kills + 1)
+        bound = STEPS // 2 * (len(struck) + 1) // (kills + 1)
 
         def now(instant: float = instant, bound: int = bound) -> bool:
             status = here.job(name).status

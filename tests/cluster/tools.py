@@ -104,13 +104,19 @@ HELM = Module(
     stamp="helm.sh/helm/v3/internal/version.version=VERSION",
     main="helm.sh/helm/v3",
 )
+HELM4 = Module(
+    "helm4",
+    {"helm4": "helm.sh/helm/v4/cmd/helm"},
+    stamp="helm.sh/helm/v4/internal/version.version=VERSION",
+    main="helm.sh/helm/v4",
+)
 KUBECONFORM = Module(
     "kubeconform",
     {"kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"},
     main="github.com/yannh/kubeconform",
 )
 
-MODULES = (SMALL, KUBERNETES, COREDNS, TRAINING_OPERATOR, BUILDKIT, HELM, KUBECONFORM)
+MODULES = (SMALL, KUBERNETES, COREDNS, TRAINING_OPERATOR, BUILDKIT, HELM, HELM4, KUBECONFORM)
 
 
 def module_of(program: str) -> Module:

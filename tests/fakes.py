@@ -301,6 +301,11 @@ class MemoryEngine:
         """A replica ends by itself with this exit code."""
         self._end(self.attempts[job.metadata.uid, attempt], replica, code, None)
 
+    def fail(self, job: TrainingJob, attempt: int, replica: int, step: int, error: str) -> None:
+        """The trainer of a replica says that it fails after this step, all before it being durable."""
+        found = self.attempts[job.metadata.uid, attempt]
+        self._end(found, replica, 1, Termination("failed", step, step, error))
+
     def vanish(self, job: TrainingJob, attempt: int, replica: int) -> None:
         """The platform takes a replica."""
         found = self.attempts[job.metadata.uid, attempt]

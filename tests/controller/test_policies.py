@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
-from holdfast_controller.jobs import Retries, Verdict
+from holdfast_controller.jobs import AttemptRecord, Retries, Verdict
 from holdfast_controller.policy.backoff import backoff
 from holdfast_controller.policy.budget import spend
 from holdfast_controller.policy.lost_work import goodput, lost_steps, work_of
 from holdfast_controller.policy.peers import kill_at
+from holdfast_controller.policy.repeats import same_failure, standstill
 from holdfast_trainer.contract import Progress, Termination
 
 # ------------------------------------------------------------------------ budget
@@ -55,6 +56,69 @@ def test_a_failing_job_waits_ever_longer(failures: int, longest: float) -> None:
 
 def test_a_disruption_waits_for_nothing() -> None:
     assert backoff(Verdict.DISRUPTED, 7, "a") == 0
+
+
+# ----------------------------------------------------------------------- repeats
+
+
+def records(*told: tuple[Verdict, int | None, str] | tuple[Verdict, int | None]) -> list[AttemptRecord]:
+    """Attempts 1, 2 ... of (verdict, last step, reason); what was done is durable."""
+    return [
+        AttemptRecord(
+            number=number, verdict=one[0], last_step=one[1], durable_step=one[1], reason=(*one, "")[2]
+        )
+        for number, one in enumerate(told, 1)
+    ]
+
+
+NAN = "replica 0: loss is NaN"
+REPEATS = [
+    # of the newest attempt and those before it: is another try of no use?
+    (records((Verdict.FAILED, 40, NAN)), False),
+    (records((Verdict.FAILED, 40, NAN), (Verdict.FAILED, 40, NAN)), True),
+    (records((Verdict.FAILED, 40, NAN), (Verdict.DISRUPTED, 30), (Verdict.FAILED, 40, NAN)), True),
+    (records((Verdict.OUT_OF_MEMORY, 7, "x"), (Verdict.OUT_OF_MEMORY, 7, "x")), True),
+    (records((Verdict.FAILED, 40, NAN), (Verdict.FAILED, 41, NAN)), False),
+    (records((Verdict.FAILED, 40, NAN), (Verdict.FAILED, 40, "replica 1: no such file")), False),
+    (records((Verdict.FAILED, 40, NAN), (Verdict.FAILED, 39, NAN), (Verdict.FAILED, 40, NAN)), False),
+    (records((Verdict.FAILED, 0, NAN), (Verdict.FAILED, 0, NAN)), False),  # a service may come back
+    (records((Verdict.FAILED, None, "x"), (Verdict.FAILED, None, "x")), False),  # not our trainer
+    (records((Verdict.HUNG, 40, "x"), (Verdict.HUNG, 40, "x")), False),
+    (records((Verdict.FAILED, 40, NAN), (Verdict.FAILED, 40, NAN), (Verdict.DISRUPTED, 40)), False),
+]
+
+
+@pytest.mark.parametrize(("attempts", "hopeless"), REPEATS)
+def test_what_fails_twice_at_one_step_in_one_way_is_not_tried_a_third_time(
+    attempts: list[AttemptRecord], hopeless: bool
+) -> None:
+    said = same_failure(attempts)
+    assert bool(said) is hopeless
+    if hopeless:
+        assert f"ended after step {attempts[-1].last_step} in the same way" in said
+        assert f"look at what step {(attempts[-1].last_step or 0) + 1} computes" in said
+
+
+@pytest.mark.parametrize(
+    ("durable", "said"),
+    [
+        ([40, 40], ""),
+        ([40, 40, 40], "disrupted 3 times in a row with no step after 40 made durable"),
+        ([20, 40, 40, 40, 40], "disrupted 4 times in a row with no step after 40 made durable"),
+        ([0, 0, 0], "disrupted 3 times in a row with no step after 0 made durable"),
+        ([None, None, None], ""),
+        ([40, 40, 41], ""),
+        ([38, 39, 40], ""),
+    ],
+)
+def test_disruptions_that_come_faster_than_durable_steps_are_said(
+    durable: list[int | None], said: str
+) -> None:
+    attempts = records(*((Verdict.DISRUPTED, step) for step in durable))
+    assert standstill(attempts).startswith(said)
+    assert bool(standstill(attempts)) is bool(said)
+    finished = [*attempts, *records((Verdict.FAILED, 40, NAN))]
+    assert standstill(finished) == ""
 
 
 # --------------------------------------------------------------------- lost work

@@ -114,6 +114,45 @@ def test_a_disruption_is_answered_at_once_and_peers_are_ended_soon() -> None:
     play(story)
 
 
+def test_a_poisonous_step_is_not_tried_a_third_time() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(replicas=1, retries={"failures": 9}))
+        for attempt in (1, 2):
+            scene.engine.fail(job, attempt, 0, 40, "ValueError: loss is nan")
+            job = await scene.look()
+            scene.now += timedelta(seconds=2)
+            if attempt == 1:
+                assert (await scene.look()).status.attempt == 2
+        assert (job.status.phase, job.status.failures) == (Phase.FAILED, 2)
+        assert job.status.message == (
+            "attempt 2: replica 0: ValueError: loss is nan; attempt 1 ended after step 40 in the same way: "
+            "no retry gets past it; look at what step 41 computes, and at its batch"
+        )
+
+    play(story)
+
+
+def test_disruptions_without_a_new_durable_step_are_said_and_go_on() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(replicas=1))
+        for attempt in range(1, 5):
+            progress = Progress(
+                attempt=attempt, step=44, total_steps=90, durable_step=40, phase="training", updated=1.0
+            )
+            scene.engine.attempts[job.metadata.uid, attempt].progress = progress
+            scene.engine.vanish(job, attempt, 0)
+            scene.now += timedelta(seconds=2)
+            job = await scene.look(passes=3)
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 5)
+        events = [e for e in await scene.store.events("default", "a") if e.reason == "NoProgress"]
+        assert [event.type for event in events] == ["Warning", "Warning"]
+        assert events[-1].message.startswith(
+            "disrupted 4 times in a row with no step after 40 made durable: save more often"
+        )
+
+    play(story)
+
+
 def test_failures_back_off_and_run_out() -> None:
     async def story(scene: Scene) -> None:
         await scene.submit(make(retries={"failures": 1}))

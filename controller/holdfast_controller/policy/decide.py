@@ -24,6 +24,7 @@ from .classify import Incident, classify
 from .conditions import conditions_of
 from .lost_work import Line, Work, goodput, lost_steps, work_of
 from .peers import SETTLE_SECONDS, kill_at
+from .repeats import same_failure, standstill
 
 ATTEMPTS_KEPT = 20
 
@@ -262,12 +263,16 @@ class _Deciding:
         self._tell("Normal" if verdict is Verdict.SUSPENDED else "Warning", verdict.value, f"{text}{lost}")
         if not booked.again:
             return self._final(Phase.FAILED, verdict.value, f"{text}; {booked.reason}")
+        if hopeless := same_failure(self.status.attempts):
+            return self._final(Phase.FAILED, verdict.value, f"{text}; {hopeless}")
+        if stuck := standstill(self.status.attempts):
+            self._tell("Warning", "NoProgress", stuck)
         if self.spec.suspend:
             return self._suspended()
         wait = backoff(verdict, booked.failures, self.job.metadata.uid)
         if wait > 0:
             self.status.next_start_at = self.now + timedelta(seconds=wait)
-        return self._between(incident.reason)
+        return self._between(stuck or incident.reason)
 
     # ---------------------------------------------------- no attempt is open
 

@@ -1,7 +1,9 @@
 """Which images a job may run: an allow-list of patterns on full image names.
 
-`team/x` and `docker.io/team/x` are one image, so both sides are written out before they are compared.
-A pattern's `*` stands for anything, slashes too; everything else stands for itself.
+`team/x` and `docker.io/team/x` are one image, so both sides are written out before they are compared, by
+the rules of the container runtimes (distribution/reference): what they would pull is what is judged. A
+pattern's `*` stands for anything, slashes too, but in the registry's name for no slash: `*.example.org/x`
+must not cover `elsewhere.net/a.example.org/x`. Everything else stands for itself.
 """
 
 from __future__ import annotations
@@ -11,17 +13,22 @@ from collections.abc import Sequence
 
 # Lower-case path components, then :tag and @digest, as the distribution specification has them.
 _REFERENCE = re.compile(
-    r"(?:[A-Za-z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-    r"(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*(?::[\w][\w.-]{0,127})?(?:@[a-z0-9]+:[0-9a-f]{32,})?"
+    r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+    r"(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?"
+    r"(?:@[a-z0-9]+:[0-9a-f]{32,})?"
 )
+_HUB = "docker.io"
 
 
 def full_name(reference: str) -> str:
     """With its registry, as a container runtime reads it: `python:3` is `docker.io/library/python:3`."""
-    first, slash, _ = reference.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
-        return reference
-    return f"docker.io/{reference}" if slash else f"docker.io/library/{reference}"
+    first, slash, rest = reference.partition("/")
+    # Capitals name a registry too: no repository of the hub has any.
+    if not slash or not (set(".:") & set(first) or first == "localhost" or first != first.lower()):
+        registry, rest = _HUB, reference
+    else:
+        registry = _HUB if first == f"index.{_HUB}" else first
+    return f"{registry}/{rest}" if registry != _HUB or "/" in rest else f"{_HUB}/library/{rest}"
 
 
 def is_reference(text: str) -> bool:
@@ -38,4 +45,9 @@ def allowed(reference: str, patterns: Sequence[str]) -> bool:
 
 
 def _pattern(pattern: str) -> re.Pattern[str]:
-    return re.compile(".*".join(re.escape(part) for part in full_name(pattern).split("*")))
+    registry, _, rest = full_name(pattern).partition("/")
+    return re.compile(f"{_wild(registry, '[^/]*')}/{_wild(rest, '.*')}")
+
+
+def _wild(text: str, anything: str) -> str:
+    return anything.join(re.escape(part) for part in text.split("*"))

@@ -1,0 +1,58 @@
+"""What the attempts of a job, seen together, say that no single one does.
+
+**The same failure again.** Training is a function of its step: an attempt that fails at the step where the
+one before failed, with the same words, will fail there for ever (a poison batch, a NaN, a model that does
+not fit). Before the first step it is another matter: a service that was down may be back.
+
+**Standstill.** Disruptions are free, however many there are. A job that is disrupted again and again before
+a new step is durable would run for ever and get nowhere, at full price: that is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast_controller.jobs import AttemptRecord, Verdict
+
+REPEATABLE = (Verdict.FAILED, Verdict.OUT_OF_MEMORY)
+STANDSTILL_ATTEMPTS = 3
+
+
+def same_failure(attempts: Sequence[AttemptRecord]) -> str:
+    """Why another try is of no use, after the newest attempt; empty where it may be of use.
+
+    `attempts` are the records in order, each with its verdict. Disruptions between two failures do not
+    part them.
+    """
+    judged = [record for record in attempts if record.verdict not in (Verdict.DISRUPTED, Verdict.SUSPENDED)]
+    if len(judged) < 2:
+        return ""
+    before, newest = judged[-2:]
+    if newest is not attempts[-1] or newest.verdict not in REPEATABLE or not newest.last_step:
+        return ""
+    now = (newest.verdict, newest.last_step, newest.reason)
+    if now != (before.verdict, before.last_step, before.reason):
+        return ""
+    return (
+        f"attempt {before.number} ended after step {newest.last_step} in the same way: "
+        f"no retry gets past it; look at what step {newest.last_step + 1} computes, and at its batch"
+    )
+
+
+def standstill(attempts: Sequence[AttemptRecord]) -> str:
+    """That disruptions came faster than durable steps, with the remedy; empty where they did not."""
+    taken: list[AttemptRecord] = []
+    for record in reversed(attempts):
+        if record.verdict is not Verdict.DISRUPTED:
+            break
+        taken.append(record)
+    durable = {record.durable_step for record in taken[:STANDSTILL_ATTEMPTS]}
+    if len(taken) < STANDSTILL_ATTEMPTS or len(durable) > 1 or durable == {None}:
+        return ""  # None: nobody knows, as of a command that is not Holdfast's trainer
+    (step,) = durable
+    same = next((n for n, record in enumerate(taken) if record.durable_step != step), len(taken))
+    at_least = "at least " if same == len(attempts) and attempts[0].number > 1 else ""
+    return (
+        f"disrupted {at_least}{same} times in a row with no step after {step} made durable: "
+        "save more often (checkpoint.every), or take capacity that stays longer (capacity: OnDemand)"
+    )

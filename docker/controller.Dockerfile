@@ -57,7 +57,11 @@ RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \
     if [ -s /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca; fi \
     && /opt/uv/bin/uv venv --python "$(command -v python3)" /opt/holdfast \
     && /opt/uv/bin/uv pip install --python /opt/holdfast --require-hashes --requirement /lock/controller.txt \
-    # Thousands of models that nothing imports: their bytecode would be a sixth of the image.
+    # The Kubernetes client's classes for each group of its API, synchronous and not: 54 MB of source. The
+    # controller sends plain documents through its ApiClient and imports none of them.
+    && rm -r /opt/holdfast/lib/python3.*/site-packages/kubernetes/client/api \
+        /opt/holdfast/lib/python3.*/site-packages/kubernetes/aio/client/api \
+    # Its thousands of models are loaded when one is wanted, which is never: no bytecode for them.
     && find /opt/holdfast/lib/python3.*/site-packages/kubernetes -path '*/client/*' -name __pycache__ \
         -prune -exec rm -r {} + \
     && echo /opt/holdfast-app >"$(echo /opt/holdfast/lib/python3.*/site-packages)/holdfast-app.pth"
@@ -76,13 +80,15 @@ COPY --link trainer ./trainer
 COPY --link controller ./controller
 RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \
     /opt/uv/bin/uv pip install --no-cache --python /opt/build --no-deps --no-build-isolation \
-        --target /opt/holdfast-app .
+        --target /opt/holdfast-app . \
+    # uv writes the interpreter that built it into `holdfast`; in the image there is another.
+    && sed -i '1s|^#!.*|#!/opt/holdfast/bin/python|' /opt/holdfast-app/bin/holdfast
 
 # ----------------------------------------------------------------------------------- runtime
 FROM system AS runtime
 ARG VERSION=0.0.0
 ARG REVISION=unknown
-ENV PATH=/opt/holdfast/bin:$PATH \
+ENV PATH=/opt/holdfast-app/bin:/opt/holdfast/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp \

@@ -90,7 +90,9 @@ COPY --link controller ./controller
 ENV PYC_INVALIDATION_MODE=UNCHECKED_HASH
 RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \
     /opt/uv/bin/uv pip install --no-cache --python /opt/build --no-deps --no-build-isolation \
-        --compile-bytecode --target /opt/holdfast-app .
+        --compile-bytecode --target /opt/holdfast-app . \
+    # `holdfast`, the controller's client, needs what this image has not.
+    && rm -r /opt/holdfast-app/bin
 
 # ----------------------------------------------------------------------------------- variants
 FROM dependencies AS compiler-0

@@ -260,6 +260,17 @@ def test_two_attempts_never_share_a_name(one: str, other: str, first: int, secon
             "spec.resources.memory is 1Ti and this cluster allows at most 512Gi",
         ),
         ({"resources": {"cpu": "9"}}, PodSettings(limits=Limits(cpu="8500m")), "spec.resources.cpu is 9"),
+        # What a job leaves out is no way around a cap.
+        (
+            {"processes": 64, "gpus": "0", "resources": {"memory": "1Gi"}},
+            PodSettings(limits=Limits(cpu="8")),
+            "spec.resources.cpu (not given: one a rank) is 64 and this cluster allows at most 8",
+        ),
+        (
+            {"resources": {}},
+            PodSettings(limits=Limits(memory="64Gi")),
+            "spec.resources.memory is missing and this cluster allows at most 64Gi: name it",
+        ),
         ({"config": {"table": "x" * 600_000}}, PodSettings(), "spec.config has 600008 bytes"),
     ],
 )

@@ -138,6 +138,17 @@ def test_gpus_in_the_words_of_the_device_plugin(
         ("registry.example.org/team/x:1", ("registry.example.org/team/x",), False),
         ("registry.example.org/team/x", ("registry.example.org/team/x",), True),
         ("localhost/trainer", ("trainer",), False),
+        # In the registry's name a star stands for no slash, or a path could look like one.
+        ("mirror.example.org/team/x", ("*.example.org/team/*",), True),
+        ("evil.net/a.example.org/team/x", ("*.example.org/team/*",), False),
+        # Runtimes take a name with capitals for a registry, also without a dot.
+        ("EVIL/team/x", ("docker.io/*",), False),
+        ("EVIL/team/x", ("team/*",), False),
+        # One image has one name.
+        ("index.docker.io/team/x", ("team/*",), True),
+        ("docker.io/python:3", ("python:*",), True),
+        # A digest wins over the tag that stands before it: a pattern without a star does not cover it.
+        ("registry.example.org/x:1@sha256:" + "0" * 64, ("registry.example.org/x:1",), False),
         ("localhost:5000/trainer:2", ("other/*", "localhost:5000/*"), True),
     ],
 )

@@ -38,13 +38,20 @@ def _storage(job: TrainingJob, settings: PodSettings) -> list[str]:
 
 def _caps(job: TrainingJob, limits: Limits) -> list[str]:
     spec = job.spec
+    found = []
+    # What is left out counts as what the replica would get: a core a rank, and all of the node's memory.
+    cpu = spec.resources.cpu or str(spec.processes_per_replica)
+    cpu_key = "spec.resources.cpu" if spec.resources.cpu else "spec.resources.cpu (not given: one a rank)"
+    if limits.memory is not None and spec.resources.memory is None:
+        found.append(
+            f"spec.resources.memory is missing and this cluster allows at most {limits.memory}: name it"
+        )
     asked = (
         ("spec.replicas", str(spec.replicas), limits.replicas),
         ("spec.gpus", spec.gpus, limits.gpus),
-        ("spec.resources.cpu", spec.resources.cpu, limits.cpu),
+        (cpu_key, cpu, limits.cpu),
         ("spec.resources.memory", spec.resources.memory, limits.memory),
     )
-    found = []
     for key, value, limit in asked:
         if value is not None and limit is not None and quantity(value) > quantity(str(limit)):
             found.append(f"{key} is {value} and this cluster allows at most {limit}")

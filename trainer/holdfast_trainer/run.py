@@ -37,27 +37,21 @@ import torch
 from torch import nn
 
 from . import contract
-from .checkpoint import Cadence, CheckpointError, Fenced, Saved, Saver, Skipped, load_newest, rng
-from .checkpoint.cadence import does_not_fit, time_between_interruptions
-from .checkpoint.loader import describe_environment
-from .checkpoint.saver import PART_TIMEOUT_SECONDS
-from .ending import Ending, Standing
+from .checkpoint import Cadence, CheckpointError, rng
+from .ending import Ending
 from .endpoint import Endpoint
 from .interruption import Exchange, Notice
 from .ledger import Journal
 from .parallel import join_gang, make_deterministic, wrap
-from .place import Place, process_start
+from .place import Place
+from .resume import Marks, record_start, resume
+from .saves import Saves
 from .steplog import StepLog
 from .telemetry import Spans, Telemetry, gemm_peak
 from .training_state import TrainingState
 
 log = logging.getLogger("holdfast")
 T = TypeVar("T")
-
-
-FAILURE_SECONDS = 5.0
-"""How long a rank that fails waits for its peers' parts of a save in flight: they may be gone too."""
-COMMIT_POLL_SECONDS = 0.02
 
 
 class Run:
@@ -84,83 +78,68 @@ class Run:
         `flops_per_token` and `compute_dtype` make MFU known. Raises ConfigError on a setting that cannot
         be used, CheckpointError on such a run directory, Fenced where a newer attempt was admitted.
         """
-        env = os.environ
-        self._marks = {"process": process_start(), "imported": time.time()}
+        self._marks = Marks()
         faulthandler.enable()
         self._ending = Ending()
         self._ending.install()
         place = Place.read(run_dir)
-        self._cadence = Cadence.parse(env.get(contract.ENV_CHECKPOINT_EVERY) or checkpoint_every)
+        cadence = Cadence.parse(os.environ.get(contract.ENV_CHECKPOINT_EVERY) or checkpoint_every)
         with self._ending.outermost():
             self.gang = join_gang()
         self.rank, self.world_size = self.gang.rank, self.gang.world_size
         self.device = self.gang.device
-        self._marks["rendezvous"] = time.time()
+        self._marks.rendezvous = time.time()
         logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(message)s", stream=sys.stdout)
         if deterministic:
             make_deterministic()
         self._seed, self._config_hash = seed, config_hash
         rng.seed_all(seed, self.rank)
-
         self.run_dir = place.run_dir
         self.attempt = place.admit(self.gang)
-        self._journal = self._ending.journal = Journal(self.run_dir, self.attempt)
-        self._telemetry = Telemetry(self.attempt, self.world_size)
-        self._spans = Spans(self.device)
-        self._steps = StepLog(
-            self._spans, self._telemetry, self._journal if self.rank == 0 else None, self.world_size
-        )
-        # Rank 0 alone decides when to save by the clock: the others need not read the past.
-        past = self.run_dir.attempt_numbers() if self.rank == 0 else []
-        self._between_interruptions = time_between_interruptions(
-            contract.read_lines(self.run_dir.ledger(number)) for number in past if number < self.attempt
-        )
-        self._saver = Saver(
-            self.run_dir,
-            attempt=self.attempt,
-            rank=self.rank,
-            world_size=self.world_size,
-            config_hash=config_hash,
-            keep=place.keep or keep,
-            keep_every=keep_every,
-            environment=describe_environment(self.device),
-            on_saved=self._on_saved,
-            on_failed=self._on_save_failed,
-        )
+        self._observe(place)
+        self._flops_per_token, self._compute_dtype = flops_per_token, compute_dtype
         self._notice = Notice(place.grace_seconds, self._ending.out_of_time)
         self._notice.install()
         self._exchange = Exchange(self.gang, self._notice)
-        self._flops_per_token, self._compute_dtype = flops_per_token, compute_dtype
-        self._endpoint: Endpoint | None = None
-        if self.rank == 0:
-            self._endpoint = Endpoint(
-                place.host,
-                place.port,
-                self._telemetry.registry,
-                lambda: self._telemetry.progress,
-                self.run_dir,
-            )
-            contract.replace_durably(self.run_dir.progress_address(self.attempt), self._endpoint.address)
-
+        self._saves = Saves(
+            self.run_dir,
+            self.gang,
+            cadence,
+            self._notice,
+            self._journal,
+            self._telemetry,
+            self._spans,
+            attempt=self.attempt,
+            config_hash=config_hash,
+            keep=place.keep or keep,
+            keep_every=keep_every,
+        )
         self.step = 0
         """Steps done."""
         self.total_steps: int | None = None
-        self._state: TrainingState | None = None
         self._resumed_rng: dict[str, Any] | None = None
         self._seeded = False
         self._changed = False
         """An optimizer has taken the step that is under way: the state is no longer that of `step`."""
-        self._saved_step = 0
-        """Newest step for which a save was begun (or that was loaded)."""
-        self._durable: Standing | None = None
-        """What all ranks agreed is durable, once they have."""
-        self._prepared = self._save_agreed = self._told_too_slow = False
-        self._save_began = time.monotonic()
-        self._completed = False
-        self._ending.standing = self._standing
+        self._save_agreed = self._completed = False
+        self._ending.standing = lambda: self._saves.standing(self.step)
         self._ending.noticed = lambda: self._notice.received
-        self._ending.before_failure = self._await_save
+        self._ending.before_failure = self._saves.await_commit
         self._ending.at_exit = self._at_exit
+
+    def _observe(self, place: Place) -> None:
+        """Set up what is told: the ledger, and on rank 0 the port."""
+        self._journal = self._ending.journal = Journal(self.run_dir, self.attempt)
+        self._telemetry = Telemetry(self.attempt, self.world_size)
+        self._spans = Spans(self.device)
+        journal = self._journal if self.rank == 0 else None
+        self._steps = StepLog(self._spans, self._telemetry, journal, self.world_size)
+        self._endpoint: Endpoint | None = None
+        if self.rank == 0:
+            progress = lambda: self._telemetry.progress  # noqa: E731
+            registry = self._telemetry.registry
+            self._endpoint = Endpoint(place.host, place.port, registry, progress, self.run_dir)
+            contract.replace_durably(self.run_dir.progress_address(self.attempt), self._endpoint.address)
 
     # ------------------------------------------------------------------ start
 
@@ -175,63 +154,25 @@ class Run:
         Returns the number of steps done so far. Raises CheckpointError where no checkpoint can be used,
         UnsupportedState where a part's state cannot be saved.
         """
-        if self._state is not None:
+        if self._saves.state is not None:
             raise RuntimeError("track() was called before: name all parts in one call")
-        self._state = state = TrainingState(parts, self.rank)
+        self._saves.state = state = TrainingState(parts, self.rank)
         for optimizer in state.optimizers:
             optimizer.register_step_pre_hook(self._before_optimizer)
-        began = time.time()
-        loaded, skipped = load_newest(self.run_dir, self.attempt, self.gang, self._config_hash)
-        if loaded is not None:
-            forgotten = state.restore(loaded)
-            self.step = self._saved_step = loaded.manifest.step
-            self._resumed_rng = None if loaded.own is None else loaded.own["rng"]
-            self._tell_resume(loaded.manifest.world_size, loaded.manifest.environment, forgotten)
-        self._saver.bad_steps = {s.step for s in skipped}
-        self._marks["loaded"] = time.time()
+        self._marks.build = time.time()
+        resumed = resume(self.run_dir, self.attempt, self.gang, self._config_hash, state)
+        self.step = self._saves.newest_step = resumed.step
+        self._resumed_rng = resumed.rng
+        self._saves.pass_over({s.step for s in resumed.skipped})
+        self._marks.loaded = time.time()
         if self.rank == 0:
-            self._record_start(began, skipped)
+            record_start(self._journal, self.run_dir, self.world_size, resumed, self._marks)
         return self.step
 
     def _before_optimizer(self, *_: object) -> None:
         # The sum over ranks begins while the optimizer works, and is read when the step ends.
         self._changed = True
-        self._exchange.contribute(self.step + 1, save=self._due())
-
-    def _tell_resume(self, world_size: int, environment: dict[str, Any], forgotten: list[str]) -> None:
-        if self.rank != 0:
-            return
-        log.info("resumed from step %d", self.step)
-        if forgotten:
-            log.warning("the checkpoint also has %s, which nothing tracks now", ", ".join(forgotten))
-        here = describe_environment(self.device)
-        differences = [
-            f"{k}: {environment.get(k)} -> {here[k]}" for k in here if environment.get(k) != here[k]
-        ]
-        if world_size != self.world_size:
-            differences.append(f"ranks: {world_size} -> {self.world_size}")
-        if differences:
-            log.warning("the resume may not be bit-exact: %s", "; ".join(differences))
-
-    def _record_start(self, load_began: float, skipped: list[Skipped]) -> None:
-        for skip in skipped:
-            log.warning("checkpoint of step %d was passed over: %s", skip.step, skip.reason)
-        marks = self._marks
-        self._journal.event(
-            "attempt_start",
-            world_size=self.world_size,
-            resumed_step=self.step,
-            resumed_from=self.run_dir.checkpoint(self.step).name if self.step else None,
-            skipped=[
-                {"checkpoint": self.run_dir.checkpoint(s.step).name, "reason": s.reason} for s in skipped
-            ],
-            startup={
-                "import": marks["imported"] - marks["process"],
-                "rendezvous": marks["rendezvous"] - marks["imported"],
-                "build": load_began - marks["rendezvous"],
-                "load": marks["loaded"] - load_began,
-            },
-        )
+        self._exchange.contribute(self.step + 1, save=self._saves.due_by_clock())
 
     # ------------------------------------------------------------------- loop
 
@@ -241,7 +182,7 @@ class Run:
         Between two of them checkpoints are taken and stops agreed on. Raises SystemExit(0) on an
         agreed stop, Fenced where a newer attempt took over.
         """
-        if self._state is None:
+        if self._saves.state is None:
             raise RuntimeError("call track(model=..., optimizer=...) before steps(): nothing would be saved")
         self.total_steps = total
         if self.step < total:
@@ -250,10 +191,9 @@ class Run:
             yield self.step
             self._end_step()
             if self.step < total and self._save_agreed:
-                self._save()
-            elif not self._prepared:
-                self._prepare()
-            self._prepared = True
+                self._saves.begin(self.step)
+            else:
+                self._saves.prepare(self.step)
             self._steps.begin()
         self._complete()
 
@@ -265,15 +205,15 @@ class Run:
             rng.seed_all(self._seed + self.step, self.rank)
         self._resumed_rng, self._seeded = None, True
         peak = gemm_peak(self.device, self._compute_dtype) if self._flops_per_token else None
-        self._telemetry.begin(self.step, total, self._saver.durable_step, self._flops_per_token, peak)
+        self._telemetry.begin(self.step, total, self._saves.durable_step, self._flops_per_token, peak)
         self._exchange.contribute(self.step)
         if self._exchange.finish().stop:  # a notice came before the first step
             self._stop()
-        self._save_began = time.monotonic()
+        self._saves.restart_clock()
         self._steps.begin()
 
     def _end_step(self, *, leaving: bool = False) -> None:
-        self._exchange.contribute(self.step + 1, save=self._due())
+        self._exchange.contribute(self.step + 1, save=self._saves.due_by_clock())
         agreed = self._exchange.finish()
         self.step += 1
         self._changed = False
@@ -281,19 +221,12 @@ class Run:
         self._steps.end(self.step)
         if agreed.loss is not None:
             self._steps.loss(*agreed.loss)
-        self._save_agreed = agreed.save or self._cadence.due_at_step(self.step)
+        self._save_agreed = agreed.save or self._saves.due_at_step(self.step)
         if leaving:
             return
-        self._raise_if_fenced()
+        self._saves.raise_if_fenced()
         if agreed.stop:
             self._stop()
-
-    def _due(self) -> bool:
-        """Rank 0's clock decides for all when cadence is in seconds."""
-        if self.rank != 0 or self._saver.busy:
-            return False
-        since = time.monotonic() - self._save_began
-        return self._cadence.due_after(since, self._saver.last_cost, self._between_interruptions)
 
     def log(
         self,
@@ -358,67 +291,6 @@ class Run:
                 self._stop(random)
         self._telemetry.phase(before)
 
-    # ------------------------------------------------------------------- save
-
-    def _prepare(self) -> None:
-        """Get the memory that saves need now, after the first step, when the optimizer has its state."""
-        assert self._state is not None
-        size = self._saver.prepare(*self._state.capture(self.step))
-        if self.rank == 0 and size:
-            log.info("checkpoints are staged in %.2f GB of memory a rank", size / 1e9)
-
-    def _save(self, timeout: float = PART_TIMEOUT_SECONDS, random: dict[str, Any] | None = None) -> None:
-        assert self._state is not None
-        self._save_began = time.monotonic()
-        shared, own, rank_0_only = self._state.capture(self.step, random)
-        stall = self._saver.save(self.step, shared, own, timeout=timeout, rank_0_only=rank_0_only)
-        self._spans.add("checkpoint", stall)
-        self._saved_step = self.step
-
-    def _save_now(self, timeout: float = PART_TIMEOUT_SECONDS, random: dict[str, Any] | None = None) -> str:
-        """Save this step unless that was done, and wait until it is durable. Collective.
-
-        Returns why it is not durable, on every rank; empty where it is.
-        """
-        self._saver.hurry(timeout)
-        self._saver.join()
-        mine = self.step != self._saved_step or self._saver.error is not None
-        fault = ""
-        if any(self.gang.gather(mine)):  # where one rank failed, all write again
-            self._save(timeout, random)
-        try:
-            self._saver.wait()
-        except CheckpointError as error:
-            fault = str(error)
-        told = self.gang.gather((fault, self._standing()))
-        self._durable = told[0][1]  # rank 0 committed; others may see the directory later
-        return next((fault for fault, _ in told if fault), "")
-
-    def _on_saved(self, saved: Saved) -> None:
-        problem = does_not_fit(saved.seconds, self._notice.remaining())
-        if problem and not self._notice.received and not self._told_too_slow:
-            log.warning("%s", problem)
-            self._told_too_slow = True
-        self._telemetry.saved(saved)
-        self._journal.event(
-            "checkpoint",
-            step=saved.step,
-            bytes=saved.bytes,
-            seconds=saved.seconds,
-            stall_seconds=saved.stall_seconds,
-            digest=saved.digest,
-        )
-
-    def _on_save_failed(self, step: int, error: CheckpointError) -> None:
-        self._telemetry.save_failed()
-        log.warning("checkpoint of step %d failed, training goes on: %s", step, error)
-        if self.rank == 0:
-            self._journal.event("checkpoint_failed", step=step, error=str(error))
-
-    def _raise_if_fenced(self) -> None:
-        if isinstance(self._saver.error, Fenced):
-            raise self._saver.error
-
     # -------------------------------------------------------------------- end
 
     def _flush_losses(self) -> None:
@@ -429,7 +301,7 @@ class Run:
         """The gang has agreed to stop here: save, say so, leave."""
         self._telemetry.phase("stopping")
         self._flush_losses()
-        fault = self._save_now(self._notice.remaining(), random)
+        fault = self._saves.now(self.step, self._notice.remaining(), random)
         if self.rank == 0:
             log.info("stopped on notice after step %d", self.step)
             if fault:
@@ -443,28 +315,11 @@ class Run:
         """All steps are done: the last state becomes durable before anything says finished."""
         self._telemetry.phase("saving")
         self._flush_losses()
-        if fault := self._save_now():
-            self._raise_if_fenced()
+        if fault := self._saves.now(self.step):
+            self._saves.raise_if_fenced()
             raise CheckpointError(f"trained to step {self.step}, but it is not durable: {fault}")
         self._completed = True
         self._telemetry.phase("finished")
-
-    def _standing(self) -> Standing:
-        if self._durable is not None and self._durable.step == self.step:
-            return self._durable
-        newest = self._saver.newest
-        return Standing(self.step) if newest is None else Standing(self.step, newest.step, newest.digest)
-
-    def _await_save(self) -> None:
-        """Give a save in flight its last chance, so that what is told to be durable is the truth."""
-        bound = min(FAILURE_SECONDS, self._notice.remaining())
-        deadline = time.monotonic() + bound
-        self._saver.hurry(bound)
-        self._saver.join()
-        if self.rank == 0 or self._saver.error is not None:
-            return
-        while self._saver.durable_step < self._saved_step and time.monotonic() < deadline:
-            time.sleep(COMMIT_POLL_SECONDS)  # rank 0 commits
 
     def _at_exit(self) -> None:
         """The program ended by itself; where it left the loop early, it did so of its own will."""

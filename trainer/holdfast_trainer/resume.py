@@ -1,0 +1,89 @@
+"""How a rank goes on: the newest good checkpoint into the tracked parts, and what is told of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from .checkpoint import Skipped, load_newest
+from .checkpoint.loader import describe_environment
+from .contract import RunDir
+from .ledger import Journal
+from .parallel import Gang
+from .place import process_start
+from .training_state import TrainingState
+
+log = logging.getLogger("holdfast")
+
+
+@dataclass
+class Marks:
+    """When this process reached the stages of its start, in seconds since the epoch."""
+
+    process: float = field(default_factory=process_start)
+    imported: float = field(default_factory=time.time)
+    rendezvous: float = 0.0
+    build: float = 0.0
+    loaded: float = 0.0
+
+    def durations(self) -> dict[str, float]:
+        """Seconds of each stage."""
+        return {
+            "import": self.imported - self.process,
+            "rendezvous": self.rendezvous - self.imported,
+            "build": self.build - self.rendezvous,
+            "load": self.loaded - self.build,
+        }
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a rank goes on."""
+
+    step: int = 0
+    rng: dict[str, Any] | None = None
+    """Random state to restore when the loop begins; None where this rank had none of its own."""
+    skipped: tuple[Skipped, ...] = ()
+    """Newer checkpoints that could not be used."""
+
+
+def resume(run_dir: RunDir, attempt: int, gang: Gang, config_hash: str, state: TrainingState) -> Resumed:
+    """Load the newest checkpoint that all ranks can verify. Collective; raises as `load_newest`."""
+    loaded, skipped = load_newest(run_dir, attempt, gang, config_hash)
+    if loaded is None:
+        return Resumed(skipped=tuple(skipped))
+    forgotten = state.restore(loaded)
+    manifest = loaded.manifest
+    if gang.rank == 0:
+        _tell(manifest.step, manifest.world_size, manifest.environment, gang, forgotten)
+    return Resumed(manifest.step, None if loaded.own is None else loaded.own["rng"], tuple(skipped))
+
+
+def _tell(step: int, world_size: int, environment: dict[str, Any], gang: Gang, forgotten: list[str]) -> None:
+    log.info("resumed from step %d", step)
+    if forgotten:
+        log.warning("the checkpoint also has %s, which nothing tracks now", ", ".join(forgotten))
+    here = describe_environment(gang.device)
+    differences = [f"{k}: {environment.get(k)} -> {here[k]}" for k in here if environment.get(k) != here[k]]
+    if world_size != gang.world_size:
+        differences.append(f"ranks: {world_size} -> {gang.world_size}")
+    if differences:
+        log.warning("the resume may not be bit-exact: %s", "; ".join(differences))
+
+
+def record_start(journal: Journal, run_dir: RunDir, world_size: int, resumed: Resumed, marks: Marks) -> None:
+    """The ledger's first line of an attempt; rank 0 writes it."""
+    for skip in resumed.skipped:
+        log.warning("checkpoint of step %d was passed over: %s", skip.step, skip.reason)
+    journal.event(
+        "attempt_start",
+        world_size=world_size,
+        resumed_step=resumed.step,
+        resumed_from=run_dir.checkpoint(resumed.step).name if resumed.step else None,
+        skipped=[
+            {"checkpoint": run_dir.checkpoint(s.step).name, "reason": s.reason} for s in resumed.skipped
+        ],
+        startup=marks.durations(),
+    )

@@ -1,0 +1,190 @@
+"""A rank's saves within a run: when one is due, what is in it, and what all ranks call durable.
+
+`checkpoint/` knows how to write a state; `Saves` knows which state, when, and whom to tell. Cadence by
+step count is known to every rank; by the clock, rank 0 decides and its wish travels with the step's
+agreement. A save of the state at the run's end or on notice is collective (`now`): where one rank could
+not write, all write again, and all read the same answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from . import contract
+from .checkpoint import Cadence, CheckpointError, Fenced, Saved, Saver
+from .checkpoint.cadence import does_not_fit, time_between_interruptions
+from .checkpoint.loader import describe_environment
+from .checkpoint.saver import PART_TIMEOUT_SECONDS
+from .contract import RunDir
+from .ending import Standing
+from .interruption import Notice
+from .ledger import Journal
+from .parallel import Gang
+from .telemetry import Spans, Telemetry
+from .training_state import TrainingState
+
+log = logging.getLogger("holdfast")
+
+FAILURE_SECONDS = 5.0
+"""How long a rank that fails waits for its peers' parts of a save in flight: they may be gone too."""
+COMMIT_POLL_SECONDS = 0.02
+
+
+class Saves:
+    """Of one rank in one attempt."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        gang: Gang,
+        cadence: Cadence,
+        notice: Notice,
+        journal: Journal,
+        telemetry: Telemetry,
+        spans: Spans,
+        *,
+        attempt: int,
+        config_hash: str,
+        keep: int,
+        keep_every: int,
+    ) -> None:
+        self._gang, self._cadence, self._notice = gang, cadence, notice
+        self._journal, self._telemetry, self._spans = journal, telemetry, spans
+        # Rank 0 alone decides when to save by the clock: the others need not read the past.
+        past = run_dir.attempt_numbers() if gang.rank == 0 else []
+        self._between_interruptions = time_between_interruptions(
+            contract.read_lines(run_dir.ledger(number)) for number in past if number < attempt
+        )
+        self._saver = Saver(
+            run_dir,
+            attempt=attempt,
+            rank=gang.rank,
+            world_size=gang.world_size,
+            config_hash=config_hash,
+            keep=keep,
+            keep_every=keep_every,
+            environment=describe_environment(gang.device),
+            on_saved=self._on_saved,
+            on_failed=self._on_failed,
+        )
+        self.state: TrainingState | None = None
+        """What is saved, once it is known."""
+        self.newest_step = 0
+        """Newest step for which a save was begun (or that was loaded)."""
+        self._durable: Standing | None = None
+        """What all ranks agreed is durable, once they have."""
+        self._began = time.monotonic()
+        self._prepared = self._told_too_slow = False
+
+    @property
+    def durable_step(self) -> int:
+        """The newest committed step; 0 where there is none."""
+        return self._saver.durable_step
+
+    def pass_over(self, bad_steps: set[int]) -> None:
+        """These checkpoints did not verify at load: they count for nothing."""
+        self._saver.bad_steps = bad_steps
+
+    def restart_clock(self) -> None:
+        """The loop begins: a cadence in seconds counts from here."""
+        self._began = time.monotonic()
+
+    def due_by_clock(self) -> bool:
+        """Rank 0's clock decides for all when cadence is in seconds."""
+        if self._gang.rank != 0 or self._saver.busy:
+            return False
+        since = time.monotonic() - self._began
+        return self._cadence.due_after(since, self._saver.last_cost, self._between_interruptions)
+
+    def due_at_step(self, step: int) -> bool:
+        """Every rank knows by itself when cadence is in steps."""
+        return self._cadence.due_at_step(step)
+
+    def prepare(self, step: int) -> None:
+        """Get the memory that saves need now, after the first step, when the optimizer has its state."""
+        if self._prepared:
+            return
+        self._prepared = True
+        assert self.state is not None
+        size = self._saver.prepare(*self.state.capture(step))
+        if self._gang.rank == 0 and size:
+            log.info("checkpoints are staged in %.2f GB of memory a rank", size / 1e9)
+
+    def begin(
+        self, step: int, timeout: float = PART_TIMEOUT_SECONDS, random: dict[str, Any] | None = None
+    ) -> None:
+        """Stage the state after `step` steps; threads write it. `random` as `TrainingState.capture`'s."""
+        assert self.state is not None
+        self._prepared = True
+        self._began = time.monotonic()
+        shared, own, rank_0_only = self.state.capture(step, random)
+        stall = self._saver.save(step, shared, own, timeout=timeout, rank_0_only=rank_0_only)
+        self._spans.add("checkpoint", stall)
+        self.newest_step = step
+
+    def now(
+        self, step: int, timeout: float = PART_TIMEOUT_SECONDS, random: dict[str, Any] | None = None
+    ) -> str:
+        """Save this step unless that was done, and wait until it is durable. Collective.
+
+        Returns why it is not durable, on every rank; empty where it is.
+        """
+        self._saver.hurry(timeout)
+        self._saver.join()
+        mine = step != self.newest_step or self._saver.error is not None
+        fault = ""
+        if any(self._gang.gather(mine)):  # where one rank failed, all write again
+            self.begin(step, timeout, random)
+        try:
+            self._saver.wait()
+        except CheckpointError as error:
+            fault = str(error)
+        told = self._gang.gather((fault, self.standing(step)))
+        self._durable = told[0][1]  # rank 0 committed; others may see the directory later
+        return next((fault for fault, _ in told if fault), "")
+
+    def standing(self, step: int) -> Standing:
+        """What can be said of this rank's work after `step` steps."""
+        if self._durable is not None and self._durable.step == step:
+            return self._durable
+        newest = self._saver.newest
+        return Standing(step) if newest is None else Standing(step, newest.step, newest.digest)
+
+    def await_commit(self) -> None:
+        """Give a save in flight its last chance, so that what is told to be durable is the truth."""
+        bound = min(FAILURE_SECONDS, self._notice.remaining())
+        deadline = time.monotonic() + bound
+        self._saver.hurry(bound)
+        self._saver.join()
+        if self._gang.rank == 0 or self._saver.error is not None:
+            return
+        while self._saver.durable_step < self.newest_step and time.monotonic() < deadline:
+            time.sleep(COMMIT_POLL_SECONDS)  # rank 0 commits
+
+    def raise_if_fenced(self) -> None:
+        """Raises Fenced where the newest save met a newer attempt."""
+        if isinstance(self._saver.error, Fenced):
+            raise self._saver.error
+
+    def _on_saved(self, saved: Saved) -> None:
+        problem = does_not_fit(saved.seconds, self._notice.remaining())
+        if problem and not self._notice.received and not self._told_too_slow:
+            log.warning("%s", problem)
+            self._told_too_slow = True
+        self._telemetry.saved(saved)
+        self._journal.event(
+            "checkpoint",
+            step=saved.step,
+            bytes=saved.bytes,
+            seconds=saved.seconds,
+            stall_seconds=saved.stall_seconds,
+            digest=saved.digest,
+        )
+
+    def _on_failed(self, step: int, error: CheckpointError) -> None:
+        self._telemetry.save_failed()
+        log.warning("checkpoint of step %d failed, training goes on: %s", step, error)
+        if self._gang.rank == 0:
+            self._journal.event("checkpoint_failed", step=step, error=str(error))

@@ -115,8 +115,14 @@ KUBECONFORM = Module(
     {"kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"},
     main="github.com/yannh/kubeconform",
 )
+KWOK = Module(
+    "kwok",
+    {"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
+    stamp="sigs.k8s.io/kwok/pkg/consts.Version=VERSION",
+    main="sigs.k8s.io/kwok",
+)
 
-MODULES = (SMALL, KUBERNETES, COREDNS, TRAINING_OPERATOR, BUILDKIT, HELM, HELM4, KUBECONFORM)
+MODULES = (SMALL, KUBERNETES, COREDNS, TRAINING_OPERATOR, BUILDKIT, HELM, HELM4, KUBECONFORM, KWOK)
 
 
 def module_of(program: str) -> Module:

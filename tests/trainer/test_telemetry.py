@@ -46,6 +46,10 @@ def address_of(gang: Gang) -> str:
     return wait_until(lambda: path.exists() and path.read_text(), "rank 0 to serve")
 
 
+def saved_steps(gang: Gang) -> set[int]:
+    return {line["step"] for line in gang.history.events("checkpoint", gang.attempt)}
+
+
 def test_what_is_served_equals_what_is_written(workshop: Workshop) -> None:
     options = {"steps": 500, "save_every": 10, "validate_every": 12}
     gang = workshop.start(ranks=2, **options, pause=0.01, pause_at=25, pause_seconds=60)
@@ -154,11 +158,14 @@ def test_the_ledger_of_all_attempts_is_served_to_who_cannot_mount_the_run_direct
 
 
 def test_lost_work_and_goodput_follow_from_the_lines_of_killed_runs(workshop: Workshop) -> None:
-    options: dict[str, Any] = {"steps": 40, "save_every": 10, "pause": 0.01}
+    options: dict[str, Any] = {"steps": 40, "save_every": 10}
     last = []
     for at in (13, 27):
-        gang = workshop.start(ranks=2, **options)
+        gang = workshop.start(ranks=2, **options, pause_at=at, pause_seconds=600)
         gang.wait_for_step(at)
+        wait_until(
+            lambda at=at, gang=gang: at - at % 10 in saved_steps(gang), "the save before it", seconds=120
+        )
         gang.signal(KILL)
         gang.wait()
         last.append(gang.history.last_step(gang.attempt))

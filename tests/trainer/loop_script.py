@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import threading
 import time
 from typing import Any
 
@@ -36,6 +37,8 @@ DEFAULTS: dict[str, Any] = {
     "validation_pause": 0.0,
     "fail_at": -1,
     "fail_rank": 0,
+    "hang_at": -1,
+    "hang_rank": 0,
     "break_at": -1,
     "exit_at": -1,
     "exit_status": 3,
@@ -94,6 +97,10 @@ def validate() -> float:
     return run.mean(total)
 
 
+def wait_for_ever() -> None:
+    threading.Event().wait()
+
+
 for step in run.steps(options["steps"]):
     if options["validate_every"] and step and step % options["validate_every"] == 0:
         run.log(val_loss=validate())
@@ -102,6 +109,8 @@ for step in run.steps(options["steps"]):
         time.sleep(options["pause_seconds"])
     if step == options["fail_at"] and run.rank == options["fail_rank"]:
         raise ZeroDivisionError("the loss of this step is no number")
+    if step == options["hang_at"] and run.rank == options["hang_rank"]:
+        wait_for_ever()
     if step == options["exit_at"]:
         sys.exit(options["exit_status"])
     with run.span("data"):

@@ -11,6 +11,7 @@ Run directory::
     attempts/0003/ledger.jsonl       attempt start, durable checkpoints, stop
     attempts/0003/steps.jsonl        one line a step, by rank 0
     attempts/0003/rank-N.log         output of a rank; rank-N.exit how it ended
+    attempts/0003/rank-N.stacks      where each thread of a rank stood when the gang hung
     attempts/0003/replica-N.log      output of torchrun; replica-N.exit how it ended
     attempts/0003/replica-N.termination
 """
@@ -47,6 +48,8 @@ ENV_TERMINATION_LOG = "HOLDFAST_TERMINATION_LOG"
 ENV_CHECKPOINT_EVERY = "HOLDFAST_CHECKPOINT_EVERY"
 """`auto`, `500` (steps) or `90s`; when set it wins over the config file."""
 ENV_CHECKPOINT_KEEP = "HOLDFAST_CHECKPOINT_KEEP"
+ENV_HANG_SECONDS = "HOLDFAST_HANG_SECONDS"
+"""`auto`, or the seconds without a step from which on the gang counts as hung; 0: never."""
 ENV_ATTEMPT_UID = "HOLDFAST_ATTEMPT_UID"
 """Unique to one attempt on one machine; the local engine finds its processes by it."""
 
@@ -163,6 +166,9 @@ class RunDir:
     def rank_exit(self, attempt: int, rank: int) -> Path:
         return self.attempt(attempt) / f"rank-{rank}.exit"
 
+    def stacks(self, attempt: int, rank: int) -> Path:
+        return self.attempt(attempt) / f"rank-{rank}.stacks"
+
     def replica_log(self, attempt: int, replica: int) -> Path:
         return self.attempt(attempt) / f"replica-{replica}.log"
 
@@ -274,6 +280,7 @@ def remove_unfinished(run: RunDir, attempt: int) -> int:
 #   {"event": "checkpoint", "time", "attempt", "step", "bytes", "seconds", "stall_seconds", "digest"}
 #   {"event": "checkpoint_failed", "time", "attempt", "step", "error"}
 #   {"event": "failure", "time", "attempt", "rank", "step", "error"}: by the rank that raised
+#   {"event": "hang", "time", "attempt", "rank", "step", "seconds", "stands"}: by each rank that notices
 #   {"event": "stop", "time", "attempt", "outcome", "step", "durable_step", "error", "digest"}: by rank 0;
 #       digest (SHA-256 over the state of every rank) is that of the checkpoint of "durable_step"
 #

@@ -95,7 +95,7 @@ class Ending:
                 return False
             self._said = True
             now = self.standing()
-            if self._local_rank == "0" or outcome == "failed":
+            if self._local_rank == "0" or outcome in ("failed", "hung"):
                 message = Termination(outcome, now.step, now.durable_step, error, config_error)
                 contract.write_termination(self._termination, message)
             self._tell_ledger(outcome, error, now)
@@ -122,6 +122,14 @@ class Ending:
         """The grace is nearly over and no stop was made: what is durable counts. From any thread."""
         if self.say("interrupted", "the grace period ended before all ranks could stop together"):
             os._exit(EXIT_NOTICE)
+
+    def hung(self, who: str, seconds: float, stands: str) -> None:
+        """No step has ended for `seconds`: the gang goes on no more. From any thread."""
+        if self.journal is not None:
+            rank, step = int(self._rank), self.standing().step
+            self.journal.event("hang", rank=rank, step=step, seconds=seconds, stands=stands)
+        if self.say("hung", f"no step for {seconds:.0f} s: {who}"):
+            _exit_now(1)
 
     def fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """For `sys.excepthook`: does not return, except in a forked child."""

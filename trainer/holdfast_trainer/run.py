@@ -49,6 +49,7 @@ from .saves import Saves
 from .steplog import StepLog
 from .telemetry import Spans, Telemetry, gemm_peak
 from .training_state import TrainingState
+from .watchdog import HangAfter, Watchdog
 
 log = logging.getLogger("holdfast")
 T = TypeVar("T")
@@ -83,6 +84,7 @@ class Run:
         self._ending = Ending()
         self._ending.install()
         place = Place.read(run_dir)
+        hang_after = HangAfter.parse(os.environ.get(contract.ENV_HANG_SECONDS) or "auto")
         cadence = Cadence.parse(os.environ.get(contract.ENV_CHECKPOINT_EVERY) or checkpoint_every)
         with self._ending.outermost():
             self.gang = join_gang()
@@ -101,6 +103,9 @@ class Run:
         self._notice = Notice(place.grace_seconds, self._ending.out_of_time)
         self._notice.install()
         self._exchange = Exchange(self.gang, self._notice)
+        self._watchdog = Watchdog(
+            self.run_dir, self.attempt, self.rank, self.world_size, hang_after, self._ending.hung
+        )
         self._saves = Saves(
             self.run_dir,
             self.gang,
@@ -185,17 +190,21 @@ class Run:
         if self._saves.state is None:
             raise RuntimeError("call track(model=..., optimizer=...) before steps(): nothing would be saved")
         self.total_steps = total
-        if self.step < total:
-            self._begin(total)
-        while self.step < total:
-            yield self.step
-            self._end_step()
-            if self.step < total and self._save_agreed:
-                self._saves.begin(self.step)
-            else:
-                self._saves.prepare(self.step)
-            self._steps.begin()
-        self._complete()
+        try:
+            if self.step < total:
+                self._begin(total)
+            while self.step < total:
+                yield self.step
+                self._end_step()
+                with self._watchdog.paused():
+                    if self.step < total and self._save_agreed:
+                        self._saves.begin(self.step)
+                    else:
+                        self._saves.prepare(self.step)
+                self._steps.begin()
+            self._complete()
+        finally:  # also where the loop is left by `break`: what comes then is not ours to time
+            self._watchdog.stop()
 
     def _begin(self, total: int) -> None:
         self._completed = False
@@ -206,6 +215,7 @@ class Run:
         self._resumed_rng, self._seeded = None, True
         peak = gemm_peak(self.device, self._compute_dtype) if self._flops_per_token else None
         self._telemetry.begin(self.step, total, self._saves.durable_step, self._flops_per_token, peak)
+        self._watchdog.start()
         self._exchange.contribute(self.step)
         if self._exchange.finish().stop:  # a notice came before the first step
             self._stop()
@@ -215,6 +225,7 @@ class Run:
     def _end_step(self, *, leaving: bool = False) -> None:
         self._exchange.contribute(self.step + 1, save=self._saves.due_by_clock())
         agreed = self._exchange.finish()
+        self._watchdog.beat()
         self.step += 1
         self._changed = False
         self._ending.exit_status = None  # whoever called sys.exit, it was caught: the loop goes on
@@ -277,7 +288,9 @@ class Run:
         save half a step, so it then waits for the step's end.
         """
         if self._changed:
-            yield from items
+            for item in items:
+                yield item
+                self._watchdog.beat(step=False)
             return
         before, random = self._telemetry.progress.phase, rng.capture()
         self._telemetry.phase("validating")
@@ -285,6 +298,7 @@ class Run:
             self._exchange.contribute(self.step)
             yield item
             agreed = self._exchange.finish()
+            self._watchdog.beat(step=False)
             if agreed.loss is not None:
                 self._steps.loss(*agreed.loss)
             if agreed.stop:
@@ -299,6 +313,7 @@ class Run:
 
     def _stop(self, random: dict[str, Any] | None = None) -> None:
         """The gang has agreed to stop here: save, say so, leave."""
+        self._watchdog.stop()
         self._telemetry.phase("stopping")
         self._flush_losses()
         fault = self._saves.now(self.step, self._notice.remaining(), random)
@@ -313,6 +328,7 @@ class Run:
 
     def _complete(self) -> None:
         """All steps are done: the last state becomes durable before anything says finished."""
+        self._watchdog.stop()
         self._telemetry.phase("saving")
         self._flush_losses()
         if fault := self._saves.now(self.step):

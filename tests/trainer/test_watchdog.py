@@ -1,0 +1,122 @@
+"""A gang that stands still is noticed, says where everybody stands, and ends; a slow one is left alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from gangs import KILL, Gang, Workshop
+
+from holdfast_trainer.schema import ConfigError
+from holdfast_trainer.watchdog import AUTO_SECONDS, Clock, HangAfter, compare
+
+QUICK = {"HOLDFAST_HANG_SECONDS": "5"}
+
+
+# ---------------------------------------------------------------- how long is long
+
+
+@pytest.mark.parametrize(
+    ("text", "longest", "seconds"),
+    [
+        ("auto", None, 3 * AUTO_SECONDS),  # the first step compiles
+        ("auto", 0.2, AUTO_SECONDS),
+        ("auto", 100.0, 3000.0),
+        ("120", None, 360.0),
+        ("120", 100.0, 120.0),
+        (7, 0.1, 7.0),
+    ],
+)
+def test_patience_grows_with_the_steps_unless_it_is_given(
+    text: str | float, longest: float | None, seconds: float
+) -> None:
+    assert HangAfter.parse(text).patience(longest) == seconds
+
+
+@pytest.mark.parametrize("text", ["never", "-1", "nan", "inf", ""])
+def test_a_wrong_setting_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"say auto, or a number of seconds \(0: never\)") as caught:
+        HangAfter.parse(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
+    now = 100.0
+    clock = Clock(lambda: now)
+    now += 3
+    assert clock.look(5) == 3
+    now += 3600  # SIGSTOP, and an hour later SIGCONT
+    assert clock.look(5) == 8
+    now += 2
+    assert clock.beat() == 10
+    now += 1
+    assert clock.look(5) == 1
+
+
+# ------------------------------------------------------------------ who stands where
+
+
+@pytest.mark.parametrize(
+    ("stands", "said"),
+    [
+        (["a", "b", "a", "a"], "rank 1 at b; the others wait at a"),
+        (["a", "b", "a", "c"], "rank 1 at b, rank 3 at c; the others wait at a"),
+        (["a", "a"], "every rank stands at a"),
+        (["a"], "every rank stands at a"),
+        (["a", "b"], "rank 0 stands at a, rank 1 at b"),
+        (["a", None, "a"], "rank 1 says nothing: stopped, gone, or stuck outside Python"),
+        ([None, None, "a"], "ranks 0, 1 say nothing: stopped, gone, or stuck outside Python"),
+        ([None] * 10 + ["a"], "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more say nothing"),
+        ([*"aabb"], "ranks 0, 1 stand at a, ranks 2, 3 at b"),
+    ],
+)
+def test_the_one_that_holds_up_the_others_is_named(stands: list[str | None], said: str) -> None:
+    assert compare(dict(enumerate(stands))).startswith(said)
+
+
+# ------------------------------------------------------------------------ the real thing
+
+
+def assert_hung(gang: Gang, rank: int) -> str:
+    assert gang.ranks[rank].wait() == 1, gang.texts()
+    message = gang.termination(rank)
+    assert message.outcome == "hung"
+    assert message.error.startswith("no step for ")
+    return message.error
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_ever_is_named_and_its_stack_is_kept(workshop: Workshop) -> None:
+    untouched = workshop.finish("untouched", ranks=3, steps=20)
+    gang = workshop.start(ranks=3, steps=20, hang_at=13, hang_rank=1, env=QUICK)
+    for rank in range(3):
+        assert "; the others wait at " in (said := assert_hung(gang, rank))
+        assert "rank 1 at loop_script.py:" in said
+        assert "wait_for_ever (in threading.py:" in said
+        assert "all stacks of this rank" in gang.ranks[rank].text()
+    stacks = gang.history.run.stacks(1, 1).read_text()
+    assert "wait_for_ever" in json.loads(stacks.splitlines()[0])["stands"]
+    assert "most recent call first" in stacks
+    hangs = gang.history.events("hang")
+    assert sorted((line["rank"], line["step"]) for line in hangs) == [(0, 13), (1, 13), (2, 13)]
+    assert all(line["seconds"] >= 5 for line in hangs)
+    assert (gang.history.stop()["outcome"], gang.history.stop()["durable_step"]) == ("hung", 10)
+
+    assert workshop.finish(ranks=3, steps=20, env=QUICK).losses() == untouched.losses()
+
+
+@pytest.mark.slow
+def test_the_peers_of_a_frozen_rank_say_that_it_is_silent(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, steps=2000, pause=0.02, env=QUICK)
+    gang.wait_for_step(8)
+    gang.signal(signal.SIGSTOP, [1])
+    assert "rank 1 says nothing: stopped, gone, or stuck outside Python" in assert_hung(gang, 0)
+    gang.signal(KILL, [1])
+    assert gang.ranks[1].wait() == -KILL
+
+
+@pytest.mark.slow
+def test_a_validation_that_takes_longer_than_a_hang_may_is_none(workshop: Workshop) -> None:
+    history = workshop.finish(steps=12, validate_every=10, validation_pause=2.0, env=QUICK)
+    assert history.events("hang") == []

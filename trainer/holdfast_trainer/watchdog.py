@@ -1,0 +1,257 @@
+"""A rank that does no more steps is noticed, says where it stands, and ends.
+
+Every rank of a gang waits for the slowest in each step, so a hang of one stops all of them. Each rank
+watches itself: where no step has ended for longer than `patience` allows, it writes the Python stacks of
+all its threads to `rank-N.stacks` in the attempt's directory and to its log, waits a moment for its peers
+to do the same, and compares: whoever stands elsewhere than the others, or wrote nothing, is named. Then
+it ends, so that the attempt can be judged as hung and the next one begin.
+
+What the thread cannot see is a rank whose interpreter is stuck in native code. For that faulthandler's own
+timer, which needs no interpreter, is set a little later and set anew as long as the thread runs. Time in
+which the whole process was stopped does not count: nobody could have done a step in it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .contract import RunDir
+from .schema import ConfigError
+
+AUTO_SECONDS = 600.0
+AUTO_STEPS = 30.0
+"""A step may take so many times the longest one yet."""
+FIRST_STEP_FACTOR = 3.0
+"""The first step compiles, allocates and measures."""
+PEERS_SECONDS = 3.0
+"""How long to wait for what the peers have to say: they notice at about the same time."""
+NATIVE_MARGIN_SECONDS = 30.0
+_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+
+
+@dataclass(frozen=True)
+class HangAfter:
+    """When a gang counts as hung: `seconds` without a step; None: by the steps seen; 0: never."""
+
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str | float) -> HangAfter:
+        """`auto`, or seconds, 0 to switch it off. Raises ConfigError."""
+        if text == "auto":
+            return cls()
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds < float("inf"):
+            raise ConfigError(f"hang after {text!r}: say auto, or a number of seconds (0: never)")
+        return cls(seconds)
+
+    def patience(self, longest_step: float | None) -> float:
+        """Seconds without a step from which on the gang counts as hung.
+
+        `longest_step` is the longest one yet in seconds, None before the first has ended.
+        """
+        if self.seconds is not None:
+            return self.seconds if longest_step is not None else FIRST_STEP_FACTOR * self.seconds
+        if longest_step is None:
+            return FIRST_STEP_FACTOR * AUTO_SECONDS
+        return max(AUTO_SECONDS, AUTO_STEPS * longest_step)
+
+
+class Clock:
+    """Seconds since the last beat, leaving out time in which this process did not run."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._looked = now()
+        self._waited = 0.0
+
+    def beat(self) -> float:
+        """Begin anew; returns what had passed."""
+        passed = self.look(float("inf"))
+        self._waited = 0.0
+        return passed
+
+    def look(self, longest_gap: float) -> float:
+        """Seconds since the beat. A gap since the last look counts for no more than `longest_gap`."""
+        now = self._now()
+        self._waited += min(now - self._looked, longest_gap)
+        self._looked = now
+        return self._waited
+
+
+class Watchdog:
+    """Watches one rank's steps from a thread of its own, between `start` and `stop`."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        attempt: int,
+        rank: int,
+        world_size: int,
+        after: HangAfter,
+        on_hang: Callable[[str, float, str], None],
+    ) -> None:
+        """`on_hang` is told, in the thread: who holds the gang up, in a sentence; the seconds without a
+        step; where this rank stands."""
+        self._stacks = [run_dir.stacks(attempt, number) for number in range(world_size)]
+        self._rank = rank
+        self._after = after
+        self._on_hang = on_hang
+        self._lock = threading.Lock()
+        self._clock = Clock()
+        self._longest: float | None = None
+        self._pauses = 0
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to watch; the first step has longer. Again after `stop`, anew."""
+        if self._after.seconds == 0:
+            return
+        self._longest, self._clock = None, Clock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(self._ended,), name="watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no more. Safe to call twice, and from the thread itself."""
+        self._ended.set()
+        faulthandler.cancel_dump_traceback_later()
+
+    def beat(self, *, step: bool = True) -> None:
+        """Something was done: a step, or (`step=False`) a part of one that may be long."""
+        with self._lock:
+            passed = self._clock.beat()
+            if step:
+                self._longest = max(self._longest or 0.0, passed)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around what has a deadline of its own, such as a save."""
+        with self._lock:
+            self._pauses += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pauses -= 1
+                self._clock.beat()
+
+    def _watch(self, ended: threading.Event) -> None:
+        while True:
+            with self._lock:
+                patience = self._after.patience(self._longest)
+            look = min(5.0, patience / 10)
+            faulthandler.dump_traceback_later(1.5 * patience + NATIVE_MARGIN_SECONDS, exit=True)
+            if ended.wait(look):
+                return
+            with self._lock:
+                if self._pauses:
+                    self._clock.beat()
+                    continue
+                waited = self._clock.look(5 * look)
+                hung = waited > self._after.patience(self._longest)
+            if hung:
+                self._tell(waited)
+                return
+
+    def _tell(self, waited: float) -> None:
+        mine = standing_of_main_thread()
+        write_stacks(self._stacks[self._rank], mine)
+        print(f"no step for {waited:.0f} s; all stacks of this rank:", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback(all_threads=True)
+        deadline = time.monotonic() + PEERS_SECONDS
+        while not all(path.exists() for path in self._stacks) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        stands = {rank: read_standing(path) for rank, path in enumerate(self._stacks)}
+        self._on_hang(compare(stands), waited, mine)
+
+
+def standing_of_main_thread() -> str:
+    """Where the main thread stands: `file:line function` of its innermost frame outside libraries, and
+    what that one is in, where it is in one."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = traceback.extract_stack(frame) if frame is not None else []
+    if not frames:
+        return ""
+    own = next((one for one in reversed(frames) if not _of_a_library(one.filename)), None)
+    innermost = _place(frames[-1])
+    return innermost if own in (None, frames[-1]) else f"{_place(own)} (in {innermost})"
+
+
+def _place(frame: traceback.FrameSummary | None) -> str:
+    return f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" if frame is not None else ""
+
+
+def _of_a_library(filename: str) -> bool:
+    path = Path(filename)
+    if Path(__file__).parent in path.parents:
+        return False
+    return filename.startswith("<") or any(path.is_relative_to(where) for where in _LIBRARIES)
+
+
+def write_stacks(path: Path, standing: str) -> None:
+    """One JSON line with where the main thread stands, then the stacks of all threads.
+
+    It appears at once and whole; a disk that is full makes it missing, never the end of the rank late.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(json.dumps({"stands": standing}) + "\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+        temporary.rename(path)
+    except OSError as error:
+        print(f"the stacks could not be written to {path}: {error}", file=sys.stderr)
+
+
+def read_standing(path: Path) -> str | None:
+    """What a rank wrote of where it stands; None where it wrote nothing."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return str(json.loads(file.readline())["stands"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def compare(stands: Mapping[int, str | None]) -> str:
+    """Who holds the gang up, in a sentence. `stands` is where each rank's main thread is; None: silent."""
+    silent = [rank for rank, where in stands.items() if where is None]
+    if silent:
+        verb = "says" if len(silent) == 1 else "say"
+        return f"{_ranks(silent)} {verb} nothing: stopped, gone, or stuck outside Python"
+    places = Counter(where for where in stands.values())
+    (common, many), *others = places.most_common()
+    if not others:
+        return f"every rank stands at {common}"
+    told = [f"{_ranks(_at(stands, where))} at {where}" for where, _ in others]
+    if many == others[0][1]:  # nobody is alone against the rest
+        first = _at(stands, common)
+        return f"{_ranks(first)} stand{'s' if many == 1 else ''} at {common}, {', '.join(told)}"
+    return f"{', '.join(told)}; the others wait at {common}"
+
+
+def _at(stands: Mapping[int, str | None], where: str | None) -> list[int]:
+    return [rank for rank, place in stands.items() if place == where]
+
+
+def _ranks(numbers: list[int]) -> str:
+    """`rank 3`, `ranks 1, 2`; of many the first few."""
+    shown = ", ".join(str(number) for number in numbers[:8])
+    more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}{more}"

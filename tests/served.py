@@ -59,9 +59,14 @@ class Served:
 
 @contextlib.contextmanager
 def served(
-    directory: Path, *, token: str | None = TOKEN, port: int = 0, body_limit: int = 1024 * 1024
+    directory: Path,
+    *,
+    token: str | None = TOKEN,
+    port: int = 0,
+    body_limit: int = 1024 * 1024,
+    **options: Any,
 ) -> Iterator[Served]:
-    """Run the server in a thread of its own until the block ends."""
+    """Run the server in a thread of its own until the block ends; `options` are create_app's."""
     ready: list[Served] = []
     failed: list[BaseException] = []
     end: list[Callable[[], None]] = []
@@ -81,6 +86,7 @@ def served(
                 reconciler_fault=lambda: self.fault[0] if self.fault else None,
                 closing=closing,
                 body_limit=body_limit,
+                **options,
             )
             asked = asyncio.Event()
             end.append(lambda: loop.call_soon_threadsafe(asked.set))

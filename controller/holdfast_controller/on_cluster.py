@@ -19,6 +19,7 @@ from .kube.endpoint import Endpoints
 from .kube.engine import KubeEngine
 from .kube.leader import Leadership
 from .kube.pieces import Pieces
+from .kube.prerequisites import missing
 from .kube.reflector import Reflector
 from .kube.resource import JOBS
 from .kube.store import KubeStore
@@ -40,11 +41,14 @@ async def run(settings: ClusterSettings) -> None:
     """Until SIGINT or SIGTERM. Raises our errors where it cannot start or its work ends."""
     pods = load_pod_settings(settings.pod_settings) if settings.pod_settings else PodSettings()
     asked_to_end, closing = asyncio.Event(), asyncio.Event()
-    connection = await connect(
-        settings.kubeconfig, per_second=settings.requests_per_second, burst=settings.burst
-    )
     metrics = Metrics()
     watches = WatchMetrics(metrics.registry)
+    connection = await connect(
+        settings.kubeconfig,
+        per_second=settings.requests_per_second,
+        burst=settings.burst,
+        metrics=watches,
+    )
     jobs = Reflector(connection, JOBS, metrics=watches)
     pieces = Pieces(connection, metrics=watches)
     endpoints = Endpoints(pieces)
@@ -75,6 +79,7 @@ async def run(settings: ClusterSettings) -> None:
         gate=ClusterAccess(connection),
         registry=metrics.registry,
         reconciler_fault=lambda: background.fault or jobs.fault,
+        missing=lambda: missing(jobs, pieces),
         closing=closing,
     )
 

@@ -390,7 +390,11 @@ def test_ready_means_that_the_reconciler_works(server: Served) -> None:
         try:
             answer = http.get("/readyz")
             assert answer.status_code == 503
-            assert answer.json() == {"ready": False, "checks": {"store": "ok", "reconciler": "failed"}}
+            assert answer.json() == {
+                "ready": False,
+                "checks": {"store": "ok", "reconciler": "failed"},
+                "missing": [],
+            }
             assert http.get("/healthz").status_code == 200
         finally:
             server.fault.clear()

@@ -37,6 +37,24 @@ def test_a_route_needs_what_kubectl_would(method: str, path: str, words: str) ->
 
 
 @pytest.mark.parametrize(
+    ("query", "verb"),
+    [
+        ("", "list"),
+        ("watch=true", "watch"),
+        ("watch=1&watch=false", "watch"),
+        ("watch", "watch"),
+        ("limit=5&watch=YES", "watch"),
+        ("watch=false", "list"),
+        ("watched=true", "list"),
+    ],
+)
+def test_a_list_that_goes_on_needs_another_right(query: str, verb: str) -> None:
+    right = right_for("GET", "/v1/namespaces/a/jobs", query)
+    assert right is not None
+    assert right.words == f"{verb} trainingjobs in namespace a"
+
+
+@pytest.mark.parametrize(
     ("method", "path"),
     [
         ("PUT", "/v1/namespaces/a/jobs/b"),

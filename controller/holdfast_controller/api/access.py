@@ -12,27 +12,34 @@ loopback names, and to no request that a page of another origin made.
 from __future__ import annotations
 
 import hmac
+import time
 from collections.abc import Mapping
 from typing import Protocol
 from urllib.parse import urlsplit
 
+import structlog
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..cluster import HoldfastError
 from ..problem import Forbidden, Unauthorized
 from .problems import problem_response
 
+log = structlog.get_logger(__name__)
+
 OPEN_PATHS = ("/healthz", "/readyz")
 """What a kubelet or a load balancer asks before anybody has a token."""
+RECHECK_SECONDS = 30.0
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class Gate(Protocol):
     """Decides about each request before anything of it is read."""
 
-    async def refuse(self, method: str, path: str, headers: Mapping[str, str]) -> HoldfastError | None:
-        """Why the request may not pass, or None where it may."""
+    async def refuse(
+        self, method: str, path: str, query: str, headers: Mapping[str, str]
+    ) -> HoldfastError | None:
+        """Why the request may not pass, or None where it may. `query` is what stands after the `?`."""
 
 
 class TokenGate:
@@ -41,24 +48,58 @@ class TokenGate:
     def __init__(self, token: str | None):
         self._token = token
 
-    async def refuse(self, method: str, path: str, headers: Mapping[str, str]) -> HoldfastError | None:
+    async def refuse(
+        self, method: str, path: str, query: str, headers: Mapping[str, str]
+    ) -> HoldfastError | None:
         return refuse_token(headers, self._token) if self._token else refuse_foreign(headers)
+
+
+class _RightEnded(Exception):
+    """Ends a stream whose reader may not read it any more."""
 
 
 class Access:
     """Lets a request through to `app`, or answers it with a problem."""
 
-    def __init__(self, app: ASGIApp, gate: Gate):
+    def __init__(self, app: ASGIApp, gate: Gate, recheck_seconds: float = RECHECK_SECONDS):
         self._app = app
         self._gate = gate
+        self._recheck_seconds = recheck_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            refusal = await self._gate.refuse(scope["method"], scope["path"], Headers(scope=scope))
-            if refusal is not None:
-                await problem_response(refusal, scope["path"])(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        refusal = await self._refusal(scope)
+        if refusal is not None:
+            await problem_response(refusal, scope["path"])(scope, receive, send)
+            return
+        checked = time.monotonic()
+
+        async def send_while_allowed(message: Message) -> None:
+            nonlocal checked
+            if message.get("more_body") and time.monotonic() - checked >= self._recheck_seconds:
+                refusal = await self._refusal(scope)
+                # A gate that cannot be asked right now has taken nothing back.
+                if isinstance(refusal, Unauthorized | Forbidden):
+                    log.info("a stream ends with its reader's right", path=scope["path"], error=str(refusal))
+                    raise _RightEnded
+                checked = time.monotonic()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_while_allowed)
+        except* _RightEnded:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _refusal(self, scope: Scope) -> HoldfastError | None:
+        headers = Headers(scope=scope)
+        given = len(headers.getlist("authorization"))
+        if given > 1:
+            # What stands in front of us may have looked at another one than we would.
+            return Unauthorized(f"the header Authorization is given {given} times: send it once")
+        query = scope.get("query_string", b"").decode("latin-1")
+        return await self._gate.refuse(scope["method"], scope["path"], query, headers)
 
 
 def refuse_token(headers: Mapping[str, str], token: str) -> HoldfastError | None:

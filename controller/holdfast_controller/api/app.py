@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from ..cluster import Engine, JobStore
 from . import lifecycle, operations, problems, records
-from .access import Access, Gate, TokenGate
+from .access import RECHECK_SECONDS, Access, Gate, TokenGate
 from .backend import Backend, only_known_query
 from .limits import BODY_LIMIT, BodyLimit
 from .requests import RequestLog
@@ -35,14 +35,17 @@ def create_app(
     gate: Gate | None = None,
     registry: CollectorRegistry = REGISTRY,
     reconciler_fault: Callable[[], str | None] = lambda: None,
+    missing: Callable[[], tuple[str, ...]] = lambda: (),
     closing: asyncio.Event | None = None,
     body_limit: int = BODY_LIMIT,
+    recheck_seconds: float = RECHECK_SECONDS,
 ) -> FastAPI:
     """The ASGI application over a job store and an engine.
 
     `gate` decides who may call; without one it is `token`, and where that is None too, nobody is asked for
-    one (and loopback names alone are answered). `reconciler_fault` says why the
-    reconciler does no work, None while it does. Setting `closing` ends all streams.
+    one (and loopback names alone are answered); of streams it is asked again every `recheck_seconds`.
+    `reconciler_fault` says why the reconciler does no work, None while it does; `missing` names what jobs
+    still wait for. Setting `closing` ends all streams.
     """
     app = FastAPI(
         title="Holdfast",
@@ -51,7 +54,9 @@ def create_app(
         separate_input_output_schemas=False,
         redoc_url=None,
     )
-    app.state.backend = Backend(store, engine, registry, reconciler_fault, closing or asyncio.Event())
+    app.state.backend = Backend(
+        store, engine, registry, reconciler_fault, missing, closing=closing or asyncio.Event()
+    )
     # Declares the scheme in OpenAPI; `Access` is what enforces it, in front of every route.
     bearer = HTTPBearer(auto_error=False, description="The controller's token.")
     app.include_router(operations.probes)
@@ -65,6 +70,6 @@ def create_app(
     described = app.openapi
     app.openapi = lambda: problems.add_schema(described())  # type: ignore[method-assign]
     app.add_middleware(BodyLimit, limit=body_limit)
-    app.add_middleware(Access, gate=gate or TokenGate(token))
+    app.add_middleware(Access, gate=gate or TokenGate(token), recheck_seconds=recheck_seconds)
     app.add_middleware(RequestLog)
     return app

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -19,6 +20,27 @@ def _no_fault() -> str | None:
     return None
 
 
+def _nothing() -> tuple[str, ...]:
+    return ()
+
+
+class Remembered:
+    """An answer that is good for a while; whoever asks meanwhile gets it too."""
+
+    def __init__(self, seconds: float = 1.0):
+        self._seconds = seconds
+        self._asking = asyncio.Lock()
+        self._until = float("-inf")
+        self._answer: str | None = None
+
+    async def fresh(self, ask: Callable[[], Awaitable[str | None]]) -> str | None:
+        async with self._asking:
+            if time.monotonic() >= self._until:
+                self._answer = await ask()
+                self._until = time.monotonic() + self._seconds
+            return self._answer
+
+
 @dataclass(frozen=True)
 class Backend:
     """The ports, and what the process knows about itself."""
@@ -28,6 +50,9 @@ class Backend:
     registry: CollectorRegistry = REGISTRY
     reconciler_fault: Callable[[], str | None] = _no_fault
     """Why the reconciler does no work, or None while it does."""
+    missing: Callable[[], tuple[str, ...]] = _nothing
+    """What jobs need and the cluster lacks, a sentence each."""
+    readiness: Remembered = field(default_factory=Remembered)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process shuts down: streams end then, so that it need not wait for them."""
 

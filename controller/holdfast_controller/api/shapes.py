@@ -79,3 +79,13 @@ class StepList(Model):
     """Lines of steps.jsonl, each with its attempt. A step redone after lost work is there twice."""
 
     items: list[dict[str, Any]]
+
+
+class Readiness(Model):
+    """Whether requests are answered and jobs carried on."""
+
+    ready: bool
+    checks: dict[str, str] = Field(description="Part to `ok`, or what is wrong with it.")
+    missing: list[str] = Field(
+        description="What the cluster lacks for jobs to run; they are taken, and wait until it is there."
+    )

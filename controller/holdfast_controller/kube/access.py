@@ -4,6 +4,10 @@ The caller's token goes to the apiserver for review (TokenReview), then the apis
 user may do this to TrainingJobs in that namespace (SubjectAccessReview): for every route, logs, dry runs and
 drills too. Answers are kept for some seconds, tokens as digests alone. A path that `ROUTES` does not know
 is refused, so that a new route is closed until somebody has said whose right it needs.
+
+Whoever reaches the port can make us ask, also with tokens that are none. So the connection given here has a
+budget of its own, and at most `UNDER_WAY` reviews wait at a time: strangers can keep each other waiting, but
+neither the reconciler nor the lease.
 """
 
 from __future__ import annotations
@@ -14,12 +18,16 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qsl
 
-from holdfast_controller.cluster import HoldfastError
+from holdfast_controller.cluster import HoldfastError, Unavailable
 from holdfast_controller.problem import Forbidden, Unauthorized
 
-from .connection import Connection
+from .connection import Connection, Document
 
+REVIEWS_PER_SECOND = 100.0
+REVIEWS_BURST = 200
+UNDER_WAY = 64
 KEPT_SECONDS = 10.0
 KEPT_MOST = 10_000
 LONGEST_TOKEN = 16 * 1024
@@ -35,7 +43,9 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", rf"{_JOB}/(suspend|resume|drill)", "update"),
     ("GET", rf"{_JOB}/(logs|events|ledger|steps)", "get"),
 )
-"""Method, path, and the verb on trainingjobs that it needs."""
+"""Method, path, and the verb on trainingjobs that it needs; a list that is asked to go on needs `watch`."""
+_NO = ("false", "0", "off", "no", "n", "f")
+"""Of `?watch=`: everything else is taken for yes here, whatever the route makes of it."""
 DESCRIPTIONS = ("/openapi.json", "/docs", "/docs/oauth2-redirect")
 """What any user of the cluster may read: it says nothing of any job."""
 NON_RESOURCES = ("/metrics",)
@@ -58,7 +68,7 @@ class Right:
     words: str
 
 
-def right_for(method: str, path: str) -> Right | None:
+def right_for(method: str, path: str, query: str = "") -> Right | None:
     """The right that a request needs; None for what every user of the cluster may read. Pure.
 
     Raises Forbidden for a path nobody has decided about.
@@ -70,6 +80,8 @@ def right_for(method: str, path: str) -> Right | None:
         if match is None or wanted != method:
             continue
         found = match.groupdict()
+        if verb == "list" and _asks_to_watch(query):
+            verb = "watch"
         place = f" in namespace {found['namespace']}" if "namespace" in found else " in all namespaces"
         attributes = {"group": "holdfast.dev", "resource": "trainingjobs", "verb": verb, **found}
         return Right(tuple(sorted(attributes.items())), True, f"{verb} trainingjobs{place}")
@@ -80,15 +92,23 @@ def right_for(method: str, path: str) -> Right | None:
     raise Forbidden(f"{method} {path}: there is no such route, or no rule says who may use it")
 
 
+def _asks_to_watch(query: str) -> bool:
+    given = parse_qsl(query, keep_blank_values=True)
+    return any(name == "watch" and value.lower() not in _NO for name, value in given)
+
+
 class ClusterAccess:
     """Refuses requests by the cluster's own rules."""
 
     def __init__(self, connection: Connection, *, kept_seconds: float = KEPT_SECONDS):
-        self._connection = connection
+        self._connection = connection.apart(REVIEWS_PER_SECOND, REVIEWS_BURST)
+        self._under_way = 0
         self._users: _Kept[str, User | None] = _Kept(kept_seconds)
         self._answers: _Kept[tuple[User, Right], str | None] = _Kept(kept_seconds)
 
-    async def refuse(self, method: str, path: str, headers: Mapping[str, str]) -> HoldfastError | None:
+    async def refuse(
+        self, method: str, path: str, query: str, headers: Mapping[str, str]
+    ) -> HoldfastError | None:
         """Why this request may not pass, or None where it may."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         token = token.strip()
@@ -101,7 +121,7 @@ class ClusterAccess:
             user = await self._user(token)
             if user is None:
                 return Unauthorized("the cluster does not know this token, or it has expired")
-            right = right_for(method, path)
+            right = right_for(method, path, query)
             denied = None if right is None else await self._denied(user, right)
         except HoldfastError as error:
             return error
@@ -114,7 +134,7 @@ class ClusterAccess:
         found, user = self._users.get(digest)
         if found:
             return user
-        review = await self._connection.post(
+        review = await self._review(
             "/apis/authentication.k8s.io/v1/tokenreviews",
             {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}},
         )
@@ -128,7 +148,7 @@ class ClusterAccess:
         if found:
             return answer
         which = "resourceAttributes" if right.resource else "nonResourceAttributes"
-        review = await self._connection.post(
+        review = await self._review(
             "/apis/authorization.k8s.io/v1/subjectaccessreviews",
             {
                 "apiVersion": "authorization.k8s.io/v1",
@@ -146,6 +166,16 @@ class ClusterAccess:
         answer = None if status.get("allowed") is True else str(status.get("reason") or "")
         self._answers.put((user, right), answer)
         return answer
+
+    async def _review(self, path: str, document: Document) -> Document:
+        """Ask the apiserver. Raises Unavailable at once where too many are waiting for it."""
+        if self._under_way >= UNDER_WAY:
+            raise Unavailable("too many tokens are being reviewed at the moment; try again in a second")
+        self._under_way += 1
+        try:
+            return await self._connection.post(path, document)
+        finally:
+            self._under_way -= 1
 
 
 def _user_of(status: Mapping[str, Any]) -> User | None:

@@ -19,6 +19,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from holdfast_controller.cluster import HoldfastError, Unavailable
+from holdfast_controller.metrics import WatchMetrics
 
 from .errors import NotLeader, Throttled, error_of
 from .rate import RateLimit
@@ -49,10 +50,12 @@ class Connection:
         api: client.ApiClient,
         limit: RateLimit,
         may_write: Callable[[], bool] = lambda: True,
+        metrics: WatchMetrics | None = None,
     ):
         self._api = api
         self._limit = limit
         self._may_write = may_write
+        self._metrics = metrics
 
     @property
     def server(self) -> str:
@@ -60,7 +63,11 @@ class Connection:
 
     def guarded(self, may_write: Callable[[], bool]) -> Connection:
         """The same connection, for one who may write only while `may_write` says so."""
-        return Connection(self._api, self._limit, may_write)
+        return Connection(self._api, self._limit, may_write, self._metrics)
+
+    def apart(self, per_second: float, burst: int) -> Connection:
+        """The same connection with a budget of its own, for requests that others can make us send."""
+        return Connection(self._api, RateLimit(per_second, burst), self._may_write)
 
     async def close(self) -> None:
         await self._api.close()
@@ -151,6 +158,8 @@ class Connection:
         if method != "GET" and not self._may_write():
             raise NotLeader(f"{method} {path}: not sent, this controller does not lead any more")
         await self._limit.wait()
+        if self._metrics is not None:
+            self._metrics.requested(method, resource_of(path))
         parameters = [
             (name, str(value).lower() if value is True else value) for name, value in (query or {}).items()
         ]
@@ -192,6 +201,7 @@ async def connect(
     context: str | None = None,
     per_second: float = REQUESTS_PER_SECOND,
     burst: int = BURST,
+    metrics: WatchMetrics | None = None,
 ) -> Connection:
     """By the kubeconfig, else by the service account of the pod this runs in.
 
@@ -216,12 +226,21 @@ async def connect(
             ) from error
         said = error if isinstance(error, config.ConfigException | OSError) else "it is no kubeconfig"
         raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: {said}") from error
-    return Connection(client.ApiClient(configuration), RateLimit(per_second, burst))
+    return Connection(client.ApiClient(configuration), RateLimit(per_second, burst), metrics=metrics)
 
 
 def _exists(kubeconfig: Path | str) -> bool:
     """Whether any of the files is there: KUBECONFIG may name several."""
     return any(Path(part).exists() for part in str(kubeconfig).split(os.pathsep))
+
+
+def resource_of(path: str) -> str:
+    """What a path is about, such as `pods` or `trainingjobs/status`, for any name and namespace."""
+    parts = path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        parts = parts[2:]
+    return "/".join([*parts[:1], *parts[2:3]])
 
 
 class KubeconfigError(HoldfastError):

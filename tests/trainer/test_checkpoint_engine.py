@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from holdfast_trainer.checkpoint import CheckpointError, Saved, Saver, load_newest, tensorfile
 from holdfast_trainer.checkpoint import memory as memories
 from holdfast_trainer.checkpoint import stage as stages
-from holdfast_trainer.checkpoint.checksums import BLOCK, Running, Written, combine, sums_of
+from holdfast_trainer.checkpoint.checksums import BLOCK, Running, Written, combine, sum_of
 from holdfast_trainer.checkpoint.memory import free_memory
 from holdfast_trainer.checkpoint.shares import share_out
 from holdfast_trainer.checkpoint.stage import NotEnoughMemory, Stage
@@ -69,7 +69,7 @@ def test_a_stream_has_the_checksums_of_its_blocks(pieces: list[int]) -> None:
     for piece in pieces:
         running.update(whole[position : position + piece])
         position += piece
-    blocks = [sums_of(whole[start : start + BLOCK]) for start in range(0, len(whole), BLOCK)]
+    blocks = [sum_of(whole[start : start + BLOCK]) for start in range(0, len(whole), BLOCK)]
     assert running.finish() == combine(len(whole), blocks)
 
 
@@ -260,7 +260,7 @@ def test_a_block_that_differs_is_named(tmp_path: Path) -> None:
     with open(path, "r+b") as file:
         file.seek(BLOCK + 5)
         file.write(b"x")
-    with pytest.raises(UnreadableFile, match=r"checksum [0-9a-f]{8} of block 1, its manifest says"):
+    with pytest.raises(UnreadableFile, match=r"checksum [0-9a-f]{32} of block 1, its manifest says"):
         tensorfile.read(path, written)
 
 

@@ -92,23 +92,23 @@ def _try(
         manifest = manifests.read(path)
         if manifest.step != step:
             return None, f"manifest of step {manifest.step} in {path.name}"
-        shared, own = read_state(path, manifest)
+        shared, own = read_state(path, manifest, alone=gang.world_size == 1)
         same_world = manifest.world_size == gang.world_size
         return Loaded(manifest, shared, own[gang.rank] if same_world else None), None
     except (BadManifest, UnreadableFile, KeyError) as error:
         return None, str(error)
 
 
-def read_state(path: Path, manifest: Manifest) -> tuple[Any, list[Any]]:
+def read_state(path: Path, manifest: Manifest, *, alone: bool) -> tuple[Any, list[Any]]:
     """(what all ranks share, what each had of its own), every block read and verified.
 
     What is shared lies in parts in the files of all ranks; rank 0's says how they fit together.
-    Raises UnreadableFile, KeyError where a part is missing.
+    `alone`: no other process reads it now. Raises UnreadableFile, KeyError where a part is missing.
     """
     skeletons, shared, own = [], {}, []
     for rank in range(manifest.world_size):
         name = part_file(rank)
-        skeleton, tensors = tensorfile.read(path / name, manifest.files[name])
+        skeleton, tensors = tensorfile.read(path / name, manifest.files[name], alone=alone)
         skeletons.append(skeleton)
         own.append(unpack(skeleton["own"], tensors))
         shared.update({key: value for key, value in tensors.items() if key.startswith("shared.")})

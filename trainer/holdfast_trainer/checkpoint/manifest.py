@@ -1,6 +1,6 @@
 """The manifest: the one file whose presence makes a directory a checkpoint.
 
-It names every file with size and SHA-256, and carries a checksum over itself, so that a flipped bit
+It names every file with its size and checksums, and carries a checksum over itself, so that a flipped bit
 in it is found like one in the data. `digest` depends on the state alone (not on attempt, time or
 host): two runs with equal digests hold equal bits.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from .checksums import Written
 
 NAME = "manifest.json"
-VERSION = 2
+VERSION = 3
 
 
 class BadManifest(Exception):
@@ -39,7 +39,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """SHA-256 over names and checksums of all files: equal digests, equal state of every rank."""
-        lines = "".join(f"{name} {self.files[name].sha256}\n" for name in sorted(self.files))
+        lines = "".join(f"{name} {self.files[name].digest}\n" for name in sorted(self.files))
         return hashlib.sha256(lines.encode()).hexdigest()
 
     @property

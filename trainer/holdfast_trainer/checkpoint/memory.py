@@ -1,12 +1,13 @@
-"""How much memory is free, for this process's container and machine; Linux only, None elsewhere."""
+"""Memory for states: large mappings, and how much is free for this process's container and machine."""
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that can still be allocated before something must be swapped or killed.
+    """Bytes that can still be allocated before something must be swapped or killed; None where unknown.
 
     The lesser of the machine's MemAvailable (proc(5)) and what the control group has left (cgroup v2:
     its page cache can be reclaimed, so that counts as free). `root` is where /proc and /sys are.
@@ -36,3 +37,19 @@ def _group(directory: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return max(0, limit - used + cache)
+
+
+def huge_pages(size: int) -> mmap.mmap:
+    """`size` bytes of memory, not touched yet, in huge pages where the kernel has them."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    advise(memory, "MADV_HUGEPAGE")
+    return memory
+
+
+def advise(memory: mmap.mmap, advice: str) -> None:
+    """Tell the kernel, where it knows such advice: without it all is slower, not wrong."""
+    if hasattr(mmap, advice):
+        try:
+            memory.madvise(getattr(mmap, advice))
+        except OSError:
+            pass

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .checksums import BLOCK
-from .memory import free_memory
+from .memory import advise, free_memory, huge_pages
 from .tensorfile import PAGE, Header
 
 HEADER_ROOM = 1 << 20
@@ -76,14 +76,8 @@ class Stage:
                 "free, of which the training keeps some"
             )
         self._release()
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._memory = memory = mmap.mmap(-1, wanted, flags=flags)
-        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # a fork would make every page be copied again
-            if hasattr(mmap, advice):
-                try:
-                    memory.madvise(getattr(mmap, advice))
-                except OSError:
-                    pass  # a kernel without it: slower, not wrong
+        self._memory = memory = huge_pages(wanted)
+        advise(memory, "MADV_DONTFORK")  # a fork would make every page be copied again
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._for_gpu = pinned
         if pinned:

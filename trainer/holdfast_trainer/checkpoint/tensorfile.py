@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import zlib
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from .checksums import BLOCK, BlockSums, Running, Written, combine, sums_of
+from .checksums import BLOCK, Running, Written, combine, sum_of
+from .memory import huge_pages
+from .scan import Bytes, UnreadableFile, scan
 from .spread import Spread
 from .storage import Storage
 
@@ -54,12 +55,11 @@ _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 RESERVED = "__metadata__"
 """The one name that a tensor cannot have."""
 
+_LARGE = 4 << 20
+"""Bytes from which on a tensor is worth a mapping of its own."""
+
 _LARGEST_HEADER = 100_000_000
 """Bytes; the library's own bound. A damaged length must not ask for all memory."""
-
-
-class UnreadableFile(Exception):
-    """The file's bytes are not what its manifest, or its format, says."""
 
 
 @dataclass(frozen=True)
@@ -127,24 +127,27 @@ def write(
 def write_image(path: Path, image: memoryview, size: int, storage: Storage) -> Written:
     """Write and fsync the first `size` bytes of `image`, a file as it lies in memory. Raises OSError.
 
-    `image` begins at a page and is a multiple of pages long, so that it can go around the page cache:
-    the disk then reads the memory itself. Other threads compute checksums meanwhile.
+    `image` begins at a page and is a multiple of pages long, so that it can go around the page cache: the
+    disk then reads the memory itself. Blocks are written by several threads, so that the disk has work
+    while checksums are computed.
     """
     count = -(-size // BLOCK)
     fd = storage.create(path, direct=size >= BLOCK)
 
-    def sums(number: int) -> BlockSums:
-        return sums_of(image[number * BLOCK : min((number + 1) * BLOCK, size)])
+    def write_block(number: int) -> str:
+        start = number * BLOCK
+        checksum = sum_of(image[start : min(start + BLOCK, size)])
+        storage.write(fd, image[start : start + BLOCK], start)
+        return checksum
 
-    hashing = Spread(sums, count, name="checksums", aside=True)
+    writing = Spread(write_block, count, name="write", aside=True)
     try:
-        for start in range(0, count * BLOCK, BLOCK):
-            storage.write(fd, image[start : start + BLOCK], start)
+        sums = writing.finish()
         storage.truncate(fd, size)
         storage.sync(fd)
-        return combine(size, hashing.finish())
+        return combine(size, sums)
     finally:
-        hashing.cancel()
+        writing.cancel()
         storage.close(fd)
 
 
@@ -153,62 +156,51 @@ def write_image(path: Path, image: memoryview, size: int, storage: Storage) -> W
 
 def verify(path: Path, expected: Written) -> None:
     """Read all of `path`, compare every checksum. Raises UnreadableFile naming it and the difference."""
-    fd = _open(path, expected)
     try:
-        running = Running()
-        while chunk := os.read(fd, BLOCK):
-            running.update(memoryview(chunk))
+        scan(path, _size(path, expected), expected, lambda offset, data: None, alone=True)
     except OSError as error:
         raise UnreadableFile(f"{path.name}: {error.strerror or error}") from error
-    finally:
-        os.close(fd)
-    found = running.finish()
-    if found.sha256 != expected.sha256 or (expected.crc32 and found.crc32 != expected.crc32):
-        raise UnreadableFile(
-            f"{path.name}: checksum {found.sha256[:12]}, its manifest says {expected.sha256[:12]}"
-        )
 
 
-def read(path: Path, expected: Written | None = None) -> tuple[Any, dict[str, torch.Tensor]]:
+def read(
+    path: Path, expected: Written | None = None, *, alone: bool = True
+) -> tuple[Any, dict[str, torch.Tensor]]:
     """(skeleton, tensors), each block checked against `expected` while it is read, by several threads.
 
-    Every tensor has memory of its own. Raises UnreadableFile where it is no file of ours, or not as
-    written.
+    Every tensor has memory of its own. `alone`: no other process reads the file now. Raises UnreadableFile
+    where it is no file of ours, or not as written.
     """
-    fd = _open(path, expected)
+    size = _size(path, expected)
     try:
-        size = os.fstat(fd).st_size
-        text, header = _read_header(fd, size)
+        text, header = _read_header(path, size)
         tensors = {name: _empty(entry) for name, entry in header.items()}
         order = sorted(header, key=lambda name: tuple(header[name]["data_offsets"]))
-        views = [memoryview(bytearray(text)), *(bytes_of(tensors[name]) for name in order)]
-        _fill(fd, path.name, views, expected)
+        places = [np.empty(len(text), np.uint8), *(_array(tensors[name]) for name in order)]
+        scan(path, size, expected, _scatter(places), alone=alone)
         return json.loads(json.loads(text[8:])[RESERVED]["holdfast"]), tensors
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         if expected is not None:
             verify(path, expected)  # damage says more than what it did to the header
         raise UnreadableFile(f"{path.name}: {error}") from error
-    finally:
-        os.close(fd)
 
 
-def _open(path: Path, expected: Written | None) -> int:
+def _size(path: Path, expected: Written | None) -> int:
     try:
-        fd = os.open(path, os.O_RDONLY)
+        size = path.stat().st_size
     except OSError as error:
         raise UnreadableFile(f"{path.name}: {error.strerror or error}") from error
-    size = os.fstat(fd).st_size
     if expected is not None and size != expected.size:
-        os.close(fd)
         raise UnreadableFile(f"{path.name} has {size} bytes, its manifest says {expected.size}")
-    return fd
+    return size
 
 
-def _read_header(fd: int, size: int) -> tuple[bytes, dict[str, Any]]:
-    length = int.from_bytes(os.pread(fd, 8, 0), "little")
-    if not 0 < length <= min(_LARGEST_HEADER, size - 8):
-        raise ValueError(f"a header of {length} bytes cannot be: no file of ours, or damaged")
-    text = os.pread(fd, 8 + length, 0)
+def _read_header(path: Path, size: int) -> tuple[bytes, dict[str, Any]]:
+    with open(path, "rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if not 0 < length <= min(_LARGEST_HEADER, size - 8):
+            raise ValueError(f"a header of {length} bytes cannot be: no file of ours, or damaged")
+        text = start + file.read(length)
     header = json.loads(text[8:])
     del header[RESERVED]
     position = 0
@@ -226,50 +218,29 @@ def _empty(entry: Mapping[str, Any]) -> torch.Tensor:
     begin, end = entry["data_offsets"]
     if end - begin != math.prod(shape) * dtype.itemsize or min(shape, default=0) < 0:
         raise ValueError(f"{end - begin} bytes for {entry['dtype']} {shape}")
-    return torch.empty(shape, dtype=dtype)
+    if end - begin < _LARGE:
+        return torch.empty(shape, dtype=dtype)
+    memory = huge_pages(end - begin)  # few page faults, which else cost more than the reading
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
 
-def _fill(fd: int, name: str, views: Sequence[memoryview], expected: Written | None) -> None:
-    """Read the file into `views`, which follow one another in it."""
-    ends, total = [], 0
-    for view in views:
-        total += len(view)
-        ends.append(total)
-
-    def fill(index: int) -> None:
-        pieces, position, left = [], index * BLOCK, min(BLOCK, total - index * BLOCK)
-        at = bisect_right(ends, position)
-        while left:
-            begin = position - (ends[at] - len(views[at]))
-            piece = views[at][begin : begin + left]
-            pieces.append(piece)
-            position, left, at = position + len(piece), left - len(piece), at + 1
-        _read_all(fd, [piece for piece in pieces if piece], index * BLOCK)
-        crc = 0
-        for piece in pieces:
-            crc = zlib.crc32(piece, crc)
-        wanted = None if expected is None else expected.block_crc(index)
-        if wanted is not None and crc != wanted:
-            raise UnreadableFile(
-                f"{name}: checksum {crc:08x} of block {index}, its manifest says {wanted:08x}"
-            )
-
-    Spread(fill, -(-total // BLOCK), name="read").finish()
+def _array(tensor: torch.Tensor) -> Bytes:
+    """The memory of a tensor that was just made; copies into it let go of the interpreter."""
+    return np.frombuffer(bytes_of(tensor), dtype=np.uint8)
 
 
-def _read_all(fd: int, pieces: list[memoryview], offset: int) -> None:
-    for start in range(0, len(pieces), 512):  # IOV_MAX is 1024
-        group = pieces[start : start + 512]
-        size = sum(map(len, group))
-        done = os.preadv(fd, group, offset)
-        while done < size:  # signals and network file systems give less than asked for
-            more, skip = [], done
-            for piece in group:
-                if skip < len(piece):
-                    more.append(piece[skip:])
-                skip = max(0, skip - len(piece))
-            count = os.preadv(fd, more, offset + done)
-            if not count:
-                raise ValueError("the file is shorter than it was")
-            done += count
-        offset += size
+def _scatter(places: Sequence[Bytes]) -> Callable[[int, Bytes], None]:
+    """What puts pieces of a file into `places`, which follow one another in it."""
+    places = [place for place in places if len(place)]
+    ends = [int(end) for end in np.cumsum([len(place) for place in places])]
+
+    def take(offset: int, data: Bytes) -> None:
+        done, at = 0, bisect_right(ends, offset)
+        while done < len(data):
+            place = places[at]
+            begin = offset + done - (ends[at] - len(place))
+            count = min(len(place) - begin, len(data) - done)
+            place[begin : begin + count] = data[done : done + count]
+            done, at = done + count, at + 1
+
+    return take

@@ -67,7 +67,7 @@ class Connection:
 
     def apart(self, per_second: float, burst: int) -> Connection:
         """The same connection with a budget of its own, for requests that others can make us send."""
-        return Connection(self._api, RateLimit(per_second, burst), self._may_write)
+        return Connection(self._api, RateLimit(per_second, burst), self._may_write, self._metrics)
 
     async def close(self) -> None:
         await self._api.close()

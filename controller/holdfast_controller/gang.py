@@ -17,6 +17,7 @@ from holdfast_trainer.contract import (
     ENV_CHECKPOINT_KEEP,
     ENV_CONFIG,
     ENV_GRACE_SECONDS,
+    ENV_HANG_SECONDS,
     ENV_JOB,
     ENV_RUN_DIR,
     RunDir,
@@ -77,5 +78,6 @@ def rank_environment(
         ENV_GRACE_SECONDS: f"{grace_seconds:g}",
         ENV_CHECKPOINT_EVERY: spec.checkpoint.every,
         ENV_CHECKPOINT_KEEP: str(spec.checkpoint.keep),
+        ENV_HANG_SECONDS: "auto" if spec.hang_seconds is None else str(spec.hang_seconds),
         ENV_ATTEMPT_UID: attempt_uid(job, attempt),
     }

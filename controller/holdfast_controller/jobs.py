@@ -169,6 +169,13 @@ class Spec(Model):
         le=3600,
         description="Seconds a replica has between the notice (SIGTERM) and SIGKILL.",
     )
+    hang_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=604_800,
+        description="Seconds without a step after which the attempt is ended as hung (0: never); "
+        "by default 10 minutes, or 30 times the longest step where that is more.",
+    )
     suspend: bool = Field(default=False, description="True: stop after a checkpoint, keep everything.")
     ttl_seconds_after_finished: int | None = Field(
         default=None, ge=0, description="Delete the job this long after it finished; never unless given."

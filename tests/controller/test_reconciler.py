@@ -344,7 +344,7 @@ class Stage:
             job: TrainingJob = await self.store.get("default", name)
             return job if job.status.phase in phases else None
 
-        found = await wait_until_async(look, f"job {name} to be {phases}", 30)
+        found = await wait_until_async(look, f"job {name} to be {phases}", 90)
         assert found is not None
         return found
 

@@ -56,6 +56,8 @@ class Report:
     def __init__(self, name: str):
         self.name = name
         self.ratios: dict[str, float] = {}
+        self.facts: dict[str, Any] = {}
+        """What else a reader needs, beside what machine_facts tells of any machine."""
         self._samples: dict[tuple[str, str], list[float]] = {}
         self._units: dict[tuple[str, str], str] = {}
 
@@ -101,7 +103,7 @@ class Report:
 
     def to_dict(self, machine: Mapping[str, Any], commit: str | None) -> dict[str, Any]:
         return {
-            "machine": dict(machine),
+            "machine": {**machine, **self.facts},
             "commit": commit,
             "rows": [asdict(row) for row in self.rows()],
             "ratios": dict(self.ratios),

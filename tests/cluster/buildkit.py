@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import ssl
 import subprocess
 import time
@@ -25,6 +26,7 @@ from tests.cluster.images import NAMESPACE, ImageStore
 from tests.cluster.locks import locked
 from tests.cluster.machine import Machine
 from tests.cluster.site import Site
+from tests.cluster.system import run
 
 ROOT = Path(__file__).parents[2]
 # The trainer's layers and downloads are about 12 GB; what is above goes, the longest unused first.
@@ -62,9 +64,12 @@ def build_image(
     *,
     arguments: Mapping[str, str] | None = None,
     context: Path = ROOT,
+    directory: Path | None = None,
     target: str = "runtime",
 ) -> Built:
-    """Build `docker/<dockerfile>` into the node's containerd as `name`, which is in full.
+    """Build `dockerfile` into the node's containerd as `name`, which is in full.
+
+    It lies in `directory`, by default in the context's docker/.
 
     Raises BuildFailed with the end of BuildKit's log.
     """
@@ -80,7 +85,7 @@ def build_image(
         "--progress=plain",
         "--frontend=dockerfile.v0",
         f"--local=context={context}",
-        f"--local=dockerfile={context / 'docker'}",
+        f"--local=dockerfile={directory or context / 'docker'}",
         f"--opt=filename={dockerfile}",
         f"--opt=target={target}",
         "--opt=image-resolve-mode=local",
@@ -105,6 +110,26 @@ def build_image(
     digest = json.loads(metadata.read_text())["containerimage.digest"]
     metadata.unlink()
     return Built(name, digest, seconds, done.stdout)
+
+
+def prune(machine: Machine, name: str) -> None:
+    """Remove the image called `name` and all that BuildKit keeps. Raises ClusterError."""
+    ImageStore(machine.site, machine.enter).run("images", "remove", "--sync", name)
+    address = f"--addr=unix://{machine.site.buildkit_socket}"
+    run([program("buildctl"), address, "prune", "--all"], "emptying BuildKit's cache")
+
+
+def copy_context(target: Path) -> Path:
+    """`target` with a copy of what the images are built from, to be changed."""
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    for name in [*allowed, ".dockerignore", "docker"]:
+        source, copied = ROOT / name, target / name
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, copied, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, copied)
+    return target
 
 
 def certificates() -> Path | None:

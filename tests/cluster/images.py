@@ -6,10 +6,9 @@ Names are in full and nothing is ever pulled: there is no registry in the tests.
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
-import zlib
 from pathlib import Path
+from typing import Any
 
 from tests.cluster.build import program
 from tests.cluster.oci import Image, write_image
@@ -116,18 +115,18 @@ class ImageStore:
         if self.digests().get(name) != digest:
             self.run("images", "import", archive)
 
-    def pulled_size(self, digest: str) -> int:
-        """Bytes of an image's layers as a registry holds them and a node pulls them, with gzip."""
-        manifest = json.loads(self.run("content", "get", digest))
-        return sum(self._compressed(layer["digest"]) for layer in manifest["layers"])
+    def manifest(self, digest: str) -> dict[str, Any]:
+        """An image's manifest, by the image's digest."""
+        return dict(json.loads(self.run("content", "get", digest)))
 
-    def _compressed(self, digest: str) -> int:
-        size, packer = 0, zlib.compressobj(1, wbits=31)
-        with subprocess.Popen([*self._ctr, "content", "get", digest], stdout=subprocess.PIPE) as reading:
-            assert reading.stdout
-            while chunk := reading.stdout.read(1 << 20):
-                size += len(packer.compress(chunk))
-        return size + len(packer.flush())
+    def config(self, digest: str) -> dict[str, Any]:
+        """What an image says of itself: user, entry point, environment, labels."""
+        text = self.run("content", "get", self.manifest(digest)["config"]["digest"])
+        return dict(json.loads(text)["config"])
+
+    def size(self, digest: str) -> int:
+        """Bytes of an image's layers, unpacked: what is built here is not compressed."""
+        return sum(layer["size"] for layer in self.manifest(digest)["layers"])
 
     def remove_containers(self) -> None:
         """Forget containers that an earlier life has left; their processes ended with it."""

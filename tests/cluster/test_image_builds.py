@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
-from tests.cluster.buildkit import ROOT, Built, build_image, image_name
+from tests.cluster.buildkit import Built, build_image, copy_context, image_name
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import BuildFailed
 from tests.cluster.images import ImageStore
@@ -32,16 +31,7 @@ def controller(machine: Machine) -> Built:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of what the images are built from, to be changed."""
-    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    for name in [*allowed, ".dockerignore", "docker"]:
-        source, target = ROOT / name, tmp_path / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(source, target)
-    return tmp_path
+    return copy_context(tmp_path)
 
 
 def dependency_layers(built: Built) -> set[str]:
@@ -52,7 +42,7 @@ def dependency_layers(built: Built) -> set[str]:
 def test_the_controller_image_is_small_and_has_no_torch(
     cluster: Cluster, machine: Machine, controller: Built, namespace: str
 ) -> None:
-    assert ImageStore(machine.site, machine.enter).pulled_size(controller.digest) < 250 * MIB
+    assert ImageStore(machine.site, machine.enter).size(controller.digest) < 250 * MIB
     script = "python -c 'import torch' 2>&1; python -m holdfast_controller --help >/dev/null && id -u"
     cluster.kubectl.apply(pod("look", controller.name, script), namespace=namespace)
     said = finish(cluster, namespace, "look")

@@ -1,0 +1,112 @@
+"""Holdfast as users install it: `helm install` of the chart with both of our images, then REST and CLI."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from tests.cluster.build import program
+from tests.cluster.cluster import Cluster
+from tests.cluster.errors import ClusterError
+from waiting import wait_until
+
+CHART = Path(__file__).parents[2] / "helm" / "holdfast"
+RELEASE = "holdfast"
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A release of the chart."""
+
+    cluster: Cluster
+    namespace: str
+    """The release's; jobs may be in any."""
+    url: str
+    """Of its REST API, reachable from here."""
+
+    def helm(self, *words: str, seconds: float = 180) -> str:
+        """Output of helm. Raises ClusterError with its words."""
+        return _helm(self.cluster, self.namespace, *words, seconds=seconds)
+
+    def token(self, namespace: str, account: str, role: str) -> str:
+        """Of a service account of `namespace` that has the cluster role `role` there; made where missing."""
+        where = f"-n={namespace}"
+        self.cluster.kubectl.attempt("create", "serviceaccount", account, where)
+        self.cluster.kubectl.attempt(
+            "create", "rolebinding", account, where, f"--clusterrole={role}",
+            f"--serviceaccount={namespace}:{account}",
+        )  # fmt: skip
+        return self.cluster.kubectl.run("create", "token", account, where).strip()
+
+    def holdfast(self, token: str, *words: str, seconds: float = 60) -> str:
+        """Output of the command line, with this token. Raises ClusterError with its words."""
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("holdfast")), *words],
+            env={**os.environ, "HOLDFAST_SERVER": self.url, "HOLDFAST_TOKEN": token},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=seconds,
+        )
+        if done.returncode:
+            raise ClusterError(f"holdfast {' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+
+@contextmanager
+def installed(
+    cluster: Cluster, namespace: str, *, controller_image: str, trainer_image: str
+) -> Iterator[Platform]:
+    """`helm install`, until it answers; `helm uninstall` at the end, until its last pod is gone.
+
+    No second controller may run on the cluster at the same time: each would take the other's jobs.
+    """
+    repository, _, tag = controller_image.rpartition(":")
+    _helm(
+        cluster, namespace, "install", RELEASE, str(CHART), "--create-namespace",
+        # Other tests put the definition of TrainingJobs there without helm.
+        "--take-ownership", "--wait", "--timeout=150s",
+        f"--set=image.repository={repository},image.tag={tag}",
+        f"--set=jobs.defaultImage={trainer_image}",
+    )  # fmt: skip
+    try:
+        service = cluster.kubectl.get("service", RELEASE, f"-n={namespace}")
+        port = service["spec"]["ports"][0]["port"]
+        url = f"http://{service['spec']['clusterIP']}:{port}"
+        wait_until(lambda: _ready(url), "the installed controller to be ready", 120)
+        yield Platform(cluster, namespace, url)
+    finally:
+        _helm(cluster, namespace, "uninstall", RELEASE, "--wait", "--timeout=120s")
+        cluster.kubectl.run("delete", "namespace", namespace, "--wait=false")
+        wait_until(
+            lambda: cluster.kubectl.get("pods", f"-n={namespace}")["items"] == [],
+            "the controllers to end",
+            120,
+        )
+
+
+def _ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", trust_env=False, timeout=5).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _helm(cluster: Cluster, namespace: str, *words: str, seconds: float = 180) -> str:
+    where = [f"--kubeconfig={cluster.kubectl.kubeconfig}", f"--namespace={namespace}"]
+    done = subprocess.run(
+        [str(program("helm")), *words, *where],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds,
+    )
+    if done.returncode:
+        raise ClusterError(f"helm {' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout

@@ -1,0 +1,244 @@
+"""The whole path on a real cluster, nothing pretended: both images are built from docker/, the chart is
+installed by helm, text is prepared in a pod, and a GPT trains under DDP in two pods of the real Training
+Operator. Jobs come by REST, by the command line and by kubectl, and one of them loses a pod on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from scripts.demo.proof import Evidence, differences
+from tests.cluster.claims import host_claim
+from tests.cluster.cluster import Cluster
+from tests.cluster.platform import Platform, installed
+from waiting import wait_until
+
+from holdfast_controller.jobs import TrainingJob
+from holdfast_trainer.contract import RunDir, read_lines
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+
+STEPS = 400
+NAMES = ("by-rest", "by-cli", "by-kubectl")
+CONFIG = {
+    "model": {"vocab_size": 512, "layers": 2, "heads": 2, "width": 64, "context": 64, "dropout": 0.1},
+    "data": {"path": "/holdfast/data/text"},
+    "train": {"steps": STEPS, "global_batch": 8, "micro_batch": 2, "log_every": 50},
+    "optim": {"learning_rate": 1e-3, "warmup_steps": 20},
+    "validation": {"every": 100, "batches": 2},
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """Holdfast installed, a namespace for jobs with two claims, and text prepared on one of them."""
+
+    platform: Platform
+    namespace: str
+    runs: Path
+
+    def kubectl(self, *words: str, document: object = None) -> str:
+        text = None if document is None else json.dumps(document)
+        return self.platform.cluster.kubectl.run(*words, f"-n={self.namespace}", document=text)
+
+    def job(self, name: str) -> dict[str, Any]:
+        return self.platform.cluster.kubectl.get("tj", name, f"-n={self.namespace}")
+
+    def run_directory(self, name: str) -> RunDir:
+        """As the job's pods see it, seen from here."""
+        uid = self.job(name)["metadata"]["uid"]
+        return RunDir(self.runs / self.namespace / f"{name}-{uid[:8]}")
+
+    def until(self, name: str, what: str, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """The job's status once the condition holds."""
+        seen: dict[str, Any] = {}
+
+        def holds() -> bool:
+            seen.update(self.job(name).get("status") or {})
+            assert seen.get("phase") != "Failed" or condition(seen), seen["message"]
+            return bool(seen) and bool(condition(seen))
+
+        try:
+            wait_until(holds, f"{name}: {what}", 240)
+        except AssertionError as error:
+            raise AssertionError(
+                f"{error}\n{json.dumps(seen, indent=1)[-3000:]}\n{self.evidence()}"
+            ) from None
+        return seen
+
+    def evidence(self) -> str:
+        """What a person would look at first."""
+        kubectl = self.platform.cluster.kubectl
+        controllers = kubectl.attempt(
+            "logs", f"-n={self.platform.namespace}", "-l=app.kubernetes.io/name=holdfast", "--tail=40"
+        )
+        logs = [path.read_text()[-1500:] for path in sorted(self.runs.rglob("*.log"))]
+        return "\n".join([self.kubectl("get", "tj,pods", "-o=wide"), controllers.stdout, *logs])
+
+
+def training_job(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "holdfast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {
+            "command": ["python", "-m", "holdfast_trainer", "train"],
+            "config": CONFIG,
+            "replicas": 2,
+            "resources": {"cpu": "100m", "memory": "1Gi"},
+            "checkpoint": {"every": "50", "keep": 2},
+            "storage": {"claim": "training-runs", "data": "training-data"},
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def world(cluster: Cluster, trainer_image: str, controller_image: str) -> Iterator[World]:
+    site = cluster.site
+    if site is None:
+        pytest.skip("the test reads run directories on the node's disk: it needs a cluster started here")
+    namespace = f"path-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl.run("create", "namespace", namespace)
+    cluster.kubectl.run("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    try:
+        with (
+            host_claim(cluster, site, namespace, "training-data"),
+            host_claim(cluster, site, namespace, "training-runs") as runs,
+            installed(
+                cluster, f"{namespace}-system", controller_image=controller_image, trainer_image=trainer_image
+            ) as platform,
+        ):
+            cluster.kubectl.apply(prepare_text(trainer_image), namespace=namespace)
+            cluster.kubectl.run(
+                "wait", f"-n={namespace}", "job/prepare-stdlib", "--for=condition=complete", "--timeout=240s",
+                seconds=250,
+            )  # fmt: skip
+            try:
+                yield World(platform, namespace, runs)
+            finally:
+                cluster.kubectl.attempt(
+                    "delete", "tj", f"-n={namespace}", "--all", "--timeout=100s", seconds=110
+                )
+    finally:
+        release(cluster, namespace)
+        cluster.kubectl.run("delete", "namespace", namespace, "--wait=false")
+
+
+def prepare_text(image: str) -> dict[str, Any]:
+    """The Job that the sample gives users, on a few sources."""
+    sample = Path(__file__).parents[2] / "k8s" / "examples" / "prepare-data.yaml"
+    (job,) = (one for one in yaml.safe_load_all(sample.read_text()) if one["kind"] == "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    container["image"] = image
+    container["resources"] = {"requests": {"cpu": "100m", "memory": "512Mi"}}
+    command = container["command"][-1]
+    for old, new in (
+        ('["stdlib"])', '["stdlib"] + "/email")'),
+        ("/data/stdlib", "/data/text"),
+        ("--vocab-size 4096", "--vocab-size 512 --validation-fraction 0.2"),
+    ):
+        assert old in command
+        command = command.replace(old, new)
+    container["command"][-1] = command
+    return dict(job)
+
+
+def release(cluster: Cluster, namespace: str) -> None:
+    """Take off what holds jobs and pods when no controller is left to do it."""
+    for kind in ("trainingjobs", "pods"):
+        for item in cluster.kubectl.get(kind, f"-n={namespace}")["items"]:
+            free = ["patch", kind, item["metadata"]["name"], f"-n={namespace}", "--type=merge"]
+            cluster.kubectl.attempt(*free, '-p={"metadata":{"finalizers":null}}')
+
+
+def test_the_installed_release_passes_its_own_test(world: World) -> None:
+    said = world.platform.helm("test", "holdfast")
+    assert "Phase:          Succeeded" in said
+
+
+def test_a_job_comes_by_rest_by_command_line_and_by_kubectl_and_survives_an_eviction(
+    world: World, tmp_path: Path
+) -> None:
+    platform, namespace = world.platform, world.namespace
+    editor = platform.token(namespace, "alice", "edit")
+
+    answer = httpx.post(
+        f"{platform.url}/v1/namespaces/{namespace}/jobs",
+        json=training_job("by-rest"),
+        headers={"Authorization": f"Bearer {editor}"},
+        trust_env=False,
+        timeout=30,
+    )
+    assert answer.status_code == httpx.codes.CREATED, answer.text
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(training_job("by-cli")))
+    assert (
+        platform.holdfast(editor, "submit", str(file), "-n", namespace) == f"{namespace}/by-cli submitted\n"
+    )
+    world.kubectl("apply", "-f", "-", document=training_job("by-kubectl"))
+
+    run = world.run_directory("by-kubectl")
+    world.until("by-kubectl", "20 steps", lambda status: len(read_lines(run.steps(1))) >= 20)
+    evict(world, "by-kubectl-1-worker-1")
+    for name in NAMES:
+        world.until(name, "phase Succeeded", lambda status: status["phase"] == "Succeeded")
+
+    tells_the_truth_of_an_untouched_job(world, "by-rest")
+    tells_the_truth_of_an_untouched_job(world, "by-cli")
+    evicted = world.job("by-kubectl")["status"]
+    first, second = evicted["attempts"]
+    assert (evicted["attempt"], evicted["disruptions"], evicted["failures"]) == (2, 1, 0)
+    assert first["verdict"] == "Disrupted"
+    assert first["reason"].startswith("replica 1: EvictionByEvictionAPI")
+    assert 20 <= first["lastStep"] == first["durableStep"] == second["resumedStep"] < STEPS
+    assert (evicted["lostSteps"], first["lostSteps"], second["lostSteps"]) == (0, 0, 0)
+    assert (second["verdict"], second["lastStep"], second["durableStep"]) == ("Finished", STEPS, STEPS)
+    for twin in ("by-rest", "by-cli"):
+        assert differences(proof_of(world, "by-kubectl", twin)) == ""
+
+
+def tells_the_truth_of_an_untouched_job(world: World, name: str) -> None:
+    status = world.job(name)["status"]
+    (only,) = status["attempts"]
+    assert (status["attempt"], status["disruptions"], status["failures"]) == (1, 0, 0)
+    assert (only["verdict"], only["lostSteps"], status["lostSteps"]) == ("Finished", 0, 0)
+    assert only["lastStep"] == only["durableStep"] == status["progress"]["step"] == STEPS
+
+
+def proof_of(world: World, name: str, twin: str) -> Evidence:
+    """What both runs wrote on the claim, as `make demo` compares it."""
+    ledgers, steps = zip(*(written(world.run_directory(one)) for one in (name, twin)), strict=True)
+    ends = [[line for line in lines if line["event"] == "stop"] for lines in ledgers]
+    assert all(line["digest"] for lines in ends for line in lines)
+    return Evidence(
+        submitted=0.0,
+        job=TrainingJob.model_validate(training_job(name)),
+        ledger={"attempts": ends[0]},
+        steps=steps[0],
+        twin_ledger={"attempts": ends[1]},
+        twin_steps=steps[1],
+    )
+
+
+def written(run: RunDir) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Ledger lines and steps of all attempts."""
+    numbers = run.attempt_numbers()
+    return (
+        [line for number in numbers for line in read_lines(run.ledger(number))],
+        [{**line, "attempt": number} for number in numbers for line in read_lines(run.steps(number))],
+    )
+
+
+def evict(world: World, pod: str) -> None:
+    """As `kubectl drain` does."""
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
+    path = f"/api/v1/namespaces/{world.namespace}/pods/{pod}/eviction"
+    world.platform.cluster.kubectl.run("create", f"--raw={path}", "-f", "-", document=json.dumps(eviction))

@@ -6,19 +6,15 @@ There are no nodes and no operator here, so pods come by hand: what counts is wh
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 from processes import Processes
-from tests.chart.conftest import CHART, Helm
+from tests.chart.as_installed import Running, give, install, start
+from tests.chart.conftest import Helm
 from tests.cluster import training_operator
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubectl import Kubectl
@@ -40,26 +36,6 @@ JOB: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Running:
-    """The controller, and how to ask it."""
-
-    kubectl: Kubectl
-    url: str
-    log: Path
-    process: subprocess.Popen[str]
-
-    def call(self, account: str, method: str, path: str, **options: Any) -> httpx.Response:
-        token = self.kubectl.run("create", "token", account, f"-n={TEAM}").strip()
-        headers = {"Authorization": f"Bearer {token}", **options.pop("headers", {})}
-        return httpx.request(method, f"{self.url}{path}", headers=headers, timeout=30, **options)
-
-    def refusals(self) -> list[str]:
-        """What the apiserver did not let it do, or what it said of its settings."""
-        lines = self.log.read_text().splitlines()
-        return [line for line in lines if "forbidden" in line.lower() or "is no setting" in line]
-
-
 @pytest.fixture
 def running(
     control_plane: ControlPlane, helm: Helm, processes: Processes, tmp_path: Path
@@ -67,89 +43,23 @@ def running(
     kubectl = control_plane.kubectl
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
     kubectl.apply(*training_operator.crds(kubectl))
-    at = ("-n", SYSTEM, "--kubeconfig", str(kubectl.kubeconfig))
-    done = helm.attempt("install", "rights", str(CHART), "--create-namespace", *at)
-    assert done.returncode == 0, done.stderr
-    kubectl.run("wait", "--for=condition=Established", "crd/trainingjobs.holdfast.dev", "--timeout=30s")
+    install(kubectl, helm, "rights", SYSTEM)
     kubectl.run("create", "namespace", TEAM)
-    for role in ("view", "edit"):
-        kubectl.run("create", "serviceaccount", role, f"-n={TEAM}")
-        kubectl.run(
-            *("create", "rolebinding", role, f"-n={TEAM}"),
-            *(f"--clusterrole={role}", f"--serviceaccount={TEAM}:{role}"),
-        )
-    kubectl.run("create", "serviceaccount", "stranger", f"-n={TEAM}")
+    give(kubectl, TEAM, view="view", edit="edit", stranger=None)
     started: list[Running] = []
     try:
-        started.append(start(kubectl, helm, processes, tmp_path))
+        started.append(
+            start(kubectl, helm, processes, tmp_path, release="rights", system=SYSTEM, namespace=TEAM)
+        )
         yield started[0]
     finally:
         processes.end_all()
         for one in started:
             one.process.wait()
         clear(kubectl)
-        helm.attempt("uninstall", "rights", *at)
+        helm.attempt("uninstall", "rights", "-n", SYSTEM, "--kubeconfig", str(kubectl.kubeconfig))
         kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
         kubectl.run("delete", "namespace", SYSTEM, TEAM, "--ignore-not-found", "--wait=false")
-
-
-def start(kubectl: Kubectl, helm: Helm, processes: Processes, directory: Path) -> Running:
-    """The command of the Deployment's container, on this machine."""
-    documents = [
-        one
-        for one in yaml.safe_load_all(
-            helm.render().replace("namespace: holdfast-system", f"namespace: {SYSTEM}")
-        )
-        if one
-    ]
-    by_kind = {one["kind"]: one for one in documents}
-    (container,) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
-    settings = directory / "jobs.yaml"
-    settings.write_text(by_kind["ConfigMap"]["data"]["jobs.yaml"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {one["name"]: one["value"] for one in container["env"] if "value" in one}
-    assert env["HOLDFAST_POD_SETTINGS"] == "/etc/holdfast/jobs.yaml"
-    env |= {
-        "HOLDFAST_LISTEN_HOST": "127.0.0.1",
-        "HOLDFAST_LISTEN_PORT": str(port),
-        "HOLDFAST_POD_SETTINGS": str(settings),
-        "HOLDFAST_LEADER_ELECTION": "rights-holdfast",  # the name that the release's Role allows
-        "POD_NAME": "controller-0",
-        "POD_NAMESPACE": SYSTEM,
-        "KUBECONFIG": str(as_account(kubectl, "rights-holdfast", directory)),
-    }
-    log = directory / "controller.log"
-    with open(log, "w") as output:
-        process = processes.start(
-            [sys.executable, "-m", "holdfast_controller", *container["args"]],
-            env=env,
-            stdout=output,
-            stderr=output,
-        )
-    running = Running(kubectl, f"http://127.0.0.1:{port}", log, process)
-
-    def ready() -> bool:
-        assert process.poll() is None, log.read_text()[-3000:]
-        try:
-            return httpx.get(f"{running.url}/readyz", timeout=5).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    wait_until(ready, f"the controller to be ready:\n{log.read_text()[-2000:]}", seconds=60)
-    return running
-
-
-def as_account(kubectl: Kubectl, account: str, directory: Path) -> Path:
-    """A kubeconfig of that service account and of nobody else."""
-    config = yaml.safe_load(kubectl.kubeconfig.read_text())
-    token = kubectl.run("create", "token", account, f"-n={SYSTEM}").strip()
-    config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
-    path = directory / "account.kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    path.chmod(0o600)
-    return path
 
 
 def there(kubectl: Kubectl, kind: str) -> list[str]:

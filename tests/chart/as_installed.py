@@ -1,0 +1,135 @@
+"""The controller as the chart runs it, on this machine: its arguments, its environment, its account.
+
+There are no nodes and no operator, so no pod starts: what counts is what the apiserver allows and answers.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from processes import Processes
+from tests.chart.conftest import CHART, Helm
+from tests.cluster.errors import ClusterError
+from tests.cluster.kubectl import Kubectl
+from waiting import wait_until
+
+
+@dataclass(frozen=True)
+class Running:
+    """The controller, and how to ask it as an account of `namespace`."""
+
+    kubectl: Kubectl
+    namespace: str
+    url: str
+    log: Path
+    process: subprocess.Popen[str]
+
+    def token(self, account: str, *arguments: str, namespace: str = "") -> str:
+        where = f"-n={namespace or self.namespace}"
+        return self.kubectl.run("create", "token", account, where, *arguments).strip()
+
+    def call(self, account: str, method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.token(account)}", **options.pop("headers", {})}
+        url = f"{self.url}{path}"
+        return httpx.request(method, url, headers=headers, timeout=30, trust_env=False, **options)
+
+    def refusals(self) -> list[str]:
+        """What the apiserver did not let it do, or what it said of its settings."""
+        lines = self.log.read_text().splitlines()
+        return [line for line in lines if "forbidden" in line.lower() or "is no setting" in line]
+
+
+def install(kubectl: Kubectl, helm: Helm, release: str, system: str, *arguments: str) -> None:
+    """The chart, and its definition served. Raises ClusterError with helm's words."""
+    at = ("-n", system, "--kubeconfig", str(kubectl.kubeconfig))
+    done = helm.attempt("install", release, str(CHART), "--create-namespace", *at, *arguments)
+    if done.returncode:
+        raise ClusterError(f"helm install {release}: {done.stderr.strip()}")
+    kubectl.run("wait", "--for=condition=Established", "crd/trainingjobs.holdfast.dev", "--timeout=60s")
+
+
+def give(kubectl: Kubectl, namespace: str, **roles: str | None) -> None:
+    """Service accounts in the namespace, each with a cluster role there, or with none."""
+    for account, role in roles.items():
+        kubectl.run("create", "serviceaccount", account, f"-n={namespace}")
+        if role is not None:
+            kubectl.run(
+                *("create", "rolebinding", account, f"-n={namespace}"),
+                *(f"--clusterrole={role}", f"--serviceaccount={namespace}:{account}"),
+            )
+
+
+def start(
+    kubectl: Kubectl,
+    helm: Helm,
+    processes: Processes,
+    directory: Path,
+    *,
+    release: str,
+    system: str,
+    namespace: str,
+    **jobs: Any,
+) -> Running:
+    """The command of the Deployment's container; `jobs` are values of the chart. Ready when it returns."""
+    by_kind = {
+        one["kind"]: one
+        for one in helm.documents(
+            *(f"--set-json=jobs.{key}={json.dumps(value)}" for key, value in jobs.items())
+        )
+    }
+    (container,) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
+    settings = directory / "jobs.yaml"
+    settings.write_text(by_kind["ConfigMap"]["data"]["jobs.yaml"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    assert env["HOLDFAST_POD_SETTINGS"] == "/etc/holdfast/jobs.yaml"
+    name = f"{release}-holdfast"
+    env |= {
+        "HOLDFAST_LISTEN_HOST": "127.0.0.1",
+        "HOLDFAST_LISTEN_PORT": str(port),
+        "HOLDFAST_POD_SETTINGS": str(settings),
+        "HOLDFAST_LEADER_ELECTION": name,  # what the release's Role allows
+        "POD_NAME": "controller-0",
+        "POD_NAMESPACE": system,
+        "KUBECONFIG": str(as_account(kubectl, system, name, directory)),
+    }
+    log = directory / "controller.log"
+    with open(log, "w") as output:
+        process = processes.start(
+            [sys.executable, "-m", "holdfast_controller", *container["args"]],
+            env=env,
+            stdout=output,
+            stderr=output,
+        )
+    running = Running(kubectl, namespace, f"http://127.0.0.1:{port}", log, process)
+
+    def ready() -> bool:
+        assert process.poll() is None, log.read_text()[-3000:]
+        try:
+            return httpx.get(f"{running.url}/readyz", timeout=5, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    wait_until(ready, "the controller to be ready", seconds=120)
+    return running
+
+
+def as_account(kubectl: Kubectl, system: str, account: str, directory: Path) -> Path:
+    """A kubeconfig of that service account and of nobody else."""
+    config = yaml.safe_load(kubectl.kubeconfig.read_text())
+    token = kubectl.run("create", "token", account, f"-n={system}").strip()
+    config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
+    path = directory / "account.kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    path.chmod(0o600)
+    return path

@@ -12,6 +12,7 @@ import argparse
 import difflib
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,30 @@ def chart_values() -> str:
     return values_schema()
 
 
+POD_RESOURCES = "controller/holdfast_controller/exporter/pod_resources"
+
+
+def messages(suffix: str) -> str:
+    """The kubelet's pod-resources messages in Python (`.py`), and their types (`.pyi`)."""
+    import grpc_tools
+    from grpc_tools import protoc
+
+    source = ROOT / f"{POD_RESOURCES}.proto"
+    option = {".py": "--python_out", ".pyi": "--pyi_out"}[suffix]
+    with tempfile.TemporaryDirectory(prefix="holdfast-messages-") as out:
+        words = ["protoc", f"-I{source.parent}", f"-I{Path(grpc_tools.__file__).parent / '_proto'}"]
+        if code := protoc.main([*words, f"{option}={out}", source.name]):
+            raise SystemExit(f"protoc ended with {code} on {source}; it says above what is wrong")
+        return (Path(out) / f"pod_resources_pb2{suffix}").read_text(encoding="utf-8")
+
+
 GENERATORS: Mapping[str, Callable[[], str]] = {
     "docs/trainingjob.schema.json": job_schema,
     "docs/openapi.json": openapi,
     "helm/holdfast/templates/crd.yaml": crd,
     "helm/holdfast/values.schema.json": chart_values,
+    f"{POD_RESOURCES}_pb2.py": lambda: messages(".py"),
+    f"{POD_RESOURCES}_pb2.pyi": lambda: messages(".pyi"),
 }
 
 

@@ -1,0 +1,83 @@
+"""/metrics and /healthz over HTTP. A scrape looks anew; the health of the process is not that of NVML."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector as PrometheusCollector
+
+from .collector import Snapshot
+from .series import families
+
+REQUEST_SECONDS = 10
+
+
+class _Looks(PrometheusCollector):
+    def __init__(self, look: Callable[[], Snapshot]):
+        self._look = look
+
+    def describe(self) -> list[Metric]:
+        return []  # registering must not look
+
+    def collect(self) -> Iterator[Metric]:
+        return families(self._look())
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    registry: CollectorRegistry
+
+
+class _Request(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    timeout = REQUEST_SECONDS
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            encode, kind = choose_encoder(self.headers.get("Accept", ""))
+            self._answer(200, kind, encode(self.server.registry))
+        elif path == "/healthz":
+            self._answer(200, "text/plain", b"ok\n")
+        else:
+            self._answer(404, "text/plain", f"there is no {path}: /metrics, /healthz\n".encode())
+
+    def _answer(self, code: int, kind: str, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        if "gzip" in self.headers.get("Accept-Encoding", "") and len(body) > 1024:
+            body = gzip.compress(body, 1)
+            self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """A line a scrape helps nobody."""
+
+
+@contextmanager
+def served(look: Callable[[], Snapshot], host: str, port: int) -> Iterator[int]:
+    """Serve what `look` finds on `host`; yields the port. Raises OSError where it cannot listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server_class = type("_Bound", (_Server,), {"address_family": family})
+    server = server_class((host, port), _Request)
+    server.registry = CollectorRegistry()
+    server.registry.register(_Looks(look))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,87 @@
+"""The kubelet's pod-resources API over its socket: who was given which device.
+
+gRPC by hand-written method names and generated messages (pod_resources.proto): two calls, no stub class.
+The channel connects anew by itself when the kubelet comes back; what must be mounted for that is the
+socket's directory, as a new kubelet makes a new socket.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import grpc
+
+from . import pod_resources_pb2 as messages
+from .allocations import VENDOR, Allocations, device_uuid, held_by
+from .readings import Fault, Reason
+
+SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+TIMEOUT_SECONDS = 1.0
+_SERVICE = "/v1.PodResourcesLister"
+
+
+class PodResources:
+    """One kubelet. Safe to call from several threads."""
+
+    def __init__(self, socket: Path = SOCKET, timeout: float = TIMEOUT_SECONDS):
+        self._socket = socket
+        self._timeout = timeout
+        self._channel = grpc.insecure_channel(
+            f"unix://{socket}",
+            options=[
+                # A node with many pods answers more than gRPC's 4 MiB.
+                ("grpc.max_receive_message_length", 64 << 20),
+                ("grpc.max_reconnect_backoff_ms", 2000),
+                ("grpc.enable_http_proxy", 0),
+            ],
+        )
+        self._list = self._channel.unary_unary(
+            f"{_SERVICE}/List",
+            request_serializer=messages.ListPodResourcesRequest.SerializeToString,
+            response_deserializer=messages.ListPodResourcesResponse.FromString,
+        )
+        self._allocatable = self._channel.unary_unary(
+            f"{_SERVICE}/GetAllocatableResources",
+            request_serializer=messages.AllocatableResourcesRequest.SerializeToString,
+            response_deserializer=messages.AllocatableResourcesResponse.FromString,
+        )
+
+    def read(self) -> Allocations | Fault:
+        """What holds now, or why the kubelet does not say."""
+        try:
+            listed = self._list(messages.ListPodResourcesRequest(), timeout=self._timeout)
+            there = self._allocatable(messages.AllocatableResourcesRequest(), timeout=self._timeout)
+        except grpc.RpcError as error:
+            return self._fault(error)
+        held = [
+            allocation
+            for pod in listed.pod_resources
+            for container in pod.containers
+            for device in container.devices
+            if device.resource_name.startswith(VENDOR)
+            for allocation in held_by(
+                pod.namespace, pod.name, container.name, device.resource_name, list(device.device_ids)
+            )
+        ]
+        shares = Counter(
+            (device_uuid(one), device.resource_name)
+            for device in there.devices
+            if device.resource_name.startswith(VENDOR)
+            for one in device.device_ids
+        )
+        return Allocations(tuple(held), dict(shares))
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _fault(self, error: grpc.RpcError) -> Fault:
+        code, details = error.code(), error.details()
+        reason = Reason.HUNG if code == grpc.StatusCode.DEADLINE_EXCEEDED else Reason.UNREACHABLE
+        if "ermission denied" in str(details):
+            reason = Reason.PERMISSION_DENIED
+        return Fault(
+            reason,
+            f"the kubelet does not answer at {self._socket} ({code.name}: {details}): "
+            "is its directory mounted, does this run as root?",
+        )

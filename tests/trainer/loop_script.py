@@ -7,6 +7,7 @@ state of its own, gradients may be accumulated. `sys.argv[1]` has the options, a
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import threading
@@ -39,6 +40,12 @@ DEFAULTS: dict[str, Any] = {
     "fail_rank": 0,
     "hang_at": -1,
     "hang_rank": 0,
+    "bad_at": -1,  # the step in which bad_rank's loss, or all gradients, are no number
+    "bad_rank": 0,
+    "bad": "loss",
+    "fail_as": "ZeroDivisionError",
+    "seed": 1337,
+    "of_rank_1": {},  # what it has of these options and the others do not
     "break_at": -1,
     "exit_at": -1,
     "exit_status": 3,
@@ -48,11 +55,14 @@ DEFAULTS: dict[str, Any] = {
     "validate_late": False,
 }
 options = DEFAULTS | json.loads(sys.argv[1])
+if os.environ.get("RANK") == "1":
+    options |= options["of_rank_1"]
 assert options.keys() == DEFAULTS.keys(), options.keys() - DEFAULTS.keys()
 
 run = Run(
     run_dir=options["run_dir"],
     config_hash=options["config"],
+    seed=options["seed"],
     checkpoint_every=options["save_every"],
     keep=options["keep"],
 )
@@ -108,6 +118,8 @@ for step in run.steps(options["steps"]):
     if step == options["pause_at"]:
         time.sleep(options["pause_seconds"])
     if step == options["fail_at"] and run.rank == options["fail_rank"]:
+        if options["fail_as"] == "memory":
+            torch.empty(2**46)  # more than any machine has
         raise ZeroDivisionError("the loss of this step is no number")
     if step == options["hang_at"] and run.rank == options["hang_rank"]:
         wait_for_ever()
@@ -122,7 +134,12 @@ for step in run.steps(options["steps"]):
             loss = loss * (1 + 0.01 * random.random() + 0.01 * float(np.random.rand()))
             loss.backward()
         total += loss.detach()
-    run.log(loss=total, tokens=5, samples=12)
+    if step == options["bad_at"] and options["bad"] == "gradient":
+        next(model.parameters()).grad[0] = float("inf")
+    elif step == options["bad_at"] and run.rank == options["bad_rank"]:
+        total = total * float("nan")
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    run.log(loss=total, tokens=5, samples=12, grad_norm=norm)
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad()

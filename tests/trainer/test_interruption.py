@@ -63,8 +63,8 @@ def test_losses_come_in_order_and_none_is_left() -> None:
     exchange.offer_loss(2, torch.tensor([[0.25]]))
     exchange.contribute(2)
     assert exchange.finish().loss == (1, 0.5)
-    assert exchange.drain(2) == [(2, 0.25)]
-    assert exchange.drain(2) == []
+    assert [agreed.loss for agreed in exchange.drain(2)] == [(2, 0.25)]
+    assert list(exchange.drain(2)) == []
 
 
 @pytest.mark.parametrize(

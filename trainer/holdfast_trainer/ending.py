@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from . import contract
 from .checkpoint import CheckpointError, WrongConfiguration
 from .contract import Termination
+from .faults import Explained
 from .ledger import Journal
 from .parallel import is_lost_peer
 from .schema import ConfigError
@@ -63,6 +64,8 @@ class Ending:
         self.noticed: Callable[[], bool] = lambda: False
         self.before_failure: Callable[[], None] = lambda: None
         """Called before a failure is told: what is being saved may still become durable."""
+        self.explain: Callable[[BaseException], BaseException] = lambda error: error
+        """May put a fault that its own message does not explain into words."""
         self.at_exit: Callable[[], None] = lambda: None
         """Called when the program ends by itself; what it raises is a failure like any other."""
         self.exit_status: Any = None
@@ -141,6 +144,14 @@ class Ending:
             mendable = not isinstance(error, CANNOT_BE_MENDED)
             self.say("failed", str(error), config_error=not mendable)
             _exit_now(1 if mendable else contract.EXIT_CONFIG_ERROR)
+        error = self.explain(error)
+        if isinstance(error, Explained):
+            if error.__cause__ is not None:
+                self._previous_hook(kind, error.__cause__, trace)
+            self.before_failure()
+            print(f"error: {error}", file=sys.stderr)
+            self.say("failed", str(error), config_error=not error.mendable)
+            _exit_now(1 if error.mendable else contract.EXIT_CONFIG_ERROR)
         self._previous_hook(kind, error, trace)
         if isinstance(error, KeyboardInterrupt):
             self.say("interrupted", "interrupted from the keyboard")

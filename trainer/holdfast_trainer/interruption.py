@@ -16,18 +16,21 @@ peer that will never answer; so the notice is taken from the wakeup descriptor, 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
+from typing import NamedTuple
 
 import torch
 
+from .faults import Offered
 from .parallel import Gang
 
 RESERVE_SHARE = 0.1
@@ -113,21 +116,36 @@ class Agreed:
     save: bool
     loss: tuple[int, float] | None
     """(step, mean over ranks) of the oldest loss not yet known; None where this rank offered none."""
+    grad_norm: float | None = None
+    """This rank's gradient norm of that step, where it was told."""
     losses: int = 0
     """How many ranks offered a loss."""
+    broken: int | None = None
+    """The step (1 is the first) of which a rank told a loss or a norm that is no finite number."""
+
+
+class _Told(NamedTuple):
+    step: int
+    loss: torch.Tensor
+    grad_norm: torch.Tensor | float | None
 
 
 class Exchange:
-    """One sum a step over all ranks: (given notice, checkpoint due, has a loss, loss)."""
+    """One sum a step over all ranks: (notice, save due, has a loss, loss, norm not finite, its step)."""
 
     def __init__(self, gang: Gang, notice: Notice) -> None:
         self._gang, self._notice = gang, notice
-        self._losses: deque[tuple[int, torch.Tensor]] = deque()
+        self._losses: deque[_Told] = deque()
         self._pending: Callable[[], torch.Tensor] | None = None
-        self._offered: int | None = None
         self._newest = 0
+        self.offered: Offered | None = None
+        """What this rank told in the newest exchange."""
+        self.norm_must_be_finite = True
+        """False where a gradient scaler passes such a step over."""
 
-    def offer_loss(self, step: int, loss: torch.Tensor) -> None:
+    def offer_loss(
+        self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor | float | None = None
+    ) -> None:
         """Queue this rank's loss of a step, a scalar. Raises ValueError on a second one of a step."""
         if step <= self._newest:
             raise ValueError(
@@ -136,7 +154,7 @@ class Exchange:
         if loss.numel() != 1:
             raise ValueError(f"a loss of shape {list(loss.shape)}: tell one number, such as loss.mean()")
         self._newest = step
-        self._losses.append((step, loss.detach()))
+        self._losses.append(_Told(step, loss.detach(), grad_norm))
 
     def contribute(self, step: int, *, save: bool = False) -> None:
         """Begin this step's sum; a second call within a step does nothing.
@@ -145,28 +163,39 @@ class Exchange:
         """
         if self._pending is not None:
             return
-        vector = torch.zeros(4, dtype=torch.float64)
+        vector = torch.zeros(6, dtype=torch.float64)
         vector[0], vector[1] = float(self._notice.received), float(save)
-        self._offered = None
-        if self._losses and (not self._losses[0][1].is_cuda or self._losses[0][0] < step):
-            self._offered, loss = self._losses.popleft()
-            vector[2], vector[3] = 1.0, loss.double().reshape(()).cpu()
+        self.offered, self._offered_step = None, 0
+        if self._losses and (not self._losses[0].loss.is_cuda or self._losses[0].step < step):
+            told = self._losses.popleft()
+            loss = float(told.loss)
+            norm = None if told.grad_norm is None else float(told.grad_norm)
+            self.offered, self._offered_step = Offered(loss, norm), told.step
+            vector[2], vector[3], vector[5] = 1.0, loss, told.step
+            if norm is not None and self.norm_must_be_finite:
+                vector[4] = float(not math.isfinite(norm))
         self._pending = self._gang.sum_async(vector)
 
     def finish(self) -> Agreed:
         """Wait for the sum begun by `contribute`. Raises RuntimeError where a peer is gone."""
         assert self._pending is not None
         total, self._pending = self._pending().tolist(), None
-        loss = None if self._offered is None else (self._offered, total[3] / total[2])
-        return Agreed(stop=total[0] > 0, save=total[1] > 0, loss=loss, losses=int(total[2]))
+        losses, mine = int(total[2]), self.offered
+        broken = losses > 0 and (total[4] > 0 or not math.isfinite(total[3]))
+        return Agreed(
+            stop=total[0] > 0,
+            save=total[1] > 0,
+            loss=None if mine is None else (self._offered_step, total[3] / losses),
+            grad_norm=None if mine is None else mine.grad_norm,
+            losses=losses,
+            broken=round(total[5] / losses) if broken else None,
+        )
 
-    def drain(self, step: int) -> list[tuple[int, float]]:
-        """The losses still queued, for the end of a run. Collective: it goes on until no rank has one."""
-        losses = []
+    def drain(self, step: int) -> Iterator[Agreed]:
+        """Exchange the losses still queued. Collective: it goes on until no rank has one."""
         while True:
             self.contribute(step + 1)
             agreed = self.finish()
-            if agreed.loss is not None:
-                losses.append(agreed.loss)
             if not agreed.losses:
-                return losses
+                return
+            yield agreed

@@ -28,7 +28,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,11 +37,14 @@ import torch
 from torch import nn
 
 from . import contract
+from .alike import require_alike
 from .checkpoint import Cadence, CheckpointError, rng
 from .ending import Ending
 from .endpoint import Endpoint
+from .faults import is_out_of_memory, out_of_memory
 from .interruption import Exchange, Notice
 from .ledger import Journal
+from .losses import Losses
 from .parallel import join_gang, make_deterministic, wrap
 from .place import Place
 from .resume import Marks, record_start, resume
@@ -70,14 +73,17 @@ class Run:
         keep_every: int = 0,
         flops_per_token: float | None = None,
         compute_dtype: torch.dtype = torch.float32,
+        alike: Mapping[str, object] | None = None,
     ) -> None:
         """Join the gang, in the main thread. Collective.
 
         `run_dir` and the cadence give way to HOLDFAST_RUN_DIR and HOLDFAST_CHECKPOINT_EVERY where these
         are set. `config_hash` guards a run directory against another configuration.
         The newest `keep` checkpoints stay, and those of every `keep_every`-th step (0: no others).
-        `flops_per_token` and `compute_dtype` make MFU known. Raises ConfigError on a setting that cannot
-        be used, CheckpointError on such a run directory, Fenced where a newer attempt was admitted.
+        `flops_per_token` and `compute_dtype` make MFU known. `alike` names settings that ranks are to
+        have in common, besides seed and hash. Raises RanksDiffer where they have not, ConfigError on a
+        setting that cannot be used, CheckpointError on such a run directory, Fenced where a newer attempt
+        was admitted.
         """
         self._marks = Marks()
         faulthandler.enable()
@@ -95,6 +101,7 @@ class Run:
         if deterministic:
             make_deterministic()
         self._seed, self._config_hash = seed, config_hash
+        require_alike(self.gang, {**(alike or {}), "the seed": seed, "the configuration's hash": config_hash})
         rng.seed_all(seed, self.rank)
         self.run_dir = place.run_dir
         self.attempt = place.admit(self.gang)
@@ -128,6 +135,18 @@ class Run:
         """An optimizer has taken the step that is under way: the state is no longer that of `step`."""
         self._save_agreed = self._completed = False
         self._ending.standing = lambda: self._saves.standing(self.step)
+        self._started_at = 0
+        self._losses = Losses(
+            self._exchange,
+            self.gang,
+            self._steps,
+            self._telemetry,
+            settled_step=self._saves.settled_step,
+            deterministic=deterministic,
+        )
+        self.memory_remedy = "Give a forward pass a smaller batch"
+        """What to change where a step does not fit the memory."""
+        self._ending.explain = self._explain
         self._ending.noticed = lambda: self._notice.received
         self._ending.before_failure = self._saves.await_commit
         self._ending.at_exit = self._at_exit
@@ -166,7 +185,9 @@ class Run:
             optimizer.register_step_pre_hook(self._before_optimizer)
         self._marks.build = time.time()
         resumed = resume(self.run_dir, self.attempt, self.gang, self._config_hash, state)
-        self.step = self._saves.newest_step = resumed.step
+        self.step = self._started_at = self._saves.newest_step = resumed.step
+        self._exchange.norm_must_be_finite = not state.scales_gradients
+        require_alike(self.gang, {"the tracked state": state.describe(), "the step resumed from": self.step})
         self._resumed_rng = resumed.rng
         self._saves.pass_over({s.step for s in resumed.skipped})
         self._marks.loaded = time.time()
@@ -198,6 +219,7 @@ class Run:
                 self._end_step()
                 with self._watchdog.paused():
                     if self.step < total and self._save_agreed:
+                        self._losses.flush(self.step)
                         self._saves.begin(self.step)
                     else:
                         self._saves.prepare(self.step)
@@ -206,8 +228,13 @@ class Run:
         finally:  # also where the loop is left by `break`: what comes then is not ours to time
             self._watchdog.stop()
 
+    def describe_batches(self, describe: Callable[[int], str]) -> None:
+        """`describe` says which data this rank has in step `step` (0 is the first): for a fault's message."""
+        self._losses.describe_batch = describe
+
     def _begin(self, total: int) -> None:
         self._completed = False
+        require_alike(self.gang, {"the number of steps": total})
         if self._resumed_rng is not None:
             rng.restore(self._resumed_rng)
         elif not self._seeded:
@@ -230,14 +257,19 @@ class Run:
         self._changed = False
         self._ending.exit_status = None  # whoever called sys.exit, it was caught: the loop goes on
         self._steps.end(self.step)
-        if agreed.loss is not None:
-            self._steps.loss(*agreed.loss)
+        self._losses.hear(agreed)
         self._save_agreed = agreed.save or self._saves.due_at_step(self.step)
         if leaving:
             return
         self._saves.raise_if_fenced()
         if agreed.stop:
             self._stop()
+
+    def _explain(self, error: BaseException) -> BaseException:
+        if not is_out_of_memory(error):
+            return error
+        fitted = self.step > self._started_at
+        return out_of_memory(error, self.rank, self.step + 1, self.device, self.memory_remedy, fitted=fitted)
 
     def log(
         self,
@@ -251,14 +283,14 @@ class Run:
         """Tell what this step did on this rank; losses are averaged over ranks, counts added up.
 
         Call it on every rank, at most once a step with a loss; before `optimizer.step()` where you can,
-        as the loss then travels with this step's agreement.
+        as the loss then travels with this step's agreement. A loss that is NaN or infinite, or a gradient
+        norm told along with it, stops the run before that state is saved.
         """
         if loss is not None:
-            self._exchange.offer_loss(self.step + 1, loss)
-            self._steps.expect_loss()
-        self._steps.count(tokens, samples)
-        if grad_norm is not None:
+            self._losses.offer(self.step + 1, loss, grad_norm)
+        elif grad_norm is not None:
             self._telemetry.grad_norm(float(grad_norm))
+        self._steps.count(tokens, samples)
         if val_loss is not None:
             self._steps.val_loss(self.step, val_loss)
 
@@ -269,13 +301,7 @@ class Run:
 
     def summary(self) -> str:
         """Loss, rate and time left in a line, as far as they are known."""
-        now = self._telemetry.progress
-        parts = [f"loss {now.loss:.4f}"] if now.loss is not None else []
-        if now.tokens_per_second is not None:
-            parts.append(f"{now.tokens_per_second:,.0f} tokens/s")
-        if now.eta_seconds is not None:
-            parts.append(f"{now.eta_seconds:.0f} s left")
-        return ", ".join(parts) or "no figures yet"
+        return self._telemetry.summary()
 
     def span(self, phase: str) -> AbstractContextManager[None]:
         """Time a part of the step: data, forward, backward, optimizer, validation."""
@@ -299,23 +325,18 @@ class Run:
             yield item
             agreed = self._exchange.finish()
             self._watchdog.beat(step=False)
-            if agreed.loss is not None:
-                self._steps.loss(*agreed.loss)
+            self._losses.hear(agreed)
             if agreed.stop:
                 self._stop(random)
         self._telemetry.phase(before)
 
     # -------------------------------------------------------------------- end
 
-    def _flush_losses(self) -> None:
-        for step, loss in self._exchange.drain(self.step):
-            self._steps.loss(step, loss)
-
     def _stop(self, random: dict[str, Any] | None = None) -> None:
         """The gang has agreed to stop here: save, say so, leave."""
         self._watchdog.stop()
         self._telemetry.phase("stopping")
-        self._flush_losses()
+        self._losses.flush(self.step)
         fault = self._saves.now(self.step, self._notice.remaining(), random)
         if self.rank == 0:
             log.info("stopped on notice after step %d", self.step)
@@ -330,7 +351,7 @@ class Run:
         """All steps are done: the last state becomes durable before anything says finished."""
         self._watchdog.stop()
         self._telemetry.phase("saving")
-        self._flush_losses()
+        self._losses.flush(self.step)
         if fault := self._saves.now(self.step):
             self._saves.raise_if_fenced()
             raise CheckpointError(f"trained to step {self.step}, but it is not durable: {fault}")

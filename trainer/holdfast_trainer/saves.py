@@ -163,6 +163,11 @@ class Saves:
         while self._saver.durable_step < self.newest_step and time.monotonic() < deadline:
             time.sleep(COMMIT_POLL_SECONDS)  # rank 0 commits
 
+    def settled_step(self) -> int:
+        """`durable_step`, once the save in flight has ended, however it ends."""
+        self._saver.join()
+        return self._saver.durable_step
+
     def raise_if_fenced(self) -> None:
         """Raises Fenced where the newest save met a newer attempt."""
         if isinstance(self._saver.error, Fenced):

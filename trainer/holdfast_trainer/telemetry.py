@@ -241,6 +241,16 @@ class Telemetry:
     def save_failed(self) -> None:
         self._save_failures.inc()
 
+    def summary(self) -> str:
+        """Loss, rate and time left in a line, as far as they are known."""
+        now = self.progress
+        parts = [f"loss {now.loss:.4f}"] if now.loss is not None else []
+        if now.tokens_per_second is not None:
+            parts.append(f"{now.tokens_per_second:,.0f} tokens/s")
+        if now.eta_seconds is not None:
+            parts.append(f"{now.eta_seconds:.0f} s left")
+        return ", ".join(parts) or "no figures yet"
+
     def _update(self, **changes: object) -> None:
         with self._lock:
             self.progress = replace(self.progress, updated=time.time(), **changes)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ data loader); rank 0's go with what is shared.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -52,6 +53,19 @@ class TrainingState:
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [part for part in self._parts.values() if isinstance(part, torch.optim.Optimizer)]
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Whether a gradient scaler is at work, which passes a step with infinite gradients over."""
+        scalers = (p for p in self._parts.values() if isinstance(p, torch.amp.GradScaler))
+        return any(scaler.is_enabled() for scaler in scalers)
+
+    def describe(self) -> str:
+        """Names, types and shapes of the models' tensors, as a short hash that ranks can compare."""
+        models = [(n, p) for n, p in self._parts.items() if isinstance(p, nn.Module)]
+        tensors = [f"{n}.{k} {v.dtype} {list(v.shape)}" for n, p in models for k, v in p.state_dict().items()]
+        text = "\n".join([", ".join(self._parts), *tensors])
+        return f"{', '.join(self._parts)} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
 
     def capture(self, step: int, random: dict[str, Any] | None = None) -> Captured:
         """The state after `step` steps; its tensors are the live ones.

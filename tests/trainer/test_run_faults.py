@@ -1,0 +1,153 @@
+"""Faults that a traceback does not explain: no number, no memory, ranks that are not alike.
+
+Each ends all ranks, says what to change, and leaves the newest good checkpoint as it was.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from gangs import Workshop
+
+from holdfast_trainer.alike import differing
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR
+from holdfast_trainer.faults import Offered, is_out_of_memory, non_finite_step, out_of_memory
+from holdfast_trainer.interruption import Exchange, Notice
+from holdfast_trainer.parallel import Gang
+
+CPU = torch.device("cpu")
+
+
+def test_a_loss_that_is_no_number_stops_all_ranks_before_it_is_saved(workshop: Workshop) -> None:
+    """Step 15 would be saved; its loss is not a number on rank 1 alone."""
+    gang = workshop.start(ranks=2, steps=40, save_every=5, bad_at=14, bad_rank=1)
+    assert gang.wait() == [EXIT_CONFIG_ERROR] * 2, gang.texts()
+    for rank in (0, 1):
+        told = gang.termination(rank)
+        assert (told.outcome, told.step, told.durable_step, told.config_error) == ("failed", 15, 10, True)
+        assert told.error.startswith(
+            "step 15: the loss of rank 1 is nan on its batch of step 14. Training stopped here and did not "
+            "save this state: the checkpoint of step 10 is the newest. A retry would meet the same bits."
+        )
+    assert "Traceback" not in gang.texts()
+    assert [line["step"] for line in gang.history.events("checkpoint")] == [5, 10]
+    # The data was mended: the run goes on from before the fault, and ends as if it had never been.
+    mended = workshop.finish(ranks=2, steps=20)
+    assert mended.events("attempt_start", 2)[0]["resumed_step"] == 10
+
+
+def test_a_gradient_that_is_no_number_stops_them_too(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, steps=40, save_every=5, bad_at=14, bad="gradient")
+    assert gang.wait() == [EXIT_CONFIG_ERROR] * 2, gang.texts()
+    assert "step 15: the gradient norm is inf, and every loss is finite." in gang.termination().error
+    assert gang.termination().durable_step == 10
+
+
+def test_ranks_that_are_not_alike_do_not_begin(workshop: Workshop) -> None:
+    for number, (odd, message) in enumerate(
+        [
+            ({"seed": 7}, "the seed differs among the ranks: '1337' on rank 0, '7' on rank 1; start all"),
+            (
+                {"config": "b"},
+                "the configuration's hash differs among the ranks: '' on rank 0, 'b' on rank 1",
+            ),
+            ({"steps": 41}, "the number of steps differs among the ranks: '40' on rank 0, '41' on rank 1"),
+        ]
+    ):
+        gang = workshop.start(f"odd-{number}", ranks=2, steps=40, of_rank_1=odd)
+        assert gang.wait() == [EXIT_CONFIG_ERROR] * 2, gang.texts()
+        assert message in gang.termination(0).error
+        assert gang.termination(0).error == gang.termination(1).error
+        assert gang.history.steps() == []
+
+
+def test_a_model_of_another_shape_is_named_before_gradients_are_mixed(workshop: Workshop) -> None:
+    """One rank: DDP itself refuses shapes that differ, so the models are compared where it is not used."""
+    from holdfast_trainer.training_state import TrainingState
+
+    small, large = (TrainingState({"model": torch.nn.Linear(4, size)}, 0).describe() for size in (4, 5))
+    assert small.startswith("model (")
+    (line,) = differing([{"the tracked state": small}, {"the tracked state": large}])
+    assert line.startswith("the tracked state differs among the ranks: 'model (")
+
+
+def test_memory_that_never_sufficed_is_not_asked_for_again(workshop: Workshop) -> None:
+    gang = workshop.start("never", steps=40, fail_at=0, fail_as="memory")
+    assert gang.wait() == [EXIT_CONFIG_ERROR], gang.texts()
+    told = gang.termination()
+    assert told.config_error
+    assert told.error.startswith("rank 0 ran out of memory in step 1: ")
+    assert "No step has fitted, so none will: this is not tried again. Give a forward pass" in told.error
+    assert "Traceback" in gang.texts(), "where it was is in the log"
+
+
+def test_memory_that_ran_out_in_the_middle_is_a_failure_that_may_be_tried_again(workshop: Workshop) -> None:
+    gang = workshop.start(steps=40, save_every=5, fail_at=13, fail_as="memory")
+    assert gang.wait() == [1], gang.texts()
+    told = gang.termination()
+    assert (told.outcome, told.durable_step, told.config_error) == ("failed", 10, False)
+    assert told.error.startswith("rank 0 ran out of memory in step 14: ")
+    assert "not tried again" not in told.error
+
+
+# ------------------------------------------------------------------ decisions
+
+
+def test_what_is_said_of_a_step() -> None:
+    told = [
+        Offered(1.0, 2.0),
+        Offered(math.inf, 2.0, "rows 8 to 15"),
+        Offered(math.nan, 2.0, "rows 16 to 23"),
+    ]
+    error = non_finite_step(7, told, 0, deterministic=False)
+    assert "the loss of rank 1 is inf on rows 8 to 15; the loss of rank 2 is nan on rows 16 to 23." in str(
+        error
+    )
+    assert "nothing was saved yet" in str(error)
+    assert "A retry" not in str(error)
+    assert error.mendable
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("DefaultCPUAllocator"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_an_empty_message_has_the_error_s_name() -> None:
+    said = str(out_of_memory(MemoryError(), 3, 9, CPU, "Buy more", fitted=True))
+    assert said == "rank 3 ran out of memory in step 9: MemoryError. Buy more"
+
+
+def exchange() -> Exchange:
+    return Exchange(Gang(0, 1, 0, CPU), Notice(30, lambda: None))
+
+
+def test_a_scaler_passes_over_gradients_that_are_not_finite_but_not_losses() -> None:
+    """fp16: an infinite gradient only means that the scale was too large."""
+    one = exchange()
+    one.norm_must_be_finite = False
+    one.offer_loss(1, torch.tensor(2.0), math.inf)
+    one.contribute(1)
+    agreed = one.finish()
+    assert (agreed.loss, agreed.grad_norm, agreed.broken) == ((1, 2.0), math.inf, None)
+    one.offer_loss(2, torch.tensor(math.nan), 1.0)
+    one.contribute(2)
+    assert one.finish().broken == 2
+
+
+def test_late_losses_are_all_heard() -> None:
+    one = exchange()
+    for step in (1, 2, 3):
+        one.offer_loss(step, torch.tensor(float(step)))
+    assert [agreed.loss for agreed in one.drain(3)] == [(1, 1.0), (2, 2.0), (3, 3.0)]

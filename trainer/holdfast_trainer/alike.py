@@ -1,0 +1,45 @@
+"""What must be the same on every rank, compared before the first step.
+
+Ranks that differ in a setting or in their data do not fail: they train something that nobody asked for,
+or wait for each other for ever. So each tells what it has, by name, and all see the same answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from .parallel import Gang
+from .schema import ConfigError
+
+
+class RanksDiffer(ConfigError):
+    """Ranks of one gang were started with something different."""
+
+
+def require_alike(gang: Gang, values: Mapping[str, object]) -> None:
+    """Collective. Raises RanksDiffer on every rank, naming each value that differs and who has it."""
+    shown = {name: str(value) for name, value in values.items()}
+    if faults := differing(gang.gather(shown)):
+        raise RanksDiffer(faults)
+
+
+def differing(ranks: Sequence[Mapping[str, str]]) -> list[str]:
+    """A line for each name whose value is not the same on all ranks; `ranks` has them by rank."""
+    names = list(dict.fromkeys(name for rank in ranks for name in rank))
+    lines = []
+    for name in names:
+        values = [rank.get(name, "nothing") for rank in ranks]
+        counts = Counter(values)
+        if len(counts) == 1:
+            continue
+        said = ", ".join(f"{value!r:.60} on {_ranks(values, value)}" for value in counts)
+        lines.append(f"{name} differs among the ranks: {said}; start all of them with the same")
+    return lines
+
+
+def _ranks(values: Sequence[str], value: str) -> str:
+    numbers = [str(rank) for rank, found in enumerate(values) if found == value]
+    if len(numbers) > 4:
+        numbers = [*numbers[:3], f"{len(numbers) - 3} more"]
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers)}"

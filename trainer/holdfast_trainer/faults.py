@@ -1,0 +1,93 @@
+"""Faults of a step that a traceback does not explain, in words that say what to change.
+
+::
+
+    Explained               told by its message alone
+      NonFiniteStep         a loss or a gradient is NaN or infinite: the state is worth nothing from here on
+      OutOfMemory           a step does not fit the device
+
+A run resumes bit for bit, so what a deterministic step did once it does again: such a fault is not
+retried. A step that ran out of memory after others fitted may fit another time, and is a failure like
+any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+class Explained(Exception):
+    """`mendable`: whether trying again may help."""
+
+    def __init__(self, message: str, *, mendable: bool) -> None:
+        super().__init__(message)
+        self.mendable = mendable
+
+
+class NonFiniteStep(Explained):
+    """No step of this run may follow on its state, and none was saved with it."""
+
+
+class OutOfMemory(Explained):
+    """The device, or the machine, has no memory left for this step."""
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What one rank told of a step; None where it told nothing."""
+
+    loss: float | None
+    grad_norm: float | None
+    batch: str = ""
+    """Which data it was, in words."""
+
+
+def non_finite_step(
+    step: int, ranks: Sequence[Offered], durable_step: int, *, deterministic: bool
+) -> NonFiniteStep:
+    """The error for step number `step` (1 is the first), of which each rank told `ranks[rank]`."""
+    faults = []
+    for rank, told in enumerate(ranks):
+        batch = f" on {told.batch}" if told.batch else ""
+        if told.loss is not None and not math.isfinite(told.loss):
+            faults.append(f"the loss of rank {rank} is {told.loss}{batch}")
+    if not faults:
+        norms = {told.grad_norm for told in ranks if told.grad_norm is not None}
+        bad = next((norm for norm in norms if not math.isfinite(norm)), math.nan)
+        faults = [f"the gradient norm is {bad}, and every loss is finite"]
+    kept = f"the checkpoint of step {durable_step} is the newest" if durable_step else "nothing was saved yet"
+    again = " A retry would meet the same bits." if deterministic else ""
+    return NonFiniteStep(
+        f"step {step}: {'; '.join(faults)}. Training stopped here and did not save this state: {kept}."
+        f"{again} Lower the learning rate, lengthen the warm-up, clip gradients, or take fp32; or leave "
+        "this data out",
+        mendable=not deterministic,
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, of a GPU or of the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def out_of_memory(
+    error: BaseException, rank: int, step: int, device: torch.device, remedy: str, *, fitted: bool
+) -> OutOfMemory:
+    """The error for a step (1 is the first) on `rank`; `fitted`: steps of this attempt did fit before."""
+    first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    use = ""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        use = f" Peak {torch.cuda.max_memory_allocated(device) / 1e9:.1f} of {total / 1e9:.1f} GB."
+    again = "" if fitted else " No step has fitted, so none will: this is not tried again."
+    explained = OutOfMemory(
+        f"rank {rank} ran out of memory in step {step}: {first_line}.{use}{again} {remedy}", mendable=fitted
+    )
+    explained.__cause__ = error
+    return explained

@@ -1,0 +1,62 @@
+"""The losses of all ranks: offered step by step, averaged by the exchange, passed on and checked.
+
+A loss or a gradient norm that is no finite number ends the run on every rank at the same step, as all read
+the same sum. On a GPU a loss is known a step late, so before a state is saved the late ones are heard
+first: what is saved was never told to be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from .faults import Offered, non_finite_step
+from .interruption import Agreed, Exchange
+from .parallel import Gang
+from .steplog import StepLog
+from .telemetry import Telemetry
+
+
+class Losses:
+    """Of one rank."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        gang: Gang,
+        steps: StepLog,
+        telemetry: Telemetry,
+        *,
+        settled_step: Callable[[], int],
+        deterministic: bool,
+    ) -> None:
+        self._exchange, self._gang = exchange, gang
+        self._steps, self._telemetry = steps, telemetry
+        self._settled_step, self._deterministic = settled_step, deterministic
+        self.describe_batch: Callable[[int], str] = lambda step: f"its batch of step {step}"
+
+    def offer(self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor | float | None) -> None:
+        """This rank's loss of step number `step` (1 is the first), a scalar."""
+        self._exchange.offer_loss(step, loss, grad_norm)
+        self._steps.expect_loss()
+
+    def hear(self, agreed: Agreed) -> None:
+        """Pass on what the gang now knows. Raises NonFiniteStep on all ranks where one told no number."""
+        if agreed.loss is not None:
+            self._steps.loss(*agreed.loss)
+        if agreed.grad_norm is not None:
+            self._telemetry.grad_norm(agreed.grad_norm)
+        if agreed.broken is None:
+            return
+        mine = self._exchange.offered or Offered(None, None)
+        mine = replace(mine, batch=self.describe_batch(agreed.broken - 1))
+        told = self._gang.gather((mine, self._settled_step()))
+        ranks, durable_step = [offered for offered, _ in told], max(step for _, step in told)
+        raise non_finite_step(agreed.broken, ranks, durable_step, deterministic=self._deterministic)
+
+    def flush(self, step: int) -> None:
+        """Hear of those still to come after `step` steps. Collective."""
+        for agreed in self._exchange.drain(step):
+            self.hear(agreed)

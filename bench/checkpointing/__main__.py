@@ -1,7 +1,9 @@
 """One measurement of one subject in a process of its own, so that memory is its own; JSON on the last line.
 
-Train, save once to warm up, then: a window of steps, a save, a window of steps beside the writing; a save
-with the training thread waiting, as on a notice; a load from a cold page cache.
+Train, save once to warm up, then: a window of steps, a save, a window of steps beside the writing (a subject
+that writes before it returns has nothing beside); a save with the training thread waiting, as on a notice;
+a load from a cold page cache. Disks give more for a while than they can keep up, so beside our own save and
+load as many bytes are written and read plainly, just before and just after.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import mean
 
 import psutil
 import torch
@@ -22,8 +26,8 @@ from torch import nn
 from holdfast_trainer.config import ModelConfig
 from holdfast_trainer.model import GPT
 
-from .limits import forget, measure_limits
-from .subjects import SUBJECTS
+from .limits import Limits, forget, measure_limits
+from .subjects import SUBJECTS, Subject
 
 MODELS = {
     "124M": ModelConfig(vocab_size=50304, layers=12, heads=12, width=768, context=1024),
@@ -90,7 +94,10 @@ def build(name: str) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], Non
     return model, optimizer, step
 
 
-def measure(subject_name: str, model_name: str, folder: Path, window: int) -> dict[str, float]:
+def measure(
+    subject_name: str, model_name: str, folder: Path, window: int, windows: int, limits: bool
+) -> dict[str, float]:
+    """Figures by metric; with `limits` also those of plain writes and reads beside."""
     model, optimizer, step = build(model_name)
 
     def steps(count: int) -> float:
@@ -109,32 +116,59 @@ def measure(subject_name: str, model_name: str, folder: Path, window: int) -> di
     subject.save(1)
     subject.wait()
     steps(2)
+    figures = _beside_training(subject, steps, window, windows)
+    figures["peak memory"] = max(0, memory.stop() - alone) / 1e9
+    with ExitStack() as stack:
+        plain = stack.enter_context(Limits(folder, state_bytes(model))) if limits else None
+        figures |= _alone(subject, windows + 2, plain)
+    return figures
 
-    before = steps(window)
-    began = time.perf_counter()
-    subject.save(2)
-    stall = time.perf_counter() - began
-    after = steps(window)
-    while_training = subject.wait() - began
-    began = time.perf_counter()
-    subject.save(3)
-    durable = subject.wait() - began
-    peak = max(0, memory.stop() - alone)
 
+def _beside_training(
+    subject: Subject, steps: Callable[[int], float], window: int, windows: int
+) -> dict[str, float]:
+    """A save between two windows of steps, `windows` times."""
+    stall = before = after = while_training = 0.0
+    for number in range(windows):
+        before += steps(window) if subject.asynchronous else 0.0
+        began = time.perf_counter()
+        subject.save(2 + number)
+        stall += time.perf_counter() - began
+        after += steps(window) if subject.asynchronous else 0.0
+        while_training += subject.wait() - began
+    figures = {"stall": stall / windows}
+    if subject.asynchronous:
+        figures |= {
+            "step before": before / window / windows,
+            "step after": after / window / windows,
+            "throughput after save": before / after,
+            "durable while training": while_training / windows,
+        }
+    return figures
+
+
+def _alone(subject: Subject, number: int, plain: Limits | None) -> dict[str, float]:
+    """A save that the training waits for, and a load from disk; `plain` writes and reads around them."""
+    figures, writes, reads = {}, [], []
+    if plain is not None:
+        plain.write()  # chooses its way, and takes what the disk has saved up
+        writes.append(plain.write())
+    began = time.perf_counter()
+    subject.save(number)
+    figures["durable"] = subject.wait() - began
+    if plain is not None:
+        writes.append(plain.write())
+        plain.read()
+        reads.append(plain.read())
     for path in subject.files():
         forget(path)
     began = time.perf_counter()
     subject.load()
-    return {
-        "stall": stall,
-        "step before": before / window,
-        "step after": after / window,
-        "throughput after save": before / after,
-        "durable": durable,
-        "durable while training": while_training,
-        "peak memory": peak / 1e9,
-        "load": time.perf_counter() - began,
-    }
+    figures["load"] = time.perf_counter() - began
+    if plain is not None:
+        reads.append(plain.read())
+        figures |= {"plain write beside": mean(writes), "plain read beside": mean(reads)}
+    return figures
 
 
 def main() -> int:
@@ -142,13 +176,18 @@ def main() -> int:
     parser.add_argument("subject", choices=["limits", *SUBJECTS])
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--window", type=int, default=20)
+    parser.add_argument("--window", type=int, default=20, help="steps (%(default)s)")
+    parser.add_argument("--windows", type=int, default=1, help="saves beside training (%(default)s)")
+    parser.add_argument("--limits", action="store_true", help="write and read plainly beside it too")
     options = parser.parse_args()
     if options.subject == "limits":
         size = state_bytes(build(options.model)[0])
         figures = {"state": size / 1e9, **measure_limits(options.folder, size)}
     else:
-        figures = measure(options.subject, options.model, options.folder.absolute(), options.window)
+        folder = options.folder.absolute()
+        figures = measure(
+            options.subject, options.model, folder, options.window, options.windows, options.limits
+        )
     print(json.dumps(figures), flush=True)
     os._exit(0)  # DCP's writer processes and gloo's threads have nothing more to say
 

@@ -28,6 +28,9 @@ from holdfast_trainer.training_state import TrainingState
 
 
 class Subject(Protocol):
+    asynchronous: bool
+    """Whether it may still be writing when `save` has returned."""
+
     def save(self, step: int) -> None: ...
 
     def wait(self) -> float:
@@ -41,6 +44,8 @@ class Subject(Protocol):
 
 class Holdfast:
     """The saver that `Run` uses, with one rank."""
+
+    asynchronous = True
 
     def __init__(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._run = RunDir(folder)
@@ -76,6 +81,8 @@ class Holdfast:
 
 
 class _Peer:
+    asynchronous = False
+
     def __init__(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._folder, self._model, self._optimizer = folder, model, optimizer
         self._durable = 0.0
@@ -142,6 +149,7 @@ class DcpSave(_Dcp):
 class DcpAsync(_Dcp):
     """With the stager that DCP uses by itself; `kind` says where it writes."""
 
+    asynchronous = True
     kind = AsyncCheckpointerType.THREAD
     _future: Future[Any] | None = None
 

@@ -23,6 +23,8 @@ from .spread import Spread
 
 PIECE = 4 << 20
 """Bytes read at a time; a divisor of BLOCK, and a multiple of what direct I/O asks for."""
+READERS = 4
+"""Threads at least: they wait for the disk more than they compute."""
 _ALIGNMENT = 4096
 
 Bytes = NDArray[np.uint8]
@@ -60,7 +62,7 @@ def scan(
             )
 
     try:
-        Spread(block, -(-size // BLOCK), name="read").finish()
+        Spread(block, -(-size // BLOCK), name="read", least=READERS).finish()
     finally:
         os.close(fd)
 

@@ -20,7 +20,6 @@ from holdfast_controller.cluster import (
     AttemptObservation,
     Change,
     Conflict,
-    DrillKind,
     Event,
     Idempotency,
     NotFound,
@@ -30,6 +29,7 @@ from holdfast_controller.cluster import (
     ReplicaObservation,
     ReplicaState,
 )
+from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import Status, TrainingJob
 from holdfast_controller.local.watch import Watchers
 from holdfast_controller.queueing import Keys

@@ -8,13 +8,13 @@ from typing import Any
 
 from holdfast_controller.cluster import (
     AttemptObservation,
-    DrillKind,
     NotFound,
     NotReady,
     Plan,
     ReplicaObservation,
     ReplicaState,
 )
+from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
 
 

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from holdfast_trainer.contract import Progress, Termination
 
+from .drills import DrillKind
 from .jobs import Status, TrainingJob
 
 
@@ -199,15 +200,6 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
 
 
-class DrillKind(StrEnum):
-    """What a drill does to a replica."""
-
-    KILL = "kill"
-    """SIGKILL of every process at once: a lost machine, no notice."""
-    NOTICE = "notice"
-    """SIGTERM, then SIGKILL after the grace: a spot reclaim."""
-
-
 class Engine(Protocol):
     """Runs attempts. Every call is idempotent: names are functions of job and attempt."""
 
@@ -229,7 +221,10 @@ class Engine(Protocol):
         """SIGKILL whatever of the attempt still runs (peers of a lost replica). Returns at once."""
 
     async def drill(self, job: TrainingJob, attempt: int, replica: int, kind: DrillKind) -> None:
-        """Disrupt one replica. Raises NotReady where it is not running."""
+        """Disrupt one replica.
+
+        Raises NotReady where it is not running, Invalid where this engine cannot do it, or not to this job.
+        """
 
     async def delete(self, job: TrainingJob) -> None:
         """Remove the job's run directory and all that the engine keeps of it."""

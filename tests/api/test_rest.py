@@ -14,7 +14,8 @@ import pytest
 from served import TOKEN, Served, job_yaml, served
 from waiting import wait_until
 
-from holdfast_controller.cluster import DrillKind, Event
+from holdfast_controller.cluster import Event
+from holdfast_controller.drills import DrillKind
 
 YAML = {"Content-Type": "application/yaml"}
 JOBS = "/v1/namespaces/default/jobs"

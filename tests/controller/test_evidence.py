@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from holdfast_controller.cluster import DrillKind, RankExit, ReplicaState
+from holdfast_controller.cluster import RankExit, ReplicaState
+from holdfast_controller.drills import DrillKind
 from holdfast_controller.local.evidence import AttemptFacts, ReplicaFacts, judge
 from holdfast_controller.local.record import Drill, Exit, Lost, Stop
 from holdfast_trainer.contract import Termination

@@ -15,7 +15,8 @@ from local_world import all_running, at_work, end, local_engine, ranks_up, until
 from processes import Processes
 from waiting import wait_until, wait_until_async
 
-from holdfast_controller.cluster import AttemptObservation, DrillKind, ReplicaState, Unavailable
+from holdfast_controller.cluster import AttemptObservation, ReplicaState, Unavailable
+from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid, shutdown_timeout
 from holdfast_controller.jobs import TrainingJob, Verdict
 from holdfast_controller.local import engine as engine_module

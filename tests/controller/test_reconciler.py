@@ -15,7 +15,8 @@ from fakes import MemoryEngine, MemoryStore
 from local_world import all_running, at_work, end, local_engine, ranks_up, until, waiting_job
 from waiting import wait_until_async
 
-from holdfast_controller.cluster import AttemptObservation, DrillKind, NotFound, Unavailable
+from holdfast_controller.cluster import AttemptObservation, NotFound, Unavailable
+from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import JobProgress, Metadata, Phase, Spec, Status, TrainingJob, Verdict
 from holdfast_controller.local.launch import run_directory
 from holdfast_controller.local.store import LocalStore

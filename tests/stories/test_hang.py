@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -31,9 +29,7 @@ def test_a_frozen_rank_costs_one_failure_and_no_bit(tmp_path: Path, processes: P
             return progress is not None and progress.step > 30
 
         wait_until(stepping, "a first checkpoint", 120)
-        [victim] = [p for p in of_attempt(processes)["rank"] if p.environ()["RANK"] == "1"]
-        os.kill(victim.pid, signal.SIGSTOP)
-
+        here.ask(lambda c: c.drill("default", "frozen", 1, "freeze"))
         done = here.until_done("frozen", 300)
         assert (done.status.failures, done.status.disruptions, done.status.attempt) == (1, 0, 2)
         hung = done.status.attempts[0]

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ..cluster import DrillKind, Plan
+from ..cluster import Plan
+from ..drills import DrillKind
 from ..jobs import API_VERSION, Model, TrainingJob
 
 
@@ -53,7 +54,9 @@ class DrillRequest(Model):
 
     replica: int | None = Field(default=None, ge=0, description="By default a random running one.")
     kind: DrillKind = Field(
-        default=DrillKind.KILL, description="kill: a lost machine. notice: a spot reclaim, SIGTERM first."
+        default=DrillKind.KILL,
+        description="kill: a lost machine. notice: a spot reclaim, SIGTERM first. "
+        "freeze: a rank that hangs, on the local engine.",
     )
 
 

@@ -1,9 +1,8 @@
-"""`holdfast drill`, `suspend`, `resume`, `delete`: what changes a job."""
+"""`holdfast suspend`, `resume`, `delete`: what changes a job."""
 
 from __future__ import annotations
 
 import time
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -14,33 +13,10 @@ from .exits import TIMED_OUT
 POLL_SECONDS = 0.3
 
 
-class Kind(StrEnum):
-    KILL = "kill"
-    NOTICE = "notice"
-
-
 def add_to(cli: typer.Typer) -> None:
-    cli.command("drill")(drill)
     cli.command("suspend")(suspend)
     cli.command("resume")(resume)
     cli.command("delete")(delete)
-
-
-def drill(
-    ctx: typer.Context,
-    job: Job,
-    namespace: NamespaceOption = None,
-    replica: Annotated[int | None, typer.Option(min=0, help="Which one (a random one).")] = None,
-    kind: Annotated[
-        Kind, typer.Option(help="kill: a lost machine. notice: a spot reclaim, SIGTERM first.")
-    ] = Kind.KILL,
-) -> None:
-    """Disrupt a replica, to see the job survive it."""
-    place = locate(job, namespace)
-    with ctx.obj.client() as client:
-        done = client.drill(place.namespace, place.name, replica, kind.value)
-    what = "killed" if done["kind"] == "kill" else "given notice"
-    typer.echo(f"{place}: replica {done['replica']} of attempt {done['attempt']} {what}")
 
 
 def suspend(ctx: typer.Context, job: Job, namespace: NamespaceOption = None) -> None:

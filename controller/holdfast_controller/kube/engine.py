@@ -22,7 +22,6 @@ import structlog
 from holdfast_controller.cluster import (
     AlreadyExists,
     AttemptObservation,
-    DrillKind,
     HoldfastError,
     Invalid,
     NotFound,
@@ -30,6 +29,7 @@ from holdfast_controller.cluster import (
     Plan,
     ReplicaState,
 )
+from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.manifests import Manifests, attempt_manifests, attempt_name, pod_name
 from holdfast_controller.pod_settings import PodSettings
@@ -223,6 +223,8 @@ class KubeEngine:
             await self._connection.delete(pod_path(pod), options)
 
     async def drill(self, job: TrainingJob, attempt: int, replica: int, kind: DrillKind) -> None:
+        if kind is DrillKind.FREEZE:
+            raise Invalid("freeze: only the local engine can stop a rank; on a cluster try kill or notice")
         seen = await self.observe(job, attempt)
         if not seen.exists or seen.gone:
             raise NotReady(f"attempt {attempt} of {job.key} is not running")

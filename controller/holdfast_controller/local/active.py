@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 
 import structlog
 
-from holdfast_controller.cluster import AttemptObservation, DrillKind, NotFound, NotReady, RankExit
+from holdfast_controller.cluster import AttemptObservation, Invalid, NotFound, NotReady, RankExit
+from holdfast_controller.drills import DrillKind
 from holdfast_trainer.contract import Progress
 
 from . import process
@@ -227,7 +228,7 @@ class ActiveAttempt:
         self._next_scan = 0.0
 
     def drill(self, replica: int, kind: DrillKind, grace_seconds: float) -> None:
-        """Disrupt one replica. Raises NotFound, NotReady."""
+        """Disrupt one replica. Raises NotFound, NotReady, Invalid."""
         if not 0 <= replica < self.launch.replicas:
             raise NotFound(
                 f"job {self.key} has no replica {replica}; they are numbered 0 to {self.launch.replicas - 1}"
@@ -235,6 +236,9 @@ class ActiveAttempt:
         self.tend()
         if replica not in self._running:
             raise NotReady(f"replica {replica} of job {self.key} is not running, so it cannot be disrupted")
+        if kind is DrillKind.FREEZE:
+            self._freeze(replica)
+            return
         now = time.time()
         grace = grace_seconds if kind is DrillKind.NOTICE else 0.0
         self._drills[replica] = drill = Drill(kind, now, now + grace)
@@ -246,6 +250,17 @@ class ActiveAttempt:
             process.kill_all(self.launch.uid, replica)
         else:
             self._notify([replica])
+
+    def _freeze(self, replica: int) -> None:
+        """Stop the replica's last rank. Not on record as a drill: what comes of it is to be found out."""
+        rank = self.launch.ranks_of(replica)[-1]
+        if self.launch.replicas * self.launch.processes_per_replica < 2:
+            raise Invalid(f"freeze: job {self.key} has one rank, so no peer would notice that it hangs")
+        frozen = process.find(self.launch.uid, replica, rank)
+        if not frozen:
+            raise NotReady(f"rank {rank} of job {self.key} has not started yet, so it cannot be frozen")
+        for one in frozen:
+            process.send(one, signal.SIGSTOP)
 
     def _notify(self, replicas: Sequence[int]) -> None:
         """SIGTERM to the supervisors: each passes it on once, so a repeat does no harm."""

@@ -23,7 +23,6 @@ import structlog
 
 from holdfast_controller.cluster import (
     AttemptObservation,
-    DrillKind,
     NotFound,
     NotReady,
     Plan,
@@ -31,6 +30,7 @@ from holdfast_controller.cluster import (
     ReplicaState,
     Unavailable,
 )
+from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.queueing import Keys

@@ -47,11 +47,13 @@ def alive(process: ProcessId) -> bool:
     return identify(process.pid) == process
 
 
-def find(uid: str, replica: int | None = None) -> list[ProcessId]:
-    """Live processes of an attempt (of one replica). Costs about 20 microseconds a process here."""
+def find(uid: str, replica: int | None = None, rank: int | None = None) -> list[ProcessId]:
+    """Live processes of an attempt (of one replica, or rank). Costs about 20 microseconds a process here."""
     wanted = {f"{ENV_ATTEMPT_UID}={uid}".encode()}
     if replica is not None:
         wanted.add(f"{ENV_REPLICA}={replica}".encode())
+    if rank is not None:
+        wanted.add(f"RANK={rank}".encode())
     found = []
     for entry in os.scandir(PROC):
         if not entry.name.isdigit():

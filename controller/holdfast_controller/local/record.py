@@ -18,7 +18,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from holdfast_controller.cluster import DrillKind, RankExit
+from holdfast_controller.cluster import RankExit
+from holdfast_controller.drills import DrillKind
 from holdfast_trainer.contract import RunDir, Termination, replace_durably
 
 from .process import ProcessId

@@ -1,0 +1,101 @@
+"""`holdfast drill`: disrupt a job on purpose, and see what it cost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..drills import DrillKind, DrillReport, drill_report
+from .connection import Job, JobAddress, NamespaceOption, locate
+from .exits import TIMED_OUT
+
+if TYPE_CHECKING:
+    from ..client import Client
+
+POLL_SECONDS = 0.3
+DONE = {
+    DrillKind.KILL: "killed",
+    DrillKind.NOTICE: "given notice",
+    DrillKind.FREEZE: "frozen: its peers notice after the job's hangSeconds",
+}
+
+
+class DrillOutput(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def add_to(cli: typer.Typer) -> None:
+    cli.command("drill")(drill)
+
+
+def drill(
+    ctx: typer.Context,
+    job: Job,
+    namespace: NamespaceOption = None,
+    replica: Annotated[int | None, typer.Option(min=0, help="Which one (a random one).")] = None,
+    kind: Annotated[
+        DrillKind,
+        typer.Option(
+            help="kill: a lost machine. notice: a spot reclaim, SIGTERM first. "
+            "freeze: a rank that hangs, on one machine only."
+        ),
+    ] = DrillKind.KILL,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it trains again; then report.")] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; then exit 4.")] = 900.0,
+    output: Annotated[DrillOutput, typer.Option("-o", "--output", help="Of the report.")] = DrillOutput.TEXT,
+) -> None:
+    """Disrupt a replica, to see the job survive it; with --wait also what that cost, and the proof."""
+    place = locate(job, namespace)
+    with ctx.obj.client() as client:
+        done = client.drill(place.namespace, place.name, replica, kind.value)
+        told = f"{place}: replica {done['replica']} of attempt {done['attempt']} {DONE[kind]}"
+        typer.echo(told, err=output is not DrillOutput.TEXT)
+        if not wait:
+            return
+        report = _wait(client, place, int(done["attempt"]), timeout)
+    if output is DrillOutput.TEXT:
+        typer.echo(_text(report))
+    else:
+        from .documents import print_document
+
+        print_document({**asdict(report), "proof": report.proof}, output.value)
+    if report.different:
+        raise typer.Exit(1)
+
+
+def _wait(client: Client, place: JobAddress, attempt: int, timeout: float) -> DrillReport:
+    end = time.monotonic() + timeout
+    while True:
+        account = client.ledger(place.namespace, place.name)
+        if drill_report(attempt, account["attempts"], ()) is not None:
+            steps = client.steps(place.namespace, place.name)
+            report = drill_report(attempt, account["attempts"], steps)
+            assert report is not None
+            return report
+        if (phase := account["phase"]) in ("Failed", "Succeeded", "Suspended"):
+            typer.echo(f"error: {place} is {phase}: no attempt goes on where {attempt} ended", err=True)
+            raise typer.Exit(1)
+        if time.monotonic() > end:
+            typer.echo(f"error: {place} does not train again after {timeout:g} s", err=True)
+            raise typer.Exit(TIMED_OUT)
+        time.sleep(POLL_SECONDS)
+
+
+def _text(report: DrillReport) -> str:
+    from .formats import count, duration
+
+    return "\n".join(
+        (
+            f"  verdict   {report.verdict}: {report.reason}",
+            f"  lost      {count(report.lost_steps)} steps: done up to {count(report.last_step)}, "
+            f"durable up to {count(report.durable_step)}, gone on from {count(report.resumed_step)}",
+            f"  recovery  {duration(report.recovery_seconds)} to the next step done",
+            f"  resume    {report.proof}",
+        )
+    )

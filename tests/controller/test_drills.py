@@ -1,0 +1,82 @@
+"""What a drill cost, from what the run wrote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast_controller.drills import DrillReport, drill_report
+
+
+def attempt(number: int, last: int | None, verdict: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"attempt": number, "verdict": verdict, "reason": "", "lastStep": last, **more}
+
+
+def steps(number: int, first: int, last: int, **other: str) -> list[dict[str, Any]]:
+    """Losses of an attempt; `other` has those that are not the usual ones, by `stepN`."""
+    return [
+        {"attempt": number, "step": step, "loss_hex": other.get(f"step{step}", f"0x1.{step}p+0")}
+        for step in range(first, last + 1)
+    ]
+
+
+HIT = attempt(1, 57, "Disrupted", durableStep=40, lostSteps=17, reason="replica 1: Drilled")
+AFTER = attempt(2, 60, resumedStep=40, firstStepAt="2026-01-01T00:00:09Z", recoverySeconds=4.2)
+
+
+def report(*accounts: dict[str, Any], lines: list[dict[str, Any]]) -> DrillReport:
+    found = drill_report(1, accounts, lines)
+    assert found is not None
+    return found
+
+
+def test_steps_done_twice_with_the_same_bits_prove_the_resume() -> None:
+    told = report(HIT, AFTER, lines=steps(1, 1, 57) + steps(2, 41, 60))
+    assert (told.lost_steps, told.resumed_step, told.recovery_seconds) == (17, 40, 4.2)
+    assert (told.again, told.different) == (17, ())
+    assert told.proof == "exact: all 17 steps done twice gave the same loss to the last bit"
+
+
+def test_one_other_bit_is_named() -> None:
+    told = report(HIT, AFTER, lines=steps(1, 1, 57) + steps(2, 41, 60, step44="0x1.5p+0", step57="0x2p+0"))
+    assert told.different == (44, 57)
+    assert told.proof == "NOT exact: of 17 steps done twice 2 differ, from 44, 57"
+
+
+def test_after_a_notice_nothing_is_done_twice() -> None:
+    hit = attempt(1, 57, "Disrupted", durableStep=57, lostSteps=0)
+    after = attempt(2, 58, resumedStep=57, firstStepAt="x", recoverySeconds=3.0)
+    told = report(hit, after, lines=steps(1, 1, 57) + steps(2, 58, 58))
+    assert told.proof == "no step was done twice: it went on from the very state that was saved"
+
+
+def test_without_losses_on_record_nothing_is_claimed() -> None:
+    assert report(HIT, AFTER, lines=[]).proof.startswith("not known")
+
+
+@pytest.mark.parametrize(
+    "accounts",
+    [
+        [],
+        [attempt(1, 57)],  # not judged yet
+        [HIT],
+        [HIT, attempt(2, None)],
+        [HIT, attempt(2, 57, resumedStep=40, firstStepAt="x")],  # not beyond what was done before
+        [HIT, attempt(2, 45, "Disrupted", resumedStep=40, firstStepAt="x"), attempt(3, None)],
+    ],
+)
+def test_there_is_no_report_before_the_lost_steps_are_done_again(accounts: list[dict[str, Any]]) -> None:
+    assert drill_report(1, accounts, steps(1, 1, 57)) is None
+
+
+def test_disrupted_once_more_on_the_way_it_is_reported_when_it_got_there() -> None:
+    again = attempt(2, 45, "Disrupted", resumedStep=40, firstStepAt="x", recoverySeconds=4.0)
+    there = attempt(3, 58, resumedStep=40, firstStepAt="y", recoverySeconds=5.0)
+    told = report(HIT, again, there, lines=steps(1, 1, 57) + steps(2, 41, 45) + steps(3, 41, 58))
+    assert (told.recovery_seconds, told.again, told.different) == (4.0, 17, ())
+
+
+def test_a_job_that_finished_all_the_same_says_so() -> None:
+    told = report(attempt(1, 90, "Finished", lostSteps=0, durableStep=90), lines=steps(1, 1, 90))
+    assert (told.verdict, told.resumed_step, told.proof[:9]) == ("Finished", None, "not known")

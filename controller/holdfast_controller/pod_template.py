@@ -134,7 +134,9 @@ def escaped(text: str) -> str:
 def _command(job: TrainingJob, attempt: int, grace: float, master: str, port: int) -> tuple[str, ...]:
     """torchrun with static rendezvous around supervised ranks; every word but the node's rank is known."""
     spec = job.spec
-    rank = supervised_rank(job, attempt, RUN, ("python", "-m", "holdfast_trainer.supervise", "--tee"))
+    # The controller does not see ranks end: each pod must end by itself when its ranks have saved.
+    supervise = ("python", "-m", "holdfast_trainer.supervise", "--tee", "--fail-on-notice")
+    rank = supervised_rank(job, attempt, RUN, supervise)
     return (
         "python",
         "-m",

@@ -23,6 +23,7 @@ from waiting import wait_until
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.manifests import attempt_manifests, pod_name
 from holdfast_controller.pod_settings import PodSettings
+from holdfast_trainer.contract import ENV_TERMINATION_LOG
 
 ALL_REDUCE = """
 import os, sys, time, torch, torch.distributed as dist
@@ -30,14 +31,20 @@ dist.init_process_group("gloo")
 total = torch.ones(1) * (dist.get_rank() + 1)
 dist.all_reduce(total)
 print("sum", int(total), "attempt", os.environ["HOLDFAST_ATTEMPT"], sys.argv[1], flush=True)
-if sys.argv[2:] == ["stay"]:
+if sys.argv[2:]:
     import signal
     stop = []
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
     print("staying", flush=True)
     while not stop:
         time.sleep(0.05)
+        if sys.argv[2] == "agree":  # as our trainer does: all ranks stop where one is told to
+            told = torch.tensor([len(stop)])
+            dist.all_reduce(told)
+            stop = [1] * int(told)
     print("noticed", flush=True)
+    with open(os.environ["HOLDFAST_TERMINATION_LOG"], "w") as log:
+        log.write('{"outcome": "interrupted", "step": 1, "durable_step": 1}')
 dist.destroy_process_group()
 """
 
@@ -61,6 +68,7 @@ def pods(job: TrainingJob, directory: Path) -> list[tuple[list[str], dict[str, s
         (index,) = (name for name, value in given.items() if value is None)
         env = {name: value for name, value in given.items() if value is not None}
         env |= {index: str(replica), "PATH": path}
+        env[ENV_TERMINATION_LOG] = str(directory / f"message-{replica}")
 
         def expanded(text: str, env: dict[str, str] = env) -> str:
             for there, instead in here.items():
@@ -126,6 +134,23 @@ def test_a_notice_to_process_one_reaches_the_rank(
     for process in started:
         process.send_signal(signal.SIGTERM)
     outputs(started)
+    for log in logs:
+        assert log.read_text().endswith("noticed\n")
+        assert json.loads(log.with_suffix(".exit").read_text())["code"] == 0
+
+
+def test_a_notice_to_one_pod_ends_them_all_once_their_ranks_have_saved(
+    processes: Processes, tmp_path: Path, attempt: Path
+) -> None:
+    """torchrun's barrier at the end would hold the others for five minutes, deaf to signals."""
+    started = start(a_job("x", "agree"), processes, tmp_path)
+    logs = [attempt / f"rank-{rank}.log" for rank in range(2)]
+    wait_until(
+        lambda: all(log.exists() and "staying" in log.read_text() for log in logs), "both ranks", seconds=120
+    )
+    started[1].send_signal(signal.SIGTERM)
+    said = outputs(started)
+    assert [process.returncode for process in started] == [1, 1], said
     for log in logs:
         assert log.read_text().endswith("noticed\n")
         assert json.loads(log.with_suffix(".exit").read_text())["code"] == 0

@@ -15,7 +15,7 @@ import pytest
 from processes import Processes
 from waiting import wait_until
 
-from holdfast_trainer.contract import EXIT_CONFIG_ERROR, Termination
+from holdfast_trainer.contract import ENV_TERMINATION_LOG, EXIT_CONFIG_ERROR, Outcome, Termination
 
 SUPERVISE = (sys.executable, "-m", "holdfast_trainer.supervise")
 
@@ -192,3 +192,20 @@ def test_it_starts_without_torch_and_numpy() -> None:
     script = "import sys, holdfast_trainer.supervise; print(sorted({'torch','numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "option", "code"),
+    [("interrupted", True, 143), ("interrupted", False, 0), ("finished", True, 0), (None, True, 0)],
+)
+def test_a_rank_that_saved_on_notice_keeps_no_torchrun_waiting(
+    tmp_path: Path, outcome: Outcome | None, option: bool, code: int
+) -> None:
+    message = tmp_path / "message"
+    if outcome is not None:
+        message.write_text(Termination(outcome, 21, 21).to_json())
+    words = ["--fail-on-notice"] if option else []
+    command = [*SUPERVISE, "--exit", str(tmp_path / "exit"), *words, "--", "true"]
+    environment = {**os.environ, ENV_TERMINATION_LOG: str(message)}
+    assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == code
+    assert ended(tmp_path / "exit")["code"] == 0, "how the rank itself ended stays true"

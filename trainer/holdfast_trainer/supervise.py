@@ -1,6 +1,7 @@
 """Run one command so that its end is always known and it never outlives its supervisor.
 
-``python -m holdfast_trainer.supervise [--log PATH] [--exit PATH] [--tee] [--die-with-parent] -- CMD ...``
+``python -m holdfast_trainer.supervise [--log PATH] [--exit PATH] [--tee] [--fail-on-notice]
+[--die-with-parent] -- CMD ...``
 
 The command runs as a child in a session of its own. Its output is appended to the log, SIGTERM and
 SIGINT are passed on to it once each, and when it ends the exit file says how::
@@ -12,6 +13,11 @@ The kernel kills the command when the supervisor dies (PR_SET_PDEATHSIG), and wi
 one around torchrun and one around each rank, so a `kill -9` of any process in the stack takes down
 all that is below it. ``{RANK}`` in a path is expanded from the environment: under torchrun each rank
 knows its number only there. Linux only; standard library only, because a rank waits for it to start.
+
+A rank that saved on notice exits 0, and torchrun calls that success: it then waits up to five minutes at
+its exit barrier for agents that the same notice has ended, deaf to signals. With ``--fail-on-notice`` the
+supervisor leaves with `EXIT_NOTICE` where the termination message says `interrupted`; torchrun ends its
+other ranks and itself. The exit file tells how the command ended all the same.
 """
 
 from __future__ import annotations
@@ -37,12 +43,14 @@ from .contract import (
 
 USAGE = (
     "usage: python -m holdfast_trainer.supervise "
-    "[--log PATH] [--exit PATH] [--tee] [--die-with-parent] -- CMD ..."
+    "[--log PATH] [--exit PATH] [--tee] [--fail-on-notice] [--die-with-parent] -- CMD ..."
 )
 ENV_PARENT = "HOLDFAST_SUPERVISED_PID"
 """The pid of the supervised command, told to what runs below it."""
 EXIT_USAGE = 64
 EXIT_IO_ERROR = 74
+EXIT_NOTICE = 143
+"""As of a process that SIGTERM ended."""
 _PR_SET_PDEATHSIG = 1
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
@@ -58,6 +66,7 @@ class Options:
         self.log: Path | None = None
         self.exit: Path | None = None
         self.tee = False
+        self.fail_on_notice = False
         self.die_with_parent = False
         self.command: list[str] = []
 
@@ -70,6 +79,8 @@ def parse(argv: list[str]) -> Options:
         word = words.pop(0)
         if word == "--tee":
             options.tee = True
+        elif word == "--fail-on-notice":
+            options.fail_on_notice = True
         elif word == "--die-with-parent":
             options.die_with_parent = True
         elif word in ("--log", "--exit"):
@@ -232,7 +243,22 @@ def run(options: Options) -> int:
     else:
         code = child.wait()
     record(options.exit, code)
+    if code == 0 and options.fail_on_notice and _was_interrupted():
+        return EXIT_NOTICE
     return code if code >= 0 else 128 - code
+
+
+def _was_interrupted() -> bool:
+    """Whether a rank of this replica has said that it stopped before its work was done."""
+    try:
+        message = Termination.from_json(_termination_log().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return False
+    return message is not None and message.outcome == "interrupted"
+
+
+def _termination_log() -> Path:
+    return Path(os.environ.get(ENV_TERMINATION_LOG, DEFAULT_TERMINATION_LOG))
 
 
 def _refuse(options: Options, error: OSError, log: int | None) -> int:
@@ -246,8 +272,7 @@ def _refuse(options: Options, error: OSError, log: int | None) -> int:
         remedy = f"{error.strerror}; put its interpreter (python, bash) first in the job's `command`"
     message = f"cannot run {name!r}: {remedy}"
     _write_all(2 if log is None else log, f"supervise: {message}\n".encode())
-    termination = Path(os.environ.get(ENV_TERMINATION_LOG, DEFAULT_TERMINATION_LOG))
-    write_termination(termination, Termination("failed", 0, 0, message, config_error=True))
+    write_termination(_termination_log(), Termination("failed", 0, 0, message, config_error=True))
     record(options.exit, EXIT_CONFIG_ERROR)
     return EXIT_CONFIG_ERROR
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from holdfast_controller.cluster import Invalid
+from holdfast_controller.cluster import Invalid, NotFound
 from holdfast_controller.manifests import CONTAINER
 
 from .connection import Connection
 
 FIRST_LINE_SECONDS = 0.5
+_LOST = re.compile(rb"unable to retrieve container logs for [\w-]+://[0-9a-f]+\s*")
+"""What a kubelet sends, as if it were the log, once it has removed the container of a pod that is going."""
 
 
 async def pod_lines(
     connection: Connection, path: str, *, tail: int | None, follow: bool, over: Callable[[], bool]
 ) -> AsyncGenerator[str]:
-    """Lines without their ends; with `follow` until the container ends. Raises NotFound.
+    """Lines without their ends; with `follow` until the container ends. Raises NotFound, also where the node
+    has the log no more.
 
     A container that has not started has no lines; with `follow` they are waited for until `over`.
     """
@@ -34,6 +38,8 @@ async def pod_lines(
                     *whole, rest = (rest + chunk).split(b"\n")
                     for line in whole:
                         yield line.decode("utf-8", errors="replace")
+                if _LOST.fullmatch(rest):
+                    raise NotFound(f"{path}: the node has removed its container, and the log with it")
                 if rest:
                     yield rest.decode("utf-8", errors="replace")
                 return

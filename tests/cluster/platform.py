@@ -68,22 +68,26 @@ def installed(
     No second controller may run on the cluster at the same time: each would take the other's jobs.
     """
     repository, _, tag = controller_image.rpartition(":")
-    _helm(
-        cluster, namespace, "install", RELEASE, str(CHART), "--create-namespace",
-        # Other tests put the definition of TrainingJobs there without helm.
-        "--take-ownership", "--wait", "--timeout=150s",
-        f"--set=image.repository={repository},image.tag={tag}",
-        f"--set=jobs.defaultImage={trainer_image}",
-    )  # fmt: skip
     try:
+        _helm(
+            cluster, namespace, "install", RELEASE, str(CHART), "--create-namespace",
+            # Other tests put the definition of TrainingJobs there without helm.
+            "--take-ownership", "--wait", "--timeout=150s",
+            f"--set=image.repository={repository},image.tag={tag}",
+            f"--set=jobs.defaultImage={trainer_image}",
+        )  # fmt: skip
         service = cluster.kubectl.get("service", RELEASE, f"-n={namespace}")
         port = service["spec"]["ports"][0]["port"]
         url = f"http://{service['spec']['clusterIP']}:{port}"
         wait_until(lambda: _ready(url), "the installed controller to be ready", 120)
         yield Platform(cluster, namespace, url)
+    except BaseException as error:
+        logs = cluster.kubectl.attempt("logs", f"-n={namespace}", f"deployment/{RELEASE}", "--tail=40")
+        error.add_note(f"the controller said:\n{logs.stdout}")
+        raise
     finally:
-        _helm(cluster, namespace, "uninstall", RELEASE, "--wait", "--timeout=120s")
-        cluster.kubectl.run("delete", "namespace", namespace, "--wait=false")
+        _helm(cluster, namespace, "uninstall", RELEASE, "--wait", "--timeout=120s", "--ignore-not-found")
+        cluster.kubectl.attempt("delete", "namespace", namespace, "--wait=false")
         wait_until(
             lambda: cluster.kubectl.get("pods", f"-n={namespace}")["items"] == [],
             "the controllers to end",

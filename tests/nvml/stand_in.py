@@ -104,16 +104,14 @@ class Script:
 
     path: Path
     gpus: list[Gpu] = field(default_factory=list)
-    faults: dict[str, str | int] = field(default_factory=dict)
     driver: str = "580.65.06"
+    lines: dict[str, str | int] = field(default_factory=dict)
+    """Of the library as a whole: `samples.age` (seconds), `fault.init`, ..."""
 
     def write(self) -> None:
         """Replace the file whole: a reader sees the old or the new one."""
         lines = [f"driver {self.driver}", "cuda 13000", f"start {time.time():.3f}"]
-        lines += [
-            f"devices {len(self.gpus)}",
-            *(f"fault.{call} {what}" for call, what in self.faults.items()),
-        ]
+        lines += [f"devices {len(self.gpus)}", *(f"{key} {value}" for key, value in self.lines.items())]
         for number, gpu in enumerate(self.gpus):
             own = {"uuid": gpu.uuid, "name": gpu.name, **gpu.figures}
             own["processes"] = " ".join(map(str, gpu.processes))

@@ -89,7 +89,15 @@ def exporter(
         if value not in known:
             raise ExporterError(f"{name} {value!r}: it is one of {', '.join(known)}")
     configure_logging(log_level, log_format)  # type: ignore[arg-type]
-    options = Options(host, port, deadline, pod_resources, node, apiserver, account or ACCOUNT)
+    options = Options(
+        host=host,
+        port=port,
+        deadline=deadline,
+        pod_resources=pod_resources,
+        node=node,
+        apiserver=apiserver,
+        account=account or ACCOUNT,
+    )
     shown = f"[{host}]" if ":" in host else host
     run(options, lambda bound: typer.echo(f"metrics at http://{shown}:{bound}/metrics"))
 

@@ -92,7 +92,10 @@ class Collector:
         readable = tuple(plausible(device) for device in reading.devices)
         found = self._origins(sorted({one.pid for each in readable for one in each.processes or ()}))
         pods = Pods()
-        if self._node_pods is not None:
+        if self._node_pods is None:
+            # One machine, which may itself be a pod: whose the processes in it are, they say themselves.
+            found = {pid: Origin(environment=origin.environment) for pid, origin in found.items()}
+        else:
             containers = {(one.pod_uid, one.container_id) for one in found.values() if one.pod_uid}
             names = {(one.namespace, one.pod) for one in allocations.held}
             pods, sources[APISERVER] = self._node_pods.covering(containers, names)

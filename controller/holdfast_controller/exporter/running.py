@@ -25,7 +25,7 @@ from .collector import AllocationSource, Collector, Snapshot
 from .endpoint import served
 from .pods import ACCOUNT, NodePods, from_apiserver
 from .readings import Fault
-from .sampling import DEADLINE_SECONDS, Sampler
+from .sampling import DEADLINE_SECONDS, PATIENCE_SECONDS, Sampler
 
 LABELS = PodLabels(JOB_LABEL, ATTEMPT_LABEL, INDEX_LABEL)
 
@@ -44,6 +44,8 @@ class Options:
     port: int = 9401
     deadline: float = DEADLINE_SECONDS
     """Seconds that NVML has for an answer."""
+    patience: float = PATIENCE_SECONDS
+    """Seconds of silence after which the process that reads NVML is replaced."""
     pod_resources: Path | None = None
     """The kubelet's socket; None: not on a node."""
     node: str | None = None
@@ -56,7 +58,7 @@ class Options:
 def collecting(options: Options) -> Iterator[Collector]:
     """A collector over the sources that `options` name. Raises ExporterError."""
     _needs("pynvml")
-    with closing(Sampler(options.deadline)) as sampler:
+    with closing(Sampler(options.deadline, options.patience)) as sampler:
         node_pods = None
         if options.node:
             node_pods = NodePods(

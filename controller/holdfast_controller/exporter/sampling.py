@@ -43,8 +43,8 @@ class Sampler:
     """Reads NVML through a reader process. Safe to call from several threads; they take turns."""
 
     def __init__(self, deadline: float = DEADLINE_SECONDS, patience: float = PATIENCE_SECONDS):
-        self._deadline = deadline
-        self._patience = patience
+        self.deadline = deadline
+        self.patience = patience
         self._lock = threading.Lock()
         self._reader: subprocess.Popen[bytes] | None = None
         self._buffer = b""
@@ -57,11 +57,11 @@ class Sampler:
     def sample(self) -> Sample:
         """At most one deadline later: what NVML says now, or why it says nothing."""
         began = time.monotonic()
-        if not self._lock.acquire(timeout=self._deadline):
+        if not self._lock.acquire(timeout=self.deadline):
             return Sample(None, Fault(Reason.HUNG, "other scrapes wait for NVML already"))
         try:
             xids: list[XidEvent] = []
-            reading, fault = self._sample(began + self._deadline, xids)
+            reading, fault = self._sample(began + self.deadline, xids)
             return Sample(reading, fault, tuple(xids), time.monotonic() - began)
         finally:
             self._lock.release()
@@ -87,7 +87,10 @@ class Sampler:
             return None, self._died()
         answer = self._answer(end, xids)
         if isinstance(answer, Reading):
-            return answer, None
+            if time.monotonic() <= end:
+                return answer, None
+            # It was there when this thread at last had its turn: nobody knows since when.
+            return None, Fault(Reason.HUNG, "NVML answered, and this process was too busy to hear it in time")
         if answer.reason == Reason.HUNG:
             self._overdue_since = asked
         self._last_words = answer
@@ -97,6 +100,7 @@ class Sampler:
         """True with a reader to ask; starts one where there is none and it is time."""
         if self._reader is not None and self._reader.poll() is None:
             return True
+        self._kill()
         if time.monotonic() - self._started < RESTART_SECONDS:
             return False
         self._buffer, self._at = b"", None
@@ -140,7 +144,7 @@ class Sampler:
                     return _parsed(document)
             left = max(0.0, end - time.monotonic())
             if not select.select([handle], [], [], left)[0]:
-                return Fault(Reason.HUNG, f"{self._where()} has not answered within {self._deadline:g} s")
+                return Fault(Reason.HUNG, f"{self._where()} has not answered within {self.deadline:g} s")
             chunk = os.read(handle, _CHUNK)
             if not chunk:
                 return self._died()
@@ -157,7 +161,7 @@ class Sampler:
         assert self._overdue_since is not None
         silent = time.monotonic() - self._overdue_since
         self._last_words = Fault(Reason.HUNG, f"{self._where()} has not answered for {silent:.0f} s")
-        if silent > self._patience and self._kill():
+        if silent > self.patience and self._kill():
             self._overdue_since = None
         return self._last_words
 

@@ -1,0 +1,285 @@
+"""What the exporter shows while NVML is in trouble: it stays up, says so, and shows no old figure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+from processes import Processes
+from tests.exporter.conftest import Look
+from tests.exporter.seen import Seen
+from tests.nvml.stand_in import DRIVER_NOT_LOADED, GIB, GPU_IS_LOST, LIBRARY, NO_PERMISSION, Process, Script
+from waiting import wait_until
+
+from holdfast_controller.exporter import sampling
+
+SECONDS = 120
+FIGURES = ("utilization_ratio", "memory_used_bytes", "power_watts", "processes", "unattributed_processes")
+
+
+@pytest.fixture(autouse=True)
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "RESTART_SECONDS", 0.2)
+
+
+def assert_blind(seen: Seen, reason: str) -> None:
+    """The source is down for this reason, and nothing that NVML would have to say is shown."""
+    assert seen.value("exporter_up", source="nvml") == 0
+    assert seen.by("reason", "exporter_fault", source="nvml") == {reason: 1}
+    for name in FIGURES:
+        assert seen.all(name) == [], name
+
+
+def readers() -> list[int]:
+    """Reader processes of this test process."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if "holdfast_controller.exporter.reader" in child.cmdline():
+                found.append(child.pid)
+        except psutil.Error:
+            continue  # ended meanwhile
+    return found
+
+
+def test_no_library(look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / LIBRARY).touch()  # found first, also on a machine that has the real one, and of no use
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    seen = look()
+    assert_blind(seen, "no_library")
+    assert "libnvidia-ml.so.1 is not found: install NVIDIA's driver" in seen.message("nvml")
+    assert seen.all("up") == [], "of GPUs that were never seen nothing is known"
+
+
+def test_init_fails_until_the_driver_is_there(script: Script, look: Look) -> None:
+    script.lines["fault.init"] = DRIVER_NOT_LOADED
+    script.write()
+    seen = look()
+    assert_blind(seen, "no_driver")
+    assert "kernel driver is not loaded: see `dmesg`" in seen.message("nvml")
+    assert look().value("exporter_failures_total", source="nvml", reason="no_driver") == 2
+    del script.lines["fault.init"]
+    script.write()
+    seen = look()
+    assert seen.value("exporter_up", source="nvml") == 1
+    assert seen.by("gpu", "utilization_ratio") == {"0": 0.60, "1": 0.61}
+    assert seen.value("exporter_failures_total", source="nvml", reason="no_driver") == 2
+
+
+def test_a_driver_that_disappears_takes_its_figures_along(script: Script, look: Look) -> None:
+    assert look().by("gpu", "up") == {"0": 1, "1": 1}
+    script.remove()
+    seen = look()
+    assert_blind(seen, "no_driver")
+    assert seen.by("gpu", "up") == {"0": 0, "1": 0}, "the GPUs that were there are missed"
+    assert seen.by("gpu", "fault", reason="no_driver") == {"0": 1, "1": 1}
+    script.write()
+    assert look().by("gpu", "up") == {"0": 1, "1": 1}
+
+
+def test_another_driver_needs_another_process(script: Script, look: Look) -> None:
+    assert look().value("exporter_up", source="nvml") == 1
+    (old,) = readers()
+    script.lines |= {"fault.count": 999, "fault.init": 18}
+    script.write()
+    assert_blind(look(), "driver_mismatch")
+    script.lines.clear()
+    script.write()
+    seen = wait_until(lambda: healthy(look()), "figures from a fresh process", seconds=SECONDS)
+    assert seen.by("gpu", "up") == {"0": 1, "1": 1}
+    assert old not in readers()
+
+
+def healthy(seen: Seen) -> Seen | None:
+    return seen if seen.value("exporter_up", source="nvml") == 1 else None
+
+
+def test_a_gpu_falls_off_the_bus(script: Script, look: Look) -> None:
+    """The other one goes on; the lost one is missed until it is back, also when it is not listed any more."""
+    assert look().by("gpu", "up") == {"0": 1, "1": 1}
+    script.gpus[1].faults["any"] = GPU_IS_LOST
+    script.write()
+    seen = look()
+    assert seen.value("exporter_up", source="nvml") == 1
+    assert seen.by("gpu", "up") == {"0": 1, "1": 0}
+    assert seen.by("uuid", "fault", reason="lost") == {script.gpus[1].uuid: 1}
+    assert seen.by("gpu", "utilization_ratio") == {"0": 0.60}
+    lost = script.gpus.pop()
+    script.write()
+    seen = look()
+    assert seen.by("gpu", "up") == {"0": 1, "1": 0}
+    assert seen.by("uuid", "fault", reason="gone") == {lost.uuid: 1}
+    lost.faults.clear()
+    script.gpus.append(lost)
+    script.write()
+    assert look().by("gpu", "up") == {"0": 1, "1": 1}
+
+
+def test_a_gpu_that_is_lost_in_the_middle_of_a_look(script: Script, look: Look) -> None:
+    script.gpus[0].faults["temperature"] = GPU_IS_LOST
+    script.gpus[1].faults["handle"] = GPU_IS_LOST
+    script.write()
+    seen = look()
+    assert seen.by("gpu", "up") == {"0": 0, "1": 0}
+    assert seen.all("utilization_ratio") == [], "what was read before it was lost is of a GPU that is lost"
+    assert seen.by("gpu", "fault", reason="lost") == {"0": 1, "1": 1}
+    assert seen.value("up", gpu="1", uuid="") == 0, "it never said its name"
+    script.gpus[1].faults.clear()
+    script.write()
+    assert look().by("uuid", "up") == {script.gpus[0].uuid: 0, script.gpus[1].uuid: 1}
+
+
+def test_a_permission_that_is_denied_is_told_for_the_figure(script: Script, look: Look) -> None:
+    script.gpus[0].processes = [Process(os.getpid(), GIB, 10)]
+    script.gpus[0].faults |= {"processes": NO_PERMISSION, "power": NO_PERMISSION}
+    script.gpus[1].processes = [Process(os.getpid(), GIB, 10)]
+    script.gpus[1].faults["process-utilization"] = NO_PERMISSION
+    script.write()
+    seen = look()
+    assert seen.by("gpu", "utilization_ratio") == {"0": 0.60, "1": 0.61}
+    assert set(seen.by("gpu", "power_watts")) == {"1"}
+    denied = {"reason": "permission_denied"}
+    assert seen.by("reading", "reading_missing", gpu="0", **denied) == {"processes": 1, "power": 1}
+    assert seen.by("reading", "reading_missing", gpu="1", **denied) == {"process_sm": 1}
+    assert seen.by("gpu", "unattributed_processes") == {"1": 1}, (
+        "of GPU 0 it is not known whether there are any"
+    )
+    script.lines["fault.init"] = NO_PERMISSION
+    script.lines["fault.count"] = NO_PERMISSION
+    script.write()
+    seen = look()
+    assert_blind(seen, "permission_denied")
+    assert "NVML refuses this user: run as root" in seen.message("nvml")
+
+
+def test_a_call_that_hangs_holds_up_nobody(script: Script, look: Look) -> None:
+    """A hang of ten minutes: that the looks return at all is the proof."""
+    assert healthy(look())
+    look.sampler.deadline = 1
+    script.gpus[1].faults["power"] = "hang 600"
+    script.write()
+    seen = wait_until(lambda: hung(look()), "the hang to be noticed", seconds=SECONDS)
+    assert_blind(seen, "hung")
+    assert "NVML, asked about GPU 1, has not answered" in seen.message("nvml")
+    assert seen.by("gpu", "up") == {"0": 0, "1": 0}
+    assert_blind(look(), "hung")
+    assert len(readers()) == 1, "nothing was started beside the reader that hangs"
+
+
+def hung(seen: Seen) -> Seen | None:
+    return seen if seen.value("exporter_fault", source="nvml", reason="hung") else None
+
+
+def test_an_answer_that_comes_too_late_is_never_shown(script: Script, look: Look) -> None:
+    """GPU 1 hangs after GPU 0 was read at 10 %. When it goes on, GPU 0 is at 90 %: nobody may see 10 %."""
+    assert healthy(look())
+    look.sampler.deadline = 1
+    script.gpus[0].figures["utilization"] = 10
+    script.gpus[1].faults["power"] = "hang 3"
+    script.gpus[1].xids = [79]
+    script.write()
+    seen = wait_until(lambda: hung(look()), "the hang to be noticed", seconds=SECONDS)
+    assert_blind(seen, "hung")
+    script.gpus[0].figures["utilization"] = 90
+    script.gpus[1].faults.clear()
+    script.write()
+    look.sampler.deadline = 60
+    shown = wait_until(lambda: healthy(look()), "figures after the hang", seconds=SECONDS)
+    assert shown.value("utilization_ratio", gpu="0") == 0.9
+    assert shown.value("xid_errors_total", gpu="1") == 1, "what happened meanwhile happened"
+
+
+def test_a_reader_that_stays_silent_is_replaced(script: Script, look: Look) -> None:
+    assert healthy(look())
+    look.sampler.deadline, look.sampler.patience = 0.5, 0.1
+    (old,) = readers()
+    script.gpus[0].faults["utilization"] = "hang 600"
+    script.write()
+    wait_until(lambda: hung(look()), "the hang to be noticed", seconds=SECONDS)
+    script.gpus[0].faults.clear()
+    script.write()
+    look.sampler.deadline = 60
+    seen = wait_until(lambda: healthy(look()), "figures from another reader", seconds=SECONDS)
+    assert seen.by("gpu", "up") == {"0": 1, "1": 1}
+    assert not psutil.pid_exists(old)
+
+
+def test_a_library_that_crashes_takes_only_its_process_along(script: Script, look: Look) -> None:
+    assert healthy(look())
+    script.gpus[1].faults["memory"] = "crash"
+    script.write()
+    seen = look()
+    assert_blind(seen, "crashed")
+    assert f"NVML, asked about GPU 1, ended its process by signal {signal.SIGABRT:d}" in seen.message("nvml")
+    script.gpus[1].faults.clear()
+    script.write()
+    seen = wait_until(lambda: healthy(look()), "figures from a fresh process", seconds=SECONDS)
+    assert seen.by("gpu", "up") == {"0": 1, "1": 1}
+
+
+def started(processes: Processes, *options: str) -> tuple[subprocess.Popen[str], str]:
+    """`holdfast exporter`, and where it answers."""
+    command = [sys.executable, "-m", "holdfast_controller", "exporter", "--port", "0", *options]
+    exporter = processes.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert exporter.stdout is not None
+    line = exporter.stdout.readline()
+    assert line.startswith("metrics at http://127.0.0.1:"), (line, exporter.stderr and exporter.stderr.read())
+    return exporter, line.split()[-1].removesuffix("/metrics")
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def test_the_exporter_answers_ends_when_asked_and_tells_faults_once(
+    script: Script, processes: Processes
+) -> None:
+    exporter, url = started(processes, "--log-format", "json", "--deadline", "60")
+    assert Seen.of_text(get(f"{url}/metrics")).by("gpu", "utilization_ratio") == {"0": 0.60, "1": 0.61}
+    script.remove()
+    for _ in range(3):
+        assert_blind(Seen.of_text(get(f"{url}/metrics")), "no_driver")
+    assert get(f"{url}/healthz") == "ok\n"
+    with pytest.raises(urllib.error.HTTPError, match="404") as refused:
+        get(f"{url}/other")
+    refused.value.close()
+    exporter.send_signal(signal.SIGTERM)
+    _, told = exporter.communicate(timeout=60)
+    assert exporter.returncode == 0
+    assert told.count('"figures are missing"') == 1
+    assert processes.running() == []
+
+
+def test_the_reader_ends_with_its_exporter_even_while_it_hangs(script: Script, processes: Processes) -> None:
+    script.gpus[0].faults["power"] = "hang 600"
+    script.write()
+    exporter, url = started(processes, "--deadline", "0.2")
+    wait_until(
+        lambda: Seen.of_text(get(f"{url}/metrics")).value("exporter_fault", reason="hung"),
+        "the hang to be noticed",
+        seconds=SECONDS,
+    )
+    assert len(processes.running()) == 2
+    exporter.kill()
+    exporter.communicate(timeout=60)
+    wait_until(lambda: not processes.running(), "the reader to follow", seconds=SECONDS)
+
+
+def test_a_port_that_is_taken(script: Script, processes: Processes, tmp_path: Path) -> None:
+    first, url = started(processes)
+    port = url.rpartition(":")[2]
+    command = [sys.executable, "-m", "holdfast_controller", "exporter", "--port", port]
+    second = processes.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    _, told = second.communicate(timeout=120)
+    assert second.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port" in told
+    first.terminate()
+    first.communicate(timeout=60)

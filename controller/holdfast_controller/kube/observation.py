@@ -18,6 +18,7 @@ from typing import Any
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 from holdfast_controller.manifests import CONTAINER, INDEX_LABEL, QUEUE_LABEL
+from holdfast_controller.policy.waits import explain_wait
 from holdfast_trainer.contract import Progress, Termination
 
 Document = Mapping[str, Any]
@@ -71,7 +72,9 @@ def attempt_observation(
 
 
 def index_of(pod: Document) -> int:
-    return int(pod["metadata"]["labels"].get(INDEX_LABEL, -1))
+    """-1 where its label is no number: others may write such labels too."""
+    index = pod["metadata"]["labels"].get(INDEX_LABEL, "")
+    return int(index) if index.isdecimal() else -1
 
 
 def running(pod: Document) -> bool:
@@ -172,10 +175,11 @@ def _waiting(
 def _why_pending(pod: Document) -> str:
     waiting = _state(pod).get("waiting") or {}
     if waiting.get("reason") in _STUCK:
-        return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+        return explain_wait(f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": "))
     for condition in pod["status"].get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return f"{condition.get('reason', 'Pending')}: {condition.get('message', '')}".rstrip(": ")
+            said = f"{condition.get('reason', 'Pending')}: {condition.get('message', '')}".rstrip(": ")
+            return explain_wait(said)
     return ""
 
 

@@ -1,0 +1,85 @@
+"""Of each thing that keeps a pod waiting: what is said, in Kubernetes' own words, and what would help."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast_controller.policy.waits import explain_wait
+
+SAID = [
+    (
+        "Unschedulable: 0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) had untolerated "
+        "taint {node-role.kubernetes.io/control-plane: }. preemption: 0/3 nodes are available: 1 No "
+        "preemption victims found for incoming pod, 2 Preemption is not helpful for scheduling.",
+        "no node has so much nvidia.com/gpu free: wait for a job to end, ask for less (gpus), or add nodes",
+    ),
+    (
+        "Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu.shared.",
+        "no node has a free share of a GPU: wait for a job to end, or add shared nodes",
+    ),
+    (
+        "Unschedulable: 0/2 nodes are available: 2 Insufficient cpu.",
+        "no node has so much cpu free: ask for less (resources.cpu), or add nodes",
+    ),
+    (
+        "Unschedulable: 0/2 nodes are available: 1 Insufficient memory, 1 Too many pods.",
+        "no node has so much memory free: ask for less (resources.memory), or add nodes",
+    ),
+    (
+        "Unschedulable: 0/1 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}.",
+        "the taint nvidia.com/gpu keeps it away: choose another capacity, or let the controller's settings "
+        "tolerate it",
+    ),
+    (
+        "Unschedulable: 0/1 nodes are available: 1 node(s) had untolerated taint(s).",
+        "a taint keeps it away (`kubectl describe nodes` names it): choose another capacity, or let the "
+        "controller's settings tolerate it",
+    ),
+    (
+        "Unschedulable: 0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
+        "no node carries the labels that its capacity and gpus ask for: choose another capacity, or label "
+        "the nodes",
+    ),
+    (
+        "Unschedulable: 0/1 nodes are available: 1 node(s) were unschedulable.",
+        "nodes are cordoned: `kubectl uncordon` them, or wait until they come back",
+    ),
+    (
+        'Unschedulable: 0/1 nodes are available: persistentvolumeclaim "runs" not found.',
+        "make the claim runs, or name another one (storage.claim)",
+    ),
+    (
+        "Unschedulable: 0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+        "the claim of storage.claim has no volume: look at `kubectl describe pvc`",
+    ),
+    (
+        "Unschedulable: no nodes available to schedule pods",
+        "the cluster has no node that is ready: add nodes",
+    ),
+    (
+        'ErrImagePull: failed to pull and unpack image "docker.io/acme/none:1": not found',
+        "there is no such image: check its name and tag (image)",
+    ),
+    (
+        "ImagePullBackOff: Back-off pulling image: pull access denied, insufficient_scope",
+        "the registry refuses: give the namespace's service account a pull secret",
+    ),
+    (
+        "ErrImagePull: dial tcp: lookup docker.io: no such host",
+        "the image cannot be pulled: check its name (image) and that the nodes reach its registry",
+    ),
+    (
+        'ErrImageNeverPull: Container image "x" is not present with pull policy of Never',
+        "the image is not on the node, and the platform forbids to pull it",
+    ),
+    (
+        'CreateContainerConfigError: configmap "gpt-small-3" not found',
+        "something that the pod mounts or reads is missing: restore it, or suspend and resume the job",
+    ),
+    ("Gang: waits for 3 more replicas", ""),
+]
+
+
+@pytest.mark.parametrize(("reason", "remedy"), SAID)
+def test_a_wait_says_what_would_help(reason: str, remedy: str) -> None:
+    assert explain_wait(reason) == (f"{reason.rstrip('. ')}; {remedy}" if remedy else reason)

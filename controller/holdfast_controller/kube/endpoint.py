@@ -12,6 +12,7 @@ import asyncio
 from typing import Any
 
 import httpx
+import structlog
 
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.pod_template import JOB_LABEL
@@ -21,8 +22,15 @@ from .connection import Document
 from .observation import index_of, running
 from .pieces import Attempt, Pieces, attempt_of
 
+log = structlog.get_logger(__name__)
+
 TIMEOUT_SECONDS = 2.0
+"""For an answer to begin, and between two of its parts."""
+WHOLE_SECONDS = 10.0
+"""For all that is asked of one pod in a round: a slow one must not hold up the others for ever."""
 PER_SECOND = 100
+PROGRESS_LIMIT = 64 * 1024
+"""Bytes of an answer to `/progress`."""
 LEDGER_LIMIT = 4 * 1024 * 1024
 """Bytes of a ledger that are read; a longer one is left to those who can mount the run directory."""
 
@@ -32,20 +40,21 @@ class Endpoints:
 
     def __init__(self, pieces: Pieces):
         self._pieces = pieces
-        self._progress: dict[Attempt, Progress] = {}
-        self._ledgers: dict[str, list[dict[str, Any]]] = {}
+        self._progress: dict[tuple[str, Attempt], Progress] = {}
+        self._ledgers: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
     def progress_of(self, job: TrainingJob, attempt: int) -> Progress | None:
-        return self._progress.get((job.metadata.uid, attempt))
+        return self._progress.get((job.metadata.namespace, (job.metadata.uid, attempt)))
 
     def ledger_of(self, job: TrainingJob) -> list[dict[str, Any]]:
         """What was last read; nothing after a restart until an attempt runs again."""
-        return self._ledgers.get(job.metadata.uid, [])
+        return self._ledgers.get((job.metadata.namespace, job.metadata.uid), [])
 
     def forget(self, job: TrainingJob) -> None:
-        self._ledgers.pop(job.metadata.uid, None)
-        for attempt in [attempt for attempt in self._progress if attempt[0] == job.metadata.uid]:
-            del self._progress[attempt]
+        namespace, uid = job.metadata.namespace, job.metadata.uid
+        self._ledgers.pop((namespace, uid), None)
+        for key in [key for key in self._progress if (key[0], key[1][0]) == (namespace, uid)]:
+            del self._progress[key]
 
     async def run(self) -> None:
         async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
@@ -59,25 +68,43 @@ class Endpoints:
         if whose is None or not address:
             return
         host = f"[{address}]" if ":" in address else address
-        base = f"http://{host}:{DEFAULT_PORT}"
         try:
-            answer = await client.get(f"{base}/progress")
-            progress = Progress.from_json(answer.text)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+            async with asyncio.timeout(WHOLE_SECONDS):
+                await self._hear(client, f"http://{host}:{DEFAULT_PORT}", whose, pod["metadata"])
+        except (httpx.HTTPError, TimeoutError):
             return
-        before = self._progress.get(whose)
+        except Exception as error:  # whatever a job's own program answers must not end the others'
+            log.warning(
+                "a pod's progress cannot be read", pod=pod["metadata"]["name"], error=repr(error)[:200]
+            )
+
+    async def _hear(self, client: httpx.AsyncClient, base: str, whose: Attempt, meta: Document) -> None:
+        """Raises httpx's errors, TimeoutError, and whatever comes of parsing what is no progress."""
+        text = await _body(client, f"{base}/progress", PROGRESS_LIMIT)
+        if text is None:
+            return
+        progress = Progress.from_json(text)
+        namespace = meta["namespace"]
+        before = self._progress.get((namespace, whose))
         if progress.attempt != whose[1] or progress == before:
             return
-        self._progress[whose] = progress
+        self._progress[namespace, whose] = progress
         if before is None or before.durable_step != progress.durable_step or before.phase != progress.phase:
-            await self._read_ledger(client, base, whose[0])
-        meta = pod["metadata"]
-        self._pieces.wake(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
+            ledger = await _body(client, f"{base}/ledger", LEDGER_LIMIT)
+            if ledger is not None:
+                self._ledgers[namespace, whose[0]] = parse_lines(ledger)
+        self._pieces.wake(f"{namespace}/{meta['labels'][JOB_LABEL]}")
 
-    async def _read_ledger(self, client: httpx.AsyncClient, base: str, uid: str) -> None:
-        try:
-            answer = await client.get(f"{base}/ledger")
-        except (httpx.HTTPError, httpx.InvalidURL):
-            return
-        if answer.status_code == httpx.codes.OK and len(answer.content) <= LEDGER_LIMIT:
-            self._ledgers[uid] = parse_lines(answer.text)
+
+async def _body(client: httpx.AsyncClient, url: str, limit: int) -> str | None:
+    """The text that is there; None for an error, and for more than `limit` bytes."""
+    parts, size = [], 0
+    async with client.stream("GET", url) as answer:
+        if answer.status_code != httpx.codes.OK:
+            return None
+        async for part in answer.aiter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                return None
+    return b"".join(parts).decode(errors="replace")

@@ -37,7 +37,7 @@ def attempt_of(document: Document) -> Attempt | None:
     """Whose it is, or None where the labels do not say."""
     labels = document["metadata"].get("labels") or {}
     uid, number = labels.get(UID_LABEL), labels.get(ATTEMPT_LABEL, "")
-    return (uid, int(number)) if uid and number.isdigit() else None
+    return (uid, int(number)) if uid and number.isdecimal() and labels.get(JOB_LABEL) else None
 
 
 class Pieces:
@@ -78,7 +78,9 @@ class Pieces:
         return [pod for pod in self.all_pods_of(job) if attempt_of(pod) == whose]
 
     def all_pods_of(self, job: TrainingJob) -> list[Document]:
-        return self._pods.of(job.metadata.uid)
+        """Of its own namespace: labels are anybody's to write who may make a pod anywhere."""
+        namespace = job.metadata.namespace
+        return [pod for pod in self._pods.of(job.metadata.uid) if pod["metadata"]["namespace"] == namespace]
 
     def pytorch_job_of(self, job: TrainingJob, attempt: int) -> Document | None:
         """None also where another job has the name."""
@@ -86,7 +88,8 @@ class Pieces:
         return found if found is not None and attempt_of(found) == (job.metadata.uid, attempt) else None
 
     def pytorch_jobs_of(self, job: TrainingJob) -> list[Document]:
-        return self._jobs.of(job.metadata.uid)
+        namespace = job.metadata.namespace
+        return [one for one in self._jobs.of(job.metadata.uid) if one["metadata"]["namespace"] == namespace]
 
     async def changes(self) -> AsyncGenerator[str]:
         """Keys of jobs something of which has changed, from now on."""

@@ -18,6 +18,7 @@ and after a restart of the controller, and end with the job.
 | holdfast_slots, holdfast_slots_used | resource | of the local engine: cpu, gpu |
 | holdfast_watch_age_seconds | resource | since the apiserver was last heard of |
 | holdfast_watch_restarts_total | resource, reason | watches that ended: ended, failed, expired |
+| holdfast_apiserver_requests_total | method, resource | requests sent to the apiserver |
 | holdfast_leader | | 1 while this controller leads |
 """
 
@@ -62,7 +63,7 @@ class Metrics:
 
 
 class WatchMetrics:
-    """How alive the watches of an apiserver are, and whether this controller leads."""
+    """How alive the watches of an apiserver are, what it is asked, and whether this controller leads."""
 
     def __init__(self, registry: CollectorRegistry):
         self._age = Gauge(
@@ -77,11 +78,20 @@ class WatchMetrics:
             ("resource", "reason"),
             registry=registry,
         )
+        self._requests = Counter(
+            "holdfast_apiserver_requests",
+            "Requests sent to the apiserver.",
+            ("method", "resource"),
+            registry=registry,
+        )
         self.leader = Gauge("holdfast_leader", "1 while this controller leads.", registry=registry)
 
     def follow(self, resource: str, age: Callable[[], float]) -> None:
         """Ask `age` at every scrape."""
         self._age.labels(resource).set_function(age)
+
+    def requested(self, method: str, resource: str) -> None:
+        self._requests.labels(method, resource).inc()
 
     def restarted(self, resource: str, reason: str) -> None:
         self._restarts.labels(resource, reason).inc()

@@ -1,0 +1,90 @@
+"""The apiserver with nothing in between: a path and prepared bytes in, the answer's bytes out.
+
+This is the bare limit that the controller is compared with, so it does no more than HTTP asks for: bodies
+are made before the clock starts, answers are read and thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import yaml
+from bench.report import ReportError
+
+JSON = "application/json"
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Api:
+    """One cluster, as its kubeconfig names it. Make it with `api`."""
+
+    session: aiohttp.ClientSession
+    server: str
+
+    async def send(self, method: str, path: str, body: bytes | None = None, kind: str = JSON) -> bytes:
+        """Raises ReportError with the server's words for an answer that is an error."""
+        headers = {"Content-Type": kind}
+        async with self.session.request(method, self.server + path, data=body, headers=headers) as answer:
+            said = await answer.read()
+        if answer.status >= 400:
+            raise ReportError(f"{method} {path}: {answer.status} {said[:500].decode(errors='replace')}")
+        return said
+
+    async def watch(self, path: str, *, metadata_only: bool = False) -> AsyncIterator[dict[str, Any]]:
+        """Events of everything that is there and that comes, for ever; a watch that ends goes on."""
+        accept = METADATA_ONLY if metadata_only else JSON
+        version = "0"  # what the server has in its cache, and then all that follows
+        while True:
+            query = {"watch": "true", "timeoutSeconds": "3600", "resourceVersion": version}
+            timeout = aiohttp.ClientTimeout(total=None)
+            async with self.session.get(
+                self.server + path, params=query, headers={"Accept": accept}, timeout=timeout
+            ) as answer:
+                if answer.status >= 400:
+                    raise ReportError(f"watch {path}: {answer.status} {await answer.text()}")
+                rest = b""
+                async for chunk in answer.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        event = json.loads(line)
+                        if event["type"] == "ERROR":
+                            raise ReportError(f"the watch of {path} ends: {event['object']}")
+                        version = event["object"]["metadata"]["resourceVersion"]
+                        yield event
+
+
+@asynccontextmanager
+async def api(kubeconfig: Path) -> AsyncIterator[Api]:
+    """By a kubeconfig with a client's certificate, as the tests' clusters have."""
+    config = yaml.safe_load(await asyncio.to_thread(kubeconfig.read_text, encoding="utf-8"))
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    trust = ssl.create_default_context(cafile=cluster["certificate-authority"])
+    trust.load_cert_chain(user["client-certificate"], user["client-key"])
+    connector = aiohttp.TCPConnector(ssl=trust, limit=200)
+    async with aiohttp.ClientSession(connector=connector, read_bufsize=2**21) as session:
+        yield Api(session, cluster["server"])
+
+
+async def side_by_side(work: Iterable[T], act: Callable[[T], Awaitable[None]], clients: int) -> None:
+    """Do all of `work`, `clients` at a time; each takes the next piece when it has done one."""
+    pieces = iter(work)
+
+    async def client() -> None:
+        for piece in pieces:
+            await act(piece)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(clients):
+            group.create_task(client())

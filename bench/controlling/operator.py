@@ -1,0 +1,136 @@
+"""What the Kubeflow Training Operator does for a PyTorchJob, in a few lines: for benchmarks alone.
+
+kwok's stages change objects and cannot make any, so the operator's part is played here: for each new
+PyTorchJob a headless Service and a pod for every replica, then the condition Created. Pods are spread over
+the nodes here too, in turn: the scheduler is not what is measured. What the real one does besides (its
+Events, the conditions that follow its pods) nothing here waits for.
+
+    python -m bench.controlling.operator KUBECONFIG NODES
+
+reads from standard input how many PyTorchJobs it may take a second (0: no limit), again and again, and
+ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.controlling.api import MERGE_PATCH, Api, api
+
+from holdfast_controller.manifests import INDEX_LABEL, REPLICA_TYPE
+
+PYTORCH_JOBS = "/apis/kubeflow.org/v1/pytorchjobs"
+WORKERS = 16
+
+
+class Operator:
+    """Of one cluster; `pace` is PyTorchJobs a second, 0 for no limit."""
+
+    def __init__(self, server: Api, nodes: int):
+        self._server = server
+        self._nodes = itertools.cycle(range(nodes))
+        self._new: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._turn = asyncio.Lock()
+        self.pace = 0.0
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(self._work())
+            async for event in self._server.watch(PYTORCH_JOBS):
+                if event["type"] == "ADDED":
+                    self._new.put_nowait(event["object"])
+
+    async def _work(self) -> None:
+        while True:
+            async with self._turn:
+                job = await self._new.get()
+                pause = 0.0
+                while self.pace and pause < 1 / self.pace:
+                    await asyncio.sleep(0.02)  # and look again: the pace may have changed
+                    pause += 0.02
+            await self._start(job)
+
+    async def _start(self, job: dict[str, Any]) -> None:
+        meta = job["metadata"]
+        place = f"/api/v1/namespaces/{meta['namespace']}"
+        for index in range(job["spec"]["pytorchReplicaSpecs"][REPLICA_TYPE]["replicas"]):
+            service, pod = pieces(job, index, f"node-{next(self._nodes)}")
+            await self._server.send("POST", f"{place}/services", json.dumps(service).encode())
+            await self._server.send("POST", f"{place}/pods", json.dumps(pod).encode())
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        created = {
+            "type": "Created", "status": "True", "reason": "PyTorchJobCreated",
+            "message": f"PyTorchJob {meta['name']} is created.",
+            "lastTransitionTime": now, "lastUpdateTime": now,
+        }  # fmt: skip
+        status = {
+            "status": {"conditions": [created], "replicaStatuses": {REPLICA_TYPE: {}}, "startTime": now}
+        }
+        path = f"/apis/kubeflow.org/v1/namespaces/{meta['namespace']}/pytorchjobs/{meta['name']}/status"
+        await self._server.send("PATCH", path, json.dumps(status).encode(), MERGE_PATCH)
+
+
+def pieces(job: dict[str, Any], index: int, node: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(Service, pod) of one replica, named and labelled as the real operator does."""
+    meta = job["metadata"]
+    name = f"{meta['name']}-{REPLICA_TYPE.lower()}-{index}"
+    template = job["spec"]["pytorchReplicaSpecs"][REPLICA_TYPE]["template"]
+    own = {
+        INDEX_LABEL: str(index),
+        "training.kubeflow.org/job-name": meta["name"],
+        "training.kubeflow.org/operator-name": "pytorchjob-controller",
+        "training.kubeflow.org/replica-type": REPLICA_TYPE.lower(),
+    }
+    owner = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    metadata = {"name": name, "ownerReferences": [owner]}
+    labels = {**(template["metadata"].get("labels") or {}), **own}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {**metadata, "labels": own},
+        "spec": {"clusterIP": "None", "selector": own, "ports": [{"name": "pytorchjob-port", "port": 23456}]},
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**template["metadata"], **metadata, "labels": labels},
+        "spec": {**template["spec"], "nodeName": node, "restartPolicy": "Never"},
+    }
+    return service, pod
+
+
+async def main(kubeconfig: Path, nodes: int) -> None:
+    async with api(kubeconfig) as server:
+        operator = Operator(server, nodes)
+        loop = asyncio.get_running_loop()
+        working = asyncio.ensure_future(operator.run())
+
+        def listen() -> None:
+            for line in sys.stdin:
+                loop.call_soon_threadsafe(setattr, operator, "pace", float(line))
+            loop.call_soon_threadsafe(working.cancel)
+
+        threading.Thread(target=listen, daemon=True).start()
+        try:
+            await working
+        except asyncio.CancelledError:
+            return
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))

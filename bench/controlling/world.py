@@ -1,0 +1,299 @@
+"""A control plane of its own, with fake nodes, the operator's part, and a controller to be measured.
+
+kwok plays the nodes: what is bound to one runs at once, and stays. Nothing places, collects or evicts
+anything here, so Kubernetes' own controllers and scheduler, which a real cluster has on other machines,
+end as soon as they have set up the namespaces: the cores are left to what is measured. All processes carry
+the site's mark and end with the block, whatever happens in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+from bench.controlling.jobs import NAMESPACES, POD_SETTINGS, namespace_of, raw_crd
+from bench.report import ROOT, ReportError
+from prometheus_client.parser import text_string_to_metric_families
+from tests.cluster import training_operator, trainingjobs
+from tests.cluster.build import program
+from tests.cluster.component import Component, end_all, environment, start
+from tests.cluster.control_plane import start_control_plane
+from tests.cluster.kubectl import Kubectl
+from tests.cluster.machine import erase
+from tests.cluster.site import Site, site
+
+CRD = ROOT / "helm" / "holdfast" / "templates" / "crd.yaml"
+ACCOUNT = "bench"
+READY_SECONDS = 120
+FAKE = "kwok.x-k8s.io/node"
+
+STAGES = """
+apiVersion: kwok.x-k8s.io/v1alpha1
+kind: Stage
+metadata: {name: node-ready}
+spec:
+  resourceRef: {apiGroup: v1, kind: Node}
+  selector:
+    matchExpressions:
+    - {key: '.status.conditions.[] | select( .type == "Ready" ) | .status', operator: NotIn, values: ["True"]}
+  next:
+    statusTemplate: |
+      {{ $now := Now }}
+      conditions:
+      {{ range NodeConditions }}
+      - lastHeartbeatTime: {{ $now | Quote }}
+        lastTransitionTime: {{ $now | Quote }}
+        message: {{ .message | Quote }}
+        reason: {{ .reason | Quote }}
+        status: {{ .status | Quote }}
+        type: {{ .type | Quote }}
+      {{ end }}
+      allocatable: {cpu: "64", memory: 512Gi, pods: "110"}
+      capacity: {cpu: "64", memory: 512Gi, pods: "110"}
+---
+apiVersion: kwok.x-k8s.io/v1alpha1
+kind: Stage
+metadata: {name: pod-runs}
+spec:
+  resourceRef: {apiGroup: v1, kind: Pod}
+  selector:
+    matchExpressions:
+    - {key: .metadata.deletionTimestamp, operator: DoesNotExist}
+    - {key: .status.podIP, operator: DoesNotExist}
+  next:
+    statusTemplate: |
+      {{ $now := Now }}
+      phase: Running
+      podIP: 127.255.255.254
+      startTime: {{ $now | Quote }}
+      conditions:
+      - {lastTransitionTime: {{ $now | Quote }}, status: "True", type: Initialized}
+      - {lastTransitionTime: {{ $now | Quote }}, status: "True", type: Ready}
+      - {lastTransitionTime: {{ $now | Quote }}, status: "True", type: ContainersReady}
+      containerStatuses:
+      {{ range .spec.containers }}
+      - image: {{ .image | Quote }}
+        name: {{ .name | Quote }}
+        ready: true
+        restartCount: 0
+        state: {running: {startedAt: {{ $now | Quote }}}}
+      {{ end }}
+---
+apiVersion: kwok.x-k8s.io/v1alpha1
+kind: Stage
+metadata: {name: pod-goes}
+spec:
+  resourceRef: {apiGroup: v1, kind: Pod}
+  selector:
+    matchExpressions:
+    - {key: .metadata.deletionTimestamp, operator: Exists}
+  next: {finalizers: {empty: false}, delete: true}
+"""
+"""A pod runs as soon as its node sees it. Nobody listens at its address, so asking it for progress fails
+at once: how far a fake job is would be made up."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a controller has spent and done since it started."""
+
+    cpu_seconds: float
+    memory_mib: float
+    requests: float
+    writes: float
+    passes: float
+    waiting: float
+
+
+@dataclass(frozen=True)
+class Controller:
+    """A running one."""
+
+    url: str
+    token: str
+    process: psutil.Process
+    log: Path
+
+    def figures(self) -> Figures:
+        """Raises ReportError where it has ended."""
+        try:
+            times, memory = self.process.cpu_times(), self.process.memory_info()
+        except psutil.Error:
+            raise ReportError(f"the controller has ended; {self.log}:\n{_end_of(self.log)}") from None
+        requests = writes = passes = waiting = 0.0
+        for family in text_string_to_metric_families(self.metrics()):
+            for sample in family.samples:
+                if sample.name == "holdfast_apiserver_requests_total":
+                    requests += sample.value
+                    # Of the lease there is one write in two seconds, whatever the jobs do.
+                    if sample.labels["method"] != "GET" and sample.labels["resource"] != "leases":
+                        writes += sample.value
+                elif sample.name == "holdfast_reconcile_seconds_count":
+                    passes = sample.value
+                elif sample.name == "holdfast_queue_depth":
+                    waiting = sample.value
+        cpu = times.user + times.system
+        return Figures(cpu, memory.rss / 2**20, requests, writes, passes, waiting)
+
+    def metrics(self) -> str:
+        """In the text format. Raises ReportError."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        try:
+            answer = httpx.get(f"{self.url}/metrics", headers=headers, trust_env=False, timeout=30)
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            raise ReportError(f"the controller's metrics: {error}; {_end_of(self.log)}") from None
+        return answer.text
+
+
+@dataclass(frozen=True)
+class OperatorPart:
+    """The running process of operator.py."""
+
+    process: subprocess.Popen[str]
+    log: Path
+
+    def pace(self, per_second: float) -> None:
+        """PyTorchJobs that it may take a second; 0 for no limit."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{per_second}\n")
+        self.process.stdin.flush()
+
+    def check(self) -> None:
+        """Raises ReportError where it has ended."""
+        if self.process.poll() is not None:
+            raise ReportError(f"the operator's part has ended; {self.log}:\n{_end_of(self.log)}")
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass(frozen=True)
+class World:
+    """What a benchmark finds there."""
+
+    site: Site
+    kubectl: Kubectl
+    nodes: int
+
+    def operator(self) -> OperatorPart:
+        """Start what plays the operator's part; close it in the end."""
+        words = [sys.executable, "-m", "bench.controlling.operator", str(self.kubectl.kubeconfig)]
+        log = self.site.logs / "operator-part.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [*words, str(self.nodes)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                text=True,
+                cwd=ROOT,
+                env=environment(self.site),
+            )
+        return OperatorPart(process, log)
+
+    def controller(self, *, prefix: tuple[str, ...] = ()) -> Controller:
+        """Start one, and wait until it leads and is ready."""
+        settings = self.site.state / "jobs.yaml"
+        settings.write_text(yaml.safe_dump(POD_SETTINGS), encoding="utf-8")
+        command = [
+            *prefix,
+            sys.executable, "-m", "holdfast_controller", "controller", "--engine", "kubernetes",
+            f"--kubeconfig={self.kubectl.kubeconfig}", "--host=127.0.0.1", "--port=0", "--log-level=warning",
+            f"--pod-settings={settings}", "--lease=bench", "--namespace=default", "--identity=bench",
+            "--log-format=json",
+        ]  # fmt: skip
+        started = start(self.site, "controller", command)
+        process = psutil.Process(started.process.pid)
+        token = self.kubectl.run("create", "token", ACCOUNT, "-n=default", "--duration=4h").strip()
+        found: list[Controller] = []
+
+        def ready() -> bool:
+            ports = [one.laddr.port for one in process.net_connections("tcp") if one.status == "LISTEN"]
+            if not ports:
+                return False
+            found[:] = [Controller(f"http://127.0.0.1:{ports[0]}", token, process, started.log)]
+            return "holdfast_leader 1.0" in found[0].metrics()
+
+        started.wait_ready(ready, READY_SECONDS)
+        return found[0]
+
+
+@contextmanager
+def world(nodes: int) -> Iterator[World]:
+    """Up with so many fake nodes. Raises the cluster's own errors (MissingTool, ComponentFailed)."""
+    where = site(f"bench-{uuid.uuid4().hex[:8]}")
+    try:
+        plane = start_control_plane(where)
+        install(plane.kubectl)
+        for component in plane.components:
+            if component.name in ("kube-controller-manager", "kube-scheduler"):
+                component.process.terminate()
+        start_nodes(where, plane.kubectl, nodes)
+        yield World(where, plane.kubectl, nodes)
+    finally:
+        end_all(where)
+        erase(where.home)
+
+
+def install(kubectl: Kubectl) -> None:
+    """CRDs, namespaces, and an account that may do everything."""
+    crd = yaml.safe_load(CRD.read_text(encoding="utf-8"))
+    namespaces = tuple(namespace_of(number) for number in range(NAMESPACES))
+    crds = (crd, raw_crd(crd), *training_operator.crds(kubectl))
+    trainingjobs.install(kubectl, *crds, namespaces=namespaces)
+    kubectl.run("create", "serviceaccount", ACCOUNT, "-n=default")
+    kubectl.run(
+        "create", "clusterrolebinding", ACCOUNT, "--clusterrole=cluster-admin",
+        f"--serviceaccount=default:{ACCOUNT}",
+    )  # fmt: skip
+    for namespace in namespaces:
+        kubectl.run("wait", f"-n={namespace}", "--for=create", "serviceaccount/default", "--timeout=60s")
+
+
+def start_nodes(where: Site, kubectl: Kubectl, nodes: int) -> Component:
+    """kwok, and its nodes, all ready."""
+    config = where.state / "kwok.yaml"
+    config.write_text(STAGES, encoding="utf-8")
+    kwok = start(
+        where,
+        "kwok",
+        [
+            program("kwok"),
+            f"--kubeconfig={where.kubeconfig}",
+            f"--config={config}",
+            f"--manage-nodes-with-annotation-selector={FAKE}=fake",
+            # Nobody here watches over nodes, so their leases are not renewed for nobody.
+            "--node-lease-duration-seconds=40000",
+        ],
+    )
+    documents: list[dict[str, Any]] = [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"node-{n}", "annotations": {FAKE: "fake"}}}
+        for n in range(nodes)
+    ]
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
+    kubectl.run("create", "-f", "-", document=text, seconds=300)
+    kwok.check()
+    kubectl.run("wait", "node", "--all", "--for=condition=Ready", "--timeout=300s", seconds=310)
+    return kwok
+
+
+def _end_of(log: Path) -> str:
+    return re.sub(r"\s+$", "", log.read_text(errors="replace"))[-2000:]

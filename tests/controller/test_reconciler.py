@@ -115,6 +115,24 @@ def test_a_disruption_is_answered_at_once_and_peers_are_ended_soon() -> None:
     play(story)
 
 
+def test_a_program_that_tells_nothing_of_its_steps_runs_all_the_same() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make())
+        assert job.status.phase is Phase.STARTING
+        assert scene.after == 120.0
+        scene.now += timedelta(seconds=120)
+        job = await scene.look()
+        assert (job.status.phase, job.status.progress) == (Phase.RUNNING, None)
+        assert job.status.message.startswith(
+            "runs, and tells nothing of its steps: steps, loss and lost work"
+        )
+        job = await scene.end(0, 0)
+        assert job.status.phase is Phase.SUCCEEDED
+        assert job.status.goodput is None
+
+    play(story)
+
+
 def test_a_poisonous_step_is_not_tried_a_third_time() -> None:
     async def story(scene: Scene) -> None:
         job = await scene.submit(make(replicas=1, retries={"failures": 9}))

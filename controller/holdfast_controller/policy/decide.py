@@ -9,12 +9,13 @@ attempt is left: at no moment can two attempts run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from holdfast_controller.cluster import AttemptObservation, Event
+from holdfast_controller.cluster import AttemptObservation, Event, ReplicaState
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, Status, TrainingJob, Verdict
 
 from . import explain
@@ -27,6 +28,8 @@ from .peers import SETTLE_SECONDS, kill_at
 from .repeats import same_failure, standstill
 
 ATTEMPTS_KEPT = 20
+SILENT_SECONDS = 120.0
+"""A program that has not reported for so long since all replicas are up is not going to: it uses no `Run`."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +139,19 @@ class _Deciding:
             self._phase(Phase.RECOVERING, "AttemptEnding", explain.ending(observation))
         elif record.first_step_at is not None:
             self._phase(Phase.RUNNING, "Training", explain.training(observation))
-        else:
+        elif (left := self._left_to_report(record, observation)) > 0:
             self._phase(Phase.STARTING, "Starting", explain.starting(observation))
+            return self._done(requeue_after=left) if left < math.inf else self._done()
+        else:
+            self._phase(Phase.RUNNING, "Unreported", explain.UNREPORTED)
         return self._with_kill(record, observation)
+
+    def _left_to_report(self, record: AttemptRecord, observation: AttemptObservation) -> float:
+        """Seconds until an attempt that says nothing of its steps is taken to run all the same."""
+        up = all(replica.state is ReplicaState.RUNNING for replica in observation.replicas)
+        if not up or observation.progress is not None or record.started_at is None:
+            return math.inf
+        return SILENT_SECONDS - (self.now - record.started_at).total_seconds()
 
     def _with_kill(
         self, record: AttemptRecord, observation: AttemptObservation, stop: int | None = None

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaState
 
+UNREPORTED = (
+    "runs, and tells nothing of its steps: steps, loss and lost work are not known. "
+    "`Run` from holdfast_trainer.run, in its loop, makes them known"
+)
+
 
 def starting(observation: AttemptObservation) -> str:
     """Of an attempt whose first step is not done yet."""

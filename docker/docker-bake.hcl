@@ -25,6 +25,11 @@ variable "TRAINER_BASE" {
   description = "Another base for the trainer; empty takes the Dockerfile's own."
 }
 
+variable "DEVEL_BASE" {
+  default     = ""
+  description = "Another base for trainer-devel, of the same release as the trainer's: both need one Python."
+}
+
 variable "CONTROLLER_BASE" {
   default = ""
 }
@@ -68,6 +73,7 @@ target "trainer-compile" {
 target "trainer-devel" {
   inherits = ["trainer"]
   target   = "devel"
+  args     = notequal(DEVEL_BASE, "") ? { DEVEL_IMAGE = DEVEL_BASE } : {}
   tags     = ["${REGISTRY}holdfast-trainer:${TAG}-devel"]
 }
 

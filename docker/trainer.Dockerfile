@@ -112,13 +112,27 @@ RUN --mount=type=cache,id=holdfast-trainer-apt,target=/var/cache/apt,sharing=loc
         build-essential ca-certificates git ninja-build python3 python3-dev \
     && useradd --uid 65532 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin holdfast
 COPY --link --from=dependencies /opt/holdfast /opt/holdfast
+# Packages lie under the Python that installed them; another one would find none, and not say why.
+RUN python=$(python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])') \
+    && if [ ! -e "/opt/holdfast/lib/$python" ]; then \
+        echo "DEVEL_IMAGE has $python, and $(ls /opt/holdfast/lib) of BASE_IMAGE has the packages:" \
+            "choose two images of one release" >&2; \
+        exit 1; \
+    fi
 
 FROM devel-system AS devel
 ARG VERSION=0.0.0
 ARG REVISION=unknown
-ENV PATH=/opt/holdfast/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp USER=holdfast
+ENV PATH=/opt/holdfast/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp \
+    USER=holdfast \
+    NVIDIA_VISIBLE_DEVICES=void \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --link --from=source /opt/holdfast-app /opt/holdfast-app
 LABEL org.opencontainers.image.title="Holdfast trainer, with compilers" \
+      org.opencontainers.image.description="Builds extensions for the trainer: nvcc, headers, build tools" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"

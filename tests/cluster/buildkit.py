@@ -69,28 +69,13 @@ def build_image(
 ) -> Built:
     """Build `dockerfile` into the node's containerd as `name`, which is in full.
 
-    It lies in `directory`, by default in the context's docker/.
-
+    `dockerfile` lies in `directory`, by default in the context's docker/.
     Raises BuildFailed with the end of BuildKit's log.
     """
     site = machine.site
-    _start(machine)
     metadata = site.state / f"{target}-{os.getpid()}.metadata.json"
-    given = {"BASE_IMAGE": base_image.NAME, **(arguments or {})}
-    bundle = certificates()
     command = [
-        str(program("buildctl")),
-        f"--addr=unix://{site.buildkit_socket}",
-        "build",
-        "--progress=plain",
-        "--frontend=dockerfile.v0",
-        f"--local=context={context}",
-        f"--local=dockerfile={directory or context / 'docker'}",
-        f"--opt=filename={dockerfile}",
-        f"--opt=target={target}",
-        "--opt=image-resolve-mode=local",
-        *(f"--opt=build-arg:{key}={value}" for key, value in given.items()),
-        *([f"--secret=id=ca,src={bundle}"] if bundle else []),
+        *_build(machine, dockerfile, arguments or {}, context, directory, target),
         # Compressing costs more than it saves where nothing is sent anywhere.
         f"--output=type=image,name={name},unpack=true,compression=uncompressed",
         f"--metadata-file={metadata}",
@@ -110,6 +95,60 @@ def build_image(
     digest = json.loads(metadata.read_text())["containerimage.digest"]
     metadata.unlink()
     return Built(name, digest, seconds, done.stdout)
+
+
+def lint(
+    machine: Machine,
+    dockerfile: str,
+    *,
+    arguments: Mapping[str, str] | None = None,
+    context: Path = ROOT,
+    directory: Path | None = None,
+    target: str = "runtime",
+) -> str:
+    """What BuildKit's own checks have to say of a Dockerfile and target; empty where all is well.
+
+    Raises BuildFailed where they cannot be made.
+    """
+    command = _build(machine, dockerfile, arguments or {}, context, directory, target)
+    done = subprocess.run(
+        [*command, "--opt=requestid=frontend.lint"],
+        env=environment(machine.site),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise BuildFailed(f"{dockerfile} cannot be checked:\n{done.stderr[-4000:]}")
+    return done.stdout.strip()
+
+
+def _build(
+    machine: Machine,
+    dockerfile: str,
+    arguments: Mapping[str, str],
+    context: Path,
+    directory: Path | None,
+    target: str,
+) -> list[str]:
+    """buildctl's command, up to what comes of it; buildkitd is there then."""
+    _start(machine)
+    bundle = certificates()
+    given = {"BASE_IMAGE": base_image.NAME, **arguments}
+    return [
+        str(program("buildctl")),
+        f"--addr=unix://{machine.site.buildkit_socket}",
+        "build",
+        "--progress=plain",
+        "--frontend=dockerfile.v0",
+        f"--local=context={context}",
+        f"--local=dockerfile={directory or context / 'docker'}",
+        f"--opt=filename={dockerfile}",
+        f"--opt=target={target}",
+        "--opt=image-resolve-mode=local",
+        *(f"--opt=build-arg:{key}={value}" for key, value in given.items()),
+        *([f"--secret=id=ca,src={bundle}"] if bundle else []),
+    ]
 
 
 def prune(machine: Machine, name: str) -> None:

@@ -97,6 +97,12 @@ BUILDKIT = Module(
     stamp="github.com/moby/buildkit/version.Version=VERSION",
     main="github.com/moby/buildkit",
 )
+BUILDX = Module(
+    "buildx",
+    {"buildx": "github.com/docker/buildx/cmd/buildx"},
+    stamp="github.com/docker/buildx/version.Version=VERSION",
+    main="github.com/docker/buildx",
+)
 SMALL = Module("small", {name: f"./{name}" for name in ("pause", "nslookup", "wget")})
 HELM = Module(
     "helm",
@@ -122,7 +128,7 @@ KWOK = Module(
     main="sigs.k8s.io/kwok",
 )
 
-MODULES = (SMALL, KUBERNETES, COREDNS, TRAINING_OPERATOR, BUILDKIT, HELM, HELM4, KUBECONFORM, KWOK)
+MODULES = (SMALL, KUBERNETES, COREDNS, TRAINING_OPERATOR, BUILDKIT, BUILDX, HELM, HELM4, KUBECONFORM, KWOK)
 
 
 def module_of(program: str) -> Module:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -60,11 +59,3 @@ def test_dependencies_are_hashed_and_nothing_fetches_a_frontend(path: Path) -> N
 
 def test_the_controller_image_is_asked_for_no_torch() -> None:
     assert "--extra trainer" not in (ROOT / "docker" / "controller.Dockerfile").read_text()
-
-
-def test_bake_labels_the_version_of_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    bake = (ROOT / "docker" / "docker-bake.hcl").read_text()
-    default = re.search(r'variable "VERSION" \{\s*default = "([^"]+)"', bake)
-    assert default is not None
-    assert default[1] == project["version"]

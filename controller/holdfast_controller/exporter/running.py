@@ -70,10 +70,7 @@ def collecting(options: Options) -> Iterator[Collector]:
 
 def run(options: Options, started: Callable[[int], None]) -> None:
     """Serve until SIGTERM or SIGINT; `started` is told the port. Raises ExporterError."""
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    with collecting(options) as collector:
+    with collecting(options) as collector, _asked_to_end() as ended:
         told = _Told()
         try:
             with served(lambda: told.after(collector.look()), options.host, options.port) as port:
@@ -84,6 +81,20 @@ def run(options: Options, started: Callable[[int], None]) -> None:
                 f"cannot listen on {options.host}:{options.port}: {error.strerror or error}; "
                 "choose another --port, or 0 for any that is free"
             ) from error
+
+
+@contextmanager
+def _asked_to_end() -> Iterator[threading.Event]:
+    """Set by SIGTERM and SIGINT."""
+    ended = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield ended
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
 
 
 class _Told:

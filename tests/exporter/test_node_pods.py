@@ -1,0 +1,140 @@
+"""The pods of a node, from a real apiserver: asked for seldom, with no right more than it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.conftest import control_plane  # noqa: F401  a fixture
+from tests.cluster.control_plane import ControlPlane
+from waiting import wait_until
+
+from holdfast_controller.exporter import pods as node_pods
+from holdfast_controller.exporter.pods import NodePods, from_apiserver
+from holdfast_controller.exporter.readings import Fault, Reason
+
+NAMESPACE = "exporter-pods"
+
+
+def pod(name: str, node: str, **labels: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels},
+        "spec": {
+            "nodeName": node,
+            "serviceAccountName": "exporter",
+            "containers": [{"name": "main", "image": "example.org/none"}],
+        },
+    }
+
+
+def node(name: str) -> dict[str, Any]:
+    """Without one its pods would be collected."""
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+
+
+def item(name: str, uid: str, container: str = "") -> dict[str, Any]:
+    status = {"containerStatuses": [{"name": "main", "containerID": f"containerd://{container}"}]}
+    return {"metadata": {"namespace": "a", "name": name, "uid": uid}, "status": status if container else {}}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, to be moved on by hand."""
+    now = [1000.0]
+    monkeypatch.setattr(node_pods.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_known_pod_is_not_asked_for_again(clock: list[float]) -> None:
+    there = [item("first", "1", "c" * 64)]
+    asked: list[float] = []
+
+    def fetch() -> list[dict[str, Any]]:
+        asked.append(clock[0])
+        return list(there)
+
+    pods = NodePods(fetch)
+    for _ in range(3):
+        found, fault = pods.covering({("1", "c" * 64)}, {("a", "first")})
+        assert fault is None
+        assert found.by_uid["1"].name == "first"
+    assert asked == [1000.0]
+    there.append(item("second", "2"))
+    assert "2" not in pods.covering({("2", "")}, ())[0].by_uid, "asked a moment ago"
+    clock[0] += 5
+    assert "2" in pods.covering({("2", "")}, ())[0].by_uid
+    clock[0] += 5
+    assert pods.covering({("2", "d" * 64)}, ())[0].by_uid["2"].containers == {}
+    assert len(asked) == 3, "the container has an id by now, perhaps"
+    clock[0] += 120
+    pods.covering((), ())
+    assert len(asked) == 4, "names come to mean other pods"
+
+
+def test_while_the_apiserver_is_away_what_is_known_stays_true_for_a_minute(clock: list[float]) -> None:
+    answers: list[Any] = [[item("first", "1")], OSError("connection refused"), OSError("connection refused")]
+
+    def fetch() -> list[dict[str, Any]]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        found: list[dict[str, Any]] = answer
+        return found
+
+    pods = NodePods(fetch)
+    assert pods.covering({("1", "")}, ())[1] is None
+    clock[0] += 10
+    found, fault = pods.covering({("1", ""), ("2", "")}, ())
+    assert fault == Fault(
+        Reason.UNREACHABLE, "the apiserver does not list this node's pods: connection refused"
+    )
+    assert "1" in found.by_uid
+    clock[0] += 120
+    found, fault = pods.covering({("1", "")}, ())
+    assert fault is not None
+    assert found.by_uid == {}
+
+
+@pytest.mark.cluster
+def test_a_real_apiserver_lists_the_nodes_pods_to_who_may(
+    control_plane: ControlPlane,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    kubectl = control_plane.kubectl
+    account = f"{NAMESPACE}:exporter"
+    kubectl.run("create", "namespace", NAMESPACE)
+    try:
+        kubectl.run("create", "serviceaccount", "exporter", f"-n={NAMESPACE}")
+        kubectl.apply(node("node-a"), node("node-b"), pod("ours", "node-a", app="x"), pod("theirs", "node-b"))
+        token = kubectl.run("create", "token", "exporter", f"-n={NAMESPACE}").strip()
+        (tmp_path / "token").write_text(token)
+        (tmp_path / "ca.crt").write_bytes(Path(control_plane.authority.certificate).read_bytes())
+        fetch = from_apiserver(control_plane.url, "node-a", tmp_path)
+        _, fault = NodePods(fetch).covering((), ())
+        assert fault is not None
+        assert fault.reason == Reason.PERMISSION_DENIED
+        assert "the exporter's account needs the verb list on pods" in fault.message
+        kubectl.run("create", "clusterrole", NAMESPACE, "--verb=list", "--resource=pods")
+        kubectl.run(
+            *("create", "clusterrolebinding", NAMESPACE),
+            *(f"--clusterrole={NAMESPACE}", f"--serviceaccount={account}"),
+        )
+
+        def listed() -> dict[tuple[str, str], Any]:
+            """The apiserver's authorizer and its watch cache each take a moment."""
+            return dict(NodePods(fetch).covering((), ())[0].by_name)
+
+        found = wait_until(listed, "the pods to be listed", seconds=120)
+        assert list(found) == [(NAMESPACE, "ours")]
+        assert found[NAMESPACE, "ours"].labels == {"app": "x"}
+        (tmp_path / "token").unlink()
+        _, fault = NodePods(fetch).covering((), ())
+        assert fault is not None
+        assert f"{tmp_path}/token" in fault.message
+    finally:
+        kubectl.run("delete", "clusterrole,clusterrolebinding", NAMESPACE, "--ignore-not-found")
+        kubectl.run("delete", "namespace", NAMESPACE, "--wait=false")
+        kubectl.run("delete", "node", "node-a", "node-b", "--ignore-not-found")

@@ -76,8 +76,9 @@ def _build(module: Module) -> None:
 
 
 def _go(compiler: str, module: Module, *arguments: str) -> str:
-    # CGO_ENABLED=0: static programs run in an image that holds nothing else.
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-mod=readonly"}
+    # Without cgo programs are static and run in an image that holds nothing else.
+    linked = "1" if module.cgo else "0"
+    environment = {**os.environ, "CGO_ENABLED": linked, "GOWORK": "off", "GOFLAGS": "-mod=readonly"}
     niceness = ["nice", "-n", "19"] if find("nice") else []
     done = subprocess.run(
         [*niceness, compiler, *arguments],

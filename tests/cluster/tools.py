@@ -31,6 +31,8 @@ class Module:
     """The Go module whose version counts as the programs'; empty: their code is ours."""
     keep: tuple[str, ...] = ()
     """Directories of `main` that are kept beside the programs."""
+    cgo: bool = False
+    """Linked against libc: for what loads libraries at run time. The others are static."""
 
     @property
     def directory(self) -> Path:
@@ -55,7 +57,9 @@ class Module:
         for path in sorted(self.directory.rglob("*")):
             if path.is_file():
                 digest.update(f"{path.relative_to(self.directory)}\0".encode() + path.read_bytes() + b"\0")
-        digest.update(repr((self.flags, sorted(self.programs), self.keep, platform.machine())).encode())
+        decided = (self.flags, sorted(self.programs), self.keep, platform.machine())
+        # Only where it is so: the keys of all that was built before stay.
+        digest.update(repr((*decided, "cgo") if self.cgo else decided).encode())
         return digest.hexdigest()[:16]
 
     @property
@@ -127,8 +131,26 @@ KWOK = Module(
     stamp="sigs.k8s.io/kwok/pkg/consts.Version=VERSION",
     main="sigs.k8s.io/kwok",
 )
+DEVICE_PLUGIN = Module(
+    "device-plugin",
+    {"nvidia-device-plugin": "github.com/NVIDIA/k8s-device-plugin/cmd/nvidia-device-plugin"},
+    main="github.com/NVIDIA/k8s-device-plugin",
+    cgo=True,
+)
 
-MODULES = (SMALL, KUBERNETES, COREDNS, TRAINING_OPERATOR, BUILDKIT, BUILDX, HELM, HELM4, KUBECONFORM, KWOK)
+MODULES = (
+    SMALL,
+    KUBERNETES,
+    COREDNS,
+    TRAINING_OPERATOR,
+    BUILDKIT,
+    BUILDX,
+    HELM,
+    HELM4,
+    KUBECONFORM,
+    KWOK,
+    DEVICE_PLUGIN,
+)
 
 
 def module_of(program: str) -> Module:

@@ -85,17 +85,24 @@ class Recorder(Storage):
             super().rename(source, target)
             self.operations.append(Operation("rename", source, target))
 
-    def unlink(self, path: Path) -> None:
+    def unlink(self, path: Path, held: int | None = None) -> None:
         with self._lock:
             there = path.exists()
-            super().unlink(path)
+            super().unlink(path, held)
             if there:
                 self.operations.append(Operation("unlink", path))
 
-    def sync_directory(self, path: Path) -> None:
+    def sync_directory(self, path: Path, held: int | None = None) -> None:
         with self._lock:
-            super().sync_directory(path)
+            super().sync_directory(path, held)
             self.operations.append(Operation("sync_directory", path))
+
+    def remove_held(self, path: Path, held: int) -> None:
+        with self._lock:
+            for child in sorted(path.iterdir()):
+                self.unlink(child, held)
+            super().remove_held(path, held)
+            self.operations.append(Operation("unlink", path))
 
     def remove_tree(self, path: Path) -> None:
         with self._lock:

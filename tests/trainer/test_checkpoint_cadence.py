@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from holdfast_trainer.checkpoint.cadence import (
     time_between_interruptions,
     young_interval,
 )
+from holdfast_trainer.checkpoint.retention import Retention
 from holdfast_trainer.contract import RunDir, raise_fence
 
 
@@ -66,3 +68,35 @@ def test_every_nth_checkpoint_stays_for_good(tmp_path: Path) -> None:
     assert CheckpointDirectory(run, 1).steps() == [80, 70, 60, 40, 20]
     with pytest.raises(ValueError, match="keep_every=-1: a number of steps, or 0 to keep no others"):
         Saver(run, attempt=1, rank=0, world_size=1, keep_every=-1)
+
+
+@pytest.mark.parametrize(
+    ("retention", "losses", "expected"),
+    [
+        (Retention(2), {}, {50, 40}),
+        (Retention(1, best=1), {10: 3.0, 20: 2.0, 30: 2.5}, {50, 20}),
+        (Retention(1, best=2), {10: 3.0, 20: 2.0, 30: 2.5}, {50, 20, 30}),
+        (Retention(1, best=1), {20: 2.0, 30: 2.0}, {50, 30}),
+        (Retention(1, best=3), {20: math.nan, 30: math.inf, 35: 1.0}, {50}),
+        (Retention(1, every=20, best=1), {10: 1.0}, {50, 40, 20, 10}),
+        (Retention(9), {}, {50, 40, 30, 20, 10}),
+    ],
+)
+def test_what_stays(retention: Retention, losses: dict[int, float], expected: set[int]) -> None:
+    assert retention.stays([50, 40, 30, 20, 10], losses) == expected
+
+
+def test_the_best_stay_also_when_they_were_measured_by_an_earlier_attempt(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    raise_fence(run, 1)
+    measured = {10: 3.0, 20: 1.5, 30: 2.0, 40: 1.0, 50: 2.5, 60: 2.2}
+    for attempt_steps in ([10, 20, 30], [40, 50, 60, 70]):
+        saver = Saver(run, attempt=1, rank=0, world_size=1, keep=1, keep_best=2)
+        for step in attempt_steps:
+            saver.save(step, {"parts": {"w": torch.ones(3)}}, {})
+            saver.wait()
+            if step in measured:  # validation comes after the save of its step
+                saver.validated(step, measured[step])
+    assert CheckpointDirectory(run, 1).steps() == [70, 40, 20]
+    with pytest.raises(ValueError, match="keep_best=-1: a number of checkpoints, or 0"):
+        Saver(run, attempt=1, rank=0, world_size=1, keep_best=-1)

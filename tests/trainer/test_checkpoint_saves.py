@@ -22,6 +22,7 @@ from holdfast_trainer.checkpoint import (
     WrongConfiguration,
     load_newest,
 )
+from holdfast_trainer.checkpoint.storage import Storage
 from holdfast_trainer.checkpoint.tensorfile import Written
 from holdfast_trainer.contract import RunDir, raise_fence
 
@@ -222,7 +223,7 @@ def test_a_late_writer_is_fenced_and_harms_nothing(run: RunDir) -> None:
     with pytest.raises(Fenced, match="attempt 1 was superseded by attempt 2: it may no longer write"):
         late.commit(partial, manifest)
     with pytest.raises(Fenced):
-        late.prune(1)
+        late.prune(set)
     with pytest.raises(Fenced):
         save(first, 30)
     second = make_saver(run, attempt=2)
@@ -237,6 +238,36 @@ def test_a_writer_past_its_last_look_at_the_fence_has_nothing_left_to_rename(run
     CheckpointDirectory(run, 2).sweep()
     with pytest.raises(FileNotFoundError):
         os.rename(partial, run.checkpoint(20))
+
+
+def test_an_attempt_frozen_while_it_prunes_takes_nothing_of_the_newer_one(run: RunDir) -> None:
+    """It was about to remove a damaged step 20 when it froze; the newer attempt saved step 20 meanwhile."""
+
+    class Frozen(Storage):
+        def unlink(self, path: Path, held: int | None = None) -> None:
+            if path == run.checkpoint(20) / "manifest.json":
+                raise_fence(run, 2)
+                newer = make_saver(run, attempt=2)
+                newer.bad_steps = {20}
+                save(newer, 20)
+            super().unlink(path, held)
+
+    save(make_saver(run), 10)
+    save(make_saver(run), 20)
+    flip(run.checkpoint(20) / "rank-0.safetensors")
+    older = make_saver(run, storage=Frozen(), keep=1)
+    older.bad_steps = {20}
+    save(older, 15)
+    loaded, skipped = load_newest(run, 2, Alone())
+    assert loaded is not None
+    assert (loaded.manifest.step, loaded.manifest.attempt, skipped) == (20, 2, [])
+
+
+def test_debris_of_a_newer_attempt_is_left_to_it(run: RunDir) -> None:
+    save(make_saver(run), 20)
+    writing = CheckpointDirectory(run, 2).begin(10, 1)
+    save(make_saver(run), 30)
+    assert writing.exists()
 
 
 def test_an_unreadable_fence_stops_saves_with_a_reason(run: RunDir) -> None:

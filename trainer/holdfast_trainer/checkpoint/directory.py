@@ -16,8 +16,10 @@ No two saves share a directory, so what a rank writes late into a save that fail
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -200,29 +202,37 @@ class CheckpointDirectory:
         for made in (self._run.path, self._run.path.parent):  # checkpoints/ and the run directory themselves
             self._storage.sync_directory(made)
 
-    def prune(self, keep: int, bad: Iterable[int] = (), *, every: int = 0) -> None:
-        """Keep the newest `keep` checkpoints and those of each `every`-th step; remove other older ones.
-
-        `bad` ones and debris of the past go too.
+    def prune(self, stays: Callable[[list[int]], set[int]], bad: Iterable[int] = ()) -> None:
+        """Remove good checkpoints but those that `stays` names of them, `bad` ones, and debris of the past.
 
         The manifest goes first, so that a crash in the middle leaves debris and no false checkpoint.
+        An attempt that is frozen here may wake up when a newer one has given such a name to a checkpoint
+        of its own: what goes is held before the fence is read, and no other directory is touched.
         Raises Fenced, OSError.
         """
-        check_fence(self._run, self._attempt)
         bad = set(bad)
         good = [step for step in self.steps() if step not in bad]
-        doomed = [self._run.checkpoint(step) for step in good[keep:] if not every or step % every]
-        doomed += [self._run.checkpoint(step) for step in bad]
-        for path in self._run.checkpoints.iterdir():
-            match = UNFINISHED.fullmatch(path.name)
-            stale = match is not None and (
-                int(match[2]) < self._attempt or int(match[1]) <= max(good, default=0)
-            )
-            headless = checkpoint_step(path) is not None and not (path / manifests.NAME).exists()
-            if stale or headless or path.name.startswith(".bad-"):
-                doomed.append(path)
-        for path in doomed:
-            if path.exists():
-                self._storage.unlink(path / manifests.NAME)
-                self._storage.sync_directory(path)
-                self._storage.remove_tree(path)
+        kept = stays(good)
+        doomed = [self._run.checkpoint(step) for step in [*good, *bad] if step in bad or step not in kept]
+        doomed += [path for path in self._run.checkpoints.iterdir() if self._is_debris(path, good)]
+        with ExitStack() as holding:
+            held: list[tuple[Path, int]] = []
+            for path in dict.fromkeys(doomed):
+                try:
+                    held.append((path, self._storage.hold(path)))
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                holding.callback(os.close, held[-1][1])
+            check_fence(self._run, self._attempt)
+            for path, descriptor in held:
+                self._storage.unlink(path / manifests.NAME, descriptor)
+                self._storage.sync_directory(path, descriptor)
+                self._storage.remove_held(path, descriptor)
+
+    def _is_debris(self, path: Path, good: Iterable[int]) -> bool:
+        """Left by a save that failed or was killed, or by a removal; none of a newer attempt's."""
+        if match := UNFINISHED.fullmatch(path.name):
+            step, attempt = int(match[1]), int(match[2])
+            return attempt < self._attempt or (attempt == self._attempt and step <= max(good, default=0))
+        headless = checkpoint_step(path) is not None and not (path / manifests.NAME).exists()
+        return headless or path.name.startswith(".bad-")

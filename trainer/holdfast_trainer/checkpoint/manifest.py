@@ -35,6 +35,8 @@ class Manifest:
     """Seconds since the epoch."""
     environment: dict[str, Any] = field(default_factory=dict)
     """What the numbers depend on besides the configuration: torch, device, threads."""
+    losses: dict[str, float] = field(default_factory=dict)
+    """Validation losses by step, of this and older checkpoints, as far as they were known."""
 
     @property
     def digest(self) -> str:

@@ -31,6 +31,7 @@ from . import tensorfile
 from .checksums import Written
 from .directory import CheckpointDirectory, CheckpointError, Fenced, check_fence, part_file
 from .manifest import Manifest
+from .retention import Retention
 from .shares import share_out
 from .spread import start_thread, step_aside
 from .stage import Image, NotEnoughMemory, Stage
@@ -70,20 +71,18 @@ class Saver:
         config_hash: str = "",
         keep: int = 3,
         keep_every: int = 0,
+        keep_best: int = 0,
         environment: Mapping[str, Any] | None = None,
         on_saved: Callable[[Saved], None] = lambda saved: None,
         on_failed: Callable[[int, CheckpointError], None] = lambda step, error: None,
         storage: Storage | None = None,
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept, or nothing is durable")
-        if keep_every < 0:
-            raise ValueError(f"keep_every={keep_every}: a number of steps, or 0 to keep no others")
+        self._retention = Retention(keep, keep_every, keep_best)
         self._run = run
         self._storage = storage or Storage()
         self._directory = CheckpointDirectory(run, attempt, self._storage)
         self._attempt, self._rank, self._world_size = attempt, rank, world_size
-        self._config_hash, self._keep, self._keep_every = config_hash, keep, keep_every
+        self._config_hash = config_hash
         self._environment = dict(environment or {})
         self._on_saved, self._on_failed = on_saved, on_failed
         self._stage = Stage()
@@ -92,6 +91,7 @@ class Saver:
         self._saves = 0
         self._deadline = 0.0
         self._error: CheckpointError | None = None
+        self._losses: dict[int, float] = {}
         self.last_cost: float | None = None
         """Seconds until durable of the newest save; what `auto` plans with."""
         self.bad_steps: set[int] = set()
@@ -107,6 +107,17 @@ class Saver:
     def newest(self) -> Manifest | None:
         """The manifest of the newest committed step, leaving out those that did not verify."""
         return self._directory.newest(self.bad_steps)
+
+    def validated(self, step: int, loss: float) -> None:
+        """The state after `step` steps has this validation loss, as far as retention is concerned."""
+        self._losses[step] = loss
+
+    def _known_losses(self) -> dict[int, float]:
+        """What this attempt measured, and what the newest checkpoint tells of the past."""
+        newest = self.newest
+        told = {} if newest is None else {int(step): loss for step, loss in newest.losses.items()}
+        there = self._directory.steps()
+        return {step: loss for step, loss in {**told, **self._losses}.items() if step in there}
 
     @property
     def busy(self) -> bool:
@@ -237,7 +248,8 @@ class Saver:
         stall = self.last_cost if stall is None else stall
         self._on_saved(Saved(step, manifest.size, self.last_cost, stall, manifest.digest))
         try:
-            self._directory.prune(self._keep, self.bad_steps, every=self._keep_every)
+            losses = self._known_losses()
+            self._directory.prune(lambda steps: self._retention.stays(steps, losses), self.bad_steps)
             self.bad_steps.clear()
         except (OSError, CheckpointError) as error:
             self._on_failed(step, CheckpointError(f"step {step} is saved, but old ones stay: {error}"))
@@ -252,6 +264,7 @@ class Saver:
             files=self._directory.await_parts(partial, self._world_size, late),
             time=time.time(),
             environment=self._environment,
+            losses={str(step): loss for step, loss in self._known_losses().items()},
         )
         return self._directory.commit(partial, manifest)
 

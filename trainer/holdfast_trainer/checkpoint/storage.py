@@ -63,12 +63,38 @@ class Storage:
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
 
-    def unlink(self, path: Path) -> None:
-        """Nothing where it is gone already."""
-        path.unlink(missing_ok=True)
+    def hold(self, path: Path) -> int:
+        """A descriptor of the directory that `path` names now, whatever has that name later."""
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
-    def sync_directory(self, path: Path) -> None:
-        fsync_directory(path)
+    def unlink(self, path: Path, held: int | None = None) -> None:
+        """Nothing where it is gone already. With `held`, from that directory alone."""
+        try:
+            os.unlink(path if held is None else path.name, dir_fd=held)
+        except FileNotFoundError:
+            pass
+
+    def sync_directory(self, path: Path, held: int | None = None) -> None:
+        """With `held`, of that directory, whatever `path` names by now."""
+        if held is None:
+            fsync_directory(path)
+        else:
+            os.fsync(held)
+
+    def remove_held(self, path: Path, held: int) -> None:
+        """The directory of files that `held` is; another one that has its name by now stays."""
+        for name in os.listdir(held):
+            try:
+                os.unlink(name, dir_fd=held)
+            except IsADirectoryError:
+                shutil.rmtree(name, dir_fd=held)
+            except FileNotFoundError:
+                pass
+        try:
+            os.rmdir(path)  # of the other one it does nothing, as that holds files
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+                raise
 
     def remove_tree(self, path: Path) -> None:
         """Nothing where it is gone already; what appears in it meanwhile goes too."""

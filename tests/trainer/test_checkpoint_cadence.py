@@ -16,6 +16,7 @@ from holdfast_trainer.checkpoint.cadence import (
     time_between_interruptions,
     young_interval,
 )
+from holdfast_trainer.checkpoint.flight import makes_way, seconds_left
 from holdfast_trainer.checkpoint.retention import Retention
 from holdfast_trainer.contract import RunDir, raise_fence
 
@@ -100,3 +101,37 @@ def test_the_best_stay_also_when_they_were_measured_by_an_earlier_attempt(tmp_pa
     assert CheckpointDirectory(run, 1).steps() == [70, 40, 20]
     with pytest.raises(ValueError, match="keep_best=-1: a number of checkpoints, or 0"):
         Saver(run, attempt=1, rank=0, world_size=1, keep_best=-1)
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "share", "usual", "expected"),
+    [
+        (4.0, 0.5, None, 4.0),
+        (4.0, 0.8, 60.0, 1.0),
+        (4.0, 1.0, 60.0, 0.0),
+        (4.0, 0.0, 10.0, 14.0),
+        (4.0, 0.0, None, None),
+    ],
+)
+def test_how_long_a_save_still_takes(
+    elapsed: float, share: float, usual: float | None, expected: float | None
+) -> None:
+    assert seconds_left(elapsed, share, usual) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("notice", "flight", "usual", "expected"),
+    [
+        (27.0, 10.0, 12.0, False),  # both fit: the one under way is certain
+        (27.0, 20.0, 12.0, True),  # one fits, and the newer covers more
+        (27.0, 27.1, 12.0, True),  # the one under way does not even fit
+        (27.0, 5.0, 30.0, False),  # the newer does not fit
+        (27.0, None, 12.0, False),
+        (27.0, 20.0, None, False),
+        (0.0, 0.0, 0.0, False),
+    ],
+)
+def test_a_save_in_flight_makes_way_where_one_of_two_fits(
+    notice: float, flight: float | None, usual: float | None, expected: bool
+) -> None:
+    assert makes_way(notice, flight, usual) is expected

@@ -210,7 +210,7 @@ def test_too_little_memory_makes_saves_slow_and_says_so(
         stall = saver.save(10, state, {})
         saver.save(20, state, {})
     (line,) = caplog.messages
-    assert "of memory and 0.01 GB are free" in line
+    assert "of memory, and 0.01 GB are free" in line
     assert "every save will hold training up until it is written" in line
     assert stall >= told[0].stall_seconds == told[0].seconds > 0
     loaded, _ = load_newest(run, 1, Gang(0, 1, Barrier(1), [None]))
@@ -231,9 +231,71 @@ def test_the_container_and_the_machine_both_bound_memory(tmp_path: Path) -> None
     (group / "memory.current").write_text("35000\n")
     (group / "memory.stat").write_text("anon 5\ninactive_file 1000\nactive_file 500\n")
     assert free_memory(tmp_path) == 6500
+    older = group / "memory"  # version 1
+    older.mkdir()
+    (older / "memory.limit_in_bytes").write_text("9000\n")
+    (older / "memory.usage_in_bytes").write_text("5000\n")
+    (older / "memory.stat").write_text("cache 9\ntotal_inactive_file 100\ntotal_active_file 20\n")
+    assert free_memory(tmp_path) == 4120
     with pytest.raises(NotEnoughMemory, match=r"needs 1000.00 GB of memory"):
         Stage().reserve(10**12, pinned=False)
     assert memories.free_memory() is None or memories.free_memory() > 0
+
+
+def test_memory_is_asked_for_all_ranks_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "free_memory", lambda: 1_000_000_000)
+    Stage().reserve(400_000_000, pinned=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(NotEnoughMemory) as raised:
+        Stage().reserve(400_000_000, pinned=False)
+    assert str(raised.value) == (
+        "staging a checkpoint needs 0.40 GB of memory for each of 2 ranks here, and 1.00 GB are free, "
+        "of which 0.27 GB are left to the training. More memory for the job would help, or more machines, "
+        "as ranks share the state"
+    )
+
+
+# --------------------------------------------------------------------- giving up
+
+
+def test_a_save_that_is_given_up_leaves_nothing_and_the_next_is_made(run: RunDir) -> None:
+    """The disk is held up in the first of three blocks."""
+
+    class Held(Storage):
+        reached, go = threading.Event(), threading.Event()
+
+        def write(self, fd: int, data: memoryview, offset: int) -> None:
+            if len(data) >= BLOCK:
+                self.reached.set()
+                assert self.go.wait(60)
+            super().write(fd, data, offset)
+
+    storage, told = Held(), list[str]()
+    saver = Saver(
+        run,
+        attempt=1,
+        rank=0,
+        world_size=1,
+        storage=storage,
+        on_failed=lambda step, error: told.append(str(error)),
+    )
+    saver.save(10, {"parts": {"w": torch.rand(9)}}, {})
+    saver.wait()
+    saver.save(20, {"parts": {"w": torch.rand(BLOCK // 4 * 2 + 9)}}, {})
+    assert storage.reached.wait(60)
+    assert saver.last_cost is not None
+    assert not saver.makes_way(1e9), "there is time for both"
+    assert saver.makes_way(saver.last_cost), "there is time for one"
+    saver.give_up()
+    storage.go.set()
+    saver.join()
+    assert told == [
+        "step 20 could not be saved: given up for a newer step, as the notice left time for one of them"
+    ]
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000010"]
+    saver.save(21, {"parts": {"w": torch.rand(9)}}, {})
+    saver.wait()
+    assert saver.durable_step == 21
 
 
 # ------------------------------------------------------------------------- reading

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
     """Bytes that can still be allocated before something must be swapped or killed; None where unknown.
 
-    The lesser of the machine's MemAvailable (proc(5)) and what the control group has left (cgroup v2:
-    its page cache can be reclaimed, so that counts as free). `root` is where /proc and /sys are.
+    The lesser of the machine's MemAvailable (proc(5)) and what the control group has left, version 2 or 1
+    (its page cache can be reclaimed, so that counts as free). `root` is where /proc and /sys are.
     """
-    known = [free for free in (_machine(root), _group(root / "sys/fs/cgroup")) if free is not None]
-    return min(known, default=None)
+    groups = root / "sys/fs/cgroup"
+    known = [
+        _machine(root),
+        _group(groups, "memory.max", "memory.current", ("inactive_file", "active_file")),
+        _group(
+            groups / "memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            ("total_inactive_file", "total_active_file"),
+        ),
+    ]
+    return min((free for free in known if free is not None), default=None)
+
+
+def ranks_here() -> int:
+    """How many ranks share this machine's memory, as torchrun tells; 1 where nobody does."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(told) if told.isdigit() and int(told) else 1
 
 
 def _machine(root: Path) -> int | None:
@@ -26,17 +43,16 @@ def _machine(root: Path) -> int | None:
     return None
 
 
-def _group(directory: Path) -> int | None:
+def _group(directory: Path, limit: str, usage: str, cache: tuple[str, ...]) -> int | None:
     try:
-        limit = int((directory / "memory.max").read_text(encoding="ascii"))  # "max": no limit
-        used = int((directory / "memory.current").read_text(encoding="ascii"))
-        stat = dict(
-            line.split() for line in (directory / "memory.stat").read_text(encoding="ascii").splitlines()
-        )
-        cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+        bound = int((directory / limit).read_text(encoding="ascii"))  # "max": no limit
+        used = int((directory / usage).read_text(encoding="ascii"))
+        lines = (directory / "memory.stat").read_text(encoding="ascii").splitlines()
+        stat = dict(line.split() for line in lines)
+        reclaimable = sum(int(stat.get(name, 0)) for name in cache)
     except (OSError, ValueError):
         return None
-    return max(0, limit - used + cache)
+    return max(0, bound - used + reclaimable)
 
 
 def huge_pages(size: int) -> mmap.mmap:

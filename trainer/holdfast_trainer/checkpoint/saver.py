@@ -30,6 +30,7 @@ from ..contract import RunDir
 from . import tensorfile
 from .checksums import Written
 from .directory import CheckpointDirectory, CheckpointError, Fenced, check_fence, part_file
+from .flight import Flight, GivenUp, makes_way
 from .manifest import Manifest
 from .retention import Retention
 from .shares import share_out
@@ -90,6 +91,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._saves = 0
         self._deadline = 0.0
+        self._flight = Flight(0)
         self._error: CheckpointError | None = None
         self._losses: dict[int, float] = {}
         self.last_cost: float | None = None
@@ -174,10 +176,12 @@ class Saver:
             image = self._stage.fill(Header.of(skeleton, tensors), tensors)
         except NotEnoughMemory as error:
             self._tell_memory(error)
+            self._flight = Flight(0)
             whole = lambda path: tensorfile.write(path, skeleton, tensors, self._storage)  # noqa: E731
             self._write(step, whole, began, None)
             return time.perf_counter() - began
         stall = time.perf_counter() - began
+        self._flight = Flight(image.size)
         write = functools.partial(self._write_image, step, image, began, stall)
         self._thread = start_thread(write, "checkpoint")
         if self._thread is None:
@@ -211,6 +215,14 @@ class Saver:
         """Give peers no longer than this to bring their parts of the save in flight."""
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
+    def makes_way(self, seconds: float) -> bool:
+        """Whether the save in flight should be given up for a newer one, with `seconds` left for both."""
+        return self.busy and makes_way(seconds, self._flight.seconds_left(self.last_cost), self.last_cost)
+
+    def give_up(self) -> None:
+        """End the save in flight as one that failed, unless it is being committed by now."""
+        self._flight.give_up()
+
     def wait(self) -> None:
         """Wait for the save in flight. Raises the CheckpointError it ended with.
 
@@ -222,10 +234,11 @@ class Saver:
 
     def _write_image(self, step: int, image: Image, began: float, stall: float) -> None:
         step_aside()
+        flight = self._flight
 
         def whole(path: Path) -> Written:
             image.wait()
-            return tensorfile.write_image(path, image.view, image.size, self._storage)
+            return tensorfile.write_image(path, image.view, image.size, self._storage, flight.advance)
 
         self._write(step, whole, began, stall)
 
@@ -255,7 +268,10 @@ class Saver:
             self._on_failed(step, CheckpointError(f"step {step} is saved, but old ones stay: {error}"))
 
     def _commit(self, step: int, partial: Path) -> Manifest:
-        late = lambda: time.monotonic() > self._deadline  # noqa: E731
+        def late() -> bool:
+            self._flight.go_on()
+            return time.monotonic() > self._deadline
+
         manifest = Manifest(
             step=step,
             attempt=self._attempt,
@@ -299,4 +315,4 @@ def _say(error: Exception) -> str:
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror or error}{where}"
-    return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, CheckpointError | GivenUp) else f"{type(error).__name__}: {error}"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .checksums import BLOCK
-from .memory import advise, free_memory, huge_pages
+from .memory import advise, free_memory, huge_pages, ranks_here
 from .tensorfile import PAGE, Header
 
 HEADER_ROOM = 1 << 20
@@ -69,11 +69,13 @@ class Stage:
         wanted = self._head + -(-size // PAGE) * PAGE + PAGE
         if wanted <= self.size and (self._for_gpu or not pinned):
             return
-        free = free_memory()
-        if free is not None and wanted - self.size + RESERVE > free:
+        free, ranks = free_memory(), ranks_here()
+        if free is not None and ranks * (wanted - self.size) + RESERVE > free:
+            each = f" for each of {ranks} ranks here" if ranks > 1 else ""
             raise NotEnoughMemory(
-                f"staging a checkpoint needs {wanted / 1e9:.2f} GB of memory and {free / 1e9:.2f} GB are "
-                "free, of which the training keeps some"
+                f"staging a checkpoint needs {wanted / 1e9:.2f} GB of memory{each}, and {free / 1e9:.2f} GB "
+                f"are free, of which {RESERVE / 1e9:.2f} GB are left to the training. More memory for the "
+                "job would help, or more machines, as ranks share the state"
             )
         self._release()
         self._memory = memory = huge_pages(wanted)

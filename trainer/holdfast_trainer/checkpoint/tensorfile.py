@@ -124,8 +124,16 @@ def write(
     return sums.finish()
 
 
-def write_image(path: Path, image: memoryview, size: int, storage: Storage) -> Written:
+def write_image(
+    path: Path,
+    image: memoryview,
+    size: int,
+    storage: Storage,
+    heard: Callable[[int], None] = lambda count: None,
+) -> Written:
     """Write and fsync the first `size` bytes of `image`, a file as it lies in memory. Raises OSError.
+
+    `heard` is told the bytes of each block that was written; what it raises ends the writing.
 
     `image` begins at a page and is a multiple of pages long, so that it can go around the page cache: the
     disk then reads the memory itself. Blocks are written by several threads, so that the disk has work
@@ -138,6 +146,7 @@ def write_image(path: Path, image: memoryview, size: int, storage: Storage) -> W
         start = number * BLOCK
         checksum = sum_of(image[start : min(start + BLOCK, size)])
         storage.write(fd, image[start : start + BLOCK], start)
+        heard(min(BLOCK, size - start))
         return checksum
 
     writing = Spread(write_block, count, name="write", aside=True)

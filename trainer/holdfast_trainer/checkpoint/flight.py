@@ -1,0 +1,62 @@
+"""The save in flight: how far it is, and whether a newer one is worth giving it up for.
+
+On notice the step of the stop is to be saved too. Where both fit into the time that is left, the one in
+flight is finished first, as it is certain. Where only one of them fits, the newer one covers more steps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+
+class GivenUp(Exception):
+    """This save makes way for one of a newer step."""
+
+
+class Flight:
+    """One rank's part of a save on its way to the disk; written to by several threads."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._written = size, 0
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self._given_up = threading.Event()
+
+    def give_up(self) -> None:
+        """Whoever works on it learns that by the next `advance` or `go_on`."""
+        self._given_up.set()
+
+    def go_on(self) -> None:
+        """Raises GivenUp where it was given up."""
+        if self._given_up.is_set():
+            raise GivenUp("given up for a newer step, as the notice left time for one of them")
+
+    def advance(self, count: int) -> None:
+        """So many bytes more are written. Raises GivenUp."""
+        with self._lock:
+            self._written += count
+        self.go_on()
+
+    def seconds_left(self, usual: float | None) -> float | None:
+        """Until it is durable, by what it took so far; `usual`: what a whole save takes."""
+        elapsed = time.monotonic() - self._began
+        return seconds_left(elapsed, self._written / self._size if self._size else 0.0, usual)
+
+
+def seconds_left(elapsed: float, share: float, usual: float | None) -> float | None:
+    """Of a save that has done `share` of its writing in `elapsed` seconds; None where nothing tells.
+
+    What has not begun to move will take what a save usually takes, and as long again as it has stood still.
+    """
+    if share > 0:
+        return elapsed * (1 - min(share, 1.0)) / share
+    return None if usual is None else elapsed + usual
+
+
+def makes_way(notice: float, flight: float | None, usual: float | None) -> bool:
+    """Whether to give up the save in flight, which needs `flight` seconds more, with `notice` seconds left.
+
+    `usual`: what a save takes until it is durable. None, where it is not known, keeps what is under way.
+    """
+    return flight is not None and usual is not None and usual <= notice < flight + usual

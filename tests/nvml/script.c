@@ -1,8 +1,11 @@
-/* Reads NVML_SCRIPT (see script.py for the keys). Writers replace the file whole, by a rename.
+/* Reads NVML_SCRIPT, else gpus.txt beside the library (stand_in.py tells the keys). Writers replace the
+   file whole, by a rename.
 
    Threads: one lock around the lines; a hang sleeps without it, as a driver hangs one caller. */
+#define _GNU_SOURCE
 #include "script.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -45,10 +48,23 @@ static void load(const char *path, const struct stat *now) {
     qsort(lines, count, sizeof *lines, by_key);
 }
 
+static const char *path_of_script(void) {
+    static char beside[4096];
+    const char *named = getenv("NVML_SCRIPT");
+    if (named) return named;
+    Dl_info own;
+    if (!*beside && dladdr((void *)path_of_script, &own)) {
+        snprintf(beside, sizeof beside - 16, "%s", own.dli_fname);
+        char *slash = strrchr(beside, '/');
+        strcpy(slash ? slash + 1 : beside, "gpus.txt");
+    }
+    return beside;
+}
+
 static void refresh(void) {
-    const char *path = getenv("NVML_SCRIPT");
+    const char *path = path_of_script();
     struct stat now;
-    if (!path || stat(path, &now)) {
+    if (stat(path, &now)) {
         there = 0, count = 0;
         return;
     }

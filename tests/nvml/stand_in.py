@@ -24,6 +24,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LIBRARY = "libnvidia-ml.so.1"
 SCRIPT = "NVML_SCRIPT"
+BESIDE = "gpus.txt"
+"""The script's name in the library's directory, where no environment names another."""
 GIB = 1 << 30
 
 DRIVER_NOT_LOADED, NO_PERMISSION, GPU_IS_LOST = 9, 4, 15
@@ -40,7 +42,9 @@ def build(directory: Path) -> Path:
     command += ["-fvisibility=hidden", f"-Wl,-soname,{LIBRARY}", "-o", str(target)]
     sources = sorted(str(path) for path in HERE.glob("*.c"))
     try:
-        done = subprocess.run([*command, *sources, "-lpthread"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, *sources, "-lpthread", "-ldl"], capture_output=True, text=True, check=False
+        )
     except OSError as error:
         raise CannotCompile(f"cc does not start ({error.strerror}): apt-get install gcc libc6-dev") from error
     if done.returncode:

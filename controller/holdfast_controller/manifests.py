@@ -37,6 +37,8 @@ INDEX_LABEL = "training.kubeflow.org/replica-index"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CONFIG_LIMIT = 1024 * 1024
 """Kubernetes keeps at most 1 MiB in a ConfigMap."""
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""libyaml's, five times as fast, where PyYAML has it; both write what safe_load reads."""
 _LABEL_LIMIT = 63
 _LONGEST_SUFFIX = len("-worker-9999")
 
@@ -74,7 +76,7 @@ def pod_name(job: TrainingJob, attempt: int, replica: int) -> str:
 def attempt_manifests(job: TrainingJob, attempt: int, settings: PodSettings) -> Manifests:
     """What one attempt needs. Raises Invalid where the cluster's operator does not allow the job."""
     faults = list(refusals(job, settings))
-    config = yaml.safe_dump(job.spec.config, sort_keys=False, allow_unicode=True)
+    config = yaml.dump(job.spec.config, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
     if len(config.encode()) > CONFIG_LIMIT // 2:
         faults.append(
             f"spec.config has {len(config.encode())} bytes and may have {CONFIG_LIMIT // 2}: "

@@ -33,6 +33,11 @@ WORKERS = 16
 """Passes under way at once: they spend their time waiting for the apiserver."""
 PROGRESS_SECONDS = 3.0
 """Between two writes of a job's figures: a thousand running jobs must not flood the apiserver."""
+WAITING_SECONDS = 2.0
+"""Between two writes of why a job waits: of the four reasons of its first second it says one."""
+RESYNC_SECONDS = 600.0
+"""After which a job nobody told of is looked at. The reflectors list everything anew as often: this is for
+what only time changes."""
 
 log = structlog.get_logger(__name__)
 
@@ -68,6 +73,8 @@ async def run(settings: ClusterSettings) -> None:
         metrics=metrics,
         workers=WORKERS,
         progress_seconds=PROGRESS_SECONDS,
+        waiting_seconds=WAITING_SECONDS,
+        resync_seconds=RESYNC_SECONDS,
     )
     led = Background(reconciler=reconciler.run, sweep=acting.sweep)
     background = Background(

@@ -2,15 +2,21 @@
 
 Level-triggered: a pass looks at the job and its attempt as they are now, whatever woke it up, and
 policy/decide.py says what to do. Each act is idempotent and the status is written before an attempt
-starts, so a controller may die at any line and the next one goes on from there. Progress alone is written
-at most once a second; the end of the controller stops no attempt.
+starts, so a controller may die at any line and the next one goes on from there. What changes all the time,
+progress and the reason of a wait, is written at most so often (policy/writes.py); the end of the controller
+stops no attempt.
+
+Nothing is done for all jobs at once: who was not heard of for `resync_seconds` is looked at all the same,
+one after the other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -19,15 +25,18 @@ from typing import Any, cast
 import structlog
 
 from .cluster import AttemptObservation, Conflict, Engine, Event, HoldfastError, JobStore, NotFound
-from .jobs import Status, TrainingJob, Verdict
-from .metrics import Metrics
+from .jobs import TrainingJob, Verdict
+from .metrics import JobFigures, Metrics
 from .policy.classify import classify
 from .policy.decide import Decision, Evidence, decide, open_record, over
 from .policy.peers import SETTLE_SECONDS
+from .policy.refused import could_not_start
+from .policy.writes import PROGRESS_SECONDS, seconds_to_write
 from .queueing import WorkQueue
 
 RESYNC_SECONDS = 30.0
-PROGRESS_SECONDS = 1.0
+SLICE_SECONDS = 0.5
+"""Between two groups of jobs of one resync."""
 FIRST_RETRY_SECONDS = 0.1
 LONGEST_RETRY_SECONDS = 30.0
 TAIL_LINES = 20
@@ -54,7 +63,10 @@ class Reconciler:
         settle_seconds: float = SETTLE_SECONDS,
         workers: int = 4,
         progress_seconds: float = PROGRESS_SECONDS,
+        waiting_seconds: float = 0.0,
+        resync_seconds: float = RESYNC_SECONDS,
     ):
+        """`progress_seconds` and `waiting_seconds` lie between two writes, see policy/writes.py."""
         self._store = store
         self._engine = engine
         self._clock = clock
@@ -62,8 +74,12 @@ class Reconciler:
         self._settle_seconds = settle_seconds
         self._workers = workers
         self._progress_seconds = progress_seconds
+        self._waiting_seconds = waiting_seconds
+        self._resync_seconds = resync_seconds
         self._queue = WorkQueue()
         self._retries: dict[str, int] = {}
+        self._wrote: dict[str, datetime] = {}
+        """When we last wrote a job's status, by key."""
 
     # ------------------------------------------------------------ the loops
 
@@ -97,8 +113,9 @@ class Reconciler:
                 key = change.job.key
                 if change.type == "DELETED":
                     self._metrics.jobs.pop(key, None)
+                    self._wrote.pop(key, None)
                 else:
-                    self._metrics.jobs[key] = change.job
+                    self._metrics.jobs[key] = JobFigures.of(change.job)
                 self._wake(key)
 
     async def _follow_attempts(self) -> None:
@@ -107,10 +124,16 @@ class Reconciler:
                 self._wake(key)
 
     async def _resync(self) -> None:
+        """Level-triggered in earnest: what nobody told of is seen in the end."""
         while True:
-            await asyncio.sleep(RESYNC_SECONDS)
-            for job in await self._store.list_jobs():
-                self._wake(job.key)
+            waiting = deque(self._metrics.jobs)
+            size = math.ceil(len(waiting) * SLICE_SECONDS / self._resync_seconds)
+            ends = asyncio.get_running_loop().time() + self._resync_seconds
+            while waiting:
+                await asyncio.sleep(SLICE_SECONDS)
+                for _ in range(min(size, len(waiting))):
+                    self._wake(waiting.popleft())
+            await asyncio.sleep(max(SLICE_SECONDS, ends - asyncio.get_running_loop().time()))
 
     def _wake(self, key: str) -> None:
         self._queue.add(key)
@@ -172,16 +195,39 @@ class Reconciler:
             await self._store.remove(job)
             return None
         after = decision.requeue_after
-        wait = seconds_to_write(job.status, decision.status, self._clock(), self._progress_seconds)
-        if wait == 0:
+        now = self._clock()
+        wait = seconds_to_write(
+            job.status,
+            decision.status,
+            now,
+            self._progress_seconds,
+            self._waiting_seconds,
+            self._wrote.get(job.key),
+        )
+        if wait == 0 or (wait is not None and decision.events):  # what is told must stand in the status
             job = await self._store.replace_status(job, decision.status)
+            self._wrote[job.key] = now
         elif wait is not None:
             after = wait if after is None else min(after, wait)
         if decision.start is not None:
-            await self._engine.start(job, decision.start)
+            await self._start(job, decision.start)
         for event in decision.events:
             await self._tell(job, event)
         return after
+
+    async def _start(self, job: TrainingJob, attempt: int) -> None:
+        """Start it, or say in the job's status what was in the way, and raise that."""
+        try:
+            await self._engine.start(job, attempt)
+        except Conflict:
+            raise
+        except HoldfastError as error:
+            message = could_not_start(attempt, error)
+            if message != job.status.message:
+                told = job.status.model_copy(update={"message": message})
+                job = await self._store.replace_status(job, told)
+                await self._tell(job, Event(self._clock(), "Warning", "StartFailed", message))
+            raise
 
     async def _tell(self, job: TrainingJob, event: Event) -> None:
         log.info(event.message, job=job.key, reason=event.reason)
@@ -190,17 +236,26 @@ class Reconciler:
     async def _gather(self, job: TrainingJob, observation: AttemptObservation | None) -> Evidence:
         """Read what the decision needs, and no more: steps and logs only of an attempt that is over."""
         record = open_record(job.status)
-        if record is None or observation is None or job.metadata.deletion_timestamp is not None:
+        if job.metadata.deletion_timestamp is not None or job.status.phase.final:
             return Evidence()
+        if record is None or observation is None:
+            return Evidence(refusals=self._refusals(job))
         if over(record, observation):
             return Evidence(
                 await self._engine.ledger(job),
                 await self._engine.steps(job),
                 await self._tails(job, observation),
+                self._refusals(job),
             )
-        if observation.exists and not observation.waiting and record.first_step_at is None:
+        if not observation.exists:
+            return Evidence(refusals=self._refusals(job))
+        if not observation.waiting and record.first_step_at is None:
             return Evidence(await self._engine.ledger(job))
         return Evidence()
+
+    def _refusals(self, job: TrainingJob) -> tuple[str, ...]:
+        """Why its next attempt could not start, whatever else is in the way."""
+        return job.faults or self._engine.plan(job).reasons
 
     async def _tails(self, job: TrainingJob, observation: AttemptObservation) -> dict[str, str]:
         """The last lines of the ranks that tell most: of the first cause's replica, then of the others."""
@@ -221,25 +276,6 @@ class Reconciler:
 
     def _logs(self, job: TrainingJob, attempt: int, rank: int) -> AsyncIterator[str]:
         return self._engine.logs(job, attempt, rank, tail=TAIL_LINES)
-
-
-def seconds_to_write(
-    old: Status, new: Status, now: datetime, every: float = PROGRESS_SECONDS
-) -> float | None:
-    """0: write it now; more: so many seconds are left; None: there is nothing to write.
-
-    The trainer's figures move all the time: where nothing else changed, they are written once in `every`
-    seconds.
-    """
-    if new == old:
-        return None
-    figures = {"progress", "message"}
-    if old.phase is not new.phase or old.model_dump(exclude=figures) != new.model_dump(exclude=figures):
-        return 0
-    if old.progress is None or old.progress.updated_at is None or new.progress == old.progress:
-        return 0
-    left = every - (now - old.progress.updated_at).total_seconds()
-    return max(0.0, left)
 
 
 def _retry_seconds(failures: int) -> float:

@@ -17,12 +17,12 @@ from waiting import wait_until_async
 
 from holdfast_controller.cluster import AttemptObservation, NotFound, Unavailable
 from holdfast_controller.drills import DrillKind
-from holdfast_controller.jobs import JobProgress, Metadata, Phase, Spec, Status, TrainingJob, Verdict
+from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob, Verdict
 from holdfast_controller.local.launch import run_directory
 from holdfast_controller.local.store import LocalStore
 from holdfast_controller.metrics import Metrics
 from holdfast_controller.queueing import WorkQueue
-from holdfast_controller.reconciler import Reconciler, seconds_to_write
+from holdfast_controller.reconciler import Reconciler
 from holdfast_trainer.contract import Progress
 
 
@@ -323,28 +323,6 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
         assert "17 steps are to be done again" in (await scene.store.events("default", "a"))[1].message
 
     play(story)
-
-
-@pytest.mark.parametrize(
-    ("changes", "age", "expected"),
-    [
-        pytest.param({}, 0, None, id="nothing new"),
-        pytest.param({"phase": Phase.FAILED}, 0, 0, id="another phase"),
-        pytest.param({"disruptions": 1}, 0, 0, id="another count"),
-        pytest.param({"message": "waits for 2 slots"}, 0, 0, id="another reason"),
-        pytest.param({"progress": 11, "message": "step 11"}, 0.25, 0.75, id="a step, too soon"),
-        pytest.param({"progress": 11, "message": "step 11"}, 1.5, 0, id="a step"),
-    ],
-)
-def test_the_trainers_figures_are_written_once_a_second(
-    changes: dict[str, Any], age: float, expected: float | None
-) -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    old = Status(phase=Phase.RUNNING, message="step 10", progress=JobProgress(step=10, updated_at=now))
-    if "progress" in changes:
-        changes = {**changes, "progress": JobProgress(step=changes["progress"], updated_at=now)}
-    new = old.model_copy(update=changes)
-    assert seconds_to_write(old, new, now + timedelta(seconds=age)) == expected
 
 
 # ------------------------------------------------------------- the running loop

@@ -1,0 +1,50 @@
+"""When a status is written: at once where it says something that must not be lost, else not too often.
+
+What an attempt came to, a count, a start: at once, for the next decision rests on it. The trainer's figures
+move all the time, and between its opening and its start an attempt passes through several reasons to wait
+within a second: both can be told from the world again, so they are written once in so many seconds. Where
+a write is dear, a thousand jobs that start together must not each write what is no longer true a moment
+later.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from holdfast_controller.jobs import Phase, Status
+
+PROGRESS_SECONDS = 1.0
+WAITING = (Phase.QUEUED, Phase.STARTING)
+"""Between these an attempt that has not begun goes to and fro."""
+
+
+def seconds_to_write(
+    old: Status,
+    new: Status,
+    now: datetime,
+    progress_seconds: float = PROGRESS_SECONDS,
+    waiting_seconds: float = 0.0,
+    wrote: datetime | None = None,
+) -> float | None:
+    """0: write it now; more: so many seconds are left; None: there is nothing to write.
+
+    The trainer's figures are written once in `progress_seconds`, reasons to wait once in `waiting_seconds`;
+    `wrote` is when this controller wrote the job's status last, None where it has not.
+    """
+    if new == old:
+        return None
+    waits = old.phase in WAITING and new.phase in WAITING
+    if old.phase is not new.phase and not waits:
+        return 0
+    told = {"progress", "message", "phase", "conditions"} if waits else {"progress", "message"}
+    if old.model_dump(exclude=told) != new.model_dump(exclude=told):
+        return 0
+    if waits:
+        return 0 if wrote is None else _left(wrote, now, waiting_seconds)
+    if old.progress is None or old.progress.updated_at is None or new.progress == old.progress:
+        return 0
+    return _left(old.progress.updated_at, now, progress_seconds)
+
+
+def _left(since: datetime, now: datetime, every: float) -> float:
+    return max(0.0, every - (now - since).total_seconds())

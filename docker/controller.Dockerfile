@@ -1,4 +1,4 @@
-# The controller image: API, reconciler, CLI; no torch, no compiler, no package manager of Python.
+# The controller image: API, reconciler, CLI, GPU exporter; no torch, no compiler, no package manager of Python.
 #
 # Layers by how often they change: system and interpreter, dependencies (keyed by what `uv export` makes of
 # uv.lock, not by uv.lock itself), source.
@@ -47,7 +47,7 @@ COPY pyproject.toml uv.lock ./
 RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \
     export="/opt/uv/bin/uv export --frozen --no-emit-project --no-header --no-annotate --quiet" \
     && $export --only-group build --output-file build.txt \
-    && $export --extra controller --output-file controller.txt
+    && $export --extra controller --extra exporter --output-file controller.txt
 
 FROM tools AS dependencies
 RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \

@@ -17,6 +17,7 @@ from holdfast_controller.pod_settings import PodSettings
 Document = dict[str, Any]
 Labels = dict[str, str]
 Port = Annotated[int, Field(ge=1, le=65535)]
+Slices = Annotated[int, Field(ge=2, le=100)]
 
 
 class _Values(BaseModel):
@@ -42,6 +43,33 @@ class Monitoring(_Values):
     enabled: bool = True
     interval: str = Field(default="15s", pattern=r"^[0-9]+(ms|s|m)$")
     labels: Labels = Field(default_factory=dict)
+
+
+class Exporter(_Values):
+    enabled: bool = False
+    node_selector: Labels = Field(default={"nvidia.com/gpu.present": "true"})
+    tolerations: list[Document] = Field(default=[{"operator": "Exists"}])
+    runtime_class_name: str = Field(
+        default="", description="Of NVIDIA's runtime, where it is not the default."
+    )
+    driver_directory: str = Field(
+        default="", pattern=r"^(/.*)?$", description="Of libnvidia-ml.so.1 on the node."
+    )
+    privileged: bool = False
+    ranks: bool = Field(default=False, description="Tell the ranks of one container apart (SYS_PTRACE).")
+    kubelet_directory: str = Field(default="/var/lib/kubelet", pattern=r"^/.*[^/]$")
+    resources: Document = Field(
+        default={"requests": {"cpu": "20m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}}
+    )
+
+
+class GpuSharing(_Values):
+    namespace: str = Field(default="", description="Where the device plugin runs; by default the release's.")
+    slices: dict[Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")], Slices] = Field(
+        default_factory=dict,
+        description="Slices of each GPU, by the name of the node pool's configuration.",
+        json_schema_extra={"additionalProperties": False},
+    )
 
 
 class Ingress(_Values):
@@ -72,6 +100,8 @@ class Values(_Values):
     jobs: PodSettings = Field(default_factory=PodSettings)
     network_policy: NetworkPolicy = Field(default_factory=NetworkPolicy)
     monitoring: Monitoring = Field(default_factory=Monitoring)
+    exporter: Exporter = Field(default_factory=Exporter)
+    gpu_sharing: GpuSharing = Field(default_factory=GpuSharing)
     ingress: Ingress = Field(default_factory=Ingress)
     http_route: HttpRoute = Field(default_factory=HttpRoute)
 

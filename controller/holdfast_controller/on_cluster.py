@@ -35,9 +35,9 @@ PROGRESS_SECONDS = 3.0
 """Between two writes of a job's figures: a thousand running jobs must not flood the apiserver."""
 WAITING_SECONDS = 2.0
 """Between two writes of why a job waits: of the four reasons of its first second it says one."""
-RESYNC_SECONDS = 600.0
-"""After which a job nobody told of is looked at. The reflectors list everything anew as often: this is for
-what only time changes."""
+RESYNC_SECONDS = 300.0
+"""After which a job nobody told of is looked at. The reflectors list everything anew by themselves: this is
+for what only time changes."""
 
 log = structlog.get_logger(__name__)
 

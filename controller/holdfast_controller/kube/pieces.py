@@ -46,9 +46,9 @@ class Pieces:
     def __init__(
         self, connection: Connection, *, timing: Timing | None = None, metrics: WatchMetrics | None = None
     ):
-        self.pods = Reflector(connection, PODS, selector=SELECTOR, timing=timing, metrics=metrics)
+        self.pods = Reflector(connection, PODS, selector=SELECTOR, keep=_pod, timing=timing, metrics=metrics)
         self.pytorch_jobs = Reflector(
-            connection, PYTORCH_JOBS, selector=SELECTOR, timing=timing, metrics=metrics
+            connection, PYTORCH_JOBS, selector=SELECTOR, keep=_pytorch_job, timing=timing, metrics=metrics
         )
         self._pods = _ByJob()
         self._jobs = _ByJob()
@@ -105,6 +105,18 @@ class Pieces:
         name = (meta.get("labels") or {}).get(JOB_LABEL)
         if name:
             self.wake(f"{meta['namespace']}/{name}")
+
+
+def _pod(document: Document) -> Document:
+    """Without what the pod was asked to be, which is three quarters of it: what became of it counts."""
+    document.pop("spec", None)
+    return document
+
+
+def _pytorch_job(document: Document) -> Document:
+    """Without the pods' template."""
+    run_policy = (document.get("spec") or {}).get("runPolicy") or {}
+    return {**document, "spec": {"runPolicy": run_policy}}
 
 
 class _ByJob:

@@ -27,6 +27,7 @@ from holdfast_controller.metrics import WatchMetrics
 
 from .connection import Connection, Document
 from .errors import Expired, Throttled
+from .slim import Keep, slim
 
 log = structlog.get_logger(__name__)
 
@@ -69,13 +70,16 @@ class Reflector:
         path: str,
         *,
         selector: str = "",
+        keep: Keep | None = None,
         timing: Timing | None = None,
         metrics: WatchMetrics | None = None,
     ):
+        """`keep` says what of an object is of use; it may change what it is given."""
         self._connection = connection
         self._path = path
         self._resource = path.rsplit("/", 1)[-1]
         self._selector = {"labelSelector": selector} if selector else {}
+        self._keep = keep
         self._timing = timing or Timing()
         self._metrics = metrics
         self._copy: dict[str, Document] = {}
@@ -128,7 +132,7 @@ class Reflector:
         key = key_of(document)
         known = self.get(key)
         if known is None or version_of(document) > version_of(known):
-            self._written[key] = _slim(document)
+            self._written[key] = slim(document, self._keep)
 
     # --------------------------------------------------------------- keeping
 
@@ -152,7 +156,10 @@ class Reflector:
         async with aclosing(pages(self._connection, self._path, self._selector)) as documents:
             async for page in documents:
                 for document in page["items"]:
-                    listed[key_of(document)] = _slim(document)
+                    key = key_of(document)
+                    known = self._copy.get(key)
+                    same = known is not None and version_of(known) == version_of(document)
+                    listed[key] = known if known is not None and same else slim(document, self._keep)
                 self._version = page["metadata"]["resourceVersion"]
                 self._alive()
         self._compare(listed)
@@ -227,7 +234,7 @@ class Reflector:
                 raise Expired(str(document.get("message")))
             raise Unavailable(f"the watch of {self._resource} ends: {document.get('message')}")
         if kind != "BOOKMARK":
-            self._take_event(kind, _slim(document))
+            self._take_event(kind, slim(document, self._keep))
         self._version = document["metadata"]["resourceVersion"]
 
     def _take_event(self, kind: str, document: Document) -> None:
@@ -318,9 +325,3 @@ def uid_of(document: Document) -> str:
 def version_of(document: Document) -> int:
     """The resourceVersion as a number: within one kind a newer one is higher (KEP-5504)."""
     return int(document["metadata"]["resourceVersion"])
-
-
-def _slim(document: Document) -> Document:
-    """Without managedFields, which are half of most objects and of no use here."""
-    document["metadata"].pop("managedFields", None)
-    return document

@@ -132,7 +132,7 @@ class Subject:
     def make_room(self) -> None:
         """Give back the disk that a one-layer build has taken: it reuses nothing of it."""
         if self.one_layer:
-            prune(self.machine, self.image)
+            prune(self.machine)
 
 
 def with_dependency(kind: str, requirement: str) -> str:

@@ -151,9 +151,12 @@ def _build(
     ]
 
 
-def prune(machine: Machine, name: str) -> None:
-    """Remove the image called `name` and all that BuildKit keeps. Raises ClusterError."""
-    ImageStore(machine.site, machine.enter).run("images", "remove", "--sync", name)
+def prune(machine: Machine) -> None:
+    """Remove every image but the base, and all that BuildKit keeps. Raises ClusterError."""
+    store = ImageStore(machine.site, machine.enter)
+    # An image has a second name, its digest, given by the CRI plugin; both hold on to its layers.
+    names = [name for name in store.digests() if name != base_image.NAME]
+    store.run("images", "remove", "--sync", *names)
     address = f"--addr=unix://{machine.site.buildkit_socket}"
     run([program("buildctl"), address, "prune", "--all"], "emptying BuildKit's cache")
 

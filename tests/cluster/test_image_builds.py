@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.cluster.buildkit import Built, build_image, copy_context, image_name
+from tests.cluster import base_image
+from tests.cluster.buildkit import ROOT, Built, build_image, copy_context, image_name, lint
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import BuildFailed
 from tests.cluster.images import ImageStore
 from tests.cluster.machine import Machine
-from tests.cluster.test_node import finish, pod
+from tests.cluster.test_node import pod
+from tests.docker.bake import bake
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
-
-MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +27,19 @@ def machine(cluster: Cluster) -> Machine:
 
 
 @pytest.fixture(scope="module")
-def controller(machine: Machine) -> Built:
-    return build_image(machine, "controller.Dockerfile", image_name("controller"))
+def baked(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Built]:
+    """Trainer and controller, built with what the bake file gives them."""
+    described = bake(tmp_path_factory.mktemp("buildx"), given={"REVISION": "0ee558d"})
+    return {
+        kind: build_image(
+            machine,
+            Path(target["dockerfile"]).name,
+            f"{image_name(kind)}-baked",
+            arguments=target["args"],
+            target=target["target"],
+        )
+        for kind, target in described.items()
+    }
 
 
 @pytest.fixture
@@ -39,15 +52,110 @@ def dependency_layers(built: Built) -> set[str]:
     return {step for step in built.cached if step.startswith("[dependencies")}
 
 
-def test_the_controller_image_is_small_and_has_no_torch(
-    cluster: Cluster, machine: Machine, controller: Built, namespace: str
+def restricted(name: str, image: str, **container: Any) -> dict[str, Any]:
+    """A pod as the restricted Pod Security Standard wants it, with nothing to write to but /tmp."""
+    made = pod(name, image, "")
+    main = made["spec"]["containers"][0]
+    del main["command"]
+    main.update(
+        container,
+        securityContext={
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        volumeMounts=[{"name": "tmp", "mountPath": "/tmp"}],
+    )
+    made["spec"].update(
+        automountServiceAccountToken=False,
+        securityContext={"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        volumes=[{"name": "tmp", "emptyDir": {}}],
+    )
+    return made
+
+
+def said_by(cluster: Cluster, namespace: str, name: str) -> str:
+    """Log of a pod that must end well, however busy the machine is."""
+    ended = ("wait", f"-n={namespace}", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded")
+    done = cluster.kubectl.attempt(*ended, "--timeout=170s", seconds=180)
+    log = cluster.kubectl.attempt("logs", f"-n={namespace}", name).stdout
+    assert done.returncode == 0, f"{done.stderr}{log}"
+    return log
+
+
+def test_the_controller_image_is_small_and_holds_all_that_the_controller_imports(
+    cluster: Cluster, machine: Machine, baked: dict[str, Built], namespace: str
 ) -> None:
-    assert ImageStore(machine.site, machine.enter).size(controller.digest) < 250 * MIB
-    script = "python -c 'import torch' 2>&1; python -m holdfast_controller --help >/dev/null && id -u"
-    cluster.kubectl.apply(pod("look", controller.name, script), namespace=namespace)
-    said = finish(cluster, namespace, "look")
-    assert "No module named 'torch'" in said
-    assert said.splitlines()[-1] == "65532"
+    built = baked["controller"]
+    assert ImageStore(machine.site, machine.enter).size(built.digest) < 250 * 1_000_000
+    look = (
+        "import importlib, pkgutil, holdfast_controller as package\n"
+        "for module in pkgutil.walk_packages(package.__path__, 'holdfast_controller.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "from kubernetes.aio.client import ApiClient\n"
+        "import torch\n"
+    )
+    script = 'id -u; holdfast --help | head -n 1; touch /made; python -c "$LOOK"; true'
+    doc = restricted(
+        "look",
+        built.name,
+        command=["sh", "-c", f"exec 2>&1; {script}"],
+        env=[{"name": "LOOK", "value": look}],
+    )
+    cluster.kubectl.apply(doc, namespace=namespace)
+    said = said_by(cluster, namespace, "look")
+    assert said.startswith("65532\nUsage: holdfast ")
+    assert "/made': Read-only file system" in said
+    missing = said.splitlines()[-1]
+    assert missing == "ModuleNotFoundError: No module named 'torch'", "the one thing that is not there"
+
+
+def test_in_the_trainer_image_torchrun_is_the_first_process_and_root_is_nobody(
+    cluster: Cluster, baked: dict[str, Built], namespace: str
+) -> None:
+    script = "tr '\\0' ' ' </proc/1/cmdline; echo; id -u; touch /made 2>&1; touch /tmp/made && echo written"
+    words = ["--standalone", "--nproc-per-node=1", "--no-python", "sh", "-c", script]
+    cluster.kubectl.apply(restricted("rank", baked["trainer"].name, args=words), namespace=namespace)
+    said = said_by(cluster, namespace, "rank").splitlines()
+    assert said[0].startswith("python -m torch.distributed.run --standalone ")
+    assert said[1] == "65532"
+    assert said[2].endswith("Read-only file system")
+    assert said[3] == "written"
+
+
+@pytest.mark.parametrize("kind", ["controller", "trainer"])
+def test_an_image_says_who_it_is_and_runs_as_nobody(
+    machine: Machine, baked: dict[str, Built], kind: str
+) -> None:
+    config = ImageStore(machine.site, machine.enter).config(baked[kind].digest)
+    labels = config["Labels"]
+    assert config["User"] == "65532:65532"
+    assert config["Entrypoint"][:2] == ["python", "-m"]
+    assert labels["org.opencontainers.image.title"] == f"Holdfast {kind}"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert labels["org.opencontainers.image.version"] == project["version"]
+    assert labels["org.opencontainers.image.revision"] == "0ee558d"
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "target"),
+    [
+        ("controller.Dockerfile", "runtime"),
+        ("trainer.Dockerfile", "runtime"),
+        ("trainer.Dockerfile", "devel"),
+    ],
+)
+def test_buildkits_own_checks_find_nothing(machine: Machine, dockerfile: str, target: str) -> None:
+    given = {"DEVEL_IMAGE": base_image.NAME} if target == "devel" else {}
+    assert lint(machine, dockerfile, arguments=given, target=target) == ""
+
+
+def test_a_dockerfile_with_a_bad_habit_is_told(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "loose.Dockerfile").write_text(
+        "ARG BASE_IMAGE\nFROM ${BASE_IMAGE} AS runtime\nCMD echo hello\n"
+    )
+    found = lint(machine, "loose.Dockerfile", context=tmp_path, directory=tmp_path)
+    assert "JSONArgsRecommended" in found
 
 
 @pytest.mark.parametrize("kind", ["controller", "trainer"])

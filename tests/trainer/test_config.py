@@ -73,7 +73,7 @@ def test_without_a_file_the_overrides_are_the_whole_configuration() -> None:
     [
         ("train.stepz=5", "override 'train.stepz=5': train.stepz: unknown key; did you mean 'steps'?"),
         ("trian.steps=5", "trian: unknown key; did you mean 'train'?"),
-        ("train.zzz=5", "train.zzz: unknown key; known: compile, deterministic, global_batch"),
+        ("train.zzz=5", "train.zzz: unknown key; known: activation_checkpointing, compile, deter"),
         ("train.steps=ten", "train.steps: expected an integer, found the text 'ten'"),
         ("train.steps=true", "train.steps: expected an integer, found the boolean True"),
         ("train.steps=2.5", "train.steps: expected an integer, found the number 2.5"),

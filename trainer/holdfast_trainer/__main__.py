@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
-    "train": ("holdfast_trainer.train", "train a GPT, alone or under torchrun; resumes by itself"),
+    "train": ("holdfast_trainer.train_command", "train a GPT, alone or under torchrun; resumes by itself"),
     "checkpoint": ("holdfast_trainer.checkpoint_command", "list, verify, export and compare checkpoints"),
     "prepare": ("holdfast_trainer.prepare", "turn text and JSONL files into token shards"),
 }

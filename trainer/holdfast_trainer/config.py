@@ -31,6 +31,7 @@ __all__ = [
     "check_world",
     "from_mapping",
     "load",
+    "settings_in_common",
 ]
 
 Positive = Annotated[int, Range(1)]
@@ -95,10 +96,24 @@ class TrainConfig:
         False
     )
     """torch.compile, or its mode. Off: worth its start-up time only on long runs."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each block and compute the rest again in the backward pass: about a third
+    more work for a fraction of the activations, so a larger micro_batch fits."""
+    tf32: bool = True
+    """TensorFloat-32 in what stays fp32 on a CUDA device: 10 bits of mantissa, several times as fast."""
     threads: Positive | None = None
     """Threads per rank for CPU operators. null: OMP_NUM_THREADS, or what torch chooses."""
     log_every: Positive = 10
     """Steps between two lines of log."""
+    profile: str | None = None
+    """A window of steps to trace on rank 0, `20-24`; the file is in the attempt's
+    directory. Steps in the window are slow."""
+    tensorboard: bool = False
+    """Write loss, rates and norms for TensorBoard, to `tensorboard/` in the run directory."""
+
+    def __post_init__(self) -> None:
+        if self.profile is not None:
+            parse_window(self.profile)
 
 
 @dataclass(frozen=True)
@@ -144,7 +159,19 @@ class ValidationConfig:
     """Global batches a validation; always the same ones, so that figures compare."""
 
 
+_WINDOW = re.compile(r"(\d+)-(\d+)")
 _EVERY = re.compile(r"auto|[1-9]\d*s?")
+
+
+def parse_window(text: str) -> range:
+    """The steps (0 is the first) that `FIRST-LAST` names. Raises ConfigError."""
+    match = _WINDOW.fullmatch(text)
+    steps = range(int(match[1]), int(match[2]) + 1) if match else range(0)
+    if not steps:
+        raise ConfigError(
+            f"profile: {text!r} is no window of steps; say FIRST-LAST, such as 20-24 for steps 20 to 24"
+        )
+    return steps
 
 
 @dataclass(frozen=True)
@@ -166,6 +193,20 @@ class CheckpointConfig:
             raise ConfigError(
                 f"every: {self.every!r} is none of: auto, a number of steps (500), seconds (90s)"
             )
+
+
+EXECUTION = (
+    "micro_batch",
+    "compile",
+    "activation_checkpointing",
+    "tf32",
+    "threads",
+    "deterministic",
+    "log_every",
+    "profile",
+    "tensorboard",
+)
+"""Keys of `train` that say how to compute, not what."""
 
 
 @dataclass(frozen=True)
@@ -195,17 +236,24 @@ class Config:
     def hash(self) -> str:
         """SHA-256 (hex) of everything that defines the training: model, data order, optimizer.
 
-        Left out: how it is carried out (micro-batch, compile, threads, deterministic kernels, logging),
-        which changes rounding at most; what only watches (validation, checkpoints); and paths: the
-        data has an identity of its own (`TokenDataset.identity`).
+        Left out: how it is carried out (`EXECUTION`), which changes rounding at most; what only watches
+        (validation, checkpoints); and paths: the data has an identity of its own (`TokenDataset.identity`).
         """
         train = dataclasses.asdict(self.train)
-        for execution in ("micro_batch", "compile", "threads", "deterministic", "log_every"):
+        for execution in EXECUTION:
             del train[execution]
         optim = dataclasses.asdict(self.optim) | {"min_learning_rate": self.optim.final_learning_rate}
         body = {"model": dataclasses.asdict(self.model), "train": train, "optim": optim}
         canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def settings_in_common(config: Config) -> dict[str, object]:
+    """By dotted key, what must be the same on every rank: all but paths and threads."""
+    sections = dataclasses.asdict(config)
+    apart = {"data.path", "train.threads"}
+    keys = {f"{name}.{key}": value for name, body in sections.items() for key, value in body.items()}
+    return {key: value for key, value in keys.items() if key not in apart}
 
 
 def load(

@@ -330,6 +330,8 @@ class Progress:
     phase: str
     """starting | training | validating | saving | stopping | finished"""
     loss: float | None = None
+    loss_ema: float | None = None
+    """Mean of the attempt's losses, each counting 2 % less than the one after it."""
     val_loss: float | None = None
     tokens_per_second: float | None = None
     samples_per_second: float | None = None

@@ -12,11 +12,10 @@ from dataclasses import replace
 
 import torch
 
+from .account import Account
 from .faults import Offered, non_finite_step
 from .interruption import Agreed, Exchange
 from .parallel import Gang
-from .steplog import StepLog
-from .telemetry import Telemetry
 
 
 class Losses:
@@ -26,14 +25,13 @@ class Losses:
         self,
         exchange: Exchange,
         gang: Gang,
-        steps: StepLog,
-        telemetry: Telemetry,
+        account: Account,
         *,
         settled_step: Callable[[], int],
         deterministic: bool,
     ) -> None:
         self._exchange, self._gang = exchange, gang
-        self._steps, self._telemetry = steps, telemetry
+        self._steps, self._telemetry = account.steps, account.telemetry
         self._settled_step, self._deterministic = settled_step, deterministic
         self.describe_batch: Callable[[int], str] = lambda step: f"its batch of step {step}"
 

@@ -127,6 +127,13 @@ def choose_precision(name: str, device_type: str, has_bf16: bool) -> str:
     return name
 
 
+def allow_tf32(device: torch.device, allowed: bool) -> None:
+    """TensorFloat-32 in fp32 matrix products of a CUDA device; nothing changes on another one."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if allowed else "highest")
+        torch.backends.cudnn.allow_tf32 = allowed
+
+
 def native_bf16(device: torch.device) -> bool:
     """Whether the device multiplies bfloat16 matrices in hardware.
 

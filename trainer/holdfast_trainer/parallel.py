@@ -7,8 +7,8 @@ is always gloo, so that agreeing on a stop or on a checkpoint never touches the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -139,16 +139,26 @@ def wrap(
 
 
 def _settle(ddp: nn.Module, settle: Callable[[nn.Module], torch.Tensor]) -> None:
-    """Make DDP regroup now, and leave parameters, buffers and random state as they were."""
-    state = rng.capture()
-    buffers = {name: buffer.clone() for name, buffer in ddp.named_buffers()}
-    for _ in range(2):  # the regrouping happens when the second forward pass begins
-        settle(ddp).backward()  # type: ignore[no-untyped-call]
-    ddp.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for name, buffer in ddp.named_buffers():
-            buffer.copy_(buffers[name])
-    rng.restore(state)
+    """Make DDP regroup now."""
+    with unharmed(ddp):
+        for _ in range(2):  # the regrouping happens when the second forward pass begins
+            settle(ddp).backward()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def unharmed(model: nn.Module) -> Iterator[None]:
+    """Leave no trace of what is run inside: no gradients, the same buffers, random state and mode."""
+    state, training = rng.capture(), model.training
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        model.train(training)
+        model.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+        rng.restore(state)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -169,3 +179,8 @@ def make_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
+
+
+def let_kernels_vary() -> None:
+    """cuDNN measures its kernels for each shape and takes the fastest; runs may round differently."""
+    torch.backends.cudnn.benchmark = True

@@ -37,20 +37,17 @@ import torch
 from torch import nn
 
 from . import contract
+from .account import Account
 from .alike import require_alike
 from .checkpoint import Cadence, CheckpointError, rng
 from .ending import Ending
-from .endpoint import Endpoint
 from .faults import is_out_of_memory, out_of_memory
 from .interruption import Exchange, Notice
-from .ledger import Journal
 from .losses import Losses
-from .parallel import join_gang, make_deterministic, wrap
+from .parallel import join_gang, let_kernels_vary, make_deterministic, wrap
 from .place import Place
 from .resume import Marks, record_start, resume
 from .saves import Saves
-from .steplog import StepLog
-from .telemetry import Spans, Telemetry, gemm_peak
 from .training_state import TrainingState
 from .watchdog import HangAfter, Watchdog
 
@@ -74,6 +71,8 @@ class Run:
         flops_per_token: float | None = None,
         compute_dtype: torch.dtype = torch.float32,
         alike: Mapping[str, object] | None = None,
+        profile: range = range(0),
+        tensorboard: bool = False,
     ) -> None:
         """Join the gang, in the main thread. Collective.
 
@@ -81,7 +80,8 @@ class Run:
         are set. `config_hash` guards a run directory against another configuration.
         The newest `keep` checkpoints stay, and those of every `keep_every`-th step (0: no others).
         `flops_per_token` and `compute_dtype` make MFU known. `alike` names settings that ranks are to
-        have in common, besides seed and hash. Raises RanksDiffer where they have not, ConfigError on a
+        have in common, besides seed and hash. `profile` are steps to trace (0 is the first); `tensorboard`
+        writes figures for it. Raises RanksDiffer where they have not, ConfigError on a
         setting that cannot be used, CheckpointError on such a run directory, Fenced where a newer attempt
         was admitted.
         """
@@ -98,14 +98,16 @@ class Run:
         self.device = self.gang.device
         self._marks.rendezvous = time.time()
         logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(message)s", stream=sys.stdout)
-        if deterministic:
-            make_deterministic()
+        make_deterministic() if deterministic else let_kernels_vary()
         self._seed, self._config_hash = seed, config_hash
         require_alike(self.gang, {**(alike or {}), "the seed": seed, "the configuration's hash": config_hash})
         rng.seed_all(seed, self.rank)
         self.run_dir = place.run_dir
         self.attempt = place.admit(self.gang)
-        self._observe(place)
+        self._account = account = Account(
+            self.run_dir, self.attempt, self.gang, place, profile=profile, tensorboard=tensorboard
+        )
+        self._ending.journal = account.journal
         self._flops_per_token, self._compute_dtype = flops_per_token, compute_dtype
         self._notice = Notice(place.grace_seconds, self._ending.out_of_time)
         self._notice.install()
@@ -118,9 +120,7 @@ class Run:
             self.gang,
             cadence,
             self._notice,
-            self._journal,
-            self._telemetry,
-            self._spans,
+            account,
             attempt=self.attempt,
             config_hash=config_hash,
             keep=place.keep or keep,
@@ -139,8 +139,7 @@ class Run:
         self._losses = Losses(
             self._exchange,
             self.gang,
-            self._steps,
-            self._telemetry,
+            account,
             settled_step=self._saves.settled_step,
             deterministic=deterministic,
         )
@@ -150,20 +149,6 @@ class Run:
         self._ending.noticed = lambda: self._notice.received
         self._ending.before_failure = self._saves.await_commit
         self._ending.at_exit = self._at_exit
-
-    def _observe(self, place: Place) -> None:
-        """Set up what is told: the ledger, and on rank 0 the port."""
-        self._journal = self._ending.journal = Journal(self.run_dir, self.attempt)
-        self._telemetry = Telemetry(self.attempt, self.world_size)
-        self._spans = Spans(self.device)
-        journal = self._journal if self.rank == 0 else None
-        self._steps = StepLog(self._spans, self._telemetry, journal, self.world_size)
-        self._endpoint: Endpoint | None = None
-        if self.rank == 0:
-            progress = lambda: self._telemetry.progress  # noqa: E731
-            registry = self._telemetry.registry
-            self._endpoint = Endpoint(place.host, place.port, registry, progress, self.run_dir)
-            contract.replace_durably(self.run_dir.progress_address(self.attempt), self._endpoint.address)
 
     # ------------------------------------------------------------------ start
 
@@ -192,7 +177,7 @@ class Run:
         self._saves.pass_over({s.step for s in resumed.skipped})
         self._marks.loaded = time.time()
         if self.rank == 0:
-            record_start(self._journal, self.run_dir, self.world_size, resumed, self._marks)
+            record_start(self._account.journal, self.run_dir, self.world_size, resumed, self._marks)
         return self.step
 
     def _before_optimizer(self, *_: object) -> None:
@@ -223,7 +208,7 @@ class Run:
                         self._saves.begin(self.step)
                     else:
                         self._saves.prepare(self.step)
-                self._steps.begin()
+                self._account.begin_step(self.step)
             self._complete()
         finally:  # also where the loop is left by `break`: what comes then is not ours to time
             self._watchdog.stop()
@@ -240,14 +225,15 @@ class Run:
         elif not self._seeded:
             rng.seed_all(self._seed + self.step, self.rank)
         self._resumed_rng, self._seeded = None, True
-        peak = gemm_peak(self.device, self._compute_dtype) if self._flops_per_token else None
-        self._telemetry.begin(self.step, total, self._saves.durable_step, self._flops_per_token, peak)
+        self._account.begin(
+            self.step, total, self._saves.durable_step, self._flops_per_token, self._compute_dtype
+        )
         self._watchdog.start()
         self._exchange.contribute(self.step)
         if self._exchange.finish().stop:  # a notice came before the first step
             self._stop()
         self._saves.restart_clock()
-        self._steps.begin()
+        self._account.begin_step(self.step)
 
     def _end_step(self, *, leaving: bool = False) -> None:
         self._exchange.contribute(self.step + 1, save=self._saves.due_by_clock())
@@ -256,7 +242,7 @@ class Run:
         self.step += 1
         self._changed = False
         self._ending.exit_status = None  # whoever called sys.exit, it was caught: the loop goes on
-        self._steps.end(self.step)
+        self._account.end_step(self.step)
         self._losses.hear(agreed)
         self._save_agreed = agreed.save or self._saves.due_at_step(self.step)
         if leaving:
@@ -289,10 +275,10 @@ class Run:
         if loss is not None:
             self._losses.offer(self.step + 1, loss, grad_norm)
         elif grad_norm is not None:
-            self._telemetry.grad_norm(float(grad_norm))
-        self._steps.count(tokens, samples)
+            self._account.telemetry.grad_norm(float(grad_norm))
+        self._account.steps.count(tokens, samples)
         if val_loss is not None:
-            self._steps.val_loss(self.step, val_loss)
+            self._account.steps.val_loss(self.step, val_loss)
 
     def mean(self, value: float) -> float:
         """The mean over ranks, the same bits on every rank. Collective."""
@@ -301,11 +287,11 @@ class Run:
 
     def summary(self) -> str:
         """Loss, rate and time left in a line, as far as they are known."""
-        return self._telemetry.summary()
+        return self._account.telemetry.summary()
 
     def span(self, phase: str) -> AbstractContextManager[None]:
         """Time a part of the step: data, forward, backward, optimizer, validation."""
-        return self._spans.span(phase)
+        return self._account.spans.span(phase)
 
     def interruptible(self, items: Iterable[T]) -> Iterator[T]:
         """Go through `items` (the same number on every rank), stopping between two where all agree to.
@@ -318,8 +304,8 @@ class Run:
                 yield item
                 self._watchdog.beat(step=False)
             return
-        before, random = self._telemetry.progress.phase, rng.capture()
-        self._telemetry.phase("validating")
+        before, random = self._account.telemetry.progress.phase, rng.capture()
+        self._account.telemetry.phase("validating")
         for item in items:
             self._exchange.contribute(self.step)
             yield item
@@ -328,14 +314,14 @@ class Run:
             self._losses.hear(agreed)
             if agreed.stop:
                 self._stop(random)
-        self._telemetry.phase(before)
+        self._account.telemetry.phase(before)
 
     # -------------------------------------------------------------------- end
 
     def _stop(self, random: dict[str, Any] | None = None) -> None:
         """The gang has agreed to stop here: save, say so, leave."""
         self._watchdog.stop()
-        self._telemetry.phase("stopping")
+        self._account.telemetry.phase("stopping")
         self._losses.flush(self.step)
         fault = self._saves.now(self.step, self._notice.remaining(), random)
         if self.rank == 0:
@@ -350,13 +336,13 @@ class Run:
     def _complete(self) -> None:
         """All steps are done: the last state becomes durable before anything says finished."""
         self._watchdog.stop()
-        self._telemetry.phase("saving")
+        self._account.telemetry.phase("saving")
         self._losses.flush(self.step)
         if fault := self._saves.now(self.step):
             self._saves.raise_if_fenced()
             raise CheckpointError(f"trained to step {self.step}, but it is not durable: {fault}")
         self._completed = True
-        self._telemetry.phase("finished")
+        self._account.telemetry.phase("finished")
 
     def _at_exit(self) -> None:
         """The program ended by itself; where it left the loop early, it did so of its own will."""
@@ -366,7 +352,6 @@ class Run:
             self._complete()
         self._ending.say("finished")
         self._notice.settle()
-        if self._endpoint is not None:
-            self._endpoint.close()
+        self._account.close(self.step)
         with contextlib.suppress(RuntimeError):
             self.gang.leave()

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from . import contract
+from .account import Account
 from .checkpoint import Cadence, CheckpointError, Fenced, Saved, Saver
 from .checkpoint.cadence import does_not_fit, time_between_interruptions
 from .checkpoint.loader import describe_environment
@@ -20,9 +21,7 @@ from .checkpoint.saver import PART_TIMEOUT_SECONDS
 from .contract import RunDir
 from .ending import Standing
 from .interruption import Notice
-from .ledger import Journal
 from .parallel import Gang
-from .telemetry import Spans, Telemetry
 from .training_state import TrainingState
 
 log = logging.getLogger("holdfast")
@@ -41,9 +40,7 @@ class Saves:
         gang: Gang,
         cadence: Cadence,
         notice: Notice,
-        journal: Journal,
-        telemetry: Telemetry,
-        spans: Spans,
+        account: Account,
         *,
         attempt: int,
         config_hash: str,
@@ -51,7 +48,7 @@ class Saves:
         keep_every: int,
     ) -> None:
         self._gang, self._cadence, self._notice = gang, cadence, notice
-        self._journal, self._telemetry, self._spans = journal, telemetry, spans
+        self._journal, self._telemetry, self._spans = account.journal, account.telemetry, account.spans
         # Rank 0 alone decides when to save by the clock: the others need not read the past.
         past = run_dir.attempt_numbers() if gang.rank == 0 else []
         self._between_interruptions = time_between_interruptions(

@@ -9,8 +9,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from .contract import Progress
 from .ledger import Journal
 from .telemetry import Spans, StepFigures, Telemetry
+from .tensorboard import TensorBoard
+
+TENSORBOARD_SECONDS = 1.0
 
 
 class StepLog:
@@ -24,6 +28,9 @@ class StepLog:
         self._lines: dict[int, dict[str, Any]] = {}
         self._began = self._previous_end = 0.0
         self._any = False
+        self.tensorboard: TensorBoard | None = None
+        """Gets the figures too, at most once in `TENSORBOARD_SECONDS`."""
+        self._drawn = 0.0
 
     def begin(self) -> None:
         """A step begins now."""
@@ -70,10 +77,31 @@ class StepLog:
     def val_loss(self, step: int, value: float) -> None:
         """A validation of the state after `step` steps."""
         self._telemetry.val_loss(value)
+        if self.tensorboard is not None:
+            self.tensorboard.scalars(step, {"validation loss": value})
         if self._journal is not None:
             self._journal.step(step, val_loss=value, val_loss_hex=float(value).hex())
 
     def _write(self, step: int) -> None:
         line = self._lines.pop(step)
+        now = time.monotonic()
+        if self.tensorboard is not None and now - self._drawn >= TENSORBOARD_SECONDS:
+            self._drawn = now
+            self.tensorboard.scalars(step, figures_of(self._telemetry.progress))
         if self._journal is not None:
             self._journal.step(step, **line)
+
+
+def figures_of(progress: Progress) -> dict[str, float]:
+    """What is known of a step, by the name that a chart gets."""
+    figures = {
+        "loss": progress.loss,
+        "loss, smoothed": progress.loss_ema,
+        "gradient norm": progress.grad_norm,
+        "tokens per second": progress.tokens_per_second,
+        "samples per second": progress.samples_per_second,
+        "step seconds": progress.step_seconds,
+        "share of time waiting for data": progress.data_wait_fraction,
+        "MFU": progress.mfu,
+    }
+    return {name: value for name, value in figures.items() if value is not None}

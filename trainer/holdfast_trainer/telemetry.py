@@ -10,15 +10,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from torch.profiler import record_function
 
 from .checkpoint import Saved
 from .contract import Progress
 
+LOSS_DECAY = 0.98
+"""Of the smoothed loss: a loss counts so much less than the one after it."""
 WINDOW = 20
 """Steps that rates are taken over."""
 PHASES = ("data", "forward", "backward", "optimizer", "validation", "checkpoint")
@@ -31,6 +34,8 @@ class Spans:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        self.named = False
+        """Whether a profiler listens, and wants to be told the phases."""
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._previous: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
@@ -38,20 +43,23 @@ class Spans:
     @contextmanager
     def span(self, phase: str) -> Iterator[None]:
         """Time a part of the step; parts of one phase add up."""
-        if self._cuda:
-            start, end = _event(), _event()
-            start.record()
+        with record_function(phase) if self.named else nullcontext():
+            if self._cuda:
+                start, end = _event(), _event()
+                start.record()
+                torch.cuda.nvtx.range_push(phase)  # type: ignore[no-untyped-call]
+                try:
+                    yield
+                finally:
+                    torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+                    end.record()
+                    self._events.append((phase, start, end))
+                return
+            began = time.perf_counter()
             try:
                 yield
             finally:
-                end.record()
-                self._events.append((phase, start, end))
-            return
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(phase, time.perf_counter() - began)
+                self.add(phase, time.perf_counter() - began)
 
     def add(self, phase: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere, on the CPU."""
@@ -132,6 +140,10 @@ class Telemetry:
         self._attempt = Gauge("holdfast_attempt", "Number of this attempt.", registry=r)
         self._attempt.set(attempt)
         self._loss = Gauge("holdfast_loss", "Training loss of the newest step, mean over ranks.", registry=r)
+        self._loss_ema = Gauge(
+            "holdfast_loss_smoothed", f"Exponential mean of the losses, decay {LOSS_DECAY}.", registry=r
+        )
+        self._ema = self._ema_weight = 0.0
         self._val_loss = Gauge("holdfast_validation_loss", "Newest validation loss.", registry=r)
         self._grad_norm = Gauge("holdfast_grad_norm", "Gradient norm before clipping.", registry=r)
         self._tokens_rate = Gauge(
@@ -220,7 +232,12 @@ class Telemetry:
 
     def loss(self, value: float) -> None:
         self._loss.set(value)
-        self._update(loss=value)
+        # The weights so far sum to 1 - decay^n: dividing by that takes the bias of the beginning out.
+        self._ema = LOSS_DECAY * self._ema + (1 - LOSS_DECAY) * value
+        self._ema_weight = LOSS_DECAY * self._ema_weight + (1 - LOSS_DECAY)
+        smoothed = self._ema / self._ema_weight
+        self._loss_ema.set(smoothed)
+        self._update(loss=value, loss_ema=smoothed)
 
     def val_loss(self, value: float) -> None:
         self._val_loss.set(value)

@@ -1,0 +1,191 @@
+"""What makes a step faster or smaller changes no loss, or says so: compile, recomputation, traces."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from gangs import Workshop
+from gpt_runs import start, write_config
+
+from holdfast_trainer.compilation import CACHE, compile_or_eager
+from holdfast_trainer.config import ConfigError, ModelConfig, parse_window
+from holdfast_trainer.model import GPT
+from holdfast_trainer.optim import allow_tf32
+from holdfast_trainer.parallel import Gang, unharmed
+from holdfast_trainer.profiling import Window
+
+SHAPE = ModelConfig(vocab_size=64, layers=2, heads=2, width=32, context=16, dropout=0.2)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path)
+
+
+COMPILES = """
+import logging, sys, torch
+from pathlib import Path
+from holdfast_trainer.compilation import compile_or_eager
+from holdfast_trainer.parallel import Gang
+
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+probe = lambda: model(torch.ones(4, 8)).sum().backward()
+assert compile_or_eager([model], None, probe, Gang(0, 1, 0, torch.device("cpu")), Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_what_was_compiled_is_found_again_by_the_next_attempt(tmp_path: Path) -> None:
+    def compiled() -> set[Path]:
+        env = {name: value for name, value in os.environ.items() if name != CACHE}
+        command = [sys.executable, "-c", COMPILES, tmp_path / "compiled"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+        assert "compiled in " in done.stdout, done.stdout + done.stderr
+        return set((tmp_path / "compiled").rglob("*.so"))
+
+    built = compiled()
+    assert built
+    assert compiled() == built, "nothing was compiled anew"
+
+
+@pytest.mark.slow
+def test_what_does_not_compile_runs_as_it_is_written(workshop: Workshop, config: Path) -> None:
+    """The compiler cannot write anywhere: the run goes on without it, and loses nothing by that."""
+    settings = ("train.steps=6", "validation.every=0", "model.layers=1")
+    eager = start(workshop, config, *settings, name="eager")
+    assert eager.wait() == [0], eager.texts()
+    nowhere = {"TORCHINDUCTOR_CACHE_DIR": "/dev/null/nowhere"}
+    gang = start(workshop, config, *settings, "train.compile=true", env=nowhere)
+    assert gang.wait(180) == [0], gang.texts()
+    (line,) = [line for line in gang.texts().splitlines() if "torch.compile failed" in line]
+    assert "all ranks go on without it (rank 0: " in line
+    assert gang.history.losses() == eager.history.losses()
+
+
+@dataclass
+class TwoRanks(Gang):
+    """This rank, and a peer that says something else."""
+
+    peer: str = ""
+
+    def gather(self, value: str) -> list[str]:
+        return [value, self.peer]
+
+
+def test_a_peer_that_cannot_compile_takes_the_others_back_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    model = torch.nn.Linear(2, 2)
+    gang = TwoRanks(0, 2, 0, torch.device("cpu"), peer="CppCompileError: no space left")
+    assert not compile_or_eager([model], None, lambda: None, gang, tmp_path)
+    assert "forward" not in vars(model)
+    assert "go on without it (rank 1: CppCompileError: no space left)" in caplog.text
+
+    def too_large() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    gang.peer = ""
+    with pytest.raises(torch.OutOfMemoryError):
+        compile_or_eager([model], None, too_large, gang, tmp_path)
+
+
+def test_recomputing_activations_changes_no_bit() -> None:
+    grads = []
+    for recompute in (False, True):
+        torch.manual_seed(1)
+        model = GPT(SHAPE, recompute=recompute)
+        tokens = torch.randint(64, (4, 16))
+        torch.manual_seed(2)  # of dropout
+        loss = model(tokens, tokens)[1]
+        assert loss is not None
+        loss.backward()
+        grads.append([p.grad for p in model.parameters()] + [loss.detach()])
+    for plain, again in zip(*grads, strict=True):
+        assert torch.equal(plain, again)
+
+
+def test_recomputing_keeps_less() -> None:
+    kept = []
+    for recompute in (False, True):
+        model = GPT(SHAPE, recompute=recompute)
+        sizes: list[int] = []
+
+        def pack(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        tokens = torch.zeros(4, 16, dtype=torch.int64)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(tokens, tokens)
+        kept.append(sum(sizes))
+    assert kept[1] < kept[0] / 2
+
+
+def test_a_probe_leaves_no_trace() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+
+    def fail() -> None:
+        with unharmed(model):
+            model(torch.randn(5, 3)).sum().backward()
+            model.eval()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_tf32_is_no_matter_of_a_cpu() -> None:
+    before = torch.get_float32_matmul_precision()
+    allow_tf32(torch.device("cpu"), True)
+    assert torch.get_float32_matmul_precision() == before
+
+
+# --------------------------------------------------------------------- traces
+
+
+def test_a_window_of_steps_is_traced_with_its_phases(workshop: Workshop, config: Path) -> None:
+    gang = start(workshop, config, "train.steps=8", "train.profile=2-3", "train.tensorboard=true")
+    assert gang.wait() == [0], gang.texts()
+    trace = gang.history.run.attempt(1) / "trace-2-3.json"
+    names = [event.get("name") for event in json.loads(trace.read_text())["traceEvents"]]
+    for phase in ("data", "forward", "backward", "optimizer"):
+        assert names.count(phase) >= 2, phase
+    assert "steps 2 to 3 were profiled: open " in gang.texts()
+    (events,) = (gang.history.run.path / "tensorboard").iterdir()
+    assert b"validation loss" in events.read_bytes()
+
+
+def test_a_trace_that_cannot_be_written_costs_the_trace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    window = Window(range(1, 9), tmp_path / "missing", torch.device("cpu"))
+    window.begin(0)
+    assert not window.open
+    window.begin(1)
+    assert window.open
+    window.close(1)  # the run ended within the window
+    assert not window.open
+    assert "the trace of steps 1 to 1 could not be written to " in caplog.text
+    window.begin(2)
+    assert not window.open, "one window a run"
+
+
+@pytest.mark.parametrize("text", ["20", "20:25", "25-20", "a-b", ""])
+def test_what_is_no_window(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no window of steps; say FIRST-LAST, such as 20-24"):
+        parse_window(text)

@@ -1,0 +1,76 @@
+"""What one rank tells of its run: ledger and steps.jsonl, figures for Prometheus and /progress, traces.
+
+`Run` says when a step begins and ends; everything that listens hangs here. Rank 0's figures are served and
+written; the others keep theirs, which costs next to nothing and keeps one way of doing it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import contract
+from .contract import RunDir
+from .endpoint import Endpoint
+from .ledger import Journal
+from .parallel import Gang
+from .place import Place
+from .profiling import Window
+from .steplog import StepLog
+from .telemetry import Spans, Telemetry, gemm_peak
+from .tensorboard import TensorBoard
+
+
+class Account:
+    """Of one rank in one attempt."""
+
+    def __init__(
+        self, run_dir: RunDir, attempt: int, gang: Gang, place: Place, *, profile: range, tensorboard: bool
+    ) -> None:
+        """On rank 0 serves the port at once. `profile` are steps to trace, counted from 0."""
+        self._run_dir, self._attempt, self._gang = run_dir, attempt, gang
+        self.journal = Journal(run_dir, attempt)
+        self.telemetry = Telemetry(attempt, gang.world_size)
+        self.spans = Spans(gang.device)
+        first = gang.rank == 0
+        self.steps = StepLog(self.spans, self.telemetry, self.journal if first else None, gang.world_size)
+        self._window = Window(profile if first else range(0), run_dir.attempt(attempt), gang.device)
+        self._wants_tensorboard = tensorboard and first
+        self._endpoint: Endpoint | None = None
+        if first:
+            progress = lambda: self.telemetry.progress  # noqa: E731
+            registry = self.telemetry.registry
+            self._endpoint = Endpoint(place.host, place.port, registry, progress, run_dir)
+            contract.replace_durably(run_dir.progress_address(attempt), self._endpoint.address)
+
+    def begin(
+        self,
+        step: int,
+        total: int,
+        durable_step: int,
+        flops_per_token: float | None,
+        dtype: torch.dtype,
+    ) -> None:
+        """The loop begins after `step` steps; measures the device's peak where MFU is to be known."""
+        peak = gemm_peak(self._gang.device, dtype) if flops_per_token else None
+        self.telemetry.begin(step, total, durable_step, flops_per_token, peak)
+        if self._wants_tensorboard:
+            self.steps.tensorboard = TensorBoard(self._run_dir.path / "tensorboard", self._attempt, step)
+
+    def begin_step(self, step: int) -> None:
+        """Step `step` (0 is the first) begins now."""
+        self._window.begin(step)
+        self.spans.named = self._window.open
+        self.steps.begin()
+
+    def end_step(self, step: int) -> None:
+        """Step number `step` (1 is the first) is done."""
+        self.steps.end(step)
+        self._window.end(step - 1)
+
+    def close(self, step: int) -> None:
+        """The program ends after `step` steps."""
+        self._window.close(step - 1)
+        if self.steps.tensorboard is not None:
+            self.steps.tensorboard.close()
+        if self._endpoint is not None:
+            self._endpoint.close()

@@ -1,0 +1,109 @@
+"""What the loop works with: the batches of this rank, and the model made ready to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .compilation import compile_or_eager
+from .config import Config
+from .data import TokenDataset
+from .model import GPT
+from .optim import Precision, build_optimizer
+from .parallel import unharmed
+from .run import Run
+
+
+@dataclass(frozen=True)
+class Batches:
+    """One split as this rank sees it: `share` rows a step, in `chunks` of `micro`."""
+
+    data: TokenDataset
+    config: Config
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def share(self) -> int:
+        return self.config.train.global_batch // self.world_size
+
+    @property
+    def micro(self) -> int:
+        return self.config.train.micro_batch or self.share
+
+    @property
+    def chunks(self) -> int:
+        return self.share // self.micro
+
+    def batch(self, step: int, *, seed: int | None = None) -> list[tuple[Tensor, Tensor]]:
+        """Tokens and targets of a step by micro-batch, on the device: [micro, context] each.
+
+        From page-locked memory the copies to a GPU do not wait for what it is doing.
+        """
+        tokens, targets = self.data.batch(
+            seed=self.config.train.seed if seed is None else seed,
+            step=step,
+            rank=self.rank,
+            world_size=self.world_size,
+            global_batch=self.config.train.global_batch,
+        )
+        if self.device.type == "cuda":
+            tokens, targets = tokens.pin_memory(), targets.pin_memory()
+        tokens, targets = (part.to(self.device, non_blocking=True) for part in (tokens, targets))
+        return list(zip(torch.split(tokens, self.micro), torch.split(targets, self.micro), strict=True))
+
+    def describe(self, step: int) -> str:
+        """Which windows of the data this rank has in a step, in words."""
+        first = step * self.config.train.global_batch + self.rank * self.share
+        windows = self.data.order(self.config.train.seed, first, self.share).tolist()
+        named = ", ".join(map(str, windows[:8])) + (f" and {len(windows) - 8} more" if windows[8:] else "")
+        return f"windows {named} of {self.data.context} tokens in the {self.data.split} split"
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """The parts of a training, ready to be tracked."""
+
+    raw_model: GPT
+    """The model itself: what is saved and validated."""
+    model: nn.Module
+    """What a training step calls."""
+    optimizer: torch.optim.Optimizer
+
+
+def assemble(run: Run, config: Config, compute: Precision, batches: Batches, *, validates: bool) -> Assembled:
+    """Build the model as configured, the same on every rank. Collective."""
+    settings = config.train
+    torch.manual_seed(settings.seed)  # the same initial weights on every rank
+    raw = GPT(config.model, recompute=settings.activation_checkpointing).to(run.device)
+
+    def loss(model: nn.Module) -> Tensor:
+        tokens, targets = batches.batch(0)[0]
+        with compute.autocast():
+            found: Tensor = model(tokens, targets)[1]
+        return found
+
+    if settings.compile:
+        mode = None if settings.compile is True else settings.compile
+        parts = [raw] if run.world_size == 1 else list(raw.blocks)
+        probe = _probe(raw, loss, validates=validates)
+        compile_or_eager(parts, mode, probe, run.gang, run.run_dir.path / "compiled")
+    model = run.wrap(raw, static_graph=batches.chunks == 1, settle=loss)
+    return Assembled(raw, model, build_optimizer(raw, config.optim, run.device))
+
+
+def _probe(model: nn.Module, loss: Callable[[nn.Module], Tensor], *, validates: bool) -> Callable[[], None]:
+    def probe() -> None:
+        with unharmed(model):
+            loss(model).backward()  # type: ignore[no-untyped-call]
+            if validates:
+                model.eval()
+                with torch.no_grad():
+                    loss(model)
+                model.train()
+
+    return probe

@@ -1,0 +1,73 @@
+"""torch.compile with a way back: what does not compile runs as it is written, on all ranks alike.
+
+torch compiles when a function is first called, so a failure would meet the first step, after other ranks
+have begun to wait for its gradients. Here a probe is run before anything is shared out: forward, backward,
+and what validation runs. Where it fails on any rank, all take the eager functions back and one line says
+why; ranks that computed in two ways would round in two ways.
+
+One process compiles the whole model. With several ranks the blocks are compiled one by one: backward then
+hands out gradients block by block, so that their reduction overlaps with what is left of it; and as blocks
+share their code, there is only one to compile.
+
+What was compiled stays in the run directory, so that later attempts find it. A cache directory that was
+named already (TORCHINDUCTOR_CACHE_DIR) is left as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from .faults import is_out_of_memory
+from .parallel import Gang
+
+log = logging.getLogger("holdfast")
+
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def compile_or_eager(
+    parts: Sequence[nn.Module],
+    mode: str | None,
+    probe: Callable[[], None],
+    gang: Gang,
+    cache: Path,
+) -> bool:
+    """Compile the forward functions of `parts` in place; false where all went back to eager. Collective.
+
+    `probe` calls them in every way in which they will be called. Raises what it raised where memory ran
+    out: eager needs no less.
+    """
+    if not os.environ.get(CACHE):
+        os.environ[CACHE] = str(cache)
+    began = time.monotonic()
+    fault = ""
+    try:
+        for part in parts:
+            part.forward = torch.compile(part.forward, mode=mode)
+        probe()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        fault = f"{type(error).__name__}: {_first_line(error)}"
+    failed = [f"rank {rank}: {said}" for rank, said in enumerate(gang.gather(fault)) if said]
+    if failed:
+        for part in parts:
+            vars(part).pop("forward", None)  # the instance's: the class has the one that was written
+        torch.compiler.reset()
+        if gang.rank == 0:
+            log.warning("torch.compile failed, all ranks go on without it (%s)", failed[0])
+        return False
+    if gang.rank == 0:
+        log.info("compiled in %.1f s", time.monotonic() - began)
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")

@@ -112,12 +112,16 @@ def test_a_watch_that_opens_on_a_quiet_resource_ends_the_outage(tell: Tell) -> N
     async def busy(response: Response) -> None:
         await response.start("429 Too Many Requests", "Content-Length: 0", "Retry-After: 0")
 
+    said = asyncio.Event()
+
     async def quiet(response: Response) -> None:
+        await said.wait()
         await response.start()
         await asyncio.Event().wait()
 
     async def story(world: World) -> None:
         await world.until(lambda: "busy" in str(world.reflector.fault), "the outage to be said")
+        said.set()
         await world.until(lambda: world.reflector.fault is None, "the outage to be over")
         assert world.server.lists == 1
 

@@ -96,6 +96,9 @@ class TrainConfig:
         False
     )
     """torch.compile, or its mode. Off: worth its start-up time only on long runs."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """With several ranks: ddp keeps the whole model on each, fsdp (FSDP2) cuts parameters, gradients and
+    optimizer state over them, for models that do not fit. Either resumes what the other saved."""
     activation_checkpointing: bool = False
     """Keep only the input of each block and compute the rest again in the backward pass: about a third
     more work for a fraction of the activations, so a larger micro_batch fits."""
@@ -187,6 +190,9 @@ class CheckpointConfig:
     keep_every: Count = 0
     """Steps: checkpoints of each multiple stay for good, such as 10000, besides the newest; 0 keeps no
     others. Count on one only where the cadence is in steps and falls on these."""
+    keep_best: Count = 0
+    """Checkpoints with the lowest validation loss that stay besides; 0 keeps none for that. Only a
+    checkpoint of a step that was validated has one: let `validation.every` be a multiple of `every`."""
 
     def __post_init__(self) -> None:
         if not _EVERY.fullmatch(str(self.every)):
@@ -197,6 +203,7 @@ class CheckpointConfig:
 
 EXECUTION = (
     "micro_batch",
+    "parallel",
     "compile",
     "activation_checkpointing",
     "tf32",

@@ -28,7 +28,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,7 +44,7 @@ from .ending import Ending
 from .faults import is_out_of_memory, out_of_memory
 from .interruption import Exchange, Notice
 from .losses import Losses
-from .parallel import join_gang, let_kernels_vary, make_deterministic, wrap
+from .parallel import join_gang, let_kernels_vary, make_deterministic, shard, wrap
 from .place import Place
 from .resume import Marks, record_start, resume
 from .saves import Saves
@@ -68,6 +68,7 @@ class Run:
         checkpoint_every: str | int = "auto",
         keep: int = 3,
         keep_every: int = 0,
+        keep_best: int = 0,
         flops_per_token: float | None = None,
         compute_dtype: torch.dtype = torch.float32,
         alike: Mapping[str, object] | None = None,
@@ -78,7 +79,8 @@ class Run:
 
         `run_dir` and the cadence give way to HOLDFAST_RUN_DIR and HOLDFAST_CHECKPOINT_EVERY where these
         are set. `config_hash` guards a run directory against another configuration.
-        The newest `keep` checkpoints stay, and those of every `keep_every`-th step (0: no others).
+        The newest `keep` checkpoints stay, those of every `keep_every`-th step, and the `keep_best` ones
+        of lowest validation loss that `log` was told of exactly their step (0: none for that reason).
         `flops_per_token` and `compute_dtype` make MFU known. `alike` names settings that ranks are to
         have in common, besides seed and hash. `profile` are steps to trace (0 is the first); `tensorboard`
         writes figures for it. Raises RanksDiffer where they have not, ConfigError on a
@@ -125,6 +127,7 @@ class Run:
             config_hash=config_hash,
             keep=place.keep or keep,
             keep_every=keep_every,
+            keep_best=keep_best,
         )
         self.step = 0
         """Steps done."""
@@ -155,6 +158,10 @@ class Run:
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
         """`model` on this rank's device, under DDP where there are several ranks (see parallel.wrap)."""
         return wrap(model, self.gang, **options)
+
+    def shard(self, model: nn.Module, regions: Sequence[nn.Module]) -> nn.Module:
+        """`model` cut over the ranks, FSDP2, region by region (see parallel.shard); instead of `wrap`."""
+        return shard(model, self.gang, regions)
 
     def track(self, **parts: Any) -> int:
         """Name the state to save (anything with `state_dict`), and resume it. Collective.
@@ -279,6 +286,7 @@ class Run:
         self._account.steps.count(tokens, samples)
         if val_loss is not None:
             self._account.steps.val_loss(self.step, val_loss)
+            self._saves.validated(self.step, val_loss)
 
     def mean(self, value: float) -> float:
         """The mean over ranks, the same bits on every rank. Collective."""

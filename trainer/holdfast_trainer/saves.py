@@ -46,6 +46,7 @@ class Saves:
         config_hash: str,
         keep: int,
         keep_every: int,
+        keep_best: int,
     ) -> None:
         self._gang, self._cadence, self._notice = gang, cadence, notice
         self._journal, self._telemetry, self._spans = account.journal, account.telemetry, account.spans
@@ -62,6 +63,7 @@ class Saves:
             config_hash=config_hash,
             keep=keep,
             keep_every=keep_every,
+            keep_best=keep_best,
             environment=describe_environment(gang.device),
             on_saved=self._on_saved,
             on_failed=self._on_failed,
@@ -83,6 +85,10 @@ class Saves:
     def pass_over(self, bad_steps: set[int]) -> None:
         """These checkpoints did not verify at load: they count for nothing."""
         self._saver.bad_steps = bad_steps
+
+    def validated(self, step: int, loss: float) -> None:
+        """The validation loss after `step` steps, by which the best checkpoints are kept."""
+        self._saver.validated(step, loss)
 
     def restart_clock(self) -> None:
         """The loop begins: a cadence in seconds counts from here."""
@@ -126,8 +132,11 @@ class Saves:
     ) -> str:
         """Save this step unless that was done, and wait until it is durable. Collective.
 
+        A save in flight is finished first, unless the time that is left is enough for the newer one alone.
         Returns why it is not durable, on every rank; empty where it is.
         """
+        if step != self.newest_step and timeout < PART_TIMEOUT_SECONDS:  # a notice presses
+            self._make_way(step, timeout)
         self._saver.hurry(timeout)
         self._saver.join()
         mine = step != self.newest_step or self._saver.error is not None
@@ -141,6 +150,12 @@ class Saves:
         told = self._gang.gather((fault, self.standing(step)))
         self._durable = told[0][1]  # rank 0 committed; others may see the directory later
         return next((fault for fault, _ in told if fault), "")
+
+    def _make_way(self, step: int, seconds: float) -> None:
+        """Give up the save in flight where that of `step` alone can be done in time: rank 0 decides."""
+        if self._gang.broadcast(self._gang.rank == 0 and self._saver.makes_way(seconds)):
+            log.info("giving up the save of step %d for that of step %d", self.newest_step, step)
+            self._saver.give_up()
 
     def standing(self, step: int) -> Standing:
         """What can be said of this rank's work after `step` steps."""

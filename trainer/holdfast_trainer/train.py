@@ -40,6 +40,7 @@ def train(
         checkpoint_every=config.checkpoint.every,
         keep=config.checkpoint.keep,
         keep_every=config.checkpoint.keep_every,
+        keep_best=config.checkpoint.keep_best,
         flops_per_token=flops_per_token(config.model),
         compute_dtype=compute.dtype,
         alike={**settings_in_common(config), "the data": train_data.identity, "precision": compute.name},

@@ -17,6 +17,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     StringConstraints,
     field_validator,
     model_validator,
@@ -353,6 +354,19 @@ class TrainingJob(Model):
     metadata: Metadata
     spec: Spec
     status: Status = Field(default_factory=Status)
+    _faults: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What of the stored spec cannot be read, a line a key; `spec` has the rest of it, and defaults.
+
+        Empty for a job that was validated as a whole, so for all that REST made.
+        """
+        return self._faults
+
+    def with_faults(self, faults: tuple[str, ...]) -> TrainingJob:
+        self._faults = faults
+        return self
 
     @property
     def key(self) -> str:

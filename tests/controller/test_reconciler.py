@@ -235,8 +235,9 @@ def test_a_job_suspended_from_the_beginning_never_starts() -> None:
 
 def test_a_job_without_room_says_why_it_waits() -> None:
     async def story(scene: Scene) -> None:
-        job = await scene.submit(make(replicas=5))
-        assert (job.status.phase, job.status.message) == (Phase.QUEUED, "waits for 5 slots")
+        await scene.engine.start(make("other", replicas=2), 1)
+        job = await scene.submit(make(replicas=4))
+        assert (job.status.phase, job.status.message) == (Phase.QUEUED, "waits for 4 slots")
         assert conditions(job)["Admitted"] == "False"
         job = await scene.change(suspend=True)
         assert job.status.phase is Phase.SUSPENDED

@@ -170,7 +170,7 @@ class Life(RuleBasedStateMachine):
                 assert status.phase in (Phase.SUSPENDED, Phase.SUCCEEDED, Phase.FAILED)
             elif job.spec.replicas > self.engine.slots:
                 assert status.phase is Phase.QUEUED
-                assert status.message == "waits for 5 slots"
+                assert status.message.startswith("cannot run as it is: asks for 5 slots;")
             else:
                 assert status.phase.final, (status.phase, status.message)
             assert status.message

@@ -211,6 +211,12 @@ async def _set_suspend(at: Backend, namespace: str, name: str, value: bool) -> T
             raise NotReady(f"{job.key} is {job.status.phase}: there is nothing to {verb}")
         if job.metadata.deletion_timestamp is not None:
             raise NotReady(f"{job.key} is being deleted")
+        if job.faults:
+            raise Invalid(
+                f"{job.key}: its spec cannot be read, so it cannot be written back whole; correct it with "
+                f"`kubectl edit tj {name} -n {namespace}`: {'; '.join(job.faults)}",
+                list(job.faults),
+            )
         if job.spec.suspend == value:
             return job
         changed = job.model_copy(update={"spec": job.spec.model_copy(update={"suspend": value})})

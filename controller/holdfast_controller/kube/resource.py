@@ -1,11 +1,12 @@
 """A TrainingJob as Kubernetes keeps it, and as we think of it. Pure.
 
-What users wrote by kubectl passes the CRD's schema and then ours: where ours is the narrower, the job is
-Invalid, and whoever reads it is told which key is wrong.
+What users wrote by kubectl passes the CRD's schema and then ours: where ours is the narrower, the job comes
+without the keys that cannot be read, and says which they are (`TrainingJob.faults`).
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from pydantic import ValidationError
@@ -93,25 +94,57 @@ def _whole(value: Any) -> Any:
 
 
 def decode(document: Document) -> TrainingJob:
-    """Raises Invalid with a line for each wrong key."""
-    meta = document["metadata"]
-    body = {
-        "metadata": {name: meta[name] for name in _METADATA if meta.get(name) is not None},
-        "spec": document.get("spec") or {},
-        "status": {
-            name: value for name, value in (document.get("status") or {}).items() if name != columns.KEY
-        },
-    }
+    """The job; where keys of its spec cannot be read, without those, and with their `faults`.
+
+    So it can still be listed, carried on and deleted. Keys of the status that we do not know were written by
+    a newer controller and are left out. Raises Invalid, with a line for each wrong key, for what is beyond
+    that.
+    """
+    body = _body(document)
     try:
         return TrainingJob.model_validate(body)
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg'].removeprefix('Value error, ')}"
-            for fault in error.errors(include_url=False)
-        ]
+        found = error.errors(include_url=False)
+    faults = tuple(_line(fault) for fault in found if fault["loc"][0] == "spec")
+    for fault in found:
+        _leave_out(body, fault["loc"], unknown=fault["type"] == "extra_forbidden")
+    body["spec"].setdefault("command", ["false"])
+    try:
+        return TrainingJob.model_validate(body).with_faults(faults)
+    except ValidationError as error:
+        lines = [_line(fault) for fault in error.errors(include_url=False)]
+        meta = document["metadata"]
         raise Invalid(
             f"TrainingJob {meta.get('namespace')}/{meta.get('name')}: {'; '.join(lines)}", lines
         ) from None
+
+
+def _body(document: Document) -> Document:
+    """What there is to read, in containers of our own."""
+    meta = document["metadata"]
+    status = copy.deepcopy(document.get("status") or {})
+    status.pop(columns.KEY, None)
+    return {
+        "metadata": {name: meta[name] for name in _METADATA if meta.get(name) is not None},
+        "spec": dict(document.get("spec") or {}),
+        "status": status,
+    }
+
+
+def _leave_out(body: Document, where: tuple[int | str, ...], *, unknown: bool) -> None:
+    """A key of the spec as a whole, `processes` where keys do not fit together; of the status the unknown."""
+    if where[0] == "spec":
+        body["spec"].pop(where[1] if len(where) > 1 else "processes", None)
+    elif where[0] == "status" and unknown:
+        holder: Any = body
+        for part in where[:-1]:
+            holder = holder[part]
+        holder.pop(where[-1], None)
+
+
+def _line(fault: Any) -> str:
+    place = ".".join(str(part) for part in fault["loc"])
+    return f"{place}: {fault['msg'].removeprefix('Value error, ')}"
 
 
 def held(document: Document) -> bool:

@@ -15,6 +15,8 @@ _ADMITTED = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
 def conditions_of(status: Status, reason: str, now: datetime) -> list[Condition]:
     """The conditions that belong to a phase, with the times of those that did not change.
 
+    Admitted says in words why it is not; the others' words are the status's message.
+
     Only phases that say something about a type set it: what was never admitted has no Running.
     """
     phase = status.phase
@@ -32,7 +34,8 @@ def conditions_of(status: Status, reason: str, now: datetime) -> list[Condition]
         if old is None and not true and kind != "Admitted":
             continue
         truth: _Truth = "True" if true else "False"
-        if old is not None and (old.status, old.reason) == (truth, reason):
+        message = status.message if kind == "Admitted" and not true else ""
+        if old is not None and (old.status, old.reason, old.message) == (truth, reason, message):
             conditions.append(old)
             continue
         moved = old is None or old.status != truth
@@ -41,7 +44,7 @@ def conditions_of(status: Status, reason: str, now: datetime) -> list[Condition]
                 type=kind,
                 status=truth,
                 reason=reason,
-                message="",
+                message=message,
                 last_transition_time=now if old is None or moved else old.last_transition_time,
             )
         )

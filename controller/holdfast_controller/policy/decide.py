@@ -18,7 +18,7 @@ from typing import Any
 from holdfast_controller.cluster import AttemptObservation, Event, ReplicaState
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, Status, TrainingJob, Verdict
 
-from . import explain
+from . import explain, refused
 from .backoff import backoff
 from .budget import spend
 from .classify import Incident, classify
@@ -39,6 +39,8 @@ class Evidence:
     ledger: Sequence[Line] = ()
     steps: Sequence[Line] = ()
     tails: dict[str, str] = field(default_factory=dict)
+    refusals: Sequence[str] = ()
+    """Why no attempt can start as the job is now."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,11 @@ class _Deciding:
         if self.spec.suspend:
             self._end_record(record, Incident(Verdict.SUSPENDED, "suspended before it started"), None)
             return self._suspended()
-        self._phase(Phase.STARTING if record.number == 1 else Phase.RECOVERING, "Starting", "starts now")
+        if self.evidence.refusals:
+            return self._refused()
+        tried = refused.is_about_start(self.status.message, record.number)
+        message = self.status.message if tried else "starts now"
+        self._phase(Phase.STARTING if record.number == 1 else Phase.RECOVERING, "Starting", message)
         return self._done(start=record.number, requeue_after=1.0)
 
     def _carry_on(self, record: AttemptRecord, observation: AttemptObservation) -> Decision:
@@ -297,6 +303,8 @@ class _Deciding:
             why = reason or (self.status.attempts[-1].reason if self.status.attempts else "")
             self._phase(Phase.RECOVERING, "BackOff", f"starts again after a back-off: {why}")
             return self._done(requeue_after=(start_at - self.now).total_seconds())
+        if self.evidence.refusals:
+            return self._refused()
         number = self.status.attempt + 1
         self.status.attempt = number
         self.status.next_start_at = None
@@ -305,6 +313,14 @@ class _Deciding:
         self._phase(phase, "Starting", f"attempt {number} starts{f': {reason}' if reason else ''}")
         self._tell("Normal", "AttemptOpened", f"attempt {number} opened")
         return self._done(start=number, requeue_after=1.0)
+
+    def _refused(self) -> Decision:
+        """Wait for another spec; told once, and again when the reason is another one."""
+        message = refused.waits(self.evidence.refusals)
+        if message != self.job.status.message:
+            self._tell("Warning", "Refused", message)
+        self._phase(Phase.QUEUED, "Refused", message)
+        return self._done()
 
     def _suspended(self) -> Decision:
         if self.status.phase is not Phase.SUSPENDED:
@@ -345,6 +361,10 @@ class _Deciding:
 
     def _phase(self, phase: Phase, reason: str, message: str) -> None:
         self.status.phase = phase
+        if self.job.faults and open_record(self.status) is not None and phase is not Phase.QUEUED:
+            message = refused.goes_on(message, self.job.faults)
+            if refused.UNREADABLE not in self.job.status.message:
+                self._tell("Warning", "Refused", message)
         self.status.message = message
         self.status.conditions = conditions_of(self.status, reason, self.now)
 

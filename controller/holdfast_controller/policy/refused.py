@@ -1,0 +1,36 @@
+"""What is said of a job that cannot start as it is. Pure.
+
+REST refuses such a job before it is stored. By kubectl it can be stored all the same: the definition's schema
+is wider than what we read, and knows nothing of what this cluster allows. It then waits, with the reason in
+its status, until its spec is corrected or the cluster allows more. An attempt that runs already goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+UNREADABLE = "its spec cannot be read and no other attempt starts until it is corrected: "
+
+
+def waits(reasons: Sequence[str]) -> str:
+    """Of a job that has no attempt running."""
+    return f"cannot run as it is: {'; '.join(reasons)}; correct the spec and it goes on"
+
+
+def goes_on(message: str, faults: Sequence[str]) -> str:
+    """Of an attempt that runs, while the spec was changed into one that cannot be read."""
+    return f"{message}; {UNREADABLE}{'; '.join(faults)}" if faults else message
+
+
+def could_not_start(attempt: int, error: Exception) -> str:
+    """Of an attempt whose objects the engine did not take; it is tried again."""
+    return f"{_failed(attempt)}{error}"
+
+
+def is_about_start(message: str, attempt: int) -> bool:
+    """Whether the message is of `could_not_start`, so that trying again need not change it."""
+    return message.startswith(_failed(attempt))
+
+
+def _failed(attempt: int) -> str:
+    return f"attempt {attempt} could not be started and is tried again: "

@@ -56,7 +56,9 @@ class Exporter(_Values):
         default="", pattern=r"^(/.*)?$", description="Of libnvidia-ml.so.1 on the node."
     )
     privileged: bool = False
-    ranks: bool = Field(default=False, description="Tell the ranks of one container apart (SYS_PTRACE).")
+    ranks: bool = Field(
+        default=False, description="Tell the ranks of one container apart; takes two capabilities."
+    )
     kubelet_directory: str = Field(default="/var/lib/kubelet", pattern=r"^/.*[^/]$")
     resources: Document = Field(
         default={"requests": {"cpu": "20m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}}

@@ -56,7 +56,8 @@ def test_it_is_root_without_the_rights_of_root(helm: Helm) -> None:
         mount.get("readOnly") for mount in container(found)["volumeMounts"] if mount["name"] != "scratch"
     )
     ranks = container(exporter(helm, "--set=exporter.ranks=true"))
-    assert ranks["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+    added = ["SYS_PTRACE", "DAC_READ_SEARCH"]
+    assert ranks["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": added}
 
 
 def test_a_driver_without_a_runtime_is_mounted(helm: Helm) -> None:

@@ -1,8 +1,8 @@
 """Where a process belongs, as /proc tells: its pod and container by cgroup, its job by environment.
 
 pids are those of the driver's host. In a container that needs the host's pid namespace (`hostPID`).
-The environment of another user's process needs CAP_SYS_PTRACE; without it a pod's processes are still
-told apart by container, only the rank is not known.
+The environment of another user's process needs CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH; without them a
+pod's processes are still told apart by container, only the rank is not known.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@
     lock           held by the running controller for as long as it lives
     holdfast.db    the job store
     runs/          run directories, by namespace and job
+    prometheus-targets.json    where Prometheus finds the running trainers (local/targets.py)
 
 The command line imports this module on every start, so it imports the standard library only.
 """

@@ -12,6 +12,11 @@ and after a restart of the controller, and end with the job.
 | holdfast_job_goodput_ratio | namespace, job | time on steps that count / wall time |
 | holdfast_job_step, holdfast_job_durable_step | namespace, job | the newest known |
 | holdfast_job_tokens_per_second | namespace, job | of the running attempt |
+| holdfast_job_phase | namespace, job, phase | 1 for the phase that the job is in |
+| holdfast_job_recovery_seconds | namespace, job | the newest: from an attempt's end to the next first step |
+| holdfast_job_gpus | namespace, job | asked for, by all replicas |
+| holdfast_job_disruptions_allowed | namespace, job | where the job sets a budget |
+| holdfast_job_checkpoint_every_steps, _seconds | namespace, job | where the job sets one |
 | holdfast_reconcile_seconds | | histogram of reconcile passes |
 | holdfast_reconcile_errors_total | | passes that ended in an error and are tried again |
 | holdfast_queue_depth | | jobs that wait for a reconcile pass |
@@ -25,15 +30,17 @@ and after a restart of the controller, and end with the job.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from .jobs import Phase, TrainingJob
+from .jobs import AttemptRecord, Phase, TrainingJob
 
 Slots = Callable[[], Mapping[str, tuple[float, float]]]
 """Used and total, by resource."""
@@ -57,10 +64,16 @@ class JobFigures:
     durable_step: int | None
     tokens_per_second: float | None
     """Of the running attempt; None where none trains."""
+    recovery_seconds: float | None
+    gpus: float
+    disruptions_allowed: int | None
+    every_steps: int | None
+    every_seconds: int | None
 
     @classmethod
     def of(cls, job: TrainingJob) -> JobFigures:
-        status, progress = job.status, job.status.progress
+        spec, status, progress = job.spec, job.status, job.status.progress
+        every = spec.checkpoint.every
         return cls(
             job.metadata.namespace,
             job.metadata.name,
@@ -73,7 +86,21 @@ class JobFigures:
             progress.step if progress else None,
             progress.durable_step if progress else None,
             progress.tokens_per_second if progress and status.phase is Phase.RUNNING else None,
+            recovery_seconds(status.attempts),
+            spec.replicas * float(Fraction(spec.gpus)),
+            spec.retries.disruptions,
+            int(every) if every.isdigit() else None,
+            int(every[:-1]) if every.endswith("s") else None,
         )
+
+
+def recovery_seconds(attempts: Sequence[AttemptRecord]) -> float | None:
+    """From the end of the newest attempt that another one followed to that one's first step; None where no
+    step followed yet. What lies between is waiting for room, starting and loading."""
+    for before, after in reversed(list(pairwise(attempts))):
+        if before.ended_at is not None and after.first_step_at is not None:
+            return max(0.0, (after.first_step_at - before.ended_at).total_seconds())
+    return None
 
 
 class Metrics:
@@ -170,23 +197,36 @@ def _counters(jobs: list[JobFigures]) -> Iterator[Metric]:
 
 
 def _gauges(jobs: list[JobFigures]) -> Iterator[Metric]:
-    lost = GaugeMetricFamily("holdfast_job_lost_steps", "Steps that were done again.", labels=_LABELS)
-    goodput = GaugeMetricFamily(
-        "holdfast_job_goodput_ratio", "Time on steps that count / wall time.", labels=_LABELS
-    )
-    step = GaugeMetricFamily("holdfast_job_step", "Last step done.", labels=_LABELS)
-    durable = GaugeMetricFamily("holdfast_job_durable_step", "Last durable step.", labels=_LABELS)
-    speed = GaugeMetricFamily("holdfast_job_tokens_per_second", "Tokens per second.", labels=_LABELS)
+    phase = GaugeMetricFamily("holdfast_job_phase", "1 for the job's phase.", labels=(*_LABELS, "phase"))
     for job in jobs:
-        labels = (job.namespace, job.name)
-        lost.add_metric(labels, job.lost_steps)
-        known = (
-            (goodput, job.goodput),
-            (step, job.step),
-            (durable, job.durable_step),
-            (speed, job.tokens_per_second),
-        )
-        for family, value in known:
-            if value is not None:
-                family.add_metric(labels, value)
-    yield from (lost, goodput, step, durable, speed)
+        phase.add_metric((job.namespace, job.name, job.phase.value), 1)
+    yield phase
+    for name, text, value in _GAUGES:
+        family = GaugeMetricFamily(name, text, labels=_LABELS)
+        for job in jobs:
+            if (known := value(job)) is not None:
+                family.add_metric((job.namespace, job.name), known)
+        yield family
+
+
+_GAUGES: tuple[tuple[str, str, Callable[[JobFigures], float | None]], ...] = (
+    ("holdfast_job_lost_steps", "Steps that were done again.", lambda job: job.lost_steps),
+    ("holdfast_job_goodput_ratio", "Time on steps that count / wall time.", lambda job: job.goodput),
+    ("holdfast_job_step", "Last step done.", lambda job: job.step),
+    ("holdfast_job_durable_step", "Last durable step.", lambda job: job.durable_step),
+    ("holdfast_job_tokens_per_second", "Tokens per second.", lambda job: job.tokens_per_second),
+    (
+        "holdfast_job_recovery_seconds",
+        "From the end of an attempt to the first step of the next, the newest.",
+        lambda job: job.recovery_seconds,
+    ),
+    ("holdfast_job_gpus", "GPUs that the job asks for.", lambda job: job.gpus),
+    (
+        "holdfast_job_disruptions_allowed",
+        "Restarts that the job allows for disruptions.",
+        lambda job: job.disruptions_allowed,
+    ),
+    ("holdfast_job_checkpoint_every_steps", "Steps between saves.", lambda job: job.every_steps),
+    ("holdfast_job_checkpoint_every_seconds", "Seconds between saves.", lambda job: job.every_seconds),
+)
+"""Name, help, and what is shown of a job; None shows nothing."""

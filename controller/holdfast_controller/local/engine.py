@@ -42,6 +42,7 @@ from .launch import Runtime, replica_launches, run_directory
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Grant, Machine, Waiting, admit, never_fits, request_of, usage
 from .spawn import start_attempt
+from .targets import TargetsFile
 
 TEND_SECONDS = 0.1
 RETRY_SECONDS = 5.0
@@ -73,6 +74,7 @@ class LocalEngine:
         self._queue: dict[str, _Queued] = {}
         self._active: dict[str, ActiveAttempt] = {}
         self._keys = Keys()
+        self._targets = TargetsFile(data)
         self._memory = MemoryKills(process.out_of_memory_kills(), time.time())
         try:
             (data / "runs").mkdir(parents=True, exist_ok=True)
@@ -102,7 +104,7 @@ class LocalEngine:
     async def run(self) -> None:
         """Look after attempts until cancelled; cancelling stops no attempt."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(progress.poll(self._unfinished, self._keys.publish))
+            tasks.create_task(progress.poll(self._unfinished, self._keys.publish, self._targets))
             tasks.create_task(self._tend())
 
     def _unfinished(self) -> list[ActiveAttempt]:

@@ -1,7 +1,7 @@
 """Ask rank 0 of every running attempt how far it is, about once a second.
 
 Its address is in the attempt's directory once it listens. No answer is no news: the last known figures
-stay, with the time at which they were true.
+stay, with the time at which they were true. Prometheus is told of the same addresses (targets.py).
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ import httpx
 from holdfast_trainer.contract import Progress
 
 from .active import ActiveAttempt
+from .targets import TargetsFile
 
 EVERY_SECONDS = 1.0
 TIMEOUT_SECONDS = 1.0
 
 
-async def poll(attempts: Callable[[], Iterable[ActiveAttempt]], changed: Callable[[str], None]) -> None:
+async def poll(
+    attempts: Callable[[], Iterable[ActiveAttempt]], changed: Callable[[str], None], found: TargetsFile
+) -> None:
     """For ever: update `progress` of the attempts, and tell the keys of those that moved."""
     async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
         while True:
+            found.write(attempts())
             await asyncio.gather(*(_ask(client, attempt, changed) for attempt in attempts()))
             await asyncio.sleep(EVERY_SECONDS)
 

@@ -1,0 +1,113 @@
+"""What Prometheus is told of a job, and where it finds the trainer of one that runs on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from local_world import all_running, at_work, end, local_engine, until, waiting_job
+from structlog.testing import capture_logs
+from waiting import wait_until_async
+
+from holdfast_controller.jobs import AttemptRecord, Phase, Status, TrainingJob
+from holdfast_controller.local.launch import run_directory
+from holdfast_controller.local.targets import TargetsFile
+from holdfast_controller.metrics import JobFigures, Metrics, recovery_seconds
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def attempt(number: int, first_step: float | None, ended: float | None) -> AttemptRecord:
+    def at(seconds: float | None) -> datetime | None:
+        return None if seconds is None else NOON + timedelta(seconds=seconds)
+
+    return AttemptRecord(number=number, started_at=NOON, first_step_at=at(first_step), ended_at=at(ended))
+
+
+def test_recovery_is_from_an_end_to_the_next_first_step() -> None:
+    assert recovery_seconds([]) is None
+    assert recovery_seconds([attempt(1, 10, None)]) is None, "nothing to recover from"
+    assert recovery_seconds([attempt(1, 10, 100), attempt(2, None, None)]) is None, "not over yet"
+    assert recovery_seconds([attempt(1, 10, 100), attempt(2, 112, None)]) == 12
+    assert recovery_seconds([attempt(1, 10, 100), attempt(2, 112, 200), attempt(3, 230, None)]) == 30
+    # While the third starts, the newest recovery that is known stays.
+    assert recovery_seconds([attempt(1, 10, 100), attempt(2, 112, 200), attempt(3, None, None)]) == 12
+
+
+def test_a_job_s_own_bounds_are_series_where_it_has_them() -> None:
+    metrics = Metrics()
+    spec = {
+        "command": ["python"],
+        "replicas": 2,
+        "gpus": "0.25",
+        "checkpoint": {"every": "90s"},
+        "retries": {"disruptions": 5},
+    }
+    job = TrainingJob.model_validate({"metadata": {"name": "gpt"}, "spec": spec})
+    job.status = Status(phase=Phase.RUNNING, attempts=[attempt(1, 1, 5), attempt(2, 9, None)])
+    plain = TrainingJob.model_validate({"metadata": {"name": "plain"}, "spec": {"command": ["python"]}})
+    for one in (job, plain):
+        metrics.jobs[one.key] = JobFigures.of(one)
+
+    def sample(series: str, name: str = "gpt", **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(series, {"namespace": "default", "job": name, **labels})
+
+    assert sample("holdfast_job_phase", phase="Running") == 1
+    assert sample("holdfast_job_phase", phase="Queued") is None
+    assert sample("holdfast_job_phase", "plain", phase="Queued") == 1
+    assert sample("holdfast_job_gpus") == 0.5
+    assert sample("holdfast_job_recovery_seconds") == 4
+    assert sample("holdfast_job_disruptions_allowed") == 5
+    assert sample("holdfast_job_checkpoint_every_seconds") == 90
+    assert sample("holdfast_job_checkpoint_every_steps") is None
+    for absent in ("disruptions_allowed", "checkpoint_every_seconds", "recovery_seconds", "step"):
+        assert sample(f"holdfast_job_{absent}", "plain") is None
+
+
+def test_prometheus_is_told_where_a_running_trainer_listens(tmp_path: Path) -> None:
+    """From the moment that rank 0 has said its address until the attempt is gone."""
+    file = tmp_path / "prometheus-targets.json"
+
+    def told() -> list[dict[str, object]]:
+        found: list[dict[str, object]] = json.loads(file.read_text())
+        return found
+
+    async def story() -> None:
+        job = waiting_job("gpt", replicas=1)
+        async with at_work(local_engine(tmp_path, cores=1)) as engine:
+            await wait_until_async(file.exists, "the file", 60)
+            assert told() == [], "nothing runs yet, and Prometheus finds a file all the same"
+            await engine.start(job, 1)
+            await until(engine, job, 1, "the start", all_running)
+            run_directory(tmp_path, job).progress_address(1).write_text("127.0.0.1:1\n")
+            await wait_until_async(told, "the address to be told", 60)
+            assert told() == [
+                {
+                    "targets": ["127.0.0.1:1"],
+                    "labels": {
+                        "namespace": "default",
+                        "holdfast_dev_job": "gpt",
+                        "holdfast_dev_attempt": "1",
+                    },
+                }
+            ]
+            end(tmp_path, job, 1, 0)
+            await until(engine, job, 1, "the end", lambda seen: seen.gone)
+            await wait_until_async(lambda: not told(), "the address to be forgotten", 60)
+
+    asyncio.run(story())
+
+
+def test_a_file_that_cannot_be_written_is_told_once_and_ends_nothing(tmp_path: Path) -> None:
+    file = TargetsFile(tmp_path / "missing")
+    with capture_logs() as lines:
+        file.write([])
+        file.write([])
+    (line,) = lines
+    assert line["event"] == "Prometheus will not find the jobs"
+    assert "missing/prometheus-targets.json" in line["file"]
+    (tmp_path / "missing").mkdir()
+    file.write([])
+    assert json.loads((tmp_path / "missing/prometheus-targets.json").read_text()) == []

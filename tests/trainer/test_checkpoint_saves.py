@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from disks import fill
+from waiting import wait_until
 
 from holdfast_trainer.checkpoint import (
     CheckpointDirectory,
@@ -357,6 +358,18 @@ def test_what_a_rank_writes_late_into_a_failed_save_does_not_reach_the_next(run:
     with pytest.raises(CheckpointError, match="rank 1 did not write its part in time"):
         first.wait()
     assert first.durable_step == 0
+
+
+def test_a_wait_for_peers_ends_when_a_newer_attempt_takes_over(run: RunDir) -> None:
+    """It swept the save away; a rank that was late made the directory anew, for parts that never come."""
+    first = make_saver(run, world_size=2)
+    first.save(10, state(10), {})
+    wait_until(lambda: list(run.checkpoints.rglob("rank-0.json")), "rank 0's part", 60)
+    raise_fence(run, 2)
+    CheckpointDirectory(run, 2).sweep()
+    CheckpointDirectory(run, 1).begin(10, 1)
+    with pytest.raises(Fenced, match="attempt 1 was superseded by attempt 2"):
+        first.wait()
 
 
 def test_a_failing_rank_does_not_wait_long_for_peers_that_may_be_gone(run: RunDir) -> None:

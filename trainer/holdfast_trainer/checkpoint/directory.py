@@ -37,6 +37,8 @@ from .storage import Storage
 from .tensorfile import UnreadableFile, verify
 
 _POLL_SECONDS = 0.01
+_FENCE_SECONDS = 1.0
+"""How often a wait for other ranks looks whether a newer attempt has taken over."""
 
 
 class CheckpointError(Exception):
@@ -118,13 +120,16 @@ class CheckpointDirectory:
         """
         files: dict[str, Written] = {}
         for rank in range(world_size):
-            record = partial / _part_record(rank)
+            record, look = partial / _part_record(rank), time.monotonic() + _FENCE_SECONDS
             while not record.exists():
                 if not partial.exists():
                     check_fence(self._run, self._attempt)
                     raise CheckpointError(f"{partial} was removed while it was written")
                 if late():
                     raise CheckpointError(f"rank {rank} did not write its part in time")
+                if time.monotonic() > look:  # a rank that came late may have made the directory anew
+                    check_fence(self._run, self._attempt)
+                    look = time.monotonic() + _FENCE_SECONDS
                 time.sleep(_POLL_SECONDS)
             body = json.loads(record.read_text(encoding="utf-8"))
             if "error" in body:

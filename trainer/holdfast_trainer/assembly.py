@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .compilation import compile_or_eager
-from .config import Config
+from .config import Config, ConfigError
 from .data import TokenDataset
 from .model import GPT
 from .optim import Precision, build_optimizer
@@ -79,7 +79,12 @@ def assemble(run: Run, config: Config, compute: Precision, batches: Batches, *, 
     """Build the model as configured, the same on every rank. Collective."""
     settings = config.train
     torch.manual_seed(settings.seed)  # the same initial weights on every rank
-    raw = GPT(config.model, recompute=settings.activation_checkpointing).to(run.device)
+    raw = GPT(config.model, recompute=settings.activation_checkpointing)
+    sharded = settings.parallel == "fsdp" and run.world_size > 1
+    if sharded:
+        check_sharding(compute.name)
+    else:  # what is to be sharded may not fit the device in one piece
+        raw.to(run.device)
 
     def loss(model: nn.Module) -> Tensor:
         tokens, targets = batches.batch(0)[0]
@@ -90,10 +95,35 @@ def assemble(run: Run, config: Config, compute: Precision, batches: Batches, *, 
     if settings.compile:
         mode = None if settings.compile is True else settings.compile
         parts = [raw] if run.world_size == 1 else list(raw.blocks)
-        probe = _probe(raw, loss, validates=validates)
+        target = raw.blocks[0].to(run.device) if sharded else raw
+        through = _through_block(batches, compute) if sharded else loss
+        probe = _probe(target, through, validates=validates)
         compile_or_eager(parts, mode, probe, run.gang, run.run_dir.path / "compiled")
-    model = run.wrap(raw, static_graph=batches.chunks == 1, settle=loss)
+    if sharded:
+        model = run.shard(raw, list(raw.blocks))
+    else:
+        model = run.wrap(raw, static_graph=batches.chunks == 1, settle=loss)
     return Assembled(raw, model, build_optimizer(raw, config.optim, run.device))
+
+
+def check_sharding(precision: str) -> None:
+    """Raises ConfigError where what the device computes in does not go with FSDP2."""
+    if precision == "fp16":
+        raise ConfigError(
+            "train.parallel: fsdp does not go with fp16, whose scaler must see the gradients of all ranks; "
+            "use train.precision=fp32, a device with bf16, or train.parallel=ddp"
+        )
+
+
+def _through_block(batches: Batches, compute: Precision) -> Callable[[nn.Module], Tensor]:
+    shape = (batches.micro, batches.config.model.context, batches.config.model.width)
+
+    def through(block: nn.Module) -> Tensor:
+        with compute.autocast():
+            out: Tensor = block(torch.zeros(shape, device=batches.device, requires_grad=True))
+        return out.float().sum()
+
+    return through
 
 
 def _probe(model: nn.Module, loss: Callable[[nn.Module], Tensor], *, validates: bool) -> Callable[[], None]:

@@ -60,12 +60,10 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     """
     parameters = [p for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    full_tensor = getattr(norm, "full_tensor", None)
-    if full_tensor is not None:
-        norm = full_tensor()
     if max_norm > 0:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    return norm
+    full_tensor = getattr(norm, "full_tensor", None)
+    return norm if full_tensor is None else full_tensor()
 
 
 # ------------------------------------------------------------------- precision

@@ -7,7 +7,7 @@ is always gloo, so that agreeing on a stop or on a checkpoint never touches the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -138,6 +138,34 @@ def wrap(
     return ddp
 
 
+def shard(model: nn.Module, gang: Gang, regions: Sequence[nn.Module]) -> nn.Module:
+    """`model` with its parameters, gradients and optimizer state cut over the ranks (FSDP2), in place.
+
+    Each of `regions` (the blocks) is gathered when its turn comes and let go again, so a rank holds its
+    share of everything and one region whole. Parameters may be on the CPU before: a region at a time goes
+    to the device. Build the optimizer afterwards. One rank is left as it is.
+    """
+    if gang.world_size == 1:
+        return model.to(gang.device)
+    from torch.distributed.device_mesh import init_device_mesh  # seconds to import, and few need it
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(gang.device.type, (gang.world_size,))
+    for region in (*regions, model):
+        fully_shard(region, mesh=mesh)
+    return model
+
+
+def shard_like(value: Any, like: Any) -> Any:
+    """This rank's shard of the whole tensor `value`, placed as `like`; anything else as it is."""
+    if not hasattr(like, "placements") or getattr(value, "shape", None) != like.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    whole = value.to(like.device)
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+
+
 def _settle(ddp: nn.Module, settle: Callable[[nn.Module], torch.Tensor]) -> None:
     """Make DDP regroup now."""
     with unharmed(ddp):
@@ -171,6 +199,8 @@ def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
     if isinstance(model, DistributedDataParallel) and not last:
         no_sync: AbstractContextManager[None] = model.no_sync()
         return no_sync
+    if sync := getattr(model, "set_requires_gradient_sync", None):
+        sync(last)
     return nullcontext()
 
 

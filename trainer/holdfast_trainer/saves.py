@@ -186,11 +186,12 @@ class Saves:
             raise self._saver.error
 
     def _on_saved(self, saved: Saved) -> None:
-        problem = does_not_fit(saved.seconds, self._notice.remaining())
-        if problem and not self._notice.received and not self._told_too_slow:
+        room = None if self._notice.received else self._notice.remaining()
+        problem = None if room is None else does_not_fit(saved.seconds, room)
+        if problem and not self._told_too_slow:
             log.warning("%s", problem)
             self._told_too_slow = True
-        self._telemetry.saved(saved)
+        self._telemetry.saved(saved, room)
         self._journal.event(
             "checkpoint",
             step=saved.step,

@@ -1,7 +1,8 @@
 """What a training run is made of: its named parts, and what each rank has of its own.
 
 Under DDP parameters and optimizer are the same on every rank, so they are written once, by all ranks
-together. Each rank adds its random state and, where it is not rank 0, what may differ: buffers of models
+together. Under FSDP2 each rank writes its shards, which load as whole tensors: so either loads what the
+other wrote. Each rank adds its random state and, where it is not rank 0, what may differ: buffers of models
 (running statistics of its own batches) and parts that are neither model nor optimizer (the position of a
 data loader); rank 0's go with what is shared.
 """
@@ -16,7 +17,7 @@ from torch import nn
 
 from .checkpoint import CheckpointError, Loaded, rng
 from .checkpoint.tree import pack
-from .parallel import unwrap
+from .parallel import shard_like, unwrap
 
 
 class Stateful(Protocol):
@@ -97,7 +98,7 @@ class TrainingState:
                     f"the checkpoint of step {loaded.manifest.step} has no {name!r}: "
                     f"it tracks {', '.join(saved)}. Track the same names, or use a new run directory"
                 )
-            part.load_state_dict(own.get("parts", {}).get(name, saved[name]))
+            part.load_state_dict(placed_as(part, own.get("parts", {}).get(name, saved[name])))
             if isinstance(part, nn.Module):
                 with torch.no_grad():
                     for key, value in own.get("buffers", {}).get(name, {}).items():
@@ -107,6 +108,21 @@ class TrainingState:
 
 def _differs_by_rank(part: Stateful) -> bool:
     return not isinstance(part, nn.Module | torch.optim.Optimizer)
+
+
+def placed_as(part: Stateful, saved: dict[str, Any]) -> dict[str, Any]:
+    """`saved`, with tensors cut into shards where `part` has shards."""
+    if isinstance(part, nn.Module):
+        live = part.state_dict()
+        return {name: shard_like(value, live.get(name)) for name, value in saved.items()}
+    if isinstance(part, torch.optim.Optimizer):
+        parameters = [p for group in part.param_groups for p in group["params"]]
+        state = {
+            index: {key: shard_like(value, parameters[index]) for key, value in values.items()}
+            for index, values in saved["state"].items()
+        }
+        return {**saved, "state": state}
+    return saved
 
 
 def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:

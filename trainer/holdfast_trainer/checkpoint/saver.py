@@ -38,7 +38,7 @@ from .spread import start_thread, step_aside
 from .stage import Image, NotEnoughMemory, Stage
 from .storage import Storage
 from .tensorfile import Header
-from .tree import pack
+from .tree import is_shard, pack
 
 log = logging.getLogger("holdfast")
 
@@ -196,7 +196,11 @@ class Saver:
             shared = None
         skeleton, tensors = pack({"own": own, "shared": shared})
         if rank_0_only is not None and self._world_size > 1:
-            sizes = {n: t.numel() * t.element_size() for n, t in tensors.items() if n.startswith("shared.")}
+            sizes = {
+                n: t.numel() * t.element_size()
+                for n, t in tensors.items()
+                if n.startswith("shared.") and not is_shard(n)
+            }
             # A prime marks a path that another tensor has too: which of them is meant is not known.
             unsure = {name for name in sizes if name.endswith("'")}
             owners = share_out(sizes, self._world_size, {*rank_0_only, *unsure})

@@ -4,10 +4,15 @@ State dicts mix tensors with ints, floats, tuples, dicts with integer keys and n
 of numpy). `pack` takes the tensors out, so that they can be staged and written as raw bytes, and
 leaves tagged JSON behind; `unpack` restores the same types. Floats survive: Python's repr is the
 shortest text that reads back to the same bits.
+
+A tensor that is sharded over the ranks (a DTensor, as FSDP2 makes it) stays in pieces: each rank packs its
+own, under the tensor's name and `@RANK`, and the skeleton names all of them. `unpack` puts them together
+again, so what was saved in shards loads as a whole tensor, into whatever.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +21,8 @@ import torch
 
 from .tensorfile import DTYPES, RESERVED
 
-_TAGS = ("$tensor", "$array", "$tuple", "$dict")
+_TAGS = ("$tensor", "$shards", "$array", "$tuple", "$dict")
+_SHARD = re.compile(r"@\d+$")
 
 
 class UnsupportedState(TypeError):
@@ -43,6 +49,8 @@ def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
         return name
 
     def visit(value: Any, path: str) -> Any:
+        if isinstance(value, torch.Tensor) and hasattr(value, "placements"):
+            return {"$shards": _keep_shard(value, path, tensors)}
         if isinstance(value, torch.Tensor):
             return {"$tensor": keep(value.detach(), path)}
         if isinstance(value, np.ndarray):
@@ -71,6 +79,27 @@ def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     return visit(state, ""), tensors
 
 
+def is_shard(name: str) -> bool:
+    """Whether a tensor of this name is one rank's piece of a larger one, for that rank alone to write."""
+    return _SHARD.search(name) is not None
+
+
+def _keep_shard(tensor: Any, path: str, tensors: dict[str, torch.Tensor]) -> list[str]:
+    """Keep this rank's piece of a DTensor; returns the names of all pieces, in order along dimension 0."""
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if mesh.ndim != 1 or not placements[0].is_shard(dim=0):
+        raise UnsupportedState(
+            f"{path}: a tensor placed as {placements} cannot be saved; "
+            "shard it along dimension 0 over all ranks"
+        )
+    names = [f"{_file_name(path)}@{rank}" for rank in range(mesh.size())]
+    mine = names[mesh.get_local_rank()]
+    if mine in tensors:
+        raise UnsupportedState(f"{path}: its piece {mine!r} has the name of another tensor; rename one")
+    tensors[mine] = tensor.detach().to_local()
+    return names
+
+
 def _file_name(path: str) -> str:
     """ASCII, for the header of a file is read by more than Python: a lone surrogate is no text there."""
     return path.encode("ascii", "backslashreplace").decode()
@@ -93,6 +122,8 @@ def unpack(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
             tag, body = next(iter(skeleton.items()))
             if tag == "$tensor":
                 return tensors[body]
+            if tag == "$shards":
+                return torch.cat([tensors[name] for name in body])
             if tag == "$array":
                 return tensors[body].numpy()
             if tag == "$tuple":

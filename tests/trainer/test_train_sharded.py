@@ -1,0 +1,94 @@
+"""A model cut over the ranks (FSDP2) trains as the whole one does, and either resumes the other's work."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from gangs import KILL, History, Workshop
+from gpt_runs import start, write_config
+
+from holdfast_trainer.assembly import check_sharding
+from holdfast_trainer.checkpoint.inspection import Opened
+from holdfast_trainer.checkpoint.tree import is_shard, pack, unpack
+from holdfast_trainer.config import ConfigError
+
+SHARDED = "train.parallel=fsdp"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path)
+
+
+def losses(history: History, attempt: int) -> dict[int, float]:
+    return {line["step"]: float.fromhex(line["loss_hex"]) for line in history.steps(attempt)}
+
+
+def assert_close(left: dict[int, float], right: dict[int, float]) -> None:
+    """fp32: sums are made in another order, and the steps that follow amplify that."""
+    assert left.keys() == right.keys()
+    for step, loss in left.items():
+        assert loss == pytest.approx(right[step], rel=1e-4), step
+
+
+@pytest.mark.slow
+def test_sharded_equals_replicated_and_resumes_bit_for_bit(workshop: Workshop, config: Path) -> None:
+    whole = start(workshop, config, name="whole", ranks=2)
+    assert whole.wait() == [0, 0], whole.texts()
+    untouched = start(workshop, config, SHARDED, name="untouched", ranks=2)
+    assert untouched.wait() == [0, 0], untouched.texts()
+    truth = losses(untouched.history, 1)
+    assert_close(truth, losses(whole.history, 1))
+
+    gang = start(workshop, config, SHARDED, ranks=2)
+    gang.wait_for_step(10)
+    gang.signal(KILL)
+    gang.wait()
+    last = start(workshop, config, SHARDED, ranks=2)
+    assert last.wait() == [0, 0], last.texts()
+    assert last.history.losses() == untouched.history.losses()
+    assert last.history.validations() == untouched.history.validations()
+    assert last.history.stop()["digest"] == untouched.history.stop()["digest"] != ""
+
+    # What was saved in shards goes on in one piece, what was whole in shards.
+    late = {step: loss for step, loss in truth.items() if step > 30}
+    for run, parallel in ((untouched, "train.parallel=ddp"), (whole, SHARDED)):
+        for step in (36, 40):
+            shutil.rmtree(run.history.run.checkpoint(step))
+        gang = start(workshop, config, parallel, name=run.history.run.path.name, ranks=2)
+        assert gang.wait() == [0, 0], gang.texts()
+        assert "resumed from step 30" in gang.texts()
+        assert_close(losses(gang.history, 2), late)
+    with Opened(untouched.history.run, 40) as alone, Opened(whole.history.run, 40) as sharded:
+        left, right = sharded.shared()["parts"]["model"], alone.shared()["parts"]["model"]
+        assert left.keys() == right.keys()
+        for name, value in right.items():
+            torch.testing.assert_close(left[name], value, rtol=1e-3, atol=1e-4)
+    # One rank draws other dropout masks, so it is only near; a wrong weight would be far away.
+    for step in (36, 40):
+        shutil.rmtree(last.history.run.checkpoint(step))
+    single = start(workshop, config)
+    assert single.wait() == [0], single.texts()
+    assert losses(single.history, single.attempt)[31] == pytest.approx(truth[31], rel=0.1)
+
+
+def test_a_piece_is_its_ranks_own_and_the_pieces_are_one_tensor() -> None:
+    tensors = {
+        "weight@0": torch.arange(4.0).reshape(2, 2),
+        "weight@1": torch.ones(1, 2),
+        "weight@2": torch.ones(0, 2),
+    }
+    assert all(map(is_shard, tensors))
+    assert not is_shard("weight")
+    whole = unpack({"weight": {"$shards": list(tensors)}}, tensors)["weight"]
+    assert torch.equal(whole, torch.tensor([[0.0, 1.0], [2.0, 3.0], [1.0, 1.0]]))
+    assert pack({"$shards": 1})[0] == {"$dict": [["$shards", 1]]}, "a user's own key is no tag"
+
+
+def test_fp16_is_refused_with_shards() -> None:
+    with pytest.raises(ConfigError, match="fsdp does not go with fp16"):
+        check_sharding("fp16")
+    check_sharding("bf16")

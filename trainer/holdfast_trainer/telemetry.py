@@ -178,7 +178,31 @@ class Telemetry:
             registry=r,
         )
         self._save_bytes = Gauge("holdfast_checkpoint_bytes", "Size of the newest checkpoint.", registry=r)
+        self._saved_at = Gauge(
+            "holdfast_checkpoint_timestamp_seconds",
+            "When the newest checkpoint of this attempt became durable, seconds since the epoch.",
+            registry=r,
+        )
+        self._newest_save = Gauge(
+            "holdfast_checkpoint_newest_seconds",
+            "What the newest save took, from its start until it was durable.",
+            registry=r,
+        )
+        self._notice = Gauge("holdfast_notice_seconds", "What a notice leaves for a last save.", registry=r)
         self._save_failures = Counter("holdfast_checkpoint_failures", "Saves that failed.", registry=r)
+        for gauge in (
+            self._loss,
+            self._loss_ema,
+            self._val_loss,
+            self._grad_norm,
+            self._tokens_rate,
+            self._mfu,
+            self._save_bytes,
+            self._saved_at,
+            self._newest_save,
+            self._notice,
+        ):
+            gauge.set(float("nan"))  # not known yet: a gauge that was never set would say 0
 
     def begin(
         self,
@@ -247,8 +271,13 @@ class Telemetry:
         self._grad_norm.set(value)
         self._update(grad_norm=value)
 
-    def saved(self, saved: Saved) -> None:
-        """A checkpoint became durable; called from the saver's thread."""
+    def saved(self, saved: Saved, notice_seconds: float | None = None) -> None:
+        """A checkpoint became durable, and a notice would leave `notice_seconds` for one (None: a notice is
+        running out already). Called from the saver's thread."""
+        self._saved_at.set_to_current_time()
+        self._newest_save.set(saved.seconds)
+        if notice_seconds is not None:
+            self._notice.set(notice_seconds)
         self._durable.set(saved.step)
         self._save_seconds.observe(saved.seconds)
         self._stall.observe(saved.stall_seconds)

@@ -49,7 +49,10 @@ RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \
     && $export --only-group build --output-file build.txt \
     && $export --extra controller --extra exporter --output-file controller.txt
 
-FROM tools AS dependencies
+# ------------------------------------------------------------------------------ dependencies
+# Installed where they are shipped: copied from a builder, they would be laid out anew with each source edit.
+FROM system AS dependencies
+ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never PYC_INVALIDATION_MODE=UNCHECKED_HASH
 RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \
     --mount=type=bind,from=requirements,source=/lock/controller.txt,target=/lock/controller.txt \
     --mount=type=cache,id=holdfast-uv,target=/root/.cache/uv \
@@ -66,6 +69,7 @@ RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \
         -prune -exec rm -r {} + \
     && echo /opt/holdfast-app >"$(echo /opt/holdfast/lib/python3.*/site-packages)/holdfast-app.pth"
 
+# ------------------------------------------------------------------------------------ source
 FROM tools AS source
 WORKDIR /src
 RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \
@@ -85,7 +89,7 @@ RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \
     && sed -i '1s|^#!.*|#!/opt/holdfast/bin/python|' /opt/holdfast-app/bin/holdfast
 
 # ----------------------------------------------------------------------------------- runtime
-FROM system AS runtime
+FROM dependencies AS runtime
 ARG VERSION=0.0.0
 ARG REVISION=unknown
 ENV PATH=/opt/holdfast-app/bin:/opt/holdfast/bin:$PATH \
@@ -93,7 +97,6 @@ ENV PATH=/opt/holdfast-app/bin:/opt/holdfast/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp \
     USER=holdfast
-COPY --link --from=dependencies /opt/holdfast /opt/holdfast
 COPY --link --from=source /opt/holdfast-app /opt/holdfast-app
 LABEL org.opencontainers.image.title="Holdfast controller" \
       org.opencontainers.image.description="Submits training jobs and carries them through preemption" \

@@ -1,9 +1,10 @@
-"""A disk that can be filled: for tests of what happens when it is full."""
+"""Disks that can be filled and made read-only: for tests of what happens then."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,17 +16,41 @@ import pytest
 @contextmanager
 def small_disk(path: Path) -> Iterator[Path]:
     """A file system of four mebibytes at `path`; skips the test where none can be mounted."""
+    with _mounted(path, ["-t", "tmpfs", "-o", "size=4m", "tmpfs"]):
+        yield path
+
+
+@contextmanager
+def real_disk(path: Path, size: int) -> Iterator[Path]:
+    """An ext4 of `size` bytes in a file, at `path`; skips the test where none can be mounted."""
+    image = path.with_name(f"{path.name}.img")
+    with open(image, "wb") as file:
+        file.truncate(size)
+    program = shutil.which("mkfs.ext4", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if program is None:
+        pytest.skip("making an ext4 needs mkfs.ext4")
+    subprocess.run([program, "-q", "-m", "0", str(image)], check=True)
+    with _mounted(path, ["-o", "loop", str(image)]):
+        yield path
+
+
+@contextmanager
+def _mounted(path: Path, what: list[str]) -> Iterator[None]:
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(["mount", *what, str(path)], check=False, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"cannot mount a small file system: {done.stderr.strip()}")
     try:
-        yield path
+        yield
     finally:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def remount(path: Path, mode: str) -> None:
+    """`mode` is ro or rw."""
+    subprocess.run(["mount", "-o", f"remount,{mode}", str(path)], check=True)
 
 
 def fill(path: Path) -> None:

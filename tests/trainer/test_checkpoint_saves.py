@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from disks import fill
+from disks import fill, real_disk, remount
 from waiting import wait_until
 
 from holdfast_trainer.checkpoint import (
@@ -453,3 +453,32 @@ def test_debris_on_a_full_disk_does_not_stop_the_next_attempt(small_disk: Path) 
     CheckpointDirectory(run, 2).sweep()
     save(make_saver(run, attempt=2, keep=1), 20, size=200_000)
     assert listing(run) == ["step-00000020"]
+
+
+def test_a_real_disk_fills_up_and_turns_read_only_and_comes_back(tmp_path: Path) -> None:
+    """An ext4, and files that go around the page cache; a save needs a third of it."""
+    size = 2_500_000  # eight bytes each
+    with real_disk(tmp_path / "disk", 72 << 20) as disk:
+        run = RunDir(disk / "run")
+        raise_fence(run, 1)
+        told = Told()
+        saver = make_saver(run, told, keep=1)
+        save(saver, 10, size=size)
+        filler = disk / "filler"
+        with open(filler, "wb") as file:
+            room = os.statvfs(disk)
+            os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize - 4 * size)  # half a save fits
+        with pytest.raises(CheckpointError, match="step 20 could not be saved: No space left on device"):
+            save(saver, 20, size=size)
+        assert listing(run) == ["step-00000010"]
+        filler.unlink()
+        remount(disk, "ro")
+        with pytest.raises(CheckpointError, match="step 30 could not be saved: Read-only file system"):
+            save(saver, 30, size=size)
+        loaded, skipped = load_newest(run, 1, Alone())
+        assert loaded is not None
+        assert (loaded.manifest.step, skipped) == (10, []), "what is durable can be read"
+        remount(disk, "rw")
+        save(saver, 40, size=size)
+        assert listing(run) == ["step-00000040"]
+        assert [saved.step for saved in told.saved] == [10, 40]

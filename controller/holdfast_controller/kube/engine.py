@@ -93,6 +93,8 @@ class KubeEngine:
         return Plan(self.name, tuple(manifests))
 
     async def start(self, job: TrainingJob, attempt: int) -> None:
+        if self._pieces.operator_missing:
+            return  # `observe` says what is missing, and once it is there, that the attempt is not started
         manifests = _with_evidence(attempt_manifests(job, attempt, self._settings))
         namespace, name = job.metadata.namespace, manifests.pytorch_job["metadata"]["name"]
         await self._create(

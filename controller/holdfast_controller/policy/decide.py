@@ -361,7 +361,7 @@ class _Deciding:
 
     def _phase(self, phase: Phase, reason: str, message: str) -> None:
         self.status.phase = phase
-        if self.job.faults and open_record(self.status) is not None and phase is not Phase.QUEUED:
+        if self.job.faults and open_record(self.status) is not None and reason != "Refused":
             message = refused.goes_on(message, self.job.faults)
             if refused.UNREADABLE not in self.job.status.message:
                 self._tell("Warning", "Refused", message)

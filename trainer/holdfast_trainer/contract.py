@@ -340,6 +340,8 @@ class Progress:
     mfu: float | None = None
     grad_norm: float | None = None
     eta_seconds: float | None = None
+    verdict: str | None = None
+    """Where a step's time goes, what holds it back, and what to change."""
     updated: float = 0.0
     """Seconds since the epoch at which this was true."""
 

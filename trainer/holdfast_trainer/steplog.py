@@ -6,6 +6,7 @@ that step on a CPU and with the next one's on a GPU. A line is written when noth
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -13,6 +14,9 @@ from .contract import Progress
 from .ledger import Journal
 from .telemetry import Spans, StepFigures, Telemetry
 from .tensorboard import TensorBoard
+from .verdict import Judge, Verdict
+
+log = logging.getLogger("holdfast")
 
 TENSORBOARD_SECONDS = 1.0
 
@@ -20,7 +24,14 @@ TENSORBOARD_SECONDS = 1.0
 class StepLog:
     """Between the loop and its two listeners, telemetry and (on rank 0) the journal."""
 
-    def __init__(self, spans: Spans, telemetry: Telemetry, journal: Journal | None, world_size: int) -> None:
+    def __init__(
+        self,
+        spans: Spans,
+        telemetry: Telemetry,
+        journal: Journal | None,
+        world_size: int,
+        judge: Judge | None = None,
+    ) -> None:
         self._spans, self._telemetry, self._journal = spans, telemetry, journal
         self._world_size = world_size
         self._tokens = self._samples = 0
@@ -28,6 +39,8 @@ class StepLog:
         self._lines: dict[int, dict[str, Any]] = {}
         self._began = self._previous_end = 0.0
         self._any = False
+        self._judge = judge or Judge(world_size)
+        self._cause = ""
         self.tensorboard: TensorBoard | None = None
         """Gets the figures too, at most once in `TENSORBOARD_SECONDS`."""
         self._drawn = 0.0
@@ -59,6 +72,8 @@ class StepLog:
             "data_seconds": figures.data_seconds,
             "tokens": self._tokens * self._world_size,
         }
+        if self._any:  # the first step compiles and allocates: it says nothing of the others
+            self._hear(self._judge.step(wall_seconds, spans, self._telemetry.progress.mfu))
         if not self._awaits_loss:
             self._write(step)
         if not self._any and self._journal is not None:
@@ -66,6 +81,14 @@ class StepLog:
         self._any = True
         self._tokens = self._samples = 0
         self._awaits_loss = False
+
+    def _hear(self, verdict: Verdict | None) -> None:
+        if verdict is None:
+            return
+        self._telemetry.verdict(verdict)
+        if self._journal is not None and verdict.cause != self._cause:
+            log.info("%s", verdict.sentence)
+        self._cause = verdict.cause
 
     def loss(self, step: int, value: float) -> None:
         """The mean loss of a step that has ended."""

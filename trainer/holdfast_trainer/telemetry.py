@@ -19,6 +19,7 @@ from torch.profiler import record_function
 
 from .checkpoint import Saved
 from .contract import Progress
+from .verdict import CAUSES, Verdict
 
 LOSS_DECAY = 0.98
 """Of the smoothed loss: a loss counts so much less than the one after it."""
@@ -144,6 +145,12 @@ class Telemetry:
             "holdfast_loss_smoothed", f"Exponential mean of the losses, decay {LOSS_DECAY}.", registry=r
         )
         self._ema = self._ema_weight = 0.0
+        self._bottleneck = Gauge(
+            "holdfast_bottleneck",
+            "1 for what held rank 0 back over the newest interval; no series before the first verdict.",
+            ["cause"],
+            registry=r,
+        )
         self._val_loss = Gauge("holdfast_validation_loss", "Newest validation loss.", registry=r)
         self._grad_norm = Gauge("holdfast_grad_norm", "Gradient norm before clipping.", registry=r)
         self._tokens_rate = Gauge(
@@ -262,6 +269,12 @@ class Telemetry:
         smoothed = self._ema / self._ema_weight
         self._loss_ema.set(smoothed)
         self._update(loss=value, loss_ema=smoothed)
+
+    def verdict(self, verdict: Verdict) -> None:
+        """What holds the run back, over the newest interval."""
+        for cause in CAUSES:
+            self._bottleneck.labels(cause).set(cause == verdict.cause)
+        self._update(verdict=verdict.sentence)
 
     def val_loss(self, value: float) -> None:
         self._val_loss.set(value)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +126,33 @@ def test_an_epoch_ends_inside_a_batch_and_the_next_has_another_order(prepared: P
     assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert data.order(seed=3, first=45, count=10).tolist() == epochs[0][45:] + epochs[1][:5]
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions were called, Python's and C's."""
+    count = 0
+
+    def note(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_batch_costs_the_same_work_wherever_the_run_stands(prepared: Path) -> None:
+    """After 10^9 tokens, and after 10^15, as after a few: the position is a number, nothing is replayed."""
+    most: list[int] = []
+    for tokens in (10**3, 10**9, 10**15):
+        first = tokens // (CONTEXT * 12)
+        batch = functools.partial(open_data(prepared).batch, seed=7, rank=1, world_size=2, global_batch=12)
+        counts = [calls_of(functools.partial(batch, step=first + step)) for step in range(20)]
+        most.append(max(counts))
+    assert max(most) <= 1.2 * most[0], f"function calls a batch: {most}"
 
 
 def test_a_batch_that_can_not_be_is_refused(prepared: Path) -> None:

@@ -321,6 +321,9 @@ def test_the_plan_shows_what_would_run(tmp_path: Path) -> None:
     assert "--node-rank=1" in plan.manifests[1]["command"]
     assert plan.manifests[1]["environment"]["HOLDFAST_REPLICA"] == "1"
     assert "The local engine does not use spec.image." in plan.notes
+    assert not any("shares its memory" in note for note in plan.notes)
+    share = local_engine(tmp_path).plan(waiting_job(gpus="0.5", replicas=1))
+    assert any(note.startswith("1/2 of a GPU is a slice of its time") for note in share.notes)
     assert not list((tmp_path / "runs").iterdir())
 
 

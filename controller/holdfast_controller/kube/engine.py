@@ -34,6 +34,7 @@ from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.manifests import Manifests, attempt_manifests, attempt_name, pod_name
 from holdfast_controller.pod_settings import PodSettings
 from holdfast_controller.pod_template import JOB_LABEL
+from holdfast_controller.policy.gpu_request import sharing_notes
 
 from .connection import JSON_PATCH, MERGE_PATCH, Connection, Document
 from .endpoint import Endpoints
@@ -90,7 +91,10 @@ class KubeEngine:
             manifests = _with_evidence(attempt_manifests(job, job.status.attempt + 1, self._settings))
         except Invalid as error:
             return Plan(self.name, (), tuple(error.errors or [str(error)]))
-        return Plan(self.name, tuple(manifests))
+        notes = sharing_notes(job.spec.gpus)
+        if notes and job.spec.replicas > 1:
+            notes += ("Each replica gets a node of its own: NCCL refuses two ranks on one GPU.",)
+        return Plan(self.name, tuple(manifests), notes=notes)
 
     async def start(self, job: TrainingJob, attempt: int) -> None:
         if self._pieces.operator_missing:

@@ -33,6 +33,7 @@ from holdfast_controller.cluster import (
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.policy.gpu_request import sharing_notes
 from holdfast_controller.queueing import Keys
 from holdfast_trainer.contract import RunDir, read_lines
 
@@ -146,6 +147,7 @@ class LocalEngine:
             for launch in launches
         )
         notes = ["The master port is chosen at the start, and so is CUDA_VISIBLE_DEVICES."]
+        notes += sharing_notes(job.spec.gpus)
         for name, value in (
             ("image", job.spec.image),
             ("queue", job.spec.queue),

@@ -41,3 +41,14 @@ def gpu_request(gpus: str) -> GpuRequest:
     if amount < 1:
         return GpuRequest(SHARED, 1, amount.denominator)
     return GpuRequest(WHOLE, int(amount))
+
+
+def sharing_notes(gpus: str) -> tuple[str, ...]:
+    """What somebody who asks for a share must know; () for whole GPUs and on CPU."""
+    slices = gpu_request(gpus).slices
+    if slices is None:
+        return ()
+    return (
+        f"1/{slices} of a GPU is a slice of its time: who shares the GPU shares its memory, of which any can "
+        "take all, and a fault of one ends all.",
+    )

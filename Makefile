@@ -14,7 +14,7 @@ RUN := $(VENV)/bin/python
 BENCHMARKS := $(filter-out report,$(basename $(notdir $(wildcard bench/[a-z]*.py))))
 ARGS ?=
 
-.PHONY: help install demo up test test-quick verify format generate lock bench cluster cluster-down clean
+.PHONY: help install demo up test test-quick test-fuzz verify format generate lock bench cluster cluster-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test: install ## all tests; ARGS="-k name" narrows them
 
 test-quick: install ## all tests but the slow ones and those that need a cluster
 	@$(RUN) -m pytest -m "not slow and not cluster" $(ARGS)
+
+test-fuzz: install ## 5,000 requests made of the API's own description, against a live controller
+	@FUZZ_CASES=5000 $(RUN) -m pytest tests/security/test_fuzz.py $(ARGS)
 
 verify: install ## style, types, imports, lock file, generated files, Dockerfiles; shows all failures
 	@$(RUN) scripts/verify.py $(ARGS)

@@ -114,6 +114,11 @@ class MemoryStore:
         stored.metadata.annotations = dict(job.metadata.annotations)
         return self._put(stored)
 
+    async def edited_past_our_checks(self, job: TrainingJob, faults: tuple[str, ...]) -> None:
+        """As kubectl can: `faults` are what then cannot be read of its spec."""
+        await self.replace_spec(job)
+        self._put(self._find(job.metadata.namespace, job.metadata.name).with_faults(faults))
+
     async def replace_status(self, job: TrainingJob, status: Status) -> TrainingJob:
         self._fuse.burn()
         stored = self._current(job)

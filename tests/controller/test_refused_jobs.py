@@ -1,0 +1,142 @@
+"""Jobs that were stored though they cannot run: each says why, loses nothing, and goes on once corrected."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from fakes import MemoryEngine, MemoryStore
+
+from holdfast_controller.cluster import NotFound, NotReady
+from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
+from holdfast_controller.reconciler import Reconciler
+
+FAULT = "spec.gpus: '0.3' GPUs: a share is 1/N of a GPU"
+
+
+class Scene:
+    """A store and an engine in memory, and passes one at a time over the job `a`."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.engine = MemoryEngine()
+        self.reconciler = Reconciler(self.store, self.engine)
+
+    async def submit(self, **spec: Any) -> TrainingJob:
+        body = {"command": ["x"], "replicas": 2, **spec}
+        await self.store.create(TrainingJob(metadata=Metadata(name="a"), spec=Spec.model_validate(body)))
+        return await self.look()
+
+    async def edit(self, faults: tuple[str, ...] = (), **spec: Any) -> TrainingJob:
+        """As by kubectl, which no check of ours stops."""
+        job = await self.store.get("default", "a")
+        job.spec = job.spec.model_copy(update=spec)
+        await self.store.edited_past_our_checks(job, faults)
+        return await self.look()
+
+    async def look(self, passes: int = 3) -> TrainingJob:
+        for _ in range(passes):
+            await self.reconciler.reconcile("default/a")
+        return await self.store.get("default", "a")
+
+    async def told(self) -> list[tuple[str, int]]:
+        return [(event.reason, event.count) for event in await self.store.events("default", "a")]
+
+
+def play(story: Callable[[Scene], Awaitable[None]]) -> None:
+    async def played() -> None:
+        await story(Scene())
+
+    asyncio.run(played())
+
+
+def test_what_the_cluster_does_not_allow_waits_and_says_so_until_it_is_corrected() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(replicas=9)
+        said = "cannot run as it is: asks for 9 slots; correct the spec and it goes on"
+        assert (job.status.phase, job.status.message, job.status.attempt) == (Phase.QUEUED, said, 0)
+        (admitted,) = job.status.conditions
+        assert (admitted.type, admitted.status, admitted.reason) == ("Admitted", "False", "Refused")
+        assert admitted.message == said
+        assert await scene.told() == [("Refused", 1)], "once, however often it is looked at"
+        version = job.metadata.resource_version
+        assert (await scene.look()).metadata.resource_version == version, "and nothing is written again"
+
+        job = await scene.edit(replicas=8)
+        assert "asks for 8 slots" in job.status.message
+        assert await scene.told() == [("Refused", 1), ("Refused", 1)]
+        job = await scene.edit(replicas=2)
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 1)
+
+    play(story)
+
+
+def test_an_attempt_that_runs_goes_on_when_its_spec_becomes_unreadable_and_no_other_follows() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit()
+        assert job.status.phase is Phase.STARTING
+        job = await scene.edit(faults=(FAULT,))
+        assert job.status.phase is Phase.STARTING
+        assert scene.engine.running(job.metadata.uid)
+        assert "no other attempt starts until it is corrected: spec.gpus: '0.3' GPUs" in job.status.message
+        assert await scene.told() == [("AttemptOpened", 1), ("Refused", 1)]
+
+        scene.engine.vanish(job, 1, 1)
+        scene.engine.end(job, 1, 0, 1)
+        job = await scene.look()
+        assert (job.status.phase, job.status.attempt, job.status.disruptions) == (Phase.QUEUED, 1, 1)
+        assert FAULT in job.status.message
+        job = await scene.edit()
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
+        assert FAULT not in job.status.message
+
+    play(story)
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_an_unreadable_job_can_be_suspended_and_deleted(running: bool) -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(suspend=not running)
+        await scene.edit(faults=(FAULT,), suspend=True)
+        for replica in range(2 if running else 0):
+            scene.engine.end(job, 1, replica, 0)
+        assert (await scene.look()).status.phase is Phase.SUSPENDED
+        await scene.store.mark_deleted("default", "a")
+        with pytest.raises(NotFound):
+            await scene.look()
+
+    play(story)
+
+
+def test_an_attempt_that_the_engine_does_not_take_says_why_and_is_tried_again() -> None:
+    """A quota, an admission webhook: what only the engine can know, and nobody else would tell."""
+
+    async def story(scene: Scene) -> None:
+        real = scene.engine.start
+
+        async def refuse(job: TrainingJob, attempt: int) -> None:
+            raise NotReady("admission webhook denied the request: no budget")
+
+        scene.engine.start = refuse  # type: ignore[method-assign]
+        versions = []
+        await scene.store.create(TrainingJob(metadata=Metadata(name="a"), spec=Spec(command=["x"])))
+        for _ in range(4):
+            with pytest.raises(NotReady):
+                await scene.look(1)
+            job = await scene.store.get("default", "a")
+            versions.append(job.metadata.resource_version)
+        assert job.status.message == (
+            "attempt 1 could not be started and is tried again: "
+            "admission webhook denied the request: no budget"
+        )
+        assert versions[1:] == versions[:1] * 3, "said once, not with every try"
+        assert ("StartFailed", 1) in await scene.told()
+
+        scene.engine.start = real  # type: ignore[method-assign]
+        job = await scene.look()
+        assert job.status.phase is Phase.STARTING
+        assert "tried again" not in job.status.message
+
+    play(story)

@@ -1,0 +1,90 @@
+"""What kubectl stored, read as far as it can be read."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from holdfast_controller.cluster import Invalid
+from holdfast_controller.jobs import Phase
+from holdfast_controller.kube.resource import decode
+
+
+def stored(status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": "a",
+            "namespace": "team-a",
+            "uid": "u",
+            "resourceVersion": "7",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "spec": {"command": ["true"], "replicas": 2, **spec},
+        "status": status or {},
+    }
+
+
+def test_a_job_that_can_be_read_has_no_faults() -> None:
+    job = decode(stored(gpus=4, checkpoint={"every": 500}))
+    assert job.faults == ()
+    assert (job.spec.gpus, job.spec.checkpoint.every) == ("4", "500")
+
+
+@pytest.mark.parametrize(
+    ("spec", "faults"),
+    [
+        (
+            {"gpus": "0.3333333333333333"},
+            ["spec.gpus: 0.3333333333333333 GPUs: a share is 1/N of a GPU, such as 0.5, 0.25 or 0.125"],
+        ),
+        (
+            {"gpus": 2, "processes": 3},
+            ["spec: 3 processes on 2 GPU: NCCL cannot run two ranks on one device"],
+        ),
+        ({"command": None}, ["spec.command: Input should be a valid list"]),
+        ({"command": []}, ["spec.command: List should have at least 1 item"]),
+        ({"fromTheFuture": {"a": 1}}, ["spec.fromTheFuture: Extra inputs are not permitted"]),
+        (
+            {"checkpoint": {"every": "hourly", "keep": 0}, "env": {"RANK": "1"}},
+            [
+                "spec.checkpoint.every: 'hourly' is none of",
+                "spec.checkpoint.keep:",
+                "spec.env: RANK is set by",
+            ],
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_left_out_and_named(spec: dict[str, Any], faults: list[str]) -> None:
+    document = stored({"phase": "Running", "attempt": 3}, **spec)
+    before = copy.deepcopy(document)
+    job = decode(document)
+    assert len(job.faults) == len(faults)
+    assert all(found.startswith(words) for found, words in zip(job.faults, faults, strict=True))
+    assert (job.key, job.spec.replicas, job.status.phase, job.status.attempt) == (
+        "team-a/a",
+        2,
+        Phase.RUNNING,
+        3,
+    )
+    assert document == before, "what the reflector holds is not ours to change"
+    assert job.model_copy(update={"status": job.status}).faults == job.faults
+
+
+def test_a_status_of_a_newer_controller_is_read_without_what_is_new() -> None:
+    """During an upgrade and after a rollback two versions read what one wrote."""
+    status = {
+        "phase": "Running",
+        "attempt": 2,
+        "fromTheFuture": 1,
+        "attempts": [{"number": 2, "alsoNew": {"x": 1}, "durableStep": 7}],
+    }
+    job = decode(stored(status))
+    assert job.faults == ()
+    assert (job.status.attempt, job.status.attempts[0].durable_step) == (2, 7)
+
+
+def test_a_status_that_means_nothing_is_no_status() -> None:
+    with pytest.raises(Invalid, match=r"TrainingJob team-a/a: status\.phase: Input should be 'Queued'"):
+        decode(stored({"phase": "Paused"}))

@@ -66,10 +66,11 @@ def build_image(
     context: Path = ROOT,
     directory: Path | None = None,
     target: str = "runtime",
+    unpack: bool = True,
 ) -> Built:
     """Build `dockerfile` into the node's containerd as `name`, which is in full.
 
-    `dockerfile` lies in `directory`, by default in the context's docker/.
+    Without `unpack` its layers are stored alone, which no pod can start from yet. `dockerfile` lies in `directory`, by default in the context's docker/.
     Raises BuildFailed with the end of BuildKit's log.
     """
     site = machine.site
@@ -77,7 +78,7 @@ def build_image(
     command = [
         *_build(machine, dockerfile, arguments or {}, context, directory, target),
         # Compressing costs more than it saves where nothing is sent anywhere.
-        f"--output=type=image,name={name},unpack=true,compression=uncompressed",
+        f"--output=type=image,name={name},unpack={str(unpack).lower()},compression=uncompressed",
         f"--metadata-file={metadata}",
     ]
     began = time.monotonic()

@@ -24,7 +24,7 @@ from processes import Processes
 from waiting import wait_until
 
 from holdfast_trainer.checkpoint import CheckpointDirectory
-from holdfast_trainer.contract import RunDir
+from holdfast_trainer.contract import RunDir, raise_fence
 
 KILLS = int(os.environ.get("KILLS", "14"))
 SEED = int(os.environ.get("KILL_SEED", "7"))
@@ -98,7 +98,7 @@ class Torture:
         if target == "an agent":
             self._kill_an_agent()
             return
-        gang = self._workshop.start("run", ranks=2, **ENDLESS)
+        gang = self._start()
         if target in MOMENTS:
             self._await_moment(MOMENTS[target], gang)
             gang.signal(KILL, [0] if target in ("committing", "pruning") else [self._chance.randrange(2)])
@@ -110,6 +110,11 @@ class Torture:
             time.sleep(self._chance.uniform(0, 2))  # any instant from the first import on
             gang.signal(KILL, [self._chance.randrange(2)] if target == "a rank" else None)
         self._end(gang)
+
+    def _start(self) -> Gang:
+        """Raises the fence first, as engines do: an attempt may be killed before it could."""
+        raise_fence(self._run, self._workshop.numbers.get("run", 0) + 1)
+        return self._workshop.start("run", ranks=2, **ENDLESS)
 
     def _resumed(self, gang: Gang) -> int:
         events = wait_until(
@@ -136,6 +141,7 @@ class Torture:
 
     def _kill_an_agent(self) -> None:
         number = self._workshop.numbers["run"] = self._workshop.numbers.get("run", 0) + 1
+        raise_fence(self._run, number)
         place = self._workshop.path / f"run-{number}"
         place.mkdir()
         env = {
@@ -179,7 +185,7 @@ class Torture:
 
     def finish(self) -> Gang:
         """A last attempt, which is given notice when nothing else runs any more."""
-        gang = self._workshop.start("run", ranks=2, **ENDLESS)
+        gang = self._start()
         gang.wait_for_step(self._resumed(gang) + 7, 120)
         self.settle()
         gang.signal(NOTICE)

@@ -70,7 +70,8 @@ def build_image(
 ) -> Built:
     """Build `dockerfile` into the node's containerd as `name`, which is in full.
 
-    Without `unpack` its layers are stored alone, which no pod can start from yet. `dockerfile` lies in `directory`, by default in the context's docker/.
+    Without `unpack` its layers are stored alone, which no pod can start from yet. `dockerfile` lies in
+    `directory`, by default in the context's docker/.
     Raises BuildFailed with the end of BuildKit's log.
     """
     site = machine.site

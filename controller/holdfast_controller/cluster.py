@@ -227,13 +227,19 @@ class Engine(Protocol):
         """
 
     async def delete(self, job: TrainingJob) -> None:
-        """Remove the job's run directory and all that the engine keeps of it."""
+        """Remove all that the engine keeps of the job, and its run directory where that is the engine's own.
+
+        One on a PersistentVolumeClaim is the user's, and stays.
+        """
 
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
-        """All ledger lines of all attempts, in order (contract.py has the format)."""
+        """All ledger lines of all attempts that can be reached, in order (contract.py has the format)."""
 
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
-        """All lines of steps.jsonl of all attempts, each with its "attempt"."""
+        """All lines of steps.jsonl of all attempts, each with its "attempt".
+
+        Raises NotReady where they are out of reach, and says where they are.
+        """
 
     def logs(
         self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None

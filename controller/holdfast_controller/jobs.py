@@ -273,6 +273,14 @@ class AttemptRecord(Model):
     lost_steps: int | None = Field(
         default=None, description="Steps done and not covered by a durable checkpoint when it ended."
     )
+    world_size: int | None = None
+    first_step: int | None = None
+    checkpoints: int | None = Field(default=None, description="How many it made durable.")
+    outcome: str | None = Field(default=None, description="As its rank 0 told at the end, if it could.")
+    digest: str | None = Field(
+        default=None, description="Of the state in the checkpoint of durableStep, over all ranks."
+    )
+    last_sign_at: datetime | None = Field(default=None, description="When its rank 0 was last heard of.")
     log_tail: dict[str, str] = Field(
         default_factory=dict,
         description="Last lines of each rank's output, by rank; of unsuccessful attempts.",
@@ -292,9 +300,14 @@ class Condition(Model):
 class JobProgress(Model):
     """The trainer's own figures, as rank 0 last served them; None is not known, never zero."""
 
+    attempt: int | None = Field(default=None, description="The attempt that served them.")
     step: int = 0
     total_steps: int | None = None
     durable_step: int = 0
+    durable_seconds: float | None = Field(
+        default=None, description="Time spent on the steps up to durableStep, by all attempts that count."
+    )
+    checkpoints: int | None = None
     training_phase: str = ""
     loss: float | None = None
     val_loss: float | None = None
@@ -315,6 +328,9 @@ class Status(Model):
     disruptions: int = 0
     failures: int = 0
     lost_steps: int = Field(default=0, description="Over all attempts.")
+    useful_seconds: float | None = Field(
+        default=None, description="Time spent on steps that count, over all attempts."
+    )
     goodput: float | None = Field(
         default=None, description="Time spent on steps that count / wall time since the job first ran."
     )

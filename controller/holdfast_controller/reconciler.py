@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import structlog
 
-from .cluster import AttemptObservation, Conflict, Engine, Event, HoldfastError, JobStore, NotFound
+from .cluster import AttemptObservation, Conflict, Engine, Event, HoldfastError, JobStore, NotFound, NotReady
 from .jobs import TrainingJob, Verdict
 from .metrics import JobFigures, Metrics
 from .policy.classify import classify
@@ -243,7 +243,7 @@ class Reconciler:
         if over(record, observation):
             return Evidence(
                 await self._engine.ledger(job),
-                await self._engine.steps(job),
+                await self._steps(job),
                 await self._tails(job, observation),
                 self._refusals(job),
             )
@@ -256,6 +256,13 @@ class Reconciler:
     def _refusals(self, job: TrainingJob) -> tuple[str, ...]:
         """Why its next attempt could not start, whatever else is in the way."""
         return job.faults or self._engine.plan(job).reasons
+
+    async def _steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+        """None where only the run directory has them: the last word of rank 0 has their sums."""
+        try:
+            return await self._engine.steps(job)
+        except NotReady:
+            return []
 
     async def _tails(self, job: TrainingJob, observation: AttemptObservation) -> dict[str, str]:
         """The last lines of the ranks that tell most: of the first cause's replica, then of the others."""

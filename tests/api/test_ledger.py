@@ -109,3 +109,22 @@ def test_attempts_that_the_status_has_forgotten_are_in_the_account() -> None:
     told = account(job(), LINES, STEPS)
     assert [attempt.attempt for attempt in told.attempts] == [1, 2, 3]
     assert told.totals.lost_steps == 8
+
+
+def test_where_the_lines_are_out_of_reach_the_status_tells_what_it_remembers() -> None:
+    """As on Kubernetes, where the controller that had read them was started anew."""
+    there = job(Verdict.DISRUPTED, Verdict.FINISHED, disruptions=1, goodput=0.5)
+    first, second = there.status.attempts
+    first.world_size = second.world_size = 2
+    first.resumed_step, first.first_step, first.last_step, first.durable_step = 0, 1, 12, 12
+    first.checkpoints, first.outcome, first.digest = 2, "interrupted", "d12"
+    first.last_sign_at = datetime.fromtimestamp(ZERO + 17, UTC)
+    second.resumed_step, second.first_step, second.last_step, second.durable_step = 12, 13, 15, 15
+    second.first_step_at = datetime.fromtimestamp(ZERO + 22, UTC)
+    told = account(there, [], [])
+    one, two = told.attempts
+    assert (one.world_size, one.first_step, one.last_step, one.durable_step) == (2, 1, 12, 12)
+    assert (one.checkpoints, one.outcome, one.digest, one.lost_steps) == (2, "interrupted", "d12", 0)
+    assert (two.resumed_step, two.recovery_seconds) == (12, 5.0)
+    assert (two.checkpoints, two.outcome, two.digest) == (None, None, None), "unknown is not zero"
+    assert (told.totals.goodput, told.totals.lost_steps, told.lines) == (0.5, 0, [])

@@ -9,6 +9,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.platform import Platform, installed
 from waiting import wait_until
 
+from holdfast_controller.api.ledger import account
 from holdfast_controller.jobs import TrainingJob
 from holdfast_trainer.contract import RunDir, read_lines
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
-STEPS = 400
+STEPS = 500
 NAMES = ("by-rest", "by-cli", "by-kubectl")
 CONFIG = {
     "model": {"vocab_size": 512, "layers": 2, "heads": 2, "width": 64, "context": 64, "dropout": 0.1},
@@ -67,7 +69,7 @@ class World:
             return bool(seen) and bool(condition(seen))
 
         try:
-            wait_until(holds, f"{name}: {what}", 240)
+            wait_until(holds, f"{name}: {what}", 900)
         except AssertionError as error:
             raise AssertionError(
                 f"{error}\n{json.dumps(seen, indent=1)[-3000:]}\n{self.evidence()}"
@@ -118,8 +120,8 @@ def world(cluster: Cluster, trainer_image: str, controller_image: str) -> Iterat
         ):
             cluster.kubectl.apply(prepare_text(trainer_image), namespace=namespace)
             cluster.kubectl.run(
-                "wait", f"-n={namespace}", "job/prepare-stdlib", "--for=condition=complete", "--timeout=240s",
-                seconds=250,
+                "wait", f"-n={namespace}", "job/prepare-stdlib", "--for=condition=complete", "--timeout=900s",
+                seconds=920,
             )  # fmt: skip
             try:
                 yield World(platform, namespace, runs)
@@ -185,24 +187,111 @@ def test_a_job_comes_by_rest_by_command_line_and_by_kubectl_and_survives_an_evic
     )
     world.kubectl("apply", "-f", "-", document=training_job("by-kubectl"))
 
-    run = world.run_directory("by-kubectl")
-    world.until("by-kubectl", "20 steps", lambda status: len(read_lines(run.steps(1))) >= 20)
+    rest = Rest(platform.url, namespace, editor)
+    world.until("by-kubectl", "5 steps", lambda status: len(rest.steps("by-kubectl")) >= 5)
     evict(world, "by-kubectl-1-worker-1")
     for name in NAMES:
         world.until(name, "phase Succeeded", lambda status: status["phase"] == "Succeeded")
 
     tells_the_truth_of_an_untouched_job(world, "by-rest")
     tells_the_truth_of_an_untouched_job(world, "by-cli")
+    tells_the_truth_of_an_evicted_job(world)
+    for twin in ("by-rest", "by-cli"):
+        assert differences(proof_of(world, "by-kubectl", twin)) == ""
+    for name in NAMES:
+        figures_are_those_of_the_run_directory(world, name, rest.ledger(name))
+
+    # All of it outlives the controllers that saw it.
+    told = {name: rest.ledger(name) for name in NAMES}
+    shown = {name: platform.holdfast(editor, "ledger", name, "-n", namespace) for name in NAMES}
+    restart_controllers(world)
+    for name in NAMES:
+        again = rest.ledger(name)
+        assert (again["attempts"], again["totals"]) == (told[name]["attempts"], told[name]["totals"])
+        assert platform.holdfast(editor, "ledger", name, "-n", namespace) == shown[name]
+        assert percent(again["totals"]["goodput"]) in shown[name]
+        row = world.kubectl("get", "tj", name, "--no-headers").split()
+        assert row[:3] == [name, "Succeeded", str(STEPS)]
+        assert percent(again["totals"]["goodput"]) in row
+    refused = rest.get("by-rest/steps")
+    assert refused.status_code == httpx.codes.CONFLICT
+    assert "on claim training-runs, in" in refused.json()["detail"]
+
+    # Deleting a job takes its pods, and never the work.
+    directory = world.run_directory("by-cli").path
+    said = platform.holdfast(editor, "delete", "by-cli", "-n", namespace, "--wait", seconds=150)
+    assert f"{namespace}/by-cli is being deleted; what it wrote on a claim stays there" in said
+    assert world.kubectl("get", "pods,pytorchjobs", "-l=holdfast.dev/job=by-cli", "-o=name") == ""
+    assert (directory / "checkpoints").exists()
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What a client that holds a service account's token is told."""
+
+    url: str
+    namespace: str
+    token: str
+
+    def get(self, path: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        url = f"{self.url}/v1/namespaces/{self.namespace}/jobs/{path}"
+        return httpx.get(url, headers=headers, trust_env=False, timeout=60)
+
+    def ledger(self, name: str) -> dict[str, Any]:
+        answer = self.get(f"{name}/ledger")
+        assert answer.status_code == httpx.codes.OK, answer.text
+        return dict(answer.json())
+
+    def steps(self, name: str) -> list[dict[str, Any]]:
+        """None where rank 0 cannot be asked."""
+        answer = self.get(f"{name}/steps")
+        assert answer.status_code in (httpx.codes.OK, httpx.codes.CONFLICT), answer.text
+        return list(answer.json()["items"]) if answer.is_success else []
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def restart_controllers(world: World) -> None:
+    """As a drain of their node does; there are two, and the Service goes on."""
+    kubectl = world.platform.cluster.kubectl
+    where = f"-n={world.platform.namespace}"
+    kubectl.run("rollout", "restart", "deployment/holdfast", where)
+    kubectl.run("rollout", "status", "deployment/holdfast", where, "--timeout=150s", seconds=160)
+
+
+def tells_the_truth_of_an_evicted_job(world: World) -> None:
     evicted = world.job("by-kubectl")["status"]
     first, second = evicted["attempts"]
     assert (evicted["attempt"], evicted["disruptions"], evicted["failures"]) == (2, 1, 0)
     assert first["verdict"] == "Disrupted"
     assert first["reason"].startswith("replica 1: EvictionByEvictionAPI")
-    assert 20 <= first["lastStep"] == first["durableStep"] == second["resumedStep"] < STEPS
+    assert 5 <= first["lastStep"] == first["durableStep"] == second["resumedStep"] < STEPS
     assert (evicted["lostSteps"], first["lostSteps"], second["lostSteps"]) == (0, 0, 0)
     assert (second["verdict"], second["lastStep"], second["durableStep"]) == ("Finished", STEPS, STEPS)
-    for twin in ("by-rest", "by-cli"):
-        assert differences(proof_of(world, "by-kubectl", twin)) == ""
+    assert "unable to retrieve" not in json.dumps(evicted), "no log is not a log"
+
+
+def figures_are_those_of_the_run_directory(world: World, name: str, told: dict[str, Any]) -> None:
+    """The controller does not mount it: what it tells has come from rank 0."""
+    lines, steps = written(world.run_directory(name))
+    status = world.job(name)["status"]
+    seconds = {line["step"]: line["seconds"] for line in steps if "seconds" in line}
+    assert sorted(seconds) == list(range(1, STEPS + 1))
+    assert status["usefulSeconds"] == pytest.approx(sum(seconds.values()))
+    assert status["progress"]["loss"] == [line["loss"] for line in steps if "loss" in line][-1]
+    assert status["progress"]["valLoss"] == [line["val_loss"] for line in steps if "val_loss" in line][-1]
+    job = TrainingJob.model_validate(world.job(name), extra="ignore")
+    itself = account(job, lines, steps).model_dump(mode="json", by_alias=True)
+    same = ("worldSize", "resumedStep", "firstStep", "lastStep", "durableStep", "lostSteps")
+    for ours, theirs in zip(told["attempts"], itself["attempts"], strict=True):
+        assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
+        for key in ("checkpoints", "outcome", "digest"):
+            assert ours[key] == theirs[key], (key, ours, theirs)
+    wall = (datetime.fromisoformat(status["finishedAt"]) - job.status.first_started_at).total_seconds()
+    assert told["totals"]["goodput"] == status["goodput"] == pytest.approx(sum(seconds.values()) / wall)
 
 
 def tells_the_truth_of_an_untouched_job(world: World, name: str) -> None:

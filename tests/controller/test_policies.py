@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
-from holdfast_controller.jobs import AttemptRecord, Retries, Verdict
+from holdfast_controller.jobs import AttemptRecord, JobProgress, Retries, Verdict
 from holdfast_controller.policy.backoff import backoff
 from holdfast_controller.policy.budget import spend
-from holdfast_controller.policy.lost_work import goodput, lost_steps, work_of
+from holdfast_controller.policy.lost_work import Work, goodput, lost_steps, work_of
 from holdfast_controller.policy.peers import kill_at
 from holdfast_controller.policy.repeats import same_failure, standstill
 from holdfast_trainer.contract import Progress, Termination
@@ -167,23 +170,60 @@ def test_progress_and_terminations_count_as_well() -> None:
     assert (work.last_step, work.durable_step) == (95, 80)
 
 
-def test_goodput_counts_each_step_once_as_last_done() -> None:
-    # steps 1..40 of attempt 1 (1 s each) and 41..75 of attempt 2 (2 s each); 41..57 of attempt 1 were lost
-    assert goodput(STEPS, 220.0) == pytest.approx((40 * 1.0 + 35 * 2.0) / 220.0)
-    assert goodput([], 10.0) is None
+def test_the_last_word_of_rank_0_tells_all_that_lines_would() -> None:
+    word = Progress(
+        4, 90, 100, 80, "stopping",
+        world_size=2, resumed_step=70, first_step=71, first_step_time=5.0, checkpoints=1,
+        useful_seconds=91.0, durable_seconds=81.0, digest="d80", updated=9.0,
+    )  # fmt: skip
+    replicas = (
+        ReplicaObservation(0, ReplicaState.FAILED, termination=Termination("failed", 90, 80, progress=word)),
+        ReplicaObservation(1, ReplicaState.FAILED, termination=Termination("failed", 91, 80)),
+    )
+    stale = Progress(4, 85, 100, 70, "training", durable_seconds=71.0, updated=8.0)
+    work = work_of(4, [], [], AttemptObservation(4, True, True, replicas, progress=stale))
+    assert work == Work(
+        resumed_step=70,
+        last_step=91,
+        durable_step=80,
+        first_step_at=5.0,
+        first_step=71,
+        world_size=2,
+        checkpoints=1,
+        outcome="failed",
+        digest="d80",
+        durable_seconds=81.0,
+        last_sign=9.0,
+    )
 
 
-@given(
-    st.lists(
-        st.fixed_dictionaries(
-            {"attempt": st.integers(1, 5), "step": st.integers(0, 9), "seconds": st.floats(0, 9)}
-        )
-    ),
-    st.floats(0.1, 1e6),
-)
-def test_goodput_is_a_share(steps: list[dict[str, float]], wall: float) -> None:
-    value = goodput(steps, wall)
-    assert value is None if not steps else 0 <= (value or 0) <= 1
+def test_what_a_dead_controller_had_heard_is_in_the_status() -> None:
+    known = JobProgress(
+        attempt=4, step=85, durable_step=70, durable_seconds=71.0, updated_at=datetime.fromtimestamp(8, UTC)
+    )
+    gone = AttemptObservation(4, False, True)
+    work = work_of(4, [], [], gone, known)
+    assert (work.last_step, work.durable_step, work.durable_seconds, work.last_sign) == (85, 70, 71.0, 8.0)
+    assert work.checkpoints is None, "not known, and so not 0"
+    assert work_of(5, [], [], replace(gone, attempt=5), known).last_step is None, "of the attempt before"
+
+
+def test_useful_seconds_are_those_up_to_the_newest_durable_step() -> None:
+    lines = [
+        {"attempt": 2, "event": "attempt_start", "resumed_step": 40, "useful_seconds": 40.0},
+        {"attempt": 2, "event": "checkpoint", "step": 60, "useful_seconds": 80.0, "digest": "d60"},
+    ]
+    assert work_of(2, lines[:1], STEPS).durable_seconds == 40.0
+    work = work_of(2, lines, STEPS)
+    assert (work.durable_step, work.durable_seconds, work.digest) == (60, 80.0, "d60")
+    unknown = [*lines, {"attempt": 2, "event": "checkpoint", "step": 70, "useful_seconds": None}]
+    assert work_of(2, unknown, STEPS).durable_seconds is None
+
+
+@given(st.none() | st.floats(0, 1e9), st.floats(-1, 1e6))
+def test_goodput_is_a_share(seconds: float | None, wall: float) -> None:
+    value = goodput(seconds, wall)
+    assert value is None if seconds is None or wall <= 0 else 0 <= (value or 0) <= 1
 
 
 # ------------------------------------------------------------------------- peers

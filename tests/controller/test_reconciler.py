@@ -296,17 +296,18 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
         await scene.submit(make(replicas=1))
         started = scene.now.timestamp()
         engine.lines += [
-            {"attempt": 1, "event": "attempt_start", "resumed_step": 0},
+            {"attempt": 1, "event": "attempt_start", "resumed_step": 0, "useful_seconds": 0.0},
             {"attempt": 1, "event": "first_step", "time": started + 2, "step": 1},
-            {"attempt": 1, "event": "checkpoint", "step": 30},
+            {"attempt": 1, "event": "checkpoint", "step": 30, "useful_seconds": 3.0},
         ]
         engine.stepped += [{"attempt": 1, "step": n, "seconds": 0.5} for n in range(1, 48)]
-        engine.progress = Progress(1, 46, 100, 30, "training", updated=started + 9)
+        engine.progress = Progress(1, 46, 100, 30, "training", useful_seconds=4.6, updated=started + 9.2)
         job = await scene.look()
         assert job.status.phase is Phase.RUNNING
         assert job.status.message == "step 46 of 100; step 30 is durable"
         assert job.status.progress is not None
         assert (job.status.progress.step, job.status.progress.training_phase) == (46, "training")
+        assert job.status.goodput == pytest.approx(0.5)
         assert job.status.attempts[0].first_step_at == datetime.fromtimestamp(started + 2, UTC)
 
         scene.now += timedelta(seconds=100)
@@ -316,7 +317,7 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
         first = job.status.attempts[0]
         assert (first.last_step, first.durable_step, first.lost_steps) == (47, 30, 17)
         assert job.status.lost_steps == 17
-        assert job.status.goodput == pytest.approx(47 * 0.5 / 100)
+        assert job.status.goodput == pytest.approx(3.0 / 100), "17 steps that have to be done again"
         engine.lines += [{"attempt": 2, "event": "attempt_start", "resumed_step": 40}]
         job = await scene.look()
         assert job.status.attempts[1].resumed_step == 40

@@ -7,6 +7,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from waiting import wait_until
 from holdfast_controller.jobs import Verdict
 from holdfast_controller.policy.lost_work import goodput, lost_steps, work_of
 from holdfast_trainer.checkpoint import Saved
-from holdfast_trainer.contract import Progress, RunDir, read_lines
+from holdfast_trainer.contract import TERMINATION_LIMIT, Progress, RunDir, Termination, read_lines
 from holdfast_trainer.endpoint import Endpoint
-from holdfast_trainer.ledger import Journal
+from holdfast_trainer.ledger import Journal, useful_seconds
 from holdfast_trainer.steplog import StepLog
 from holdfast_trainer.telemetry import Spans, Telemetry
 
@@ -154,6 +155,52 @@ def test_the_ledger_of_all_attempts_is_served_to_who_cannot_mount_the_run_direct
         endpoint.close()
 
 
+def test_steps_are_served_in_pages_of_whole_lines(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.attempt(2).mkdir(parents=True)
+    wanted = [json.dumps({"step": step, "pad": "x" * 500}) for step in range(1, 5001)]
+    run.steps(2).write_text("\n".join(wanted) + '\n{"step": 5001, "to')
+    endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry(), lambda: Telemetry(1, 1).progress, run)
+    got: list[str] = []
+    pages = offset = 0
+    try:
+        while True:
+            url = f"http://{endpoint.address}/steps?attempt=2&offset={offset}"
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                body = answer.read()
+            if not body:
+                break
+            offset += len(body)
+            pages += 1
+            got += body.decode().splitlines()
+        assert got == wanted
+        assert pages > 1
+        assert get(endpoint.address, "/steps?attempt=1&offset=0") == ""
+        for query in ("", "?attempt=2", "?attempt=../../2&offset=0", "?attempt=2&offset=-1"):
+            with pytest.raises(urllib.error.HTTPError, match="/steps wants") as refused:
+                get(endpoint.address, f"/steps{query}")
+            assert refused.value.code == 400
+            refused.value.close()
+    finally:
+        endpoint.close()
+
+
+def test_useful_seconds_are_summed_anew_where_no_line_tells_them(tmp_path: Path) -> None:
+    """The commit of step 4 was the last that a killed attempt did: its ledger line is missing."""
+    run = RunDir(tmp_path)
+    for attempt, steps in ((1, range(1, 4)), (2, range(3, 6))):
+        journal = Journal(run, attempt)
+        for step in steps:
+            journal.step(step, seconds=float(attempt))
+        journal.step(steps[-1], val_loss=1.0)
+    Journal(run, 1).event("checkpoint", step=2, useful_seconds=2.0)
+    assert useful_seconds(run, 3, 0) == 0.0
+    assert useful_seconds(run, 3, 2) == 2.0
+    assert useful_seconds(run, 3, 4) == 1.0 + 1.0 + 2.0 + 2.0
+    assert useful_seconds(run, 3, 6) is None, "step 6 is on no record"
+    assert useful_seconds(run, 2, 4) is None, "what comes after counts for nothing"
+
+
 # ------------------------------------------------------------------- the ledger
 
 
@@ -189,7 +236,21 @@ def test_lost_work_and_goodput_follow_from_the_lines_of_killed_runs(workshop: Wo
     counted = {line["step"]: line["seconds"] for line in history.steps()}
     assert sorted(counted) == list(range(1, 41))
     wall = history.stop()["time"] - history.events("attempt_start")[0]["time"]
-    assert goodput(steps, wall) == pytest.approx(sum(counted.values()) / wall)
+    useful = history.stop()["useful_seconds"]
+    assert useful == pytest.approx(sum(counted.values()))
+    assert goodput(useful, wall) == pytest.approx(sum(counted.values()) / wall)
+    for line in [*history.events("attempt_start"), *history.events("checkpoint")]:
+        done = line["resumed_step"] if line["event"] == "attempt_start" else line["step"]
+        as_then = {
+            s["step"]: s["seconds"] for s in steps if s["step"] <= done and s["attempt"] <= line["attempt"]
+        }
+        assert line["useful_seconds"] == pytest.approx(sum(as_then.values())), line
+    word = Termination.from_json((history.run.path.parent / "run-3" / "rank-0.termination").read_text())
+    assert word is not None
+    assert word.progress is not None
+    assert (word.progress.resumed_step, word.progress.first_step) == (starts[2], starts[2] + 1)
+    assert (word.progress.digest, word.progress.useful_seconds) == (history.stop()["digest"], useful)
+    assert word.progress.checkpoints == len(history.events("checkpoint", 3))
     for line in history.events("checkpoint"):
         assert line["bytes"] > 0
         assert 0 <= line["stall_seconds"] <= line["seconds"]
@@ -280,3 +341,40 @@ def test_spans_of_one_phase_add_up() -> None:
     assert found["checkpoint"] == 2.5
     assert found["data"] > 0
     assert spans.collect() == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("[1, 2]", "[1, 2]"),
+        ('{"step": "many"}', "step is 'many', no int"),
+        ('{"step": -1}', "step is '-1', no int"),
+        ('{"step": 1e400}', "step is 'inf', no int"),
+        ('{"durable_step": true}', "durable_step is 'True', no int"),
+        ('{"loss": {"a": 1}}', "loss is \"{'a': 1}\", no float | None"),
+        ('{"updated": 1e18}', "updated is '1e+18', no float"),
+        ('{"updated": NaN}', "updated is 'nan', no float"),
+        ('{"digest": 7}', "digest is '7', no str"),
+        ('{"step": 1}', "missing 4 required positional arguments"),
+    ],
+)
+def test_what_is_no_progress_is_refused_and_costs_no_message(body: str, said: str) -> None:
+    """Any program can answer at the port, or write a termination message."""
+    with pytest.raises(ValueError, match="not a progress document: ") as refused:
+        Progress.from_json(body)
+    assert said in str(refused.value)
+    text = '{"outcome": "failed", "step": 3, "durable_step": 2, "progress": %s}' % body  # noqa: UP031
+    message = Termination.from_json(text)
+    assert message == Termination("failed", 3, 2)
+    assert message.progress is None
+
+
+def test_a_long_error_gives_way_to_the_figures(tmp_path: Path) -> None:
+    progress = replace(Telemetry(1, 2).progress, loss=float("nan"), digest="d" * 64, useful_seconds=1.5)
+    text = Termination("failed", 3, 2, "no " * 4000 + "ink", progress=progress).to_json()
+    assert len(text.encode()) <= TERMINATION_LIMIT
+    message = Termination.from_json(text)
+    assert message is not None
+    assert message.error.endswith("ink")
+    assert message.progress is not None
+    assert (message.progress.digest, message.progress.useful_seconds) == ("d" * 64, 1.5)

@@ -60,71 +60,6 @@ DEFAULT_TERMINATION_LOG = "/dev/termination-log"
 EXIT_CONFIG_ERROR = 78
 """sysexits.h EX_CONFIG: the job can never run as written; do not retry."""
 
-# -------------------------------------------------------- termination message
-
-Outcome = Literal["finished", "interrupted", "failed", "hung"]
-TERMINATION_LIMIT = 4096
-"""Kubernetes keeps at most 4 KiB of a termination message."""
-
-
-@dataclass(frozen=True)
-class Termination:
-    """Why a replica ended, as the trainer itself saw it.
-
-    `step` is the last step done, `durable_step` the newest one covered by a
-    committed checkpoint (0: none). `config_error` marks what no retry can mend.
-    """
-
-    outcome: Outcome
-    step: int
-    durable_step: int
-    error: str = ""
-    config_error: bool = False
-
-    def to_json(self) -> str:
-        """JSON of at most `TERMINATION_LIMIT` bytes; a long error keeps its end."""
-        body = dataclasses.asdict(self)
-        text = json.dumps(body)
-        while len(text.encode()) > TERMINATION_LIMIT:
-            over = len(text.encode()) - TERMINATION_LIMIT
-            body["error"] = "..." + body["error"][over + 3 + over // 4 :]
-            text = json.dumps(body)
-        return text
-
-    @classmethod
-    def from_json(cls, text: str) -> Termination | None:
-        """The message, or None where the text is not one of ours (never raises)."""
-        try:
-            body = json.loads(text)
-            outcome = body["outcome"]
-            if outcome not in get_args(Outcome):
-                return None
-            return cls(
-                outcome,
-                int(body["step"]),
-                int(body["durable_step"]),
-                str(body.get("error", "")),
-                bool(body.get("config_error", False)),
-            )
-        except (ValueError, KeyError, TypeError):
-            return None
-
-
-def write_termination(path: Path, message: Termination) -> None:
-    """Write the message unless one is there: of a replica's ranks the first to speak is heard.
-
-    A missing or read-only file is no error: outside a job there is nobody to read it.
-    """
-    try:
-        with open(path, "a+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            if not file.read(1):
-                file.write(message.to_json())
-    except OSError:
-        pass
-
-
 # -------------------------------------------------------------- run directory
 
 _STEP = re.compile(r"step-(\d{8,})")
@@ -275,14 +210,20 @@ def remove_unfinished(run: RunDir, attempt: int) -> int:
 # One JSON object a line, "event" first; times are seconds since the epoch.
 #
 #   {"event": "attempt_start", "time", "attempt", "world_size", "resumed_step", "resumed_from",
-#    "skipped": [{"checkpoint", "reason"}], "startup": {"import": s, "rendezvous": s, "load": s, ...}}
+#    "useful_seconds", "skipped": [{"checkpoint", "reason"}],
+#    "startup": {"import": s, "rendezvous": s, "load": s, ...}}
 #   {"event": "first_step", "time", "attempt", "step", "seconds"}
-#   {"event": "checkpoint", "time", "attempt", "step", "bytes", "seconds", "stall_seconds", "digest"}
+#   {"event": "checkpoint", "time", "attempt", "step", "bytes", "seconds", "stall_seconds", "digest",
+#    "useful_seconds"}
 #   {"event": "checkpoint_failed", "time", "attempt", "step", "error"}
 #   {"event": "failure", "time", "attempt", "rank", "step", "error"}: by the rank that raised
 #   {"event": "hang", "time", "attempt", "rank", "step", "seconds", "stands"}: by each rank that notices
-#   {"event": "stop", "time", "attempt", "outcome", "step", "durable_step", "error", "digest"}: by rank 0;
+#   {"event": "stop", "time", "attempt", "outcome", "step", "durable_step", "error", "digest",
+#    "useful_seconds"}: by rank 0;
 #       digest (SHA-256 over the state of every rank) is that of the checkpoint of "durable_step"
+#
+# useful_seconds (null: not known) is what all attempts together spent on the steps that "resumed_step",
+# "step" of a checkpoint, "durable_step" of a stop cover, each as it was last done.
 #
 # steps.jsonl: {"step", "time", "loss", "loss_hex", "seconds", "data_seconds", "tokens"} for each step
 # (seconds of rank 0, tokens of all ranks), {"step", "time", "val_loss", "val_loss_hex"} for each
@@ -316,11 +257,12 @@ def parse_lines(text: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Progress:
-    """What rank 0 answers at `/progress`; every figure measured in this attempt.
+    """What rank 0 answers at `/progress`, and says in its termination message when it ends.
 
-    None means not known yet, never zero. `tokens_per_second` and `samples_per_second` are over
-    the recent steps, of all ranks together; `data_wait_fraction` is the share of step time spent
-    waiting for data; `eta_seconds` covers the steps that are left.
+    Measured in this attempt, but for `useful_seconds` and `durable_seconds`. None means not known yet,
+    never zero. `tokens_per_second` and `samples_per_second` are over the recent steps, of all ranks
+    together; `data_wait_fraction` is the share of step time spent waiting for data; `eta_seconds` covers
+    the steps that are left.
     """
 
     attempt: int
@@ -342,6 +284,20 @@ class Progress:
     eta_seconds: float | None = None
     verdict: str | None = None
     """Where a step's time goes, what holds it back, and what to change."""
+    world_size: int | None = None
+    resumed_step: int | None = None
+    """The step of the checkpoint that this attempt went on from; 0: it began anew."""
+    first_step: int | None = None
+    first_step_time: float | None = None
+    """Seconds since the epoch at which this attempt's first step was done."""
+    checkpoints: int | None = None
+    """How many this attempt has made durable."""
+    useful_seconds: float | None = None
+    """Spent on steps 1 to `step`, each in the attempt whose work of it is the one that counts."""
+    durable_seconds: float | None = None
+    """Spent on steps 1 to `durable_step`, likewise."""
+    digest: str = ""
+    """Of the checkpoint of `durable_step`, where this attempt made it."""
     updated: float = 0.0
     """Seconds since the epoch at which this was true."""
 
@@ -351,9 +307,120 @@ class Progress:
     @classmethod
     def from_json(cls, text: str) -> Progress:
         """Raises ValueError where the text is no progress document; unknown keys are ignored."""
-        body = json.loads(text)
-        known = {f.name for f in dataclasses.fields(cls)}
+        return cls.from_document(json.loads(text))
+
+    @classmethod
+    def from_document(cls, body: Any) -> Progress:
+        """As `from_json`, of a text that was parsed. A program of anybody's may have written it."""
+        if not isinstance(body, dict):
+            raise ValueError(f"not a progress document: {str(body)[:40]!r}")  # noqa: TRY004  as all others
+        kinds = {f.name: str(f.type) for f in dataclasses.fields(cls)}
+        for name, kind in kinds.items():
+            if name in body and not _is(name, kind, body[name]):
+                raise ValueError(f"not a progress document: {name} is {str(body[name])[:40]!r}, no {kind}")
         try:
-            return cls(**{k: v for k, v in body.items() if k in known})
-        except (TypeError, AttributeError) as error:
+            return cls(**{k: v for k, v in body.items() if k in kinds})
+        except TypeError as error:
             raise ValueError(f"not a progress document: {error}") from error
+
+
+_LARGEST_COUNT = 2**53
+"""Counts below it are the same wherever JSON is read."""
+_LATEST = 253_402_300_800
+"""Seconds from the epoch to the year 10000, which no calendar here has."""
+_LONGEST = 1000
+"""Characters of a word or sentence."""
+
+
+def is_time(value: object) -> bool:
+    """Whether it can be seconds since the epoch."""
+    return isinstance(value, int | float) and 0 <= value < _LATEST
+
+
+def _is(name: str, kind: str, value: object) -> bool:
+    """Whether a value read from JSON may stand in a field so called and annotated."""
+    if value is None:
+        return kind.endswith("| None")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return kind.startswith("str") and isinstance(value, str) and len(value) <= _LONGEST
+    if name in ("updated", "first_step_time"):
+        return is_time(value)
+    if isinstance(value, int):
+        return not kind.startswith("str") and 0 <= value < _LARGEST_COUNT
+    return kind.startswith("float")
+
+
+# -------------------------------------------------------- termination message
+
+Outcome = Literal["finished", "interrupted", "failed", "hung"]
+TERMINATION_LIMIT = 4096
+"""Kubernetes keeps at most 4 KiB of a termination message."""
+
+
+@dataclass(frozen=True)
+class Termination:
+    """Why a replica ended, as the trainer itself saw it.
+
+    `step` is the last step done, `durable_step` the newest one covered by a
+    committed checkpoint (0: none). `config_error` marks what no retry can mend.
+    `progress` is rank 0's last word on all its figures; of other ranks it is None.
+    """
+
+    outcome: Outcome
+    step: int
+    durable_step: int
+    error: str = ""
+    config_error: bool = False
+    progress: Progress | None = dataclasses.field(default=None, compare=False)
+
+    def to_json(self) -> str:
+        """JSON of at most `TERMINATION_LIMIT` bytes; a long error keeps its end."""
+        body = dataclasses.asdict(self)
+        text = json.dumps(body)
+        while len(text.encode()) > TERMINATION_LIMIT:
+            over = len(text.encode()) - TERMINATION_LIMIT
+            body["error"] = "..." + body["error"][over + 3 + over // 4 :]
+            text = json.dumps(body)
+        return text
+
+    @classmethod
+    def from_json(cls, text: str) -> Termination | None:
+        """The message, or None where the text is not one of ours (never raises)."""
+        try:
+            body = json.loads(text)
+            outcome = body["outcome"]
+            if outcome not in get_args(Outcome):
+                return None
+            return cls(
+                outcome,
+                int(body["step"]),
+                int(body["durable_step"]),
+                str(body.get("error", "")),
+                bool(body.get("config_error", False)),
+                _progress_of(body.get("progress")),
+            )
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def _progress_of(told: Any) -> Progress | None:
+    """None also where it is none: the message counts without it."""
+    try:
+        return None if told is None else Progress.from_document(told)
+    except ValueError:
+        return None
+
+
+def write_termination(path: Path, message: Termination) -> None:
+    """Write the message unless one is there: of a replica's ranks the first to speak is heard.
+
+    A missing or read-only file is no error: outside a job there is nobody to read it.
+    """
+    try:
+        with open(path, "a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if not file.read(1):
+                file.write(message.to_json())
+    except OSError:
+        pass

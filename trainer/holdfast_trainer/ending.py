@@ -13,17 +13,18 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 from . import contract
 from .checkpoint import CheckpointError, WrongConfiguration
-from .contract import Termination
+from .contract import Progress, Termination
 from .faults import Explained
 from .ledger import Journal
 from .parallel import is_lost_peer
@@ -61,6 +62,8 @@ class Ending:
         self._said = False
         self.journal: Journal | None = None
         self.standing: Callable[[], Standing] = Standing
+        self.progress: Callable[[], Progress | None] = lambda: None
+        """All figures of this rank, once it measures any."""
         self.noticed: Callable[[], bool] = lambda: False
         self.before_failure: Callable[[], None] = lambda: None
         """Called before a failure is told: what is being saved may still become durable."""
@@ -98,23 +101,45 @@ class Ending:
                 return False
             self._said = True
             now = self.standing()
+            told = self._last_word(now) if self._rank == "0" else None
             if self._local_rank == "0" or outcome in ("failed", "hung"):
-                message = Termination(outcome, now.step, now.durable_step, error, config_error)
+                message = Termination(outcome, now.step, now.durable_step, error, config_error, told)
                 contract.write_termination(self._termination, message)
-            self._tell_ledger(outcome, error, now)
+            self._tell_ledger(outcome, error, now, told)
             return True
 
-    def _tell_ledger(self, outcome: contract.Outcome, error: str, now: Standing) -> None:
+    def _last_word(self, now: Standing) -> Progress | None:
+        """The figures, brought up to where this rank stands."""
+        progress = self.progress()
+        if progress is None:
+            return None
+        durable_seconds = progress.durable_seconds
+        if progress.durable_step != now.durable_step:
+            durable_seconds = progress.useful_seconds if now.durable_step == now.step else None
+        return replace(
+            progress,
+            step=now.step,
+            durable_step=now.durable_step,
+            durable_seconds=durable_seconds,
+            digest=now.digest,
+            updated=time.time(),
+        )
+
+    def _tell_ledger(
+        self, outcome: contract.Outcome, error: str, now: Standing, told: Progress | None
+    ) -> None:
         if self.journal is None:
             return
         if self._rank == "0":
             self.journal.event(
                 "stop",
+                time=time.time() if told is None else told.updated,
                 outcome=outcome,
                 step=now.step,
                 durable_step=now.durable_step,
                 error=error,
                 digest=now.digest,
+                useful_seconds=None if told is None else told.durable_seconds,
             )
         elif outcome == "failed":
             self.journal.event("failure", rank=int(self._rank), step=now.step, error=error)

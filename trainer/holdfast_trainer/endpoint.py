@@ -1,7 +1,8 @@
 """Rank 0's one port: `/metrics` for Prometheus, `/progress` for the controller.
 
-`/ledger` has the ledger lines of all attempts: a controller that does not mount the run directory reads
-them here.
+A controller that does not mount the run directory reads the rest here: `/ledger` has the ledger lines of
+all attempts, `/steps?attempt=N&offset=B` whole lines of an attempt's steps.jsonl from a byte on. The next
+ones begin as many bytes later as were sent, and an answer without lines is the end for now.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
+from urllib.parse import parse_qs
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from .contract import Progress, RunDir
 
 log = logging.getLogger(__name__)
+
+STEPS_BYTES = 1 << 20
 
 
 class _Server(ThreadingHTTPServer):
@@ -50,15 +54,25 @@ class Endpoint:
             timeout = 10  # seconds: a client that says nothing holds no thread for ever
 
             def do_GET(self) -> None:
-                path = self.path.partition("?")[0]
+                path, _, query = self.path.partition("?")
                 if path == "/metrics":
                     self._send(CONTENT_TYPE_LATEST, generate_latest(registry))
                 elif path == "/progress":
                     self._send("application/json", progress().to_json().encode())
                 elif path == "/ledger" and run is not None:
                     self._send("application/jsonl", whole_ledger(run))
+                elif path == "/steps" and run is not None:
+                    self._send_steps(run, parse_qs(query))
                 else:
-                    self.send_error(404, "only /metrics, /progress and /ledger are served here")
+                    self.send_error(404, "only /metrics, /progress, /ledger and /steps are served here")
+
+            def _send_steps(self, run: RunDir, query: dict[str, list[str]]) -> None:
+                asked = [query.get(name, [""])[-1] for name in ("attempt", "offset")]
+                if not all(word.isdecimal() for word in asked):
+                    self.send_error(400, "/steps wants ?attempt=NUMBER&offset=BYTES, both from 0 on")
+                    return
+                attempt, offset = map(int, asked)
+                self._send("application/jsonl", some_steps(run, attempt, offset))
 
             def _send(self, content_type: str, body: bytes) -> None:
                 self.send_response(200)
@@ -100,6 +114,17 @@ def whole_ledger(run: RunDir) -> bytes:
         except OSError:
             continue  # an attempt that ended before its first line
     return b"".join(part if part.endswith(b"\n") or not part else part + b"\n" for part in parts)
+
+
+def some_steps(run: RunDir, attempt: int, offset: int) -> bytes:
+    """Whole lines of an attempt's steps from byte `offset` on, at most `STEPS_BYTES`; b"" at the end."""
+    try:
+        with open(run.steps(attempt), "rb") as file:
+            file.seek(offset)
+            data = file.read(STEPS_BYTES)
+    except OSError:
+        return b""
+    return data[: data.rfind(b"\n") + 1]
 
 
 def _elsewhere(host: str, answer: type[BaseHTTPRequestHandler]) -> _Server:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .contract import RunDir
+from .contract import RunDir, read_lines
 
 
 class Journal:
@@ -53,3 +53,26 @@ class Journal:
                 os.close(fd)
         except OSError:
             self.dropped += 1
+
+
+def useful_seconds(run: RunDir, attempt: int, step: int) -> float | None:
+    """What the attempts before `attempt` spent on steps 1 to `step`, each as it was last done.
+
+    As it was told when the checkpoint of `step` was made; where that line is missing, from the steps
+    themselves. None where these have gaps.
+    """
+    if step == 0:
+        return 0.0
+    earlier = [number for number in run.attempt_numbers() if number < attempt]
+    for number in reversed(earlier):
+        for line in reversed(read_lines(run.ledger(number))):
+            if line.get("event") == "checkpoint" and line.get("step") == step:
+                told = line.get("useful_seconds")
+                if isinstance(told, int | float):
+                    return float(told)
+    seconds: dict[int, float] = {}
+    for number in earlier:
+        for line in read_lines(run.steps(number)):
+            if isinstance(line.get("seconds"), int | float) and line.get("step", 0) <= step:
+                seconds[line["step"]] = line["seconds"]
+    return sum(seconds.values()) if len(seconds) == step else None

@@ -73,7 +73,14 @@ def _tell(step: int, world_size: int, environment: dict[str, Any], gang: Gang, f
         log.warning("the resume may not be bit-exact: %s", "; ".join(differences))
 
 
-def record_start(journal: Journal, run_dir: RunDir, world_size: int, resumed: Resumed, marks: Marks) -> None:
+def record_start(
+    journal: Journal,
+    run_dir: RunDir,
+    world_size: int,
+    resumed: Resumed,
+    marks: Marks,
+    useful_seconds: float | None,
+) -> None:
     """The ledger's first line of an attempt; rank 0 writes it."""
     for skip in resumed.skipped:
         log.warning("checkpoint of step %d was passed over: %s", skip.step, skip.reason)
@@ -82,6 +89,7 @@ def record_start(journal: Journal, run_dir: RunDir, world_size: int, resumed: Re
         world_size=world_size,
         resumed_step=resumed.step,
         resumed_from=run_dir.checkpoint(resumed.step).name if resumed.step else None,
+        useful_seconds=useful_seconds,
         skipped=[
             {"checkpoint": run_dir.checkpoint(s.step).name, "reason": s.reason} for s in resumed.skipped
         ],

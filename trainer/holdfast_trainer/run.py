@@ -43,6 +43,7 @@ from .checkpoint import Cadence, CheckpointError, rng
 from .ending import Ending
 from .faults import is_out_of_memory, out_of_memory
 from .interruption import Exchange, Notice
+from .ledger import useful_seconds
 from .losses import Losses
 from .parallel import join_gang, let_kernels_vary, make_deterministic, shard, wrap
 from .place import Place
@@ -137,6 +138,7 @@ class Run:
         self._changed = False
         """An optimizer has taken the step that is under way: the state is no longer that of `step`."""
         self._save_agreed = self._completed = False
+        self._ending.progress = lambda: account.telemetry.progress
         self._ending.standing = lambda: self._saves.standing(self.step)
         self._started_at = 0
         self._losses = Losses(
@@ -184,7 +186,9 @@ class Run:
         self._saves.pass_over({s.step for s in resumed.skipped})
         self._marks.loaded = time.time()
         if self.rank == 0:
-            record_start(self._account.journal, self.run_dir, self.world_size, resumed, self._marks)
+            useful = useful_seconds(self.run_dir, self.attempt, resumed.step)
+            self._account.telemetry.resumed(resumed.step, useful)
+            record_start(self._account.journal, self.run_dir, self.world_size, resumed, self._marks, useful)
         return self.step
 
     def _before_optimizer(self, *_: object) -> None:

@@ -122,6 +122,7 @@ class Saves:
         assert self.state is not None
         self._prepared = True
         self._began = time.monotonic()
+        self._telemetry.saving(step)
         shared, own, rank_0_only = self.state.capture(step, random)
         stall = self._saver.save(step, shared, own, timeout=timeout, rank_0_only=rank_0_only)
         self._spans.add("checkpoint", stall)
@@ -199,6 +200,7 @@ class Saves:
             seconds=saved.seconds,
             stall_seconds=saved.stall_seconds,
             digest=saved.digest,
+            useful_seconds=self._telemetry.progress.durable_seconds,
         )
 
     def _on_failed(self, step: int, error: CheckpointError) -> None:

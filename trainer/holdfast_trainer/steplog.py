@@ -77,7 +77,8 @@ class StepLog:
         if not self._awaits_loss:
             self._write(step)
         if not self._any and self._journal is not None:
-            self._journal.event("first_step", step=step, seconds=seconds)
+            first = self._telemetry.progress.first_step_time
+            self._journal.event("first_step", time=first, step=step, seconds=seconds)
         self._any = True
         self._tokens = self._samples = 0
         self._awaits_loss = False

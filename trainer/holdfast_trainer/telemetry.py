@@ -130,8 +130,17 @@ class Telemetry:
         self._flops_per_token: float | None = None
         self._peak: float | None = None
         self.progress = Progress(
-            attempt=attempt, step=0, total_steps=None, durable_step=0, phase="starting", updated=time.time()
+            attempt=attempt,
+            step=0,
+            total_steps=None,
+            durable_step=0,
+            phase="starting",
+            world_size=world_size,
+            checkpoints=0,
+            updated=time.time(),
         )
+        self._when_saved: dict[int, float | None] = {}
+        """Useful seconds up to the steps that are being saved."""
         r = self.registry
         self._step = Gauge("holdfast_step", "Optimizer steps done.", registry=r)
         self._total = Gauge("holdfast_total_steps", "Steps this run is to do.", registry=r)
@@ -211,6 +220,16 @@ class Telemetry:
         ):
             gauge.set(float("nan"))  # not known yet: a gauge that was never set would say 0
 
+    def resumed(self, step: int, useful_seconds: float | None) -> None:
+        """This attempt goes on from `step`, which all attempts together spent so many seconds on."""
+        self._update(
+            step=step,
+            durable_step=step,
+            resumed_step=step,
+            useful_seconds=useful_seconds,
+            durable_seconds=useful_seconds,
+        )
+
     def begin(
         self,
         step: int,
@@ -249,6 +268,9 @@ class Telemetry:
                 mfu = tokens * self._flops_per_token / (self._peak * self._world_size)
                 self._mfu.set(mfu)
         per_step = elapsed / len(self._recent)
+        if self.progress.first_step is None:
+            self._update(first_step=step, first_step_time=time.time())
+        useful = self.progress.useful_seconds
         total = self.progress.total_steps
         self._update(
             step=step,
@@ -259,6 +281,7 @@ class Telemetry:
             data_wait_fraction=sum(waits) / elapsed if waits else None,
             mfu=mfu,
             eta_seconds=None if total is None else per_step * (total - step),
+            useful_seconds=None if useful is None else useful + figures.seconds,
         )
 
     def loss(self, value: float) -> None:
@@ -284,6 +307,10 @@ class Telemetry:
         self._grad_norm.set(value)
         self._update(grad_norm=value)
 
+    def saving(self, step: int) -> None:
+        """A save of the state after `step` steps begins."""
+        self._when_saved[step] = self.progress.useful_seconds
+
     def saved(self, saved: Saved, notice_seconds: float | None = None) -> None:
         """A checkpoint became durable, and a notice would leave `notice_seconds` for one (None: a notice is
         running out already). Called from the saver's thread."""
@@ -295,7 +322,12 @@ class Telemetry:
         self._save_seconds.observe(saved.seconds)
         self._stall.observe(saved.stall_seconds)
         self._save_bytes.set(saved.bytes)
-        self._update(durable_step=saved.step)
+        self._update(
+            durable_step=saved.step,
+            durable_seconds=self._when_saved.pop(saved.step, None),
+            checkpoints=(self.progress.checkpoints or 0) + 1,
+            digest=saved.digest,
+        )
 
     def save_failed(self) -> None:
         self._save_failures.inc()

@@ -1,6 +1,7 @@
 """The account of a job: what each attempt did, saved and lost, computed from what the run wrote itself.
 
-The run directory's ledger and steps are the evidence; the job's status adds the verdicts. Pure.
+The run directory's ledger and steps are the evidence; the job's status adds the verdicts, and what it
+remembers of each attempt where the lines are out of reach. Pure.
 
 What an attempt lost is decided in policy/lost_work.py, as the reconciler does it: beyond where its
 successor resumed. Summed over the attempts that is exactly the number of steps done once too often.
@@ -32,7 +33,7 @@ class AttemptAccount(Model):
     last_step: int | None = None
     durable_step: int | None = Field(default=None, description="Newest step covered by a checkpoint.")
     lost_steps: int | None = Field(default=None, description="None while it runs.")
-    checkpoints: int = 0
+    checkpoints: int | None = Field(default=None, description="How many it made durable.")
     started_at: datetime | None = None
     first_step_at: datetime | None = None
     ended_at: datetime | None = None
@@ -42,7 +43,9 @@ class AttemptAccount(Model):
         "None for the first attempt and after a suspension.",
     )
     outcome: str | None = Field(default=None, description="As its rank 0 told at the end, if it could.")
-    digest: str | None = Field(default=None, description="Of the parameters at its end.")
+    digest: str | None = Field(
+        default=None, description="Of the state in the checkpoint of durableStep, over all ranks."
+    )
 
 
 class Totals(Model):
@@ -60,7 +63,10 @@ class LedgerDocument(Model):
     phase: Phase
     attempts: list[AttemptAccount]
     totals: Totals
-    lines: list[dict[str, Any]] = Field(description="The ledger as the trainer wrote it.")
+    lines: list[dict[str, Any]] = Field(
+        description="The ledger as the trainer wrote it, as far as the controller has read it: on Kubernetes "
+        "the whole of it is in the run directory alone, attempts/NNNN/ledger.jsonl."
+    )
 
 
 @dataclass
@@ -96,7 +102,8 @@ def account(
     for index, attempt in enumerate(attempts):
         _book(attempt, attempts[index + 1 :])
         if index:
-            _time_recovery(attempt, attempts[index - 1], evidence)
+            before = attempts[index - 1]
+            _time_recovery(attempt, before, _last_sign(evidence[before.attempt], records.get(before.attempt)))
     return LedgerDocument(
         job=job.key,
         phase=job.status.phase,
@@ -107,31 +114,33 @@ def account(
 
 
 def _attempt(number: int, seen: _Evidence, record: AttemptRecord | None) -> AttemptAccount:
+    """The lines, and where there are none the status: an engine that does not mount the run directory has
+    lines only of what its controller lived to see."""
     work = work_of(number, seen.ledger, seen.steps)
-    stop = seen.line("stop")
-    done = [step for step in (work.last_step, record.last_step if record else None) if step is not None]
-    saved = [
-        step for step in (work.durable_step, record.durable_step if record else None) if step is not None
-    ]
+    known = record or AttemptRecord(number=number)
     # A validation has a line too, of the step it went on from: that one was done by the attempt before.
     first = [line["step"] for line in (*seen.steps, seen.line("first_step")) if "seconds" in line]
     started = _moment(seen.line("attempt_start").get("time"))
     return AttemptAccount(
         attempt=number,
-        verdict=record.verdict if record else None,
-        reason=record.reason if record else "",
-        world_size=seen.line("attempt_start").get("world_size"),
-        resumed_step=work.resumed_step,
-        first_step=min(first, default=None),
-        last_step=max(done, default=None),
-        durable_step=max(saved, default=None),
-        checkpoints=sum(line.get("event") == "checkpoint" for line in seen.ledger),
-        started_at=(record.started_at if record else None) or started,
-        first_step_at=_moment(work.first_step_at),
-        ended_at=record.ended_at if record else _moment(stop.get("time")),
-        digest=stop.get("digest") or None,
-        outcome=stop.get("outcome"),
+        verdict=known.verdict,
+        reason=known.reason,
+        world_size=work.world_size or known.world_size,
+        resumed_step=work.resumed_step if work.resumed_step is not None else known.resumed_step,
+        first_step=min(first, default=known.first_step),
+        last_step=_most(work.last_step, known.last_step),
+        durable_step=_most(work.durable_step, known.durable_step),
+        checkpoints=_most(work.checkpoints, known.checkpoints),
+        started_at=known.started_at or started,
+        first_step_at=_moment(work.first_step_at) or known.first_step_at,
+        ended_at=known.ended_at if record else _moment(seen.line("stop").get("time")),
+        digest=seen.line("stop").get("digest") or known.digest,
+        outcome=work.outcome or known.outcome,
     )
+
+
+def _most(*figures: int | None) -> int | None:
+    return max((figure for figure in figures if figure is not None), default=None)
 
 
 def _book(attempt: AttemptAccount, later: Sequence[AttemptAccount]) -> None:
@@ -144,10 +153,13 @@ def _book(attempt: AttemptAccount, later: Sequence[AttemptAccount]) -> None:
     attempt.lost_steps = lost_steps(work, Verdict.FINISHED if finished else Verdict.DISRUPTED, resumed) or 0
 
 
-def _time_recovery(
-    attempt: AttemptAccount, before: AttemptAccount, evidence: Mapping[int, _Evidence]
-) -> None:
-    ended = evidence[before.attempt].last_sign
+def _last_sign(seen: _Evidence, record: AttemptRecord | None) -> float | None:
+    known = record.last_sign_at if record else None
+    signs = [seen.last_sign, known.timestamp() if known else None]
+    return max((sign for sign in signs if sign is not None), default=None)
+
+
+def _time_recovery(attempt: AttemptAccount, before: AttemptAccount, ended: float | None) -> None:
     if ended is None and before.ended_at is not None:
         ended = before.ended_at.timestamp()
     if attempt.first_step_at is None or ended is None or before.verdict == Verdict.SUSPENDED:

@@ -187,7 +187,10 @@ async def get(job: Found) -> Any:
 
 @router.delete("/v1/namespaces/{namespace}/jobs/{name}", status_code=202, response_model=TrainingJob)
 async def delete(at: At, namespace: InNamespace, name: Named) -> Any:
-    """Delete a job and its run directory. It is gone once a GET answers 404."""
+    """Delete a job. It is gone once a GET answers 404.
+
+    Its run directory goes with it on one machine; one on a PersistentVolumeClaim stays there.
+    """
     return await at.store.mark_deleted(namespace, name)
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import StreamingResponse
 
-from ..cluster import Event, Invalid, NotFound
+from ..cluster import Event, Invalid, NotFound, NotReady
 from ..jobs import TrainingJob
 from .backend import At, AttemptNumber, Backend, Found
 from .ledger import LedgerDocument, account
@@ -96,7 +96,11 @@ async def _as_they_happen(
 @router.get("/ledger", response_model=LedgerDocument)
 async def ledger(at: At, job: Found) -> Any:
     """The account of every attempt, its totals, and the ledger lines they were computed from."""
-    return account(job, await at.engine.ledger(job), await at.engine.steps(job))
+    try:
+        steps = await at.engine.steps(job)
+    except NotReady:  # they are out of reach: the status remembers what they added up to
+        steps = []
+    return account(job, await at.engine.ledger(job), steps)
 
 
 @router.get("/steps", response_model=StepList)
@@ -106,7 +110,11 @@ async def steps(
     attempt: Annotated[int | None, Query(ge=1, description="Only of this attempt.")] = None,
     after: Annotated[int, Query(ge=-1, description="Only steps after this one.")] = -1,
 ) -> Any:
-    """Every step of every attempt: loss, seconds, tokens; for plots and proofs."""
+    """Every step of every attempt: loss, seconds, tokens; for plots and proofs.
+
+    On Kubernetes they are read from rank 0 while it runs; afterwards they are in the run directory alone,
+    and the answer is 409 with the file's name.
+    """
     lines = await at.engine.steps(job)
     chosen = [
         line

@@ -42,14 +42,19 @@ def delete(
     wait: Annotated[bool, typer.Option("--wait", help="Until it is gone.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; then exit 4.")] = 120.0,
 ) -> None:
-    """Delete jobs with their run directories: checkpoints, logs, ledger."""
+    """Delete jobs. On one machine their run directories go with them: checkpoints, logs, ledger.
+
+    On Kubernetes these lie on a PersistentVolumeClaim, and stay there until somebody removes them.
+    """
     from ..cluster import NotFound
 
     with ctx.obj.client() as client:
         asked = []
         for place in [locate(job, namespace) for job in jobs]:
-            asked.append((place, client.delete(place.namespace, place.name).metadata.uid))
-            typer.echo(f"{place} is being deleted")
+            job = client.delete(place.namespace, place.name)
+            asked.append((place, job.metadata.uid))
+            kept = "; what it wrote on a claim stays there" if job.spec.storage else ""
+            typer.echo(f"{place} is being deleted{kept}")
         end = time.monotonic() + timeout
         for place, uid in asked if wait else []:
             try:

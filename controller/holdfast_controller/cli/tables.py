@@ -166,7 +166,7 @@ def ledger_columns(attempts: Sequence[dict[str, Any]]) -> list[Column]:
                 for key in ("resumedStep", "firstStep", "lastStep", "durableStep")
             ),
             Text(formats.integer(lost), "yellow" if lost else ""),
-            Text(str(attempt["checkpoints"])),
+            Text(formats.integer(attempt["checkpoints"])),
             Text(formats.duration(attempt["recoverySeconds"])),
             Text(formats.duration(elapsed(attempt))),
             Text(attempt["reason"]),

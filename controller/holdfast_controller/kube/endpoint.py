@@ -80,24 +80,24 @@ class Endpoints:
 
     async def _hear(self, client: httpx.AsyncClient, base: str, whose: Attempt, meta: Document) -> None:
         """Raises httpx's errors, TimeoutError, and whatever comes of parsing what is no progress."""
-        text = await _body(client, f"{base}/progress", PROGRESS_LIMIT)
+        text = await bounded_body(client, f"{base}/progress", PROGRESS_LIMIT)
         if text is None:
             return
-        progress = Progress.from_json(text)
+        progress = Progress.from_json(text.decode(errors="replace"))
         namespace = meta["namespace"]
         before = self._progress.get((namespace, whose))
         if progress.attempt != whose[1] or progress == before:
             return
         self._progress[namespace, whose] = progress
         if before is None or before.durable_step != progress.durable_step or before.phase != progress.phase:
-            ledger = await _body(client, f"{base}/ledger", LEDGER_LIMIT)
+            ledger = await bounded_body(client, f"{base}/ledger", LEDGER_LIMIT)
             if ledger is not None:
-                self._ledgers[namespace, whose[0]] = parse_lines(ledger)
+                self._ledgers[namespace, whose[0]] = parse_lines(ledger.decode(errors="replace"))
         self._pieces.wake(f"{namespace}/{meta['labels'][JOB_LABEL]}")
 
 
-async def _body(client: httpx.AsyncClient, url: str, limit: int) -> str | None:
-    """The text that is there; None for an error, and for more than `limit` bytes."""
+async def bounded_body(client: httpx.AsyncClient, url: str, limit: int) -> bytes | None:
+    """What is there; None for an error, and for more than `limit` bytes."""
     parts, size = [], 0
     async with client.stream("GET", url) as answer:
         if answer.status_code != httpx.codes.OK:
@@ -107,4 +107,4 @@ async def _body(client: httpx.AsyncClient, url: str, limit: int) -> str | None:
             size += len(part)
             if size > limit:
                 return None
-    return b"".join(parts).decode(errors="replace")
+    return b"".join(parts)

@@ -50,6 +50,7 @@ from .observation import (
 from .pieces import Pieces, attempt_of, pod_path, pytorch_jobs_path
 from .podlogs import pod_lines
 from .reflector import Reflector, uid_of
+from .steps import read_steps
 
 log = structlog.get_logger(__name__)
 
@@ -148,8 +149,7 @@ class KubeEngine:
         return self._endpoints.ledger_of(job)
 
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
-        """None: a line a step is too much for the network; they are in the run directory."""
-        return []
+        return await read_steps(job, self._pieces.pods_of(job, job.status.attempt))
 
     async def logs(
         self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None

@@ -23,7 +23,7 @@ from .backoff import backoff
 from .budget import spend
 from .classify import Incident, classify
 from .conditions import conditions_of
-from .lost_work import Line, Work, goodput, lost_steps, work_of
+from .lost_work import Line, Work, goodput, lost_steps, told, work_of
 from .peers import SETTLE_SECONDS, kill_at
 from .repeats import same_failure, standstill
 
@@ -177,15 +177,22 @@ class _Deciding:
         self._note_start(record, observation)
         work = work_of(record.number, self.evidence.ledger, (), observation)
         self._note_work(record, work)
-        progress = observation.progress
-        if progress is None:
+        said = told(observation)
+        if not said:
             return
+        progress = said[-1]
         if record.first_step_at is None and progress.step > (record.resumed_step or 0):
             record.first_step_at = self.now
+        when = datetime.fromtimestamp(progress.updated, UTC) if progress.updated else self.now
+        if progress.useful_seconds is not None:
+            self._note_useful(progress.useful_seconds, when)
         self.status.progress = JobProgress(
+            attempt=progress.attempt,
             step=progress.step,
             total_steps=progress.total_steps,
             durable_step=progress.durable_step,
+            durable_seconds=progress.durable_seconds,
+            checkpoints=progress.checkpoints,
             training_phase=progress.phase,
             loss=progress.loss,
             val_loss=progress.val_loss,
@@ -194,8 +201,15 @@ class _Deciding:
             data_wait_fraction=progress.data_wait_fraction,
             mfu=progress.mfu,
             eta_seconds=progress.eta_seconds,
-            updated_at=datetime.fromtimestamp(progress.updated, UTC) if progress.updated else self.now,
+            updated_at=when,
         )
+
+    def _note_useful(self, seconds: float, when: datetime) -> None:
+        """`when` the figure was true: the goodput of one progress is the same whenever it is computed."""
+        self.status.useful_seconds = seconds
+        if self.status.first_started_at is not None:
+            wall = (when - self.status.first_started_at).total_seconds()
+            self.status.goodput = goodput(seconds, wall)
 
     def _note_start(self, record: AttemptRecord, observation: AttemptObservation) -> None:
         if record.started_at is None and observation.started_at is not None:
@@ -205,6 +219,8 @@ class _Deciding:
 
     def _note_work(self, record: AttemptRecord, work: Work) -> None:
         """Where the attempt resumed tells what the one before it truly lost."""
+        record.world_size = record.world_size or work.world_size
+        record.first_step = record.first_step or work.first_step
         if record.first_step_at is None and work.first_step_at is not None:
             record.first_step_at = datetime.fromtimestamp(work.first_step_at, UTC)
         if record.resumed_step is None and work.resumed_step is not None:
@@ -230,19 +246,19 @@ class _Deciding:
             incident = classify(observation)
         else:
             incident = Incident(Verdict.DISRUPTED, "all that was known of it is gone")
-        work = work_of(record.number, self.evidence.ledger, self.evidence.steps, observation)
+        known = self.status.progress
+        work = work_of(record.number, self.evidence.ledger, self.evidence.steps, observation, known)
         self._note_work(record, work)
         self._end_record(record, incident, work)
-        if observation.progress is not None:
-            self._take_progress(record, observation)
+        self._take_progress(record, observation)
         self._settle_progress(record, work)
         record.log_tail = dict(self.evidence.tails)
         ends = [replica.ended_at for replica in observation.replicas if replica.ended_at is not None]
         if ends:
             record.ended_at = datetime.fromtimestamp(max(ends), UTC)
-        if self.status.first_started_at is not None:
-            wall = (self.now - self.status.first_started_at).total_seconds()
-            self.status.goodput = goodput(self.evidence.steps, wall)
+        useful = work.durable_seconds if work.durable_seconds is not None else self.status.useful_seconds
+        if useful is not None:
+            self._note_useful(useful, self.now)
         return self._after(record, incident)
 
     def _settle_progress(self, record: AttemptRecord, work: Work) -> None:
@@ -250,7 +266,11 @@ class _Deciding:
         if work.last_step is None:
             return
         known = self.status.progress or JobProgress(updated_at=self.now)
-        changes: dict[str, Any] = {"step": work.last_step, "durable_step": work.durable_step or 0}
+        changes: dict[str, Any] = {
+            "attempt": record.number,
+            "step": work.last_step,
+            "durable_step": work.durable_step or 0,
+        }
         for key in ("loss", "val_loss"):
             told = [x[key] for x in self.evidence.steps if x.get("attempt") == record.number and key in x]
             if told:
@@ -266,6 +286,9 @@ class _Deciding:
         if work is not None:
             record.last_step = work.last_step
             record.durable_step = work.durable_step
+            record.checkpoints, record.outcome, record.digest = work.checkpoints, work.outcome, work.digest
+            if work.last_sign is not None:
+                record.last_sign_at = datetime.fromtimestamp(work.last_sign, UTC)
             record.lost_steps = lost_steps(work, incident.verdict)
             self.status.lost_steps += record.lost_steps or 0
 

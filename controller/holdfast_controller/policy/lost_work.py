@@ -6,9 +6,10 @@ figure is corrected, for a checkpoint may have become durable in the last instan
 An attempt that finished the job loses nothing: no step of it is done again.
 
 **Goodput**: time on steps that count / wall time since the job's first attempt started. A step counts
-in the last attempt that did it; earlier runs of the same step were lost and count for nothing. Its time
-is the `seconds` the trainer measured for it. Wall time is all of it: starting, saving, waiting for room,
-backing off, being suspended.
+in the last attempt that did it; earlier runs of the same step were lost and count for nothing. The trainer
+adds it up over the attempts (`useful_seconds`), so that nobody has to read a line for each step. When an
+attempt has ended, what its durable steps took is what counts. Wall time is all of it: starting, saving,
+waiting for room, backing off, being suspended.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast_controller.cluster import AttemptObservation
-from holdfast_controller.jobs import Verdict
+from holdfast_controller.jobs import JobProgress, Verdict
+from holdfast_trainer.contract import Progress, is_time
 
 Line = Mapping[str, Any]
 """A line of ledger.jsonl or steps.jsonl with its "attempt" (contract.py)."""
@@ -31,46 +33,147 @@ class Work:
     resumed_step: int | None
     last_step: int | None
     durable_step: int | None
-    first_step_at: float | None
+    first_step_at: float | None = None
     """Seconds since the epoch."""
+    first_step: int | None = None
+    world_size: int | None = None
+    checkpoints: int | None = None
+    outcome: str | None = None
+    digest: str | None = None
+    """Of the state in the checkpoint of `durable_step`."""
+    durable_seconds: float | None = None
+    """Spent on the steps up to `durable_step`, by all attempts that count."""
+    last_sign: float | None = None
+    """When it was last heard of, in seconds since the epoch."""
+
+
+def told(observation: AttemptObservation | None, known: JobProgress | None = None) -> list[Progress]:
+    """What rank 0 is on record with, oldest first: as the status keeps it, as it last served it, its last
+    word. One that a dead controller had asked is in the status alone."""
+    if observation is None:
+        return []
+    found = []
+    if known is not None and known.attempt == observation.attempt:
+        found.append(
+            Progress(
+                known.attempt,
+                known.step,
+                known.total_steps,
+                known.durable_step,
+                known.training_phase,
+                checkpoints=known.checkpoints,
+                durable_seconds=known.durable_seconds,
+                updated=known.updated_at.timestamp() if known.updated_at else 0.0,
+            )
+        )
+    if observation.progress is not None:
+        found.append(observation.progress)
+    messages = [replica.termination for replica in observation.replicas if replica.termination]
+    found += [message.progress for message in messages if message.progress is not None]
+    return found
 
 
 def work_of(
-    attempt: int, ledger: Iterable[Line], steps: Iterable[Line], observation: AttemptObservation | None = None
+    attempt: int,
+    ledger: Iterable[Line],
+    steps: Iterable[Line],
+    observation: AttemptObservation | None = None,
+    known: JobProgress | None = None,
 ) -> Work:
-    """Gather an attempt's steps from everything that tells of them; the highest figure is the true one."""
-    resumed = first_step_at = None
-    last: list[int] = []
-    durable: list[int] = []
+    """Gather an attempt's work from everything that tells of it; the highest figure is the true one.
+
+    `known` is the progress that the job's status remembers.
+    """
+    gathered = _Gathered()
     for line in ledger:
-        if line.get("attempt") != attempt:
-            continue
-        event = line.get("event")
+        if line.get("attempt") == attempt:
+            gathered.take_line(line)
+    for line in steps:
+        if line.get("attempt") == attempt:
+            gathered.last.append(_int(line, "step") or 0)
+            gathered.sign(line.get("time"))
+    for progress in told(observation, known):
+        gathered.take_progress(progress)
+    for replica in observation.replicas if observation is not None else ():
+        if replica.termination is not None:
+            gathered.last.append(replica.termination.step)
+            gathered.durable(replica.termination.durable_step)
+            if replica.termination.progress is not None:
+                gathered.facts["outcome"] = replica.termination.outcome
+    return gathered.work()
+
+
+class _Gathered:
+    """Figures of one attempt, from several sources that may repeat each other."""
+
+    def __init__(self) -> None:
+        self.last: list[int] = []
+        self.facts: dict[str, Any] = {}
+        self._durable: dict[int, tuple[float | None, str | None]] = {}
+        """By step: useful seconds up to it, digest."""
+        self._signs: list[float] = []
+        self._checkpoints: int | None = None
+
+    def take_line(self, line: Line) -> None:
+        event, step = line.get("event"), _int(line, "step") or 0
+        seconds, digest = _float(line, "useful_seconds"), line.get("digest")
+        self.sign(line.get("time"))
         if event == "attempt_start":
             resumed = _int(line, "resumed_step") or 0
-            durable.append(resumed)
-            last.append(resumed)
+            self._began(resumed, line.get("world_size"))
+            self._checkpoints = self._checkpoints or 0
+            self.durable(resumed, seconds)
         elif event == "first_step":
-            first_step_at = float(line["time"]) if "time" in line else None
+            self.facts["first_step"] = _int(line, "step")
+            self.facts["first_step_at"] = line["time"] if is_time(line.get("time")) else None
         elif event == "checkpoint":
-            durable.append(_int(line, "step") or 0)
+            self._checkpoints = (self._checkpoints or 0) + 1
+            self.durable(step, seconds, digest)
         elif event == "stop":
-            durable.append(_int(line, "durable_step") or 0)
-            last.append(_int(line, "step") or 0)
-    last.extend(_int(line, "step") or 0 for line in steps if line.get("attempt") == attempt)
-    if observation is not None:
-        messages = [replica.termination for replica in observation.replicas if replica.termination]
-        last.extend(message.step for message in messages)
-        durable.extend(message.durable_step for message in messages)
-        if observation.progress is not None:
-            last.append(observation.progress.step)
-            durable.append(observation.progress.durable_step)
-    return Work(
-        resumed,
-        max(last, default=None),
-        min(max(durable), max(last)) if durable and last else None,
-        first_step_at,
-    )
+            self.durable(_int(line, "durable_step") or 0, seconds, digest)
+            self.last.append(step)
+            self.facts["outcome"] = line.get("outcome")
+
+    def take_progress(self, progress: Progress) -> None:
+        self.last.append(progress.step)
+        self.durable(progress.durable_step, progress.durable_seconds, progress.digest)
+        self.sign(progress.updated or None)
+        if progress.resumed_step is not None:
+            self._began(progress.resumed_step, progress.world_size)
+        if progress.first_step is not None:
+            self.facts["first_step"] = progress.first_step
+            self.facts["first_step_at"] = progress.first_step_time
+        if progress.checkpoints is not None:
+            self._checkpoints = max(self._checkpoints or 0, progress.checkpoints)
+
+    def _began(self, resumed: int, world_size: object) -> None:
+        self.facts["resumed_step"] = resumed
+        self.facts["world_size"] = world_size
+        self.last.append(resumed)
+
+    def durable(self, step: int, seconds: float | None = None, digest: object = None) -> None:
+        before = self._durable.get(step, (None, None))
+        text = digest if isinstance(digest, str) and digest else None
+        self._durable[step] = (seconds if seconds is not None else before[0], text or before[1])
+
+    def sign(self, time: object) -> None:
+        if isinstance(time, int | float) and is_time(time):
+            self._signs.append(float(time))
+
+    def work(self) -> Work:
+        last = max(self.last, default=None)
+        durable = min(max(self._durable), last) if self._durable and last is not None else None
+        seconds, digest = self._durable.get(durable, (None, None)) if durable is not None else (None, None)
+        facts = {"resumed_step": None, **self.facts}
+        return Work(
+            last_step=last,
+            durable_step=durable,
+            durable_seconds=seconds,
+            digest=digest,
+            checkpoints=self._checkpoints,
+            last_sign=max(self._signs, default=None),
+            **facts,
+        )
 
 
 def lost_steps(work: Work, verdict: Verdict, next_resumed: int | None = None) -> int | None:
@@ -83,22 +186,18 @@ def lost_steps(work: Work, verdict: Verdict, next_resumed: int | None = None) ->
     return max(0, work.last_step - kept)
 
 
-def goodput(steps: Iterable[Line], wall_seconds: float) -> float | None:
-    """Between 0 and 1; None before the first step. `steps` are of all attempts, in order."""
-    seconds: dict[int, float] = {}
-    newest: dict[int, int] = {}
-    for line in steps:
-        step, attempt, took = _int(line, "step"), _int(line, "attempt"), line.get("seconds")
-        if step is None or attempt is None or not isinstance(took, int | float):
-            continue
-        if attempt >= newest.get(step, 0):
-            newest[step] = attempt
-            seconds[step] = float(took)
-    if not seconds or wall_seconds <= 0:
+def goodput(useful_seconds: float | None, wall_seconds: float) -> float | None:
+    """Between 0 and 1; None before anything is known of either."""
+    if useful_seconds is None or wall_seconds <= 0:
         return None
-    return min(1.0, sum(seconds.values()) / wall_seconds)
+    return min(1.0, useful_seconds / wall_seconds)
 
 
 def _int(line: Line, name: str) -> int | None:
     value = line.get(name)
     return value if isinstance(value, int) else None
+
+
+def _float(line: Line, name: str) -> float | None:
+    value = line.get(name)
+    return float(value) if isinstance(value, int | float) else None

@@ -16,6 +16,8 @@ from holdfast_controller.jobs import Phase, Status
 PROGRESS_SECONDS = 1.0
 WAITING = (Phase.QUEUED, Phase.STARTING)
 """Between these an attempt that has not begun goes to and fro."""
+FIGURES = {"progress", "message", "useful_seconds", "goodput"}
+"""What moves all the time while a job trains."""
 
 
 def seconds_to_write(
@@ -36,7 +38,7 @@ def seconds_to_write(
     waits = old.phase in WAITING and new.phase in WAITING
     if old.phase is not new.phase and not waits:
         return 0
-    told = {"progress", "message", "phase", "conditions"} if waits else {"progress", "message"}
+    told = FIGURES | {"phase", "conditions"} if waits else FIGURES
     if old.model_dump(exclude=told) != new.model_dump(exclude=told):
         return 0
     if waits:

@@ -1,0 +1,66 @@
+"""The steps of a job, page by page from rank 0 of the attempt that runs, which mounts the run directory.
+
+Read when somebody asks, never kept: there is a line for every step of every attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+
+from holdfast_controller.cluster import NotReady
+from holdfast_controller.gang import run_name
+from holdfast_controller.jobs import TrainingJob
+from holdfast_trainer.contract import DEFAULT_PORT, parse_lines
+
+from .connection import Document
+from .endpoint import bounded_body
+from .observation import index_of, running
+
+TIMEOUT_SECONDS = 10.0
+"""For an answer to begin, and between two of its parts."""
+WHOLE_SECONDS = 60.0
+LIMIT = 8 * 1024 * 1024
+"""Bytes that are read for one answer: parsed they are ten times as large."""
+
+
+async def read_steps(job: TrainingJob, pods: list[Document]) -> list[dict[str, Any]]:
+    """All lines of all attempts, each with its "attempt". `pods` are the newest attempt's.
+
+    Raises NotReady where rank 0 does not run or answer, and where there is more than `LIMIT`.
+    """
+    address = next((pod["status"].get("podIP") for pod in pods if index_of(pod) == 0 and running(pod)), None)
+    if address is None:
+        raise NotReady(f"no rank 0 of {job.key} runs that could tell its steps; {_where(job)}")
+    host = f"[{address}]" if ":" in address else address
+    try:
+        async with (
+            asyncio.timeout(WHOLE_SECONDS),
+            httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client,
+        ):
+            return await _all_pages(client, f"http://{host}:{DEFAULT_PORT}/steps", job)
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+        raise NotReady(f"rank 0 of {job.key} does not tell its steps ({error!r}); {_where(job)}") from error
+
+
+async def _all_pages(client: httpx.AsyncClient, url: str, job: TrainingJob) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    size = 0
+    for attempt in range(1, job.status.attempt + 1):
+        offset = 0
+        while page := await bounded_body(client, f"{url}?attempt={attempt}&offset={offset}", LIMIT):
+            offset += len(page)
+            size += len(page)
+            if size > LIMIT:
+                raise NotReady(f"{job.key} has more than {LIMIT >> 20} MiB of steps; {_where(job)}")
+            found += [{**line, "attempt": attempt} for line in parse_lines(page.decode(errors="replace"))]
+        if page is None:
+            raise NotReady(f"rank 0 of {job.key} serves no steps; {_where(job)}")
+    return found
+
+
+def _where(job: TrainingJob) -> str:
+    claim = f"claim {job.spec.storage.claim}" if job.spec.storage else "the cluster's default claim"
+    return f"they are on {claim}, in {run_name(job)}/attempts/*/steps.jsonl"

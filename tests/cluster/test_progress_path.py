@@ -1,0 +1,257 @@
+"""A hundred jobs run, and what their trainers say reaches `kubectl get tj`, without a flood of writes.
+
+The apiserver and the controller are real, pods and trainers are not: a hundred addresses of this machine
+answer `/progress` as rank 0 would, and pods that no kubelet runs have them. What is proven: the newest
+figures of all jobs arrive, figures alone are written at most once in `PROGRESS_SECONDS` for a job, and a
+controller that is started anew has lost nothing. How long the figures took is printed, not asserted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from processes import Processes
+from tests.cluster import training_operator, trainingjobs
+from tests.cluster.control_plane import ControlPlane
+from waiting import wait_until
+
+from holdfast_controller.manifests import INDEX_LABEL
+from holdfast_controller.on_cluster import PROGRESS_SECONDS
+from holdfast_trainer.contract import DEFAULT_PORT, Progress
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+
+JOBS = 100
+NAMESPACE = "many"
+CRD = Path(__file__).parents[2] / "helm" / "holdfast" / "templates" / "crd.yaml"
+STARTED = "2026-01-01T00:00:00Z"
+
+
+class Trainers:
+    """Rank 0 of every job, each on an address of its own; all are at `step`."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.addresses = [f"127.88.0.{number + 1}" for number in range(JOBS)]
+        self._loop = asyncio.new_event_loop()
+        self._listening = threading.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._listening.wait(60)
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._done.set)
+        self._thread.join()
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._done = asyncio.Event()
+        server = await asyncio.start_server(self._answer, self.addresses, DEFAULT_PORT, family=socket.AF_INET)
+        self._listening.set()
+        await self._done.wait()
+        server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            asked = await reader.readuntil(b"\r\n\r\n")
+            body = b"" if b"/ledger" in asked.split()[1] else self._progress().to_json().encode()
+            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            writer.write(head.encode() + body)
+            await writer.drain()
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the controller was ended in the middle of a question
+        finally:
+            writer.close()
+
+    def _progress(self) -> Progress:
+        return Progress(
+            1, self.step, 10_000, 0, "training",
+            world_size=1, resumed_step=0, first_step=1, first_step_time=1767225601.0, checkpoints=0,
+            useful_seconds=0.5 * self.step, durable_seconds=0.0, updated=time.time(),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def trainers() -> Iterator[Trainers]:
+    there = Trainers()
+    try:
+        there.start()
+        yield there
+    finally:
+        there.end()
+
+
+@pytest.fixture
+def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    kubectl = control_plane.kubectl
+    crds = [yaml.safe_load(CRD.read_text()), *training_operator.crds(kubectl)]
+    trainingjobs.install(kubectl, *crds, namespaces=(NAMESPACE,))
+    trainingjobs.clear(kubectl)
+    kubectl.run("wait", f"-n={NAMESPACE}", "--for=create", "serviceaccount/default", "--timeout=60s")
+    yield control_plane
+    trainingjobs.clear(kubectl)
+    kubectl.run("delete", "pods,pytorchjobs,configmaps", f"-n={NAMESPACE}", "--all", "--wait=false")
+
+
+def controller(plane: ControlPlane, processes: Processes, directory: Path) -> Popen[str]:
+    """Start one, and wait until it is ready."""
+    log, settings = directory / "controller.log", directory / "jobs.yaml"
+    settings.write_text(yaml.safe_dump({"defaultImage": "trainer:1", "defaultClaim": "runs"}))
+    log.unlink(missing_ok=True)
+    command = [
+        sys.executable, "-m", "holdfast_controller", "controller", "--engine", "kubernetes",
+        f"--kubeconfig={plane.kubectl.kubeconfig}", "--host=127.0.0.1", "--port=0",
+        f"--pod-settings={settings}", f"--namespace={NAMESPACE}", "--lease=many", "--identity=one",
+        "--log-format=json",
+    ]  # fmt: skip
+    with log.open("w") as output:
+        started = processes.start(command, stderr=output, stdout=output)
+
+    def ready() -> bool:
+        assert started.poll() is None, log.read_text()
+        found = re.search(r'"port": (\d+)', log.read_text())
+        try:
+            return (
+                bool(found) and httpx.get(f"http://127.0.0.1:{found[1]}/readyz", trust_env=False).is_success
+            )
+        except httpx.HTTPError:
+            return False
+
+    wait_until(ready, "the controller to be ready", 120)
+    return started
+
+
+def training_job(number: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "holdfast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": f"job-{number}", "namespace": NAMESPACE},
+        "spec": {"command": ["python", "train.py"], "resources": {"cpu": "100m"}},
+    }
+
+
+def pod_of(pytorch_job: dict[str, Any]) -> dict[str, Any]:
+    """As the operator makes it, but not held as evidence: nothing ends here."""
+    template = pytorch_job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    name = pytorch_job["metadata"]["name"]
+    labels = {**template["metadata"]["labels"], INDEX_LABEL: "0"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{name}-worker-0", "namespace": NAMESPACE, "labels": labels},
+        "spec": {**template["spec"], "restartPolicy": "Never"},
+    }
+
+
+def running(pod: dict[str, Any], address: str) -> dict[str, Any]:
+    """What a kubelet would say of it."""
+    state = {"running": {"startedAt": STARTED}}
+    container = {
+        "name": "pytorch", "ready": True, "started": True, "restartCount": 0, "image": "trainer:1",
+        "imageID": "", "state": state,
+    }  # fmt: skip
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": pod["metadata"]["name"], "namespace": NAMESPACE},
+        "status": {
+            "phase": "Running",
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+            "startTime": STARTED,
+            "containerStatuses": [container],
+        },
+    }
+
+
+def as_list(items: list[dict[str, Any]]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+
+
+def status_writes(plane: ControlPlane) -> float:
+    """Of all TrainingJobs so far, as the apiserver counts them."""
+    lines = plane.kubectl.run("get", "--raw=/metrics").splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in lines
+        if line.startswith("apiserver_request_total{")
+        and 'resource="trainingjobs"' in line
+        and 'subresource="status"' in line
+        and ('verb="PATCH"' in line or 'verb="APPLY"' in line or 'verb="PUT"' in line)
+    )
+
+
+def test_the_figures_of_a_hundred_jobs_arrive_without_a_flood_of_writes(
+    plane: ControlPlane, processes: Processes, trainers: Trainers, tmp_path: Path
+) -> None:
+    kubectl = plane.kubectl
+    where = f"-n={NAMESPACE}"
+    first = controller(plane, processes, tmp_path)
+    kubectl.run("create", "-f", "-", document=as_list([training_job(n) for n in range(JOBS)]))
+
+    def opened() -> list[dict[str, Any]]:
+        found = kubectl.get("pytorchjobs", where)["items"]
+        return found if len(found) == JOBS else []
+
+    pods = [pod_of(one) for one in wait_until(opened, "an attempt of each job", 180)]
+    kubectl.run("create", "-f", "-", document=as_list(pods))
+    alive = [running(pod, address) for pod, address in zip(pods, trainers.addresses, strict=True)]
+    kubectl.run("apply", "--server-side", "--subresource=status", "-f", "-", document=as_list(alive))
+
+    def all_at(step: int) -> bool:
+        jobs = kubectl.get("tj", where)["items"]
+        at = [((job.get("status") or {}).get("progress") or {}).get("step") for job in jobs]
+        return len(at) == JOBS and all(one is not None and one >= step for one in at)
+
+    trainers.step = 10
+    wait_until(lambda: all_at(10), "the figures of every job", 180)
+    began = time.monotonic()
+    trainers.step = 20
+    wait_until(lambda: all_at(20), "the next figures of every job", 180)
+    print(f"\nnew figures of {JOBS} jobs were in their status after {time.monotonic() - began:.1f} s")
+    for job in kubectl.get("tj", where)["items"]:
+        assert job["status"]["phase"] == "Running"
+        assert job["status"]["usefulSeconds"] == 10.0
+
+    # They train on, a step every moment; the apiserver hears of a job every few seconds.
+    before, began = status_writes(plane), time.monotonic()
+    while time.monotonic() < began + 3 * PROGRESS_SECONDS:
+        trainers.step += 1
+        time.sleep(0.05)
+    written, seconds = status_writes(plane) - before, time.monotonic() - began
+    print(f"{written:.0f} writes of status in {seconds:.1f} s while {trainers.step} steps were done")
+    assert written <= JOBS * (seconds / PROGRESS_SECONDS + 2)
+
+    # A controller that is started anew goes on from what the status says.
+    first.kill()
+    first.wait()
+    kubectl.run("delete", "lease", "many", where)  # or it would wait for the dead one's to run out
+    trainers.step = 1000
+    second = controller(plane, processes, tmp_path)
+    wait_until(lambda: all_at(1000), "the figures told to the next controller", 180)
+    for job in kubectl.get("tj", where)["items"]:
+        assert (job["status"]["attempt"], job["status"]["disruptions"]) == (1, 0)
+
+    kubectl.run("delete", "tj", where, "--all", "--wait=false")
+    wait_until(
+        lambda: kubectl.run("get", "tj,pods,pytorchjobs", where, "-o=name") == "",
+        "every job and all that it had to go",
+        180,
+    )
+    second.terminate()
+    assert second.wait(60) == 0

@@ -42,6 +42,10 @@ LONGEST_RETRY_SECONDS = 30.0
 TAIL_LINES = 20
 TAIL_CHARACTERS = 4000
 TAIL_RANKS = 8
+TAIL_TRIES = 3
+"""Passes that fail because a log cannot be read, before the attempt is judged without it."""
+TAILS_SECONDS = 5.0
+"""For all logs of an attempt."""
 
 log = structlog.get_logger(__name__)
 
@@ -272,11 +276,18 @@ class Reconciler:
         per_replica = job.spec.processes_per_replica
         ranks = sorted(range(job.spec.world_size), key=lambda rank: rank // per_replica != incident.replica)
         tails = {}
+        until = asyncio.get_running_loop().time() + TAILS_SECONDS
         for rank in ranks[:TAIL_RANKS]:
             try:
-                lines = [line async for line in self._logs(job, observation.attempt, rank)]
+                async with asyncio.timeout_at(until):
+                    lines = [line async for line in self._logs(job, observation.attempt, rank)]
             except NotFound:
                 continue
+            except (HoldfastError, TimeoutError) as error:
+                # A lost node never answers: its attempt must get a verdict all the same.
+                if self._retries.get(job.key, 0) < TAIL_TRIES and not isinstance(error, TimeoutError):
+                    raise
+                lines = [f"(its log could not be read: {str(error) or 'no answer in time'})"]
             if lines:
                 tails[str(rank)] = "\n".join(lines)[-TAIL_CHARACTERS:]
         return tails

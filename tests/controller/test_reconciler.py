@@ -327,6 +327,40 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
     play(story)
 
 
+class LostNode(MemoryEngine):
+    """Its replicas' logs lie on a node that does not answer."""
+
+    async def logs(
+        self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncIterator[str]:
+        raise Unavailable("the node does not answer")
+        yield ""
+
+
+def test_logs_that_cannot_be_read_do_not_keep_an_attempt_from_its_verdict() -> None:
+    async def story() -> None:
+        store, engine = MemoryStore(), LostNode()
+        reconciler = Reconciler(store, engine)
+        running = asyncio.create_task(reconciler.run())
+        try:
+            job = make(replicas=1, retries={"failures": 0})
+            await store.create(job)
+
+            async def phase(wanted: Phase) -> bool:
+                return (await store.get("default", "a")).status.phase is wanted
+
+            await wait_until_async(lambda: phase(Phase.STARTING), "the attempt", 60)
+            engine.end(job, 1, 0, 1)
+            await wait_until_async(lambda: phase(Phase.FAILED), "the verdict", 60)
+            record = (await store.get("default", "a")).status.attempts[0]
+            assert record.log_tail == {"0": "(its log could not be read: the node does not answer)"}
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(story())
+
+
 # ------------------------------------------------------------- the running loop
 
 

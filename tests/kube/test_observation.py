@@ -298,6 +298,24 @@ def test_a_stop_that_was_asked_for_is_a_suspension() -> None:
     assert verdict(stopped, *pods)[0] is Verdict.SUSPENDED
 
 
+@pytest.mark.parametrize(
+    ("going", "pods", "under_way"),
+    [
+        pytest.param(False, [pod(state=RUNNING)], False, id="it died after its mark"),
+        pytest.param(True, [pod(state=RUNNING)], False, id="it died before it deleted the pods"),
+        pytest.param(True, [pod(phase="Pending")], False, id="the operator made a pod that late"),
+        pytest.param(True, [pod(state=RUNNING, deleted=(NOON, 45))], True, id="all was asked to go"),
+        pytest.param(False, [pod(phase="Failed", state=ended(1, SAVED))], True, id="it has ended by itself"),
+    ],
+)
+def test_a_stop_is_under_way_when_everything_was_asked_to_go(
+    going: bool, pods: list[Any], under_way: bool
+) -> None:
+    """Whoever finds a stop that a dead controller had begun must not wait for what nobody has asked."""
+    stopped = job(annotations={STOPPED: NOON}, going=going)
+    assert attempt_observation(1, 1, stopped, pods).stopping == under_way
+
+
 def test_all_is_well_that_ends_well() -> None:
     pods = [pod(index, "Succeeded", ended(0, FINISHED)) for index in (0, 1)]
     assert verdict(job(), *pods)[0] is Verdict.FINISHED

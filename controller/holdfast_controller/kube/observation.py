@@ -58,14 +58,17 @@ def attempt_observation(
     seen = tuple(_replica(index, by_index.get(index), ours, pytorch_job, whole) for index in range(replicas))
     exists = pytorch_job is not None or bool(pods)
     ended = all(one.state in (ReplicaState.SUCCEEDED, ReplicaState.FAILED) for one in seen)
+    gone = not exists or ended
     starts = [time for pod in pods if (time := _started(pod)) is not None]
+    # A controller may have died after its mark, before it deleted anything: then the stop is still to do.
+    left = whole or any(_runs_on(pod) for pod in pods)
     return AttemptObservation(
         attempt,
         exists=exists,
-        gone=not exists or ended,
+        gone=gone,
         replicas=seen if exists else (),
         waiting=_waiting(seen, by_index, pytorch_job) if exists else "",
-        stopping=_annotation(pytorch_job, STOPPED) is not None,
+        stopping=_annotation(pytorch_job, STOPPED) is not None and (gone or not left),
         progress=progress,
         started_at=min(starts, default=None),
     )
@@ -75,6 +78,15 @@ def index_of(pod: Document) -> int:
     """-1 where its label is no number: others may write such labels too."""
     index = pod["metadata"]["labels"].get(INDEX_LABEL, "")
     return int(index) if index.isdecimal() else -1
+
+
+def _runs_on(pod: Document) -> bool:
+    """Whether nobody has asked it to go, and it has not ended."""
+    return "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") in (
+        None,
+        "Pending",
+        "Running",
+    )
 
 
 def running(pod: Document) -> bool:

@@ -19,7 +19,7 @@ from .kube.endpoint import Endpoints
 from .kube.engine import KubeEngine
 from .kube.leader import Leadership
 from .kube.pieces import Pieces
-from .kube.prerequisites import missing
+from .kube.prerequisites import missing, wake_when_complete
 from .kube.reflector import Reflector
 from .kube.resource import JOBS
 from .kube.store import KubeStore
@@ -76,7 +76,11 @@ async def run(settings: ClusterSettings) -> None:
         waiting_seconds=WAITING_SECONDS,
         resync_seconds=RESYNC_SECONDS,
     )
-    led = Background(reconciler=reconciler.run, sweep=acting.sweep)
+    led = Background(
+        reconciler=reconciler.run,
+        sweep=acting.sweep,
+        operator=lambda: wake_when_complete(jobs, pieces),
+    )
     background = Background(
         jobs=jobs.run, pieces=pieces.run, endpoints=endpoints.run, leader=lambda: leadership.run(led.run)
     )

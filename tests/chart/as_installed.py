@@ -79,15 +79,12 @@ def start(
     **jobs: Any,
 ) -> Running:
     """The command of the Deployment's container; `jobs` are values of the chart. Ready when it returns."""
-    by_kind = {
-        one["kind"]: one
-        for one in helm.documents(
-            *(f"--set-json=jobs.{key}={json.dumps(value)}" for key, value in jobs.items())
-        )
-    }
-    (container,) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
+    documents = helm.documents(*(f"--set-json=jobs.{key}={json.dumps(value)}" for key, value in jobs.items()))
+    (deployment,) = [one for one in documents if one["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    (written,) = [one["data"]["jobs.yaml"] for one in documents if "jobs.yaml" in one.get("data", {})]
     settings = directory / "jobs.yaml"
-    settings.write_text(by_kind["ConfigMap"]["data"]["jobs.yaml"])
+    settings.write_text(written)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -5,8 +5,12 @@ The controller stays up without either: it goes on asking, and carries jobs on w
 
 from __future__ import annotations
 
+import asyncio
+
 from .pieces import Pieces
-from .reflector import Reflector
+from .reflector import Reflector, key_of
+
+LOOK_SECONDS = 1.0
 
 NO_DEFINITION = (
     "the CRD trainingjobs.holdfast.dev: no job can be submitted; install the chart, which brings it"
@@ -21,3 +25,15 @@ def missing(jobs: Reflector, pieces: Pieces) -> tuple[str, ...]:
     """A sentence for each kind that the apiserver does not serve."""
     lacks = ((jobs.missing, NO_DEFINITION), (pieces.operator_missing, NO_OPERATOR))
     return tuple(sentence for gone, sentence in lacks if gone)
+
+
+async def wake_when_complete(jobs: Reflector, pieces: Pieces) -> None:
+    """Have all jobs looked at when the operator comes: nothing else tells of it. Until cancelled."""
+    lacked = False
+    while True:
+        lacks = pieces.operator_missing
+        if lacked and not lacks:
+            for job in jobs.all():
+                pieces.wake(key_of(job))
+        lacked = lacks
+        await asyncio.sleep(LOOK_SECONDS)

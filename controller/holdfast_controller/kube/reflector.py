@@ -33,6 +33,7 @@ log = structlog.get_logger(__name__)
 
 PAGE = 500
 TRIES_BEFORE_RELIST = 5
+MISSING_RETRY_SECONDS = 5.0
 SUDDEN_SECONDS = 1.0
 """A watch that ends sooner without a word is not opened again at once."""
 
@@ -270,8 +271,10 @@ class Reflector:
 
     async def _pause(self, error: HoldfastError, failures: int) -> None:
         self.fault = str(error)
+        # That a kind is not there costs the server nothing to say, and jobs wait for it.
+        limit = MISSING_RETRY_SECONDS if isinstance(error, NotFound) else self._timing.longest_retry_seconds
         longest = min(
-            self._timing.longest_retry_seconds,
+            limit,
             self._timing.first_retry_seconds * 2.0 ** min(failures - 1, 20),
         )
         seconds = longest * random.uniform(0.5, 1.0)

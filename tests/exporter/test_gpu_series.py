@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from processes import Processes
 from tests.exporter.conftest import Look
-from tests.nvml.stand_in import GIB, CannotCompile, Process, Script, build, busy_gpu
+from tests.nvml.stand_in import GIB, GPU_IS_LOST, CannotCompile, Process, Script, build, busy_gpu
 from waiting import wait_until
 
 from holdfast_controller.exporter.series import families
@@ -110,6 +110,17 @@ def test_xids_are_counted_from_the_start_of_the_exporter(script: Script, look: L
     assert seen.by("gpu", "xid_errors_total") == {"0": 0, "1": 3}
     assert seen.by("xid", "xid_errors_by_code_total", gpu="1") == {"79": 2, "48": 1}
     assert look().by("gpu", "xid_errors_total") == {"0": 0, "1": 3}
+
+
+def test_the_xid_of_a_gpu_that_falls_off_the_bus_is_its_own(script: Script, look: Look) -> None:
+    """NVML answers nothing about it any more, not even its UUID."""
+    look()
+    script.gpus[1].faults["any"] = GPU_IS_LOST
+    script.gpus[1].xids = [79]
+    script.write()
+    seen = look()
+    assert seen.by("gpu", "up") == {"0": 1, "1": 0}
+    assert seen.by("xid", "xid_errors_by_code_total", uuid=script.gpus[1].uuid) == {"79": 1}
 
 
 def test_processes_of_a_local_job_are_told_apart_by_rank(

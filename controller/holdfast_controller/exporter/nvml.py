@@ -8,6 +8,7 @@ Reference: NVIDIA's NVML API reference; field numbers and scopes as in its nvml.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 from typing import Any
@@ -84,7 +85,8 @@ class Nvml:
             raise NvmlFault(error, "initialising NVML") from error
         self._known: dict[int, Document] = {}
         self._events: Any = None
-        self._watched: dict[str, Any] = {}
+        self._watched: dict[int | None, str] = {}
+        """UUID by the address that NVML knows a device by; it holds as long as the initialisation."""
 
     def close(self) -> None:
         try:
@@ -116,9 +118,10 @@ class Nvml:
         while self._events is not None:
             try:
                 event = pynvml.nvmlEventSetWait(self._events, 0)
-                found.append((pynvml.nvmlDeviceGetUUID(event.device), int(event.eventData)))
             except pynvml.NVMLError:
                 break  # NVML_ERROR_TIMEOUT: nothing happened
+            # Of a device that has just fallen off the bus NVML would not tell the UUID any more.
+            found.append((self._watched.get(_address(event.device), ""), int(event.eventData)))
         return found
 
     def _device(self, index: int) -> Document:
@@ -143,9 +146,9 @@ class Nvml:
 
     def _watch(self, uuid: str, handle: Any) -> None:
         """Xids are told of devices that were registered, from then on."""
-        if uuid in self._watched:
+        if _address(handle) in self._watched:
             return
-        self._watched[uuid] = handle
+        self._watched[_address(handle)] = uuid
         try:
             if self._events is None:
                 self._events = pynvml.nvmlEventSetCreate()
@@ -283,6 +286,10 @@ def _attempt(call: Callable[..., Any], *arguments: Any) -> Any:
         return call(*arguments)
     except pynvml.NVMLError:
         return None
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def _text(value: Any) -> str:

@@ -15,7 +15,7 @@
 | holdfast_gpu_shares_allocated | mig, resource, namespace, pod, container, job, attempt, replica | held |
 | holdfast_gpu_processes | mig, namespace, pod, container, job, attempt, replica, rank | processes by holder |
 | holdfast_gpu_process_memory_bytes, holdfast_gpu_process_sm_ratio | the same | their sum |
-| holdfast_gpu_unattributed_processes, _memory_bytes | mig | of processes of no pod and no job |
+| holdfast_gpu_unattributed_processes, _memory_bytes | mig | of processes without a pod or job that is known |
 | holdfast_gpu_exporter_up | source | 1 while a source answers: nvml, pod-resources, pods |
 | holdfast_gpu_exporter_fault | source, reason | 1 for why it does not |
 | holdfast_gpu_exporter_failures_total | source, reason | scrapes that lacked a source |
@@ -204,11 +204,13 @@ def _uses(snapshot: Snapshot) -> Iterator[Metric]:
     )
     labels = (*DEVICE, "mig")
     strangers = GaugeMetricFamily(
-        "holdfast_gpu_unattributed_processes", "Processes on the GPU of no pod and no job.", labels=labels
+        "holdfast_gpu_unattributed_processes",
+        "Processes on the GPU that have no pod and no job, or none that is known.",
+        labels=labels,
     )
     strangers_memory = GaugeMetricFamily(
         "holdfast_gpu_unattributed_memory_bytes",
-        "GPU memory of processes of no pod and no job.",
+        "GPU memory of processes that have no pod and no job, or none that is known.",
         labels=labels,
     )
     for use in snapshot.uses:

@@ -74,6 +74,19 @@ class GpuSharing(_Values):
     )
 
 
+class Dashboards(_Values):
+    enabled: bool = True
+    labels: Labels = Field(default={"grafana_dashboard": "1"}, min_length=1)
+    annotations: Labels = Field(default_factory=dict)
+
+
+class Alerts(_Values):
+    enabled: bool = True
+    labels: Labels = Field(default_factory=dict)
+    disabled: list[str] = Field(default_factory=list, description="Names of alerts to leave out.")
+    runbooks: str = Field(default="", description="Address at which docs/runbooks.md is served.")
+
+
 class Ingress(_Values):
     enabled: bool = False
     class_name: str = ""
@@ -102,6 +115,8 @@ class Values(_Values):
     jobs: PodSettings = Field(default_factory=PodSettings)
     network_policy: NetworkPolicy = Field(default_factory=NetworkPolicy)
     monitoring: Monitoring = Field(default_factory=Monitoring)
+    dashboards: Dashboards = Field(default_factory=Dashboards)
+    alerts: Alerts = Field(default_factory=Alerts)
     exporter: Exporter = Field(default_factory=Exporter)
     gpu_sharing: GpuSharing = Field(default_factory=GpuSharing)
     ingress: Ingress = Field(default_factory=Ingress)

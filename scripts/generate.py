@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,26 @@ def messages(suffix: str) -> str:
         return (Path(out) / f"pod_resources_pb2{suffix}").read_text(encoding="utf-8")
 
 
+def monitoring(name: str) -> str:
+    """A dashboard or the alerts."""
+    from scripts.monitoring import FILES
+
+    return FILES[name]()
+
+
+MONITORING = (
+    "helm/holdfast/alerts/holdfast.yaml",
+    "helm/holdfast/dashboards/controller.json",
+    "helm/holdfast/dashboards/gpus.json",
+    "helm/holdfast/dashboards/job.json",
+)
+
 GENERATORS: Mapping[str, Callable[[], str]] = {
     "docs/trainingjob.schema.json": job_schema,
     "docs/openapi.json": openapi,
     "helm/holdfast/templates/crd.yaml": crd,
     "helm/holdfast/values.schema.json": chart_values,
+    **{name: partial(monitoring, name) for name in MONITORING},
     f"{POD_RESOURCES}_pb2.py": lambda: messages(".py"),
     f"{POD_RESOURCES}_pb2.pyi": lambda: messages(".pyi"),
 }

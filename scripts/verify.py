@@ -6,6 +6,7 @@ Checks run side by side, as many as there are cores; results come in the order o
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -39,6 +40,21 @@ def checks(root: Path = ROOT) -> list[Check]:
     dockerfiles = sorted(str(path.relative_to(root)) for path in root.glob("docker/*.Dockerfile"))
     helm = find_helm()
     chart = [Check("chart (helm lint)", (str(helm), "lint", "--strict", "helm/holdfast"))] if helm else []
+    promtool = shutil.which("promtool")
+    alerts = (
+        [
+            Check(
+                "alerts (promtool check rules)",
+                (promtool, "check", "rules", "helm/holdfast/alerts/holdfast.yaml"),
+            ),
+            Check(
+                "alerts (promtool test rules)",
+                (promtool, "test", "rules", "tests/monitoring/alerts.test.yaml"),
+            ),
+        ]
+        if promtool
+        else []
+    )  # `make test` installs it
     return [
         Check("types (mypy --strict)", ("mypy",)),
         Check("style (ruff check)", ("ruff", "check", ".")),
@@ -48,6 +64,7 @@ def checks(root: Path = ROOT) -> list[Check]:
         Check("generated files", ("python", "scripts/generate.py", "--check")),
         Check("Dockerfiles (hadolint)", ("hadolint", "--config", "docker/hadolint.yaml", *dockerfiles)),
         *chart,
+        *alerts,
     ]
 
 

@@ -1,0 +1,189 @@
+"""The dashboard of a cluster's GPUs: which are used, how well, by whom, and what that costs."""
+
+from __future__ import annotations
+
+from .panels import Panel, dashboard, figure, graph, table, text_box
+from .queries import own
+
+UTILIZATION_GOAL = 0.85
+
+HELD = "(sum by (uuid) (holdfast_gpu_shares_allocated) > 0 or sum by (uuid) (holdfast_gpu_processes) > 0)"
+"""GPUs of which a pod holds a share, or on which a job's processes are (on one machine, without pods)."""
+BUSY = "(max by (uuid) (holdfast_gpu_utilization_ratio))"
+IDLE_BELOW = 0.05
+HOLDERS = ("namespace", "job", "pod")
+
+
+def gpus() -> Panel:
+    return dashboard(
+        "holdfast-gpus",
+        "Holdfast / GPUs",
+        "Every GPU: free or held, busy or idle, its memory, power and errors, and who uses it.",
+        [*_now(), *_device(), *_health(), *_holders()],
+        variables=[text_box("price", "Price of a GPU hour", "1")],
+        span="now-24h",
+    )
+
+
+def _now() -> list[Panel]:
+    return [
+        figure("GPUs", "That can be read.", "sum(max by (uuid) (holdfast_gpu_up))", width=3),
+        figure("Held", "By a pod or a job.", f"count({HELD}) or vector(0)", width=3),
+        figure(
+            "Held and idle",
+            "Busy for less than 5 % of the last 15 minutes.",
+            f"count(({_over('15m')} < {IDLE_BELOW}) and on (uuid) {HELD}) or vector(0)",
+            width=3,
+        ),
+        figure(
+            "Cannot be read",
+            "Fell off the bus, or the driver does not answer for it.",
+            "count(max by (uuid) (holdfast_gpu_up) == 0) or vector(0)",
+            width=3,
+        ),
+        figure(
+            "Busy while held",
+            "Share of time in which some kernel ran; the goal is 85 %.",
+            f"avg({BUSY} and on (uuid) {HELD})",
+            unit="percentunit",
+            width=3,
+            decimals=0,
+        ),
+        figure(
+            "Power", "Of all GPUs.", "sum(max by (uuid) (holdfast_gpu_power_watts))", unit="watt", width=3
+        ),
+        figure(
+            "GPU hours",
+            "Held, in the time shown.",
+            _hours(),
+            width=3,
+            decimals=2,
+        ),
+        figure("Cost", "GPU hours x the price above.", f"({_hours()}) * $price", width=3, decimals=2),
+    ]
+
+
+def _over(window: str) -> str:
+    return f"max by (uuid) (avg_over_time(holdfast_gpu_utilization_ratio[{window}]))"
+
+
+def _hours() -> str:
+    """Mean number of GPUs held x hours. A GPU held in part is held: nobody else can have it whole."""
+    return f"sum_over_time(count({HELD})[$__range:1m]) / 60"
+
+
+def _device() -> list[Panel]:
+    return [
+        graph(
+            "GPUs by state",
+            "Held and busy, held and idle, free, and not to be read.",
+            [
+                (f"count(({BUSY} >= {IDLE_BELOW}) and on (uuid) {HELD}) or vector(0)", "busy"),
+                (f"count(({BUSY} < {IDLE_BELOW}) and on (uuid) {HELD}) or vector(0)", "held, idle"),
+                (f"count({BUSY} unless on (uuid) {HELD}) or vector(0)", "free"),
+                ("count(max by (uuid) (holdfast_gpu_up) == 0) or vector(0)", "cannot be read"),
+            ],
+            stacked=True,
+        ),
+        graph(
+            "Utilisation",
+            "Share of time in which at least one kernel ran, by GPU; the line is the goal while it is held.",
+            [("max by (gpu, uuid, instance) (holdfast_gpu_utilization_ratio)", "{{instance}} gpu {{gpu}}")],
+            unit="percentunit",
+            goal=UTILIZATION_GOAL,
+            highest=1,
+        ),
+        graph(
+            "Memory",
+            "Share in use, by GPU.",
+            [
+                (
+                    "max by (gpu, uuid, instance) (holdfast_gpu_memory_used_bytes"
+                    " / holdfast_gpu_memory_total_bytes)",
+                    "{{instance}} gpu {{gpu}}",
+                )
+            ],
+            unit="percentunit",
+            highest=1,
+        ),
+    ]
+
+
+def _health() -> list[Panel]:
+    named = "{{instance}} gpu {{gpu}}"
+    return [
+        graph(
+            "Power",
+            "By GPU.",
+            [("max by (gpu, uuid, instance) (holdfast_gpu_power_watts)", named)],
+            unit="watt",
+            width=6,
+        ),
+        graph(
+            "Temperature",
+            "Of the chip.",
+            [("max by (gpu, uuid, instance) (holdfast_gpu_temperature_celsius)", named)],
+            unit="celsius",
+            width=6,
+        ),
+        graph(
+            "Clocks held down",
+            "1 where the GPU is slowed for this reason, idleness left out.",
+            [
+                (
+                    'max by (gpu, uuid, instance, reason) (holdfast_gpu_slowed{reason!="idle"} > 0)',
+                    f"{named} {{{{reason}}}}",
+                )
+            ],
+            width=6,
+        ),
+        graph(
+            "Xid and ECC errors",
+            "In the last hour.",
+            [
+                ("sum(increase(holdfast_gpu_xid_errors_total[1h]))", "Xid"),
+                ("sum(increase(holdfast_gpu_ecc_uncorrected_errors_total[1h]))", "ECC, not corrected"),
+            ],
+            width=6,
+        ),
+    ]
+
+
+def _holders() -> list[Panel]:
+    def by_holder(series: str) -> str:
+        # Who is no training job has no `job`, and must not be called as the scrape is.
+        others = f'label_replace({series}{{attempt=""}}, "job", "", "", "")'
+        jobs = own(f'{series}{{attempt!=""}}', "job")
+        both = own(f"{jobs} or {others}", "namespace", "pod")
+        return f"sum by ({', '.join(HOLDERS)}) ({both})"
+
+    who = 'holdfast_gpu_shares_allocated{attempt!=""}'
+    jobs = f"sum by (namespace, job) ({own(who, 'namespace', 'job')})"
+    return [
+        table(
+            "Who uses what",
+            "Shares held, and the figures of the holder's own processes where NVML gives them.",
+            [
+                (by_holder("holdfast_gpu_shares_allocated"), "shares"),
+                (by_holder("holdfast_gpu_processes"), "processes"),
+                (by_holder("holdfast_gpu_process_memory_bytes"), "memory, bytes"),
+                (by_holder("holdfast_gpu_process_sm_ratio"), "SM time, GPUs"),
+            ],
+            width=16,
+        ),
+        graph("Shares by job", "Of training jobs.", [(jobs, "{{namespace}}/{{job}}")], stacked=True),
+        graph(
+            "Exporter: what answers",
+            "1 while a source of figures answers.",
+            [("min by (source, instance) (holdfast_gpu_exporter_up)", "{{instance}} {{source}}")],
+            highest=1,
+            width=12,
+        ),
+        graph(
+            "Exporter: time of a reading",
+            "What NVML took to answer.",
+            [("max by (instance) (holdfast_gpu_exporter_read_seconds)", "{{instance}}")],
+            unit="s",
+            width=12,
+        ),
+    ]

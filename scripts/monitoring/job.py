@@ -1,0 +1,209 @@
+"""The dashboard of one job: what it does now, what interruptions cost it, and what holds it back."""
+
+from __future__ import annotations
+
+from .panels import WINDOW, Panel, choice, dashboard, figure, graph, marks
+from .queries import TRAINER, jobs, mean, of_job, one, own, step_share, trainer
+
+DATA_WAIT_GOAL = 0.05
+"""The share of time that a step may wait for data."""
+SAVE_GOAL = 0.05
+GPU_GOAL = 0.85
+
+
+def job() -> Panel:
+    about = "One training job: loss and speed, checkpoints, what interruptions cost, and what holds it back."
+    return dashboard(
+        "holdfast-job",
+        "Holdfast / Job",
+        about,
+        [*_standing(), *_training(), *_time(), *_saving(), *_account()],
+        variables=[
+            choice("namespace", "Namespace", f"group by (namespace) ({jobs('holdfast_job_attempts_total')})"),
+            choice("job", "Job", f"group by (job) ({_in_namespace('holdfast_job_attempts_total')})"),
+        ],
+        annotations=[
+            marks("Attempts", _rose("holdfast_job_attempts_total"), "blue", "a new attempt"),
+            marks("Disruptions", _rose("holdfast_job_disruptions_total"), "orange", "a disruption"),
+            marks("Failures", _rose("holdfast_job_failures_total"), "red", "a failure"),
+        ],
+    )
+
+
+def _in_namespace(series: str) -> str:
+    kept = f'{series}{{namespace="$namespace",exported_job=""}}'
+    renamed = f'{series}{{exported_namespace="$namespace"}}'
+    return f"{kept} or {own(renamed, 'job')}"
+
+
+def _rose(series: str) -> str:
+    return f"{one(series, 'changes({}[1m])')} > 0"
+
+
+def _standing() -> list[Panel]:
+    done = f"max({trainer('holdfast_step')}) / max({trainer('holdfast_total_steps')})"
+    attempts, lost = one("holdfast_job_attempts_total"), one("holdfast_job_lost_steps")
+    return [
+        figure(
+            "Phase",
+            "Where the job stands.",
+            f"max by (phase) ({of_job('holdfast_job_phase')})",
+            legend="{{phase}}",
+            width=3,
+        ),
+        figure("Step", "Optimizer steps done.", one("holdfast_job_step"), width=3),
+        figure("Done", "Steps done / steps to do.", done, unit="percentunit", width=3, decimals=0),
+        figure("Attempts", "Gang starts of the job.", attempts, width=3),
+        figure(
+            "Disruptions", "Attempts that the platform ended.", one("holdfast_job_disruptions_total"), width=3
+        ),
+        figure("Failures", "Attempts that the job ended.", one("holdfast_job_failures_total"), width=3),
+        figure("Lost steps", "Done, not durable when an attempt ended, done again.", lost, width=3),
+        figure(
+            "Goodput",
+            "Time on steps that count / wall time since the job first ran.",
+            one("holdfast_job_goodput_ratio"),
+            unit="percentunit",
+            width=3,
+            decimals=1,
+        ),
+        figure(
+            "What holds it back",
+            "The first that is true of the last minutes, by the trainer's and the exporter's figures.",
+            advice(),
+            legend="{{advice}}",
+            width=24,
+        ),
+    ]
+
+
+def advice() -> str:
+    """A series that says in its label what to change. Each sentence yields to those before it."""
+    data = f"max({step_share('data', TRAINER, '5m')})"
+    save = f"max({step_share('checkpoint', TRAINER, '5m')})"
+    busy = f"max({of_job('holdfast_gpu_process_sm_ratio')})"
+    steps = f"max(rate({trainer('holdfast_step_seconds_count')}[5m])) > 0"
+    found = [
+        (
+            f"{data} > {DATA_WAIT_GOAL}",
+            "Steps wait for data. Put the tokens on faster storage, or give the replica more CPU.",
+        ),
+        (
+            f"{save} > {SAVE_GOAL}",
+            "Saves hold the steps up. Save less often (checkpoint.every), or use faster storage.",
+        ),
+        (
+            f"{busy} < {GPU_GOAL}",
+            "The GPU has time to spare, and data is there. Raise train.micro_batch, or try train.compile.",
+        ),
+        (steps, "Neither data nor saves hold the steps up: the time goes into computing."),
+    ]
+    said = [f'label_replace({when}, "advice", "{text}", "", "")' for when, text in found]
+    # max() left no labels on any, so an empty `on` lets the first that is there win.
+    return " or on () ".join(said)
+
+
+def _training() -> list[Panel]:
+    loss = [
+        (f"max({trainer('holdfast_loss')})", "of the step"),
+        (f"max({trainer('holdfast_loss_smoothed')})", "smoothed"),
+        (f"max({trainer('holdfast_validation_loss')})", "validation"),
+    ]
+    return [
+        graph("Loss", "Mean over ranks.", loss, lowest=None),
+        graph(
+            "Tokens per second",
+            "Of all ranks, over the last steps.",
+            [(f"max({trainer('holdfast_tokens_per_second')})", "tokens/s")],
+        ),
+        graph(
+            "MFU",
+            "The model's FLOP/s as a share of the matrix-product peak that was measured at the start.",
+            [(f"max({trainer('holdfast_mfu_ratio')})", "MFU")],
+            unit="percentunit",
+        ),
+    ]
+
+
+def _time() -> list[Panel]:
+    spans = f"rate({trainer('holdfast_step_span_seconds_sum')}[{WINDOW}])"
+    steps = f"rate({trainer('holdfast_step_seconds_count')}[{WINDOW}])"
+    breakdown = f"max by (phase) ({spans} / ignoring(phase) group_left () {steps})"
+    return [
+        graph(
+            "A step's time",
+            "Seconds of a step by phase, rank 0.",
+            [(breakdown, "{{phase}}")],
+            unit="s",
+            stacked=True,
+        ),
+        graph(
+            "Wait for data",
+            "Share of the steps' time; the goal is to stay below 5 %.",
+            [(f"max({step_share('data', TRAINER, WINDOW)})", "waiting")],
+            unit="percentunit",
+            goal=DATA_WAIT_GOAL,
+        ),
+        graph(
+            "GPU, by replica and rank",
+            "Share of the SMs' time that the job's own processes had, as NVML samples it.",
+            [
+                (
+                    f"max by (replica, rank, uuid) ({of_job('holdfast_gpu_process_sm_ratio')})",
+                    "replica {{replica}} rank {{rank}}",
+                )
+            ],
+            unit="percentunit",
+            highest=1,
+        ),
+    ]
+
+
+def _saving() -> list[Panel]:
+    unsaved = f"max({trainer('holdfast_step')} - {trainer('holdfast_durable_step')})"
+    saves = [
+        (f"max({trainer('holdfast_checkpoint_newest_seconds')})", "until durable"),
+        (f"max({mean(trainer('holdfast_checkpoint_stall_seconds'), '5m')})", "training held up"),
+        (f"max({trainer('holdfast_notice_seconds')})", "what a notice leaves"),
+    ]
+    return [
+        graph(
+            "Unsaved steps",
+            "Steps that would be done again if every replica vanished now.",
+            [(unsaved, "steps")],
+        ),
+        graph("A save", "The newest save, beside the time that a notice leaves for one.", saves, unit="s"),
+        graph(
+            "Checkpoint size",
+            "Of the newest checkpoint, all ranks.",
+            [(f"max({trainer('holdfast_checkpoint_bytes')})", "bytes")],
+            unit="bytes",
+        ),
+    ]
+
+
+def _account() -> list[Panel]:
+    incidents = [
+        (one("holdfast_job_disruptions_total"), "disruptions"),
+        (one("holdfast_job_failures_total"), "failures"),
+        (one("holdfast_job_attempts_total"), "attempts"),
+    ]
+    return [
+        graph("Attempts and incidents", "Since the job was submitted.", incidents, width=6),
+        graph("Lost work", "Steps done again.", [(one("holdfast_job_lost_steps"), "steps")], width=6),
+        graph(
+            "Recovery",
+            "The newest: from an attempt's end to the first step of the next.",
+            [(one("holdfast_job_recovery_seconds"), "recovery")],
+            unit="s",
+            width=6,
+        ),
+        graph(
+            "Goodput",
+            "Time on steps that count / wall time since the job first ran.",
+            [(one("holdfast_job_goodput_ratio"), "goodput")],
+            unit="percentunit",
+            highest=1,
+            width=6,
+        ),
+    ]

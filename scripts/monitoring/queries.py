@@ -1,0 +1,62 @@
+"""PromQL for our series, whatever a Prometheus does with their labels. Pure.
+
+Series of the controller and the exporter name a job in their own labels `namespace` and `job`, which
+Prometheus has names of its own for. With `honorLabels` ours stay; without, ours are called
+`exported_namespace` and `exported_job`. Every query here reads both. Series of a trainer name no job: the
+scrape gives them `namespace` and `holdfast_dev_job` (the PodMonitor; prometheus-targets.json on one machine).
+"""
+
+from __future__ import annotations
+
+TRAINER = 'namespace="$namespace",holdfast_dev_job="$job"'
+"""Selects the trainer of the dashboard's job."""
+
+
+def trainer(series: str, labels: str = "") -> str:
+    """A series of the trainer of the dashboard's job."""
+    return f"{series}{{{TRAINER}{',' if labels else ''}{labels}}}"
+
+
+def of_job(series: str, labels: str = "", over: str = "{}") -> str:
+    """A series of the controller or the exporter, of the dashboard's job; `over` may be `changes({}[1m])`."""
+    more = f",{labels}" if labels else ""
+    kept = f'{series}{{namespace="$namespace",job="$job",exported_job=""{more}}}'
+    renamed = f'{series}{{exported_namespace="$namespace",exported_job="$job"{more}}}'
+    return f"({over.format(kept)} or {over.format(renamed)})"
+
+
+def one(series: str, over: str = "{}") -> str:
+    """As `of_job`, as one series without labels: a controller that just took over shows the same jobs."""
+    return f"max({of_job(series, over=over)})"
+
+
+def own(expression: str, *labels: str) -> str:
+    """`expression` with these labels as we gave them, for queries over all jobs."""
+    for label in labels:
+        expression = f'label_replace({expression}, "{label}", "$1", "exported_{label}", "(.+)")'
+    return expression
+
+
+def jobs(expression: str) -> str:
+    """The highest value by namespace and job, of a series of the controller or the exporter."""
+    return f"max by (namespace, job) ({own(expression, 'namespace', 'job')})"
+
+
+def trainers(expression: str) -> str:
+    """The same of a trainer's series: its labels are given the controller's names."""
+    named = f'label_replace({expression}, "job", "$1", "holdfast_dev_job", "(.+)")'
+    return f"max by (namespace, job) ({named})"
+
+
+def mean(histogram: str, window: str) -> str:
+    """Of a histogram's observations in a window; `histogram` may have a selector."""
+    name, _, rest = histogram.partition("{")
+    selector = f"{{{rest}" if rest else ""
+    return f"rate({name}_sum{selector}[{window}]) / rate({name}_count{selector}[{window}])"
+
+
+def step_share(phase: str, selector: str, window: str) -> str:
+    """The share of the steps' time that a phase took, in a window."""
+    spans = f'holdfast_step_span_seconds_sum{{{selector}{"," if selector else ""}phase="{phase}"}}'
+    steps = f"holdfast_step_seconds_sum{{{selector}}}" if selector else "holdfast_step_seconds_sum"
+    return f"rate({spans}[{window}]) / ignoring(phase) rate({steps}[{window}])"

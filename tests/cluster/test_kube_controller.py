@@ -264,39 +264,6 @@ def test_failures_suspension_and_deletion(world: World) -> None:
     assert 'persistentvolumeclaim "no-such-claim" not found' in status["message"]
 
 
-def test_controllers_killed_at_any_moment_lose_no_job_and_double_none(world: World) -> None:
-    names = [f"job-{number}" for number in range(8)]
-    for name in names:
-        world.submit(name, env={"STEPS": "6", "PAUSE": "0.1"})
-    killed = 0
-    while killed < 5:
-        one = world.controller(f"c-{killed}", "story")
-        done = [world.job(name).get("status", {}).get("attempt", 0) for name in names]
-        wait_until(
-            lambda: (
-                [world.job(n).get("status", {}).get("attempt", 0) for n in names] != done  # noqa: B023
-                or all(world.job(n).get("status", {}).get("phase") == "Succeeded" for n in names)
-            ),
-            "it to do something",
-            60,
-        )
-        os.kill(one.pid, signal.SIGKILL)
-        one.wait()
-        world.kubectl("delete", "lease", "story", "--ignore-not-found")  # or each would wait it out
-        killed += 1
-    world.controller("last", "story")
-    for name in names:
-        status = world.phase(name, "Succeeded")
-        assert [a["verdict"] for a in status["attempts"]] == ["Finished"], name
-    pods = world.kubectl("get", "pods", "-o=name").split()
-    assert sorted(pods) == sorted(f"pod/{name}-1-worker-0" for name in names)
-    for name in names:
-        world.kubectl("delete", "tj", name, "--wait=false")
-    wait_until(
-        lambda: world.kubectl("get", "tj,pods,pytorchjobs", "-o=name") == "", "no orphan to be left", 60
-    )
-
-
 def test_what_happens_while_no_controller_looks_is_not_lost(world: World) -> None:
     first = world.controller("one", "story")
     world.submit("gpt", replicas=2, env={"STEPS": "60", "PAUSE": "0.1"})

@@ -1,0 +1,47 @@
+"""Controllers that start in a moment: forked from a process that has everything imported already.
+
+Each is a process of its own, with the composition root that `holdfast controller` starts, and can be
+killed as any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import sys
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from holdfast_controller import on_cluster
+from holdfast_controller.logs import configure_logging
+from holdfast_controller.settings import load_cluster_settings
+
+_FORKS = multiprocessing.get_context("forkserver")
+LEADS = '"leads"'
+"""What its log says when it has begun to act."""
+
+
+def start(kubeconfig: Path, pod_settings: Path, identity: str, lease: str, log: Path) -> ForkServerProcess:
+    """Start one; its Lease lies in `default`."""
+    _FORKS.set_forkserver_preload([__name__])
+    arguments = (str(kubeconfig), str(pod_settings), identity, lease, str(log))
+    process = _FORKS.Process(target=_control, args=arguments, name=identity)
+    process.start()
+    return process
+
+
+def _control(kubeconfig: str, pod_settings: str, identity: str, lease: str, log: str) -> None:
+    with Path(log).open("a", buffering=1) as output:
+        sys.stdout = sys.stderr = output
+        settings = load_cluster_settings(
+            kubeconfig=kubeconfig,
+            listen_host="127.0.0.1",
+            listen_port=0,
+            pod_settings=Path(pod_settings),
+            leader_election=lease,
+            pod_namespace="default",
+            pod_name=identity,
+            log_format="json",
+        )
+        configure_logging(settings.log_level, settings.log_format)
+        asyncio.run(on_cluster.run(settings))

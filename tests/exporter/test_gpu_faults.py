@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from processes import Processes
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from tests.exporter.conftest import Look
 from tests.exporter.seen import Seen
 from tests.nvml.stand_in import DRIVER_NOT_LOADED, GIB, GPU_IS_LOST, LIBRARY, NO_PERMISSION, Process, Script
@@ -244,6 +245,13 @@ def test_the_exporter_answers_ends_when_asked_and_tells_faults_once(
 ) -> None:
     exporter, url = started(processes, "--log-format", "json", "--deadline", "60")
     assert Seen.of_text(get(f"{url}/metrics")).by("gpu", "utilization_ratio") == {"0": 0.60, "1": 0.61}
+    asked = urllib.request.Request(
+        f"{url}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+        names = {family.name for family in open_metrics(answer.read().decode())}
+    assert {"holdfast_gpu_info", "holdfast_gpu_energy_joules", "holdfast_gpu_xid_errors"} < names
     script.remove()
     for _ in range(3):
         assert_blind(Seen.of_text(get(f"{url}/metrics")), "no_driver")

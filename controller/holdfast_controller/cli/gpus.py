@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from ..exporter.readings import DeviceReading
 
 
+PATIENT_SECONDS = 30.0
+"""A person would rather wait than be told of a hang that is none."""
+
+
 class GpusOutput(StrEnum):
     TABLE = "table"
     JSON = "json"
@@ -34,7 +38,7 @@ def gpus(output: Annotated[GpusOutput, typer.Option("-o", "--output")] = GpusOut
     from ..exporter.collector import NVML
     from ..exporter.running import Options, collecting
 
-    with collecting(Options(deadline=10)) as collector:
+    with collecting(Options(deadline=PATIENT_SECONDS)) as collector:
         snapshot = collector.look()
     if fault := snapshot.sources[NVML]:
         raise Unavailable(f"no GPU can be read: {fault.message}")

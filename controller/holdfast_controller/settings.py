@@ -122,9 +122,9 @@ class ClusterSettings(BaseSettings):
         description="Who holds the Lease.",
     )
     requests_per_second: float = Field(
-        default=200.0, gt=0, description="Requests to the apiserver, on average."
+        default=500.0, gt=0, description="Requests to the apiserver, on average; a job needs five to start."
     )
-    burst: int = Field(default=400, ge=1, description="Requests to the apiserver at once.")
+    burst: int = Field(default=1000, ge=1, description="Requests to the apiserver at once.")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
 

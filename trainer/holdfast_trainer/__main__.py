@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "train": ("holdfast_trainer.train_command", "train a GPT, alone or under torchrun; resumes by itself"),
+    "diagnose": ("holdfast_trainer.diagnose_command", "measure a few steps; say what to change before a run"),
     "checkpoint": ("holdfast_trainer.checkpoint_command", "list, verify, export and compare checkpoints"),
     "prepare": ("holdfast_trainer.prepare", "turn text and JSONL files into token shards"),
 }

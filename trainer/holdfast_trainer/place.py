@@ -38,7 +38,7 @@ class Place:
         return cls(
             run_dir=RunDir(Path(env.get(contract.ENV_RUN_DIR) or run_dir or DEFAULT_RUN_DIR).absolute()),
             attempt=_number(contract.ENV_ATTEMPT, int, 1),
-            grace_seconds=_number(contract.ENV_GRACE_SECONDS, float, 0) or contract.DEFAULT_GRACE_SECONDS,
+            grace_seconds=grace_seconds(),
             host=env.get(contract.ENV_HOST) or "127.0.0.1",
             port=_number(contract.ENV_PORT, int, 0, 65535) or 0,
             keep=_number(contract.ENV_CHECKPOINT_KEEP, int, 1),
@@ -71,6 +71,11 @@ class Place:
         except CheckpointError as error:
             return error
         return attempt
+
+
+def grace_seconds() -> float:
+    """Seconds from a notice to the end, as the engine says. Raises ConfigError."""
+    return _number(contract.ENV_GRACE_SECONDS, float, 0) or contract.DEFAULT_GRACE_SECONDS
 
 
 def _number(name: str, kind: Callable[[str], N], low: float, high: float = float("inf")) -> N | None:

@@ -1,0 +1,255 @@
+"""Before a run: what it needs, how long it takes, and what to change, from facts and from real steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gangs import Workshop
+from gpt_runs import COMMAND, write_config
+
+from holdfast_trainer.config import Config, load
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR
+from holdfast_trainer.diagnose_command import as_text, main
+from holdfast_trainer.diagnosis import Facts, estimate, findings
+from holdfast_trainer.memory_need import largest_micro_batch, memory_need
+from holdfast_trainer.model import parameter_count
+from holdfast_trainer.probing import disk_speed
+
+GOOD = (
+    "model.vocab_size=64",
+    "model.layers=2",
+    "model.heads=2",
+    "model.width=64",
+    "model.context=32",
+    "data.path=data",
+    "train.steps=1000",
+    "train.global_batch=64",
+    "train.micro_batch=16",
+    "optim.warmup_steps=10",
+    "validation.every=100",
+)
+FACTS = Facts(
+    device="a GPU",
+    device_type="cuda",
+    precision="bf16",
+    world_size=1,
+    cores=8,
+    memory_total=10_000_000,
+    memory_peak=7_000_000,
+    samples=20_000,
+    step_seconds=0.5,
+    data_seconds=0.0005,
+    validation_seconds=2.0,
+    disk_bytes_per_second=1e9,
+    state_bytes=2_000_000_000,
+    notice_seconds=27.0,
+)
+
+
+def config(*changes: str) -> Config:
+    return load(None, [*GOOD, *changes], environ={})
+
+
+def test_a_sound_run_has_nothing_to_change() -> None:
+    assert findings(config(), FACTS) == []
+    assert estimate(config(), FACTS) == pytest.approx(1000 * 0.5 + 10 * 2.0 + 2.0)
+    text = as_text(config(), FACTS, [])
+    assert "nothing to change" in text
+    assert "time        8.7 minutes for 1,000 steps" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts", "level", "setting", "said"),
+    [
+        (
+            (),
+            {"memory_peak": 9_900_000},
+            "error",
+            "train.micro_batch",
+            "too close to all: set it to 8, which",
+        ),
+        (
+            ("train.micro_batch=1",),
+            {"memory_peak": 9_900_000},
+            "error",
+            "train.micro_batch",
+            "activation_checkp",
+        ),
+        (
+            (),
+            {"memory_peak": 2_000_000},
+            "warning",
+            "train.micro_batch",
+            "accumulated over 4 passes: 64 should fit",
+        ),
+        ((), {"samples": 5000}, "warning", "train.steps", "goes through the data 12.8 times; beyond 4"),
+        (
+            ("train.steps=1", "optim.warmup_steps=0"),
+            {"samples": 50},
+            "warning",
+            "train.global_batch",
+            "and the data 50",
+        ),
+        ((), {"data_seconds": 0.25}, "warning", "data.path", "50% of a step waits for data"),
+        (
+            (),
+            {"disk_bytes_per_second": 1e7},
+            "warning",
+            "checkpoint",
+            "takes 200.0 s until it is durable and a notice",
+        ),
+        (
+            ("checkpoint.every=2000",),
+            {},
+            "warning",
+            "checkpoint.every",
+            "loses up to 17 minutes; auto weighs",
+        ),
+        (
+            ("checkpoint.every=2",),
+            {},
+            "warning",
+            "checkpoint.every",
+            "2 steps take 1.0 s and a save 2.0 s: training",
+        ),
+        (
+            ("train.threads=9",),
+            {},
+            "warning",
+            "train.threads",
+            "9 threads a rank on 8 cores wait for each other",
+        ),
+        (
+            ("model.vocab_size=65",),
+            {},
+            "warning",
+            "model.vocab_size",
+            "65 is no multiple of 64, which slows the ",
+        ),
+        (
+            ("optim.learning_rate=0.1",),
+            {},
+            "warning",
+            "optim.learning_rate",
+            "0.1 is 61 times what is usual for",
+        ),
+        (("optim.warmup_steps=0",), {}, "note", "optim.warmup_steps", "no warm-up"),
+        (("validation.every=0",), {}, "note", "validation.every", "overfitting goes unseen"),
+        (
+            (),
+            {"step_seconds": 30.0, "data_seconds": 0.0},
+            "note",
+            "train.compile",
+            "on a run of hours the minute",
+        ),
+    ],
+)
+def test_each_mistake_is_named_with_its_setting(
+    changes: tuple[str, ...], facts: dict[str, object], level: str, setting: str, said: str
+) -> None:
+    found = findings(config(*changes), replace(FACTS, **facts))  # type: ignore[arg-type]
+    assert [(f.level, f.setting) for f in found] == [(level, setting)]
+    assert said in found[0].message
+
+
+def test_errors_come_first() -> None:
+    found = findings(config("validation.every=0"), replace(FACTS, memory_peak=9_900_000, samples=5000))
+    assert [finding.level for finding in found] == ["error", "warning", "note"]
+
+
+# --------------------------------------------------------------------- memory
+
+
+def test_what_is_needed_grows_and_shrinks_with_the_settings() -> None:
+    plain = memory_need(config(), "fp32", 1, 16)
+    assert plain.state == 16 * parameter_count(config().model)
+    assert memory_need(config(), "fp32", 1, 32).activations == 2 * plain.activations
+    kept = memory_need(config("train.activation_checkpointing=true"), "fp32", 1, 16)
+    assert kept.activations < plain.activations
+    assert memory_need(config("train.parallel=fsdp"), "fp32", 4, 16).state == plain.state // 4
+    assert memory_need(config(), "bf16", 1, 16).copies > plain.copies == 0
+
+
+def test_the_largest_batch_that_fits_divides_the_share() -> None:
+    need = memory_need(config(), "bf16", 1, 16).total
+    assert largest_micro_batch(config(), "bf16", 1, need) == 16
+    assert largest_micro_batch(config(), "bf16", 1, 2 * need) >= 32
+    assert largest_micro_batch(config(), "bf16", 1, 2 * need, correction=2.0) == 16
+    assert largest_micro_batch(config(), "bf16", 1, 1000) is None
+
+
+# ------------------------------------------------------------------ the command
+
+
+def test_real_steps_are_measured_and_leave_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_config(tmp_path)
+    before = set(tmp_path.rglob("*"))
+    arguments = [str(file), "-o", "json", "--steps", "2", "--run-dir", str(tmp_path / "runs" / "a")]
+    assert main([*arguments, "optim.warmup_steps=0"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    facts = told["facts"]
+    assert facts["device"] == "cpu"
+    assert facts["samples"] == (10_000 - 1) // 16
+    assert facts["memory_peak"] > 0
+    assert facts["disk_bytes_per_second"] > 0
+    # Weights, two moments of each, and a step count for every parameter.
+    parameters = parameter_count(load(file).model)
+    assert 12 * parameters < facts["state_bytes"] < 12 * parameters + 4096
+    assert told["estimated_seconds"] > 40 * facts["step_seconds"] > 0
+    assert "optim.learning_rate" in [finding["setting"] for finding in told["findings"]]
+    assert set(tmp_path.rglob("*")) == before, "nothing is saved, and the probe of the disk is gone"
+
+
+def test_ranks_measure_what_lies_between_them(workshop: Workshop, tmp_path: Path) -> None:
+    file = write_config(tmp_path)
+    gang = workshop.start(script=COMMAND, ranks=2, arguments=["diagnose", str(file), "--steps", "1"])
+    assert gang.wait(120) == [0, 0], gang.texts()
+    assert "2 rank(s)" in gang.ranks[0].text()
+    assert "GB/s all-reduce bus bandwidth" in gang.ranks[0].text()
+    assert "all-reduce" not in gang.ranks[1].text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train.stepz=5"], "train.stepz: unknown key; did you mean 'steps'?"),
+        (["train.precision=fp16"], "train.precision: 'fp16' is not native to this cpu device"),
+        (["data.path=/nowhere"], "/nowhere"),
+    ],
+)
+def test_what_cannot_run_at_all(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(write_config(tmp_path)), *words]) == EXIT_CONFIG_ERROR
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "give CONFIG (or set HOLDFAST_CONFIG)"),
+        (["a.yaml", "b.yaml"], "one configuration at a time, not a.yaml, b.yaml"),
+        (["a.yaml", "--steps", "0"], "--steps 0: at least 1 is needed"),
+    ],
+)
+def test_wrongly_asked(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOLDFAST_CONFIG", raising=False)
+    with pytest.raises(SystemExit) as raised:
+        main(argv)
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert disk_speed(tmp_path / "a" / "b", 1 << 16) > 0, "the nearest directory that is there"
+    assert list(tmp_path.iterdir()) == []
+    code = main([str(write_config(tmp_path)), "--steps", "1", "--run-dir", "/proc/self"])
+    assert code == 1
+    assert "error: the disk of the run directory cannot be measured: " in capsys.readouterr().err

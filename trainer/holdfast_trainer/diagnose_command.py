@@ -1,0 +1,121 @@
+"""`python -m holdfast_trainer diagnose`: what a run would meet, before it is started.
+
+A few real steps are done with the configured model on real data, and thrown away: nothing is resumed and
+nothing saved. Disk speed is measured by one file that is removed again. Under torchrun the ranks measure
+what lies between them too. Exit status: 0, 1 where a finding is an error, 78 where the configuration
+cannot be used at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import contract
+from .config import Config, ConfigError, check_world, load
+from .diagnosis import Facts, Finding, estimate, findings
+from .memory_need import Need, memory_need
+from .token_index import DataError
+
+EPILOG = """examples:
+  python -m holdfast_trainer diagnose gpt.yaml
+  python -m holdfast_trainer diagnose gpt.yaml train.micro_batch=8 -o json
+  torchrun --nproc-per-node=2 -m holdfast_trainer diagnose gpt.yaml --run-dir runs/a
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m holdfast_trainer diagnose",
+        description="Measure a few steps of a configuration and say what to change before it runs.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="CONFIG section.key=value",
+        help=f"YAML file (default: the one that {contract.ENV_CONFIG} names), and what wins over it",
+    )
+    parser.add_argument("--run-dir", type=Path, help="whose disk to measure (default: here)")
+    parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps to time (%(default)s)")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
+    arguments = parser.parse_intermixed_args(argv)
+    files = [word for word in arguments.words if "=" not in word]
+    if len(files) > 1:
+        parser.error(f"one configuration at a time, not {', '.join(files)}; values are section.key=value")
+    path = files[0] if files else os.environ.get(contract.ENV_CONFIG)
+    if path is None:
+        parser.error(f"give CONFIG (or set {contract.ENV_CONFIG})")
+    if arguments.steps < 1:
+        parser.error(f"--steps {arguments.steps}: at least 1 is needed")
+    try:
+        config = load(Path(path), [word for word in arguments.words if "=" in word])
+        check_world(config, int(os.environ.get("WORLD_SIZE", "1")))
+        from .probing import probe  # torch, after what needs none
+
+        facts = probe(config, arguments.run_dir or Path(), steps=arguments.steps)
+    except (ConfigError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return contract.EXIT_CONFIG_ERROR
+    except OSError as error:
+        print(f"error: the disk of the run directory cannot be measured: {error}", file=sys.stderr)
+        return 1
+    if facts is None:  # rank 0 tells for all
+        return 0
+    found = findings(config, facts)
+    print(as_json(config, facts, found) if arguments.output == "json" else as_text(config, facts, found))
+    return int(any(finding.level == "error" for finding in found))
+
+
+def as_json(config: Config, facts: Facts, found: Sequence[Finding]) -> str:
+    """One object: facts, need, findings, seconds until the run would be done."""
+    body = {
+        "facts": {**dataclasses.asdict(facts), "save_seconds": facts.save_seconds},
+        "memory_need": dataclasses.asdict(_need(config, facts)),
+        "estimated_seconds": estimate(config, facts),
+        "findings": [dataclasses.asdict(finding) for finding in found],
+    }
+    return json.dumps(body, indent=2)
+
+
+def as_text(config: Config, facts: Facts, found: Sequence[Finding]) -> str:
+    """For people."""
+    need = _need(config, facts)
+    tokens = config.train.global_batch * config.model.context
+    lines = [
+        f"device      {facts.device}, {facts.precision}, {facts.world_size} rank(s), {facts.cores} cores",
+        f"memory      {facts.memory_peak / 1e9:.2f} GB measured of {facts.memory_total / 1e9:.2f}; reckoned "
+        f"{need.total / 1e9:.2f} (state {need.state / 1e9:.2f}, activations {need.activations / 1e9:.2f}, "
+        f"logits {need.logits / 1e9:.2f})",
+        f"step        {1e3 * facts.step_seconds:,.1f} ms, {tokens / facts.step_seconds:,.0f} tokens/s, "
+        f"{facts.data_seconds / facts.step_seconds:.2%} of it data",
+        f"checkpoint  {facts.state_bytes / 1e9:.2f} GB, {facts.save_seconds:.1f} s at "
+        f"{facts.disk_bytes_per_second / 1e9:.2f} GB/s; a notice leaves {facts.notice_seconds:.0f} s",
+        f"data        {facts.samples:,} sequences, read "
+        f"{config.train.steps * config.train.global_batch / facts.samples:.2f} times",
+    ]
+    if facts.reduce_bytes_per_second is not None:
+        lines.append(f"network     {facts.reduce_bytes_per_second / 1e9:.2f} GB/s all-reduce bus bandwidth")
+    lines.append(f"time        {_duration(estimate(config, facts))} for {config.train.steps:,} steps")
+    lines += ["", *(f"{finding.level}: {finding.setting}: {finding.message}" for finding in found)]
+    if not found:
+        lines.append("nothing to change")
+    return "\n".join(lines)
+
+
+def _need(config: Config, facts: Facts) -> Need:
+    micro = config.train.micro_batch or config.train.global_batch // facts.world_size
+    return memory_need(config, facts.precision, facts.world_size, micro)
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} seconds"

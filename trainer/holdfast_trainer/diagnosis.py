@@ -1,0 +1,185 @@
+"""What is wrong, or could be better, with a run that has not begun: findings from facts.
+
+`Facts` are what was read and measured; `findings` decides, without looking at anything else. Each finding
+names the setting to change. `estimate` adds up what a run of these steps will take.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from .checkpoint.cadence import does_not_fit
+from .config import Config
+from .memory_need import largest_micro_batch, memory_need
+from .model import parameter_count
+
+FULL_SHARE = 0.92
+"""Of a device's memory that a step may take: fragments and the allocator's rounding need the rest."""
+IDLE_SHARE = 0.5
+DATA_SHARE = 0.05
+MANY_EPOCHS = 4.0
+"""Up to here repeated data is nearly as good as new (Muennighoff et al. 2023)."""
+LONG_STEPS_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Read from the machine and the data, and measured by a few steps. Sizes in bytes, times in seconds."""
+
+    device: str
+    device_type: str
+    precision: str
+    world_size: int
+    cores: int
+    memory_total: int
+    memory_peak: int
+    """What the steps took, state and all."""
+    samples: int
+    """Windows of `model.context` tokens in the training split."""
+    step_seconds: float
+    data_seconds: float
+    validation_seconds: float | None
+    disk_bytes_per_second: float
+    state_bytes: int
+    """Of a checkpoint."""
+    notice_seconds: float
+    reduce_bytes_per_second: float | None = None
+    """Bus bandwidth of an all-reduce between the ranks; None where there is one."""
+
+    @property
+    def save_seconds(self) -> float:
+        return self.state_bytes / self.disk_bytes_per_second
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`level`: error (it cannot or should not run so), warning (it wastes), note."""
+
+    level: Literal["error", "warning", "note"]
+    setting: str
+    message: str
+
+
+def estimate(config: Config, facts: Facts) -> float:
+    """Seconds until all steps are done: steps, validations, and the save at the end."""
+    total = config.train.steps * facts.step_seconds + facts.save_seconds
+    if config.validation.every and facts.validation_seconds is not None:
+        total += math.ceil(config.train.steps / config.validation.every) * facts.validation_seconds
+    return total
+
+
+def findings(config: Config, facts: Facts) -> list[Finding]:
+    """All that apply, errors first."""
+    found = [
+        *_memory(config, facts),
+        *_data(config, facts),
+        *_saves(config, facts),
+        *_settings(config, facts),
+    ]
+    return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
+
+
+def _memory(config: Config, facts: Facts) -> list[Finding]:
+    share = config.train.global_batch // facts.world_size
+    micro = config.train.micro_batch or share
+    need = memory_need(config, facts.precision, facts.world_size, micro).total
+    room = int(FULL_SHARE * facts.memory_total)
+    correction = facts.memory_peak / need
+    largest = largest_micro_batch(config, facts.precision, facts.world_size, room, correction)
+    used = facts.memory_peak / facts.memory_total
+    told = f"a step takes {facts.memory_peak / 1e9:.2f} of {facts.memory_total / 1e9:.2f} GB"
+    if used > FULL_SHARE:
+        better = "turn train.activation_checkpointing on, or use train.parallel=fsdp with more ranks"
+        if largest is not None:
+            better = f"set it to {largest}, which should fit"
+        return [Finding("error", "train.micro_batch", f"{told}, too close to all: {better}")]
+    if facts.device_type != "cuda" or largest is None or largest <= micro:
+        return []
+    if micro < share and used < IDLE_SHARE:
+        return [
+            Finding(
+                "warning",
+                "train.micro_batch",
+                f"{told}, and gradients are accumulated over {share // micro} passes: {largest} should fit, "
+                "which keeps the device busier and computes the same",
+            )
+        ]
+    return []
+
+
+def _data(config: Config, facts: Facts) -> list[Finding]:
+    found = []
+    epochs = config.train.steps * config.train.global_batch / facts.samples
+    if epochs > MANY_EPOCHS:
+        message = (
+            f"the run goes through the data {epochs:.1f} times; beyond {MANY_EPOCHS:.0f} it learns little "
+        )
+        message += "new: prepare more text, or do fewer steps"
+        found.append(Finding("warning", "train.steps", message))
+    if config.train.global_batch > facts.samples:
+        message = (
+            f"a batch has {config.train.global_batch} sequences and the data {facts.samples}: some come "
+        )
+        message += "twice within one step"
+        found.append(Finding("warning", "train.global_batch", message))
+    share = facts.data_seconds / facts.step_seconds
+    if share > DATA_SHARE:
+        message = f"{share:.0%} of a step waits for data: put it on a local disk"
+        found.append(Finding("warning", "data.path", message))
+    return found
+
+
+def _saves(config: Config, facts: Facts) -> list[Finding]:
+    found = []
+    if problem := does_not_fit(facts.save_seconds, facts.notice_seconds):
+        found.append(Finding("warning", "checkpoint", problem))
+    every = config.checkpoint.every
+    if isinstance(every, int):
+        between = every * facts.step_seconds
+        if between > LONG_STEPS_SECONDS:
+            message = (
+                f"a kill without notice loses up to {between / 60:.0f} minutes; auto weighs what a save "
+            )
+            message += f"costs ({facts.save_seconds:.1f} s) against that"
+            found.append(Finding("warning", "checkpoint.every", message))
+        elif between < facts.save_seconds:
+            message = (
+                f"{every} steps take {between:.1f} s and a save {facts.save_seconds:.1f} s: training will "
+            )
+            message += (
+                f"wait for the disk; use auto, or {math.ceil(facts.save_seconds / facts.step_seconds) * 10}"
+            )
+            found.append(Finding("warning", "checkpoint.every", message))
+    return found
+
+
+def _settings(config: Config, facts: Facts) -> list[Finding]:
+    found = []
+    threads = config.train.threads
+    if threads is not None and threads > facts.cores:
+        message = f"{threads} threads a rank on {facts.cores} cores wait for each other"
+        found.append(Finding("warning", "train.threads", message))
+    if config.model.vocab_size % 64 and facts.device_type == "cuda":
+        up = -(-config.model.vocab_size // 64) * 64
+        message = (
+            f"{config.model.vocab_size} is no multiple of 64, which slows the largest product: take {up}"
+        )
+        found.append(Finding("warning", "model.vocab_size", message))
+    usual = 0.003239 - 0.0001395 * math.log(parameter_count(config.model))  # Kaplan et al. 2020, eq. D.1
+    if usual > 0 and config.optim.learning_rate > 3 * usual:
+        message = f"{config.optim.learning_rate:g} is {config.optim.learning_rate / usual:.0f} times what is "
+        message += f"usual for {parameter_count(config.model) / 1e6:.1f} M parameters ({usual:.1e})"
+        found.append(Finding("warning", "optim.learning_rate", message))
+    if not config.optim.warmup_steps and config.train.steps > 100:
+        message = "no warm-up: the first steps of AdamW are its least certain ones"
+        found.append(Finding("note", "optim.warmup_steps", message))
+    if not config.validation.every:
+        message = "nothing is held out to measure on: overfitting goes unseen"
+        found.append(Finding("note", "validation.every", message))
+    long_run = config.train.steps * facts.step_seconds > 3600
+    if long_run and not config.train.compile and facts.device_type == "cuda":
+        message = "off; on a run of hours the minute that it takes comes back"
+        found.append(Finding("note", "train.compile", message))
+    return found

@@ -1,0 +1,71 @@
+"""What a training step needs of a device's memory, worked out from the configuration.
+
+State: AdamW in fp32 holds 16 bytes a parameter (weight, gradient, two moments); autocast adds a copy of the
+matrices in the narrower type. FSDP cuts the 16 over the ranks. Activations of a block, per token, are about
+34 bytes x width in 16 bits with fused attention (Korthikanti et al. 2022, section 4.1, without the terms
+that fused attention does not keep, and without dropout masks where there is no dropout), twice that in
+fp32. With recomputation each block keeps its input alone, and one block at a time is whole. The logits and
+their gradient are the largest tensors of a small model: they are counted in the type of the products, in
+fp32 for the loss, and in fp32 for its gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .config import Config
+from .model import parameter_count
+
+ADAMW_BYTES = 16
+BLOCK_BYTES = 34
+DROPOUT_BYTES = 3
+"""Of masks, per element of the residual stream (a byte each)."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes, by what takes them."""
+
+    state: int
+    copies: int
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return self.state + self.copies + self.activations + self.logits
+
+
+def memory_need(config: Config, precision: str, world_size: int, micro_batch: int) -> Need:
+    """Of one rank; `precision` is fp32, bf16 or fp16."""
+    model, train = config.model, config.train
+    parameters = parameter_count(model)
+    ranks = world_size if train.parallel == "fsdp" else 1
+    width = 4 if precision == "fp32" else 2
+    tokens = micro_batch * model.context
+    block = tokens * model.width * (BLOCK_BYTES * width // 2 + (DROPOUT_BYTES if model.dropout else 0))
+    kept = block * model.layers
+    if train.activation_checkpointing:
+        kept = tokens * model.width * 4 * model.layers + block
+    return Need(
+        state=ADAMW_BYTES * parameters // ranks,
+        copies=2 * parameters if width == 2 else 0,
+        activations=kept,
+        logits=tokens * model.vocab_size * (width + 4 + 4),
+    )
+
+
+def largest_micro_batch(
+    config: Config, precision: str, world_size: int, room: int, correction: float = 1.0
+) -> int | None:
+    """The largest divisor of a rank's share whose need, times `correction`, fits into `room` bytes.
+
+    None where not even one sequence fits.
+    """
+    share = config.train.global_batch // world_size
+    fitting = [
+        size
+        for size in range(1, share + 1)
+        if share % size == 0 and memory_need(config, precision, world_size, size).total * correction <= room
+    ]
+    return max(fitting, default=None)

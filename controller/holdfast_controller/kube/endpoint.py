@@ -29,6 +29,8 @@ TIMEOUT_SECONDS = 2.0
 WHOLE_SECONDS = 10.0
 """For all that is asked of one pod in a round: a slow one must not hold up the others for ever."""
 PER_SECOND = 100
+AT_ONCE = 64
+"""Asked and not answered yet: pods of a lost node must not take the turns of the others."""
 PROGRESS_LIMIT = 64 * 1024
 """Bytes of an answer to `/progress`."""
 LEDGER_LIMIT = 4 * 1024 * 1024
@@ -59,9 +61,26 @@ class Endpoints:
     async def run(self) -> None:
         async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
             while True:
+                ends = asyncio.get_running_loop().time() + 1.0
                 pods = [pod for pod in self._pieces.pods.all() if index_of(pod) == 0 and running(pod)]
-                await asyncio.gather(*(self._ask(client, pod) for pod in pods))
-                await asyncio.sleep(max(1.0, len(pods) / PER_SECOND))
+                await self._ask_all(client, pods)
+                await asyncio.sleep(max(0.0, ends - asyncio.get_running_loop().time()))
+
+    async def _ask_all(self, client: httpx.AsyncClient, pods: list[Document]) -> None:
+        """One after the other at an even pace: a burst would only wait in the client, and time out there."""
+        free = asyncio.Semaphore(AT_ONCE)
+
+        async def ask(pod: Document) -> None:
+            try:
+                await self._ask(client, pod)
+            finally:
+                free.release()
+
+        async with asyncio.TaskGroup() as group:
+            for pod in pods:
+                await free.acquire()
+                group.create_task(ask(pod))
+                await asyncio.sleep(1 / PER_SECOND)
 
     async def _ask(self, client: httpx.AsyncClient, pod: Document) -> None:
         whose, address = attempt_of(pod), pod["status"].get("podIP")

@@ -85,6 +85,9 @@ async def side_by_side(work: Iterable[T], act: Callable[[T], Awaitable[None]], c
         for piece in pieces:
             await act(piece)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(clients):
-            group.create_task(client())
+    working = [asyncio.ensure_future(client()) for _ in range(clients)]
+    try:
+        await asyncio.gather(*working)  # raises the first error as it is, not a group of them
+    finally:
+        for one in working:
+            one.cancel()

@@ -1,7 +1,8 @@
 """Submit jobs by REST and watch what becomes of them.
 
-One clock for both: this process sends the requests and hears the apiserver's watches, of metadata alone,
-so that listening costs little. A TrainingJob is there when its watch tells of it, and so is its PyTorchJob.
+One clock for both: this process sends the requests and hears the apiserver's watches, where it can of
+metadata alone, so that listening costs little. A TrainingJob is there when its watch tells of it, and so is
+its PyTorchJob.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Sightings:
     jobs: dict[str, float] = field(default_factory=dict)
     pytorch_jobs: dict[str, float] = field(default_factory=dict)
     running: set[str] = field(default_factory=set)
+    last: float = 0.0
+    """When the newest of them was seen to run."""
 
     async def follow(self, server: Api) -> None:
         async with asyncio.TaskGroup() as group:
@@ -52,11 +55,12 @@ class Sightings:
             self.pytorch_jobs.setdefault(key, time.perf_counter())
 
     async def _pods(self, server: Api) -> None:
-        async for event in server.watch(PODS, metadata_only=True):
-            # Nobody but its node writes to a pod here, and that only says that it runs.
-            if event["type"] == "MODIFIED":
-                meta = event["object"]["metadata"]
-                self.running.add(f"{meta['namespace']}/{meta['name']}")
+        async for event in server.watch(PODS):
+            meta = event["object"]["metadata"]
+            key = f"{meta['namespace']}/{meta['name']}"
+            if event["object"]["status"].get("phase") == "Running" and key not in self.running:
+                self.running.add(key)
+                self.last = time.perf_counter()
 
 
 @asynccontextmanager

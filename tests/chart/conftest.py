@@ -12,9 +12,11 @@ import yaml
 from tests.cluster.build import program
 from tests.cluster.conftest import control_plane  # noqa: F401  a fixture
 from tests.cluster.errors import MissingTool
+from tests.cluster.kubectl import Kubectl
 
 CHART = Path(__file__).parents[2] / "helm/holdfast"
 KUBERNETES = "1.36.3"
+SYSTEM = "holdfast-system"
 ELSEWHERE = (
     "monitoring.coreos.com/v1/ServiceMonitor",
     "monitoring.coreos.com/v1/PodMonitor",
@@ -45,6 +47,13 @@ class Helm:
         return [one for one in yaml.safe_load_all(self.render(*arguments)) if one]
 
 
+def release(helm: Helm, kubectl: Kubectl, *arguments: str) -> str:
+    """What helm says when it does something to the cluster."""
+    done = helm.attempt(*arguments, "-n", SYSTEM, "--kubeconfig", str(kubectl.kubeconfig))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def built(name: str) -> Path:
     try:
         return program(name)
@@ -55,6 +64,12 @@ def built(name: str) -> Path:
 @pytest.fixture(scope="session")
 def helm() -> Helm:
     return Helm(built("helm"))
+
+
+@pytest.fixture(scope="session", params=["helm", "helm4"])
+def each_helm(request: pytest.FixtureRequest) -> Helm:
+    """Of the two lines that people use, one after the other."""
+    return Helm(built(request.param))
 
 
 @pytest.fixture(scope="session")

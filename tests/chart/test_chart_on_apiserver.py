@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.chart.conftest import CHART, Helm
+from tests.chart.conftest import CHART, SYSTEM, Helm, release
 from tests.chart.schemas import write_schemas
 from tests.cluster import training_operator
 from tests.cluster.control_plane import ControlPlane
@@ -21,7 +21,6 @@ from waiting import wait_until
 pytestmark = pytest.mark.cluster
 
 ATTEMPTS = Path(__file__).parents[1] / "controller" / "golden"
-SYSTEM = "holdfast-system"
 
 
 @pytest.fixture(scope="module")
@@ -36,37 +35,6 @@ def kubectl(control_plane: ControlPlane, helm: Helm) -> Iterator[Kubectl]:
         clear(kubectl)
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
     kubectl.run("delete", "namespace", SYSTEM, "team-a", "--ignore-not-found", "--wait=false")
-
-
-def release(helm: Helm, kubectl: Kubectl, *arguments: str) -> str:
-    done = helm.attempt(*arguments, "-n", SYSTEM, "--kubeconfig", str(kubectl.kubeconfig))
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_install_upgrade_roll_back_and_uninstall_lose_no_job(helm: Helm, kubectl: Kubectl) -> None:
-    told = release(helm, kubectl, "install", "holdfast", str(CHART), "--create-namespace")
-    assert "MISSING" not in told
-    assert "kubectl get tj -w" in told
-    assert "port-forward svc/holdfast 8765" in told
-    kubectl.run("wait", "--for=condition=Established", "crd/trainingjobs.holdfast.dev", "--timeout=30s")
-    kubectl.run("create", "namespace", "team-a")
-    job = {
-        "apiVersion": "holdfast.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": "a", "namespace": "team-a"},
-        "spec": {"command": ["true"]},
-    }
-    kubectl.apply(job)
-    before = kubectl.get("-n=team-a", "tj", "a")["metadata"]["uid"]
-    release(helm, kubectl, "upgrade", "holdfast", str(CHART), "--set=jobs.provider=gke")
-    assert "provider: gke" in kubectl.run("get", "cm", "holdfast", f"-n={SYSTEM}", "-o", "yaml")
-    release(helm, kubectl, "rollback", "holdfast", "1")
-    assert "provider: auto" in kubectl.run("get", "cm", "holdfast", f"-n={SYSTEM}", "-o", "yaml")
-    release(helm, kubectl, "uninstall", "holdfast")
-    assert kubectl.get("-n=team-a", "tj", "a")["metadata"]["uid"] == before
-    release(helm, kubectl, "install", "holdfast", str(CHART))
-    assert kubectl.get("-n=team-a", "tj", "a")["metadata"]["uid"] == before
 
 
 def test_notes_say_what_is_missing(helm: Helm, kubectl: Kubectl) -> None:

@@ -79,6 +79,7 @@ def test_absurd_values_are_not_shown_and_said_so(script: Script, look: Look) -> 
         "power": 4_294_967_295,
         "memory.used": 81 * GIB,
         "clock.sm": 0,
+        "energy": 10**19,
     }
     script.gpus[0].processes = [Process(os.getpid(), 500 * GIB, 300)]
     script.write()
@@ -90,10 +91,20 @@ def test_absurd_values_are_not_shown_and_said_so(script: Script, look: Look) -> 
         "power_watts",
         "memory_used_bytes",
         "sm_clock_hertz",
+        "energy_joules_total",
     ):
         assert set(seen.by("gpu", name)) == {"1"}, name
     assert seen.by("reading", "reading_missing", reason="implausible", gpu="0").keys() == {
-        *("utilization", "temperature", "power", "memory_used", "sm_clock", "process_memory", "process_sm")
+        *(
+            "utilization",
+            "temperature",
+            "power",
+            "memory_used",
+            "sm_clock",
+            "energy",
+            "process_memory",
+            "process_sm",
+        )
     }
     assert seen.value("memory_total_bytes", gpu="0") == 80 * GIB
     assert seen.value("unattributed_processes", gpu="0") == 1

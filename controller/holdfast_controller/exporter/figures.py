@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from .readings import DeviceReading, MigReading, ProcessReading, Reason
 
 _COUNTER = 2.0**63
-"""No counter of bytes, joules or errors gets there in the life of a card."""
+"""No counter of bytes or errors gets there in the life of a card."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ FIGURES = (
         "energy",
         "holdfast_gpu_energy_joules",
         "Energy since the driver was loaded.",
-        _COUNTER,
+        1e14,  # 20 kW for 150 years
         counter=True,
     ),
     Figure("temperature", "holdfast_gpu_temperature_celsius", "Temperature of the chip.", 150),
@@ -147,6 +147,6 @@ def _plausible_mig(mig: MigReading) -> MigReading:
     total, used = mig.memory_total, mig.memory_used
     if total is not None and not 0 < total <= BY_NAME["memory_total"].highest:
         total = None
-    if used is not None and not 0 <= used <= (total if total is not None else used):
+    if used is not None and (used < 0 or (total is not None and used > total)):
         used = None
     return replace(mig, memory_total=total, memory_used=used)

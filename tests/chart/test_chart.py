@@ -39,8 +39,8 @@ def without_generated(text: str) -> str:
     )
 
 
-def test_lint(helm: Helm) -> None:
-    done = helm.attempt("lint", "--strict", str(CHART))
+def test_lint(each_helm: Helm) -> None:
+    done = each_helm.attempt("lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -180,7 +180,7 @@ def test_the_controller_reads_what_helm_writes(helm: Helm, tmp_path: Path) -> No
         ("httpRoute.enabled=true", "httpRoute.parentRefs names the Gateway"),
     ],
 )
-def test_wrong_values_say_what_is_wrong(helm: Helm, given: str, message: str) -> None:
-    done = helm.template(f"--set={given}")
+def test_wrong_values_say_what_is_wrong(each_helm: Helm, given: str, message: str) -> None:
+    done = each_helm.template(f"--set={given}")
     assert done.returncode
     assert message in done.stderr

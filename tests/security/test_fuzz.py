@@ -30,7 +30,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.security.conftest import SPEC, Live, a_job
 
-CASES = int(os.environ.get("FUZZ_CASES", "400"))
+CASES = int(os.environ.get("FUZZ_CASES", "260"))
 SEED = int(os.environ.get("FUZZ_SEED", "20261"))
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300 + CASES)]
 

@@ -10,7 +10,6 @@ from tests.cluster.conftest import control_plane  # noqa: F401  a fixture
 from tests.cluster.control_plane import ControlPlane
 from waiting import wait_until
 
-from holdfast_controller.exporter import pods as node_pods
 from holdfast_controller.exporter.pods import NodePods, from_apiserver
 from holdfast_controller.exporter.readings import Fault, Reason
 
@@ -40,15 +39,8 @@ def item(name: str, uid: str, container: str = "") -> dict[str, Any]:
     return {"metadata": {"namespace": "a", "name": name, "uid": uid}, "status": status if container else {}}
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, to be moved on by hand."""
-    now = [1000.0]
-    monkeypatch.setattr(node_pods.time, "monotonic", lambda: now[0])
-    return now
-
-
-def test_a_known_pod_is_not_asked_for_again(clock: list[float]) -> None:
+def test_a_known_pod_is_not_asked_for_again() -> None:
+    clock = [1000.0]
     there = [item("first", "1", "c" * 64)]
     asked: list[float] = []
 
@@ -56,7 +48,7 @@ def test_a_known_pod_is_not_asked_for_again(clock: list[float]) -> None:
         asked.append(clock[0])
         return list(there)
 
-    pods = NodePods(fetch)
+    pods = NodePods(fetch, lambda: clock[0])
     for _ in range(3):
         found, fault = pods.covering({("1", "c" * 64)}, {("a", "first")})
         assert fault is None
@@ -74,7 +66,8 @@ def test_a_known_pod_is_not_asked_for_again(clock: list[float]) -> None:
     assert len(asked) == 4, "names come to mean other pods"
 
 
-def test_while_the_apiserver_is_away_what_is_known_stays_true_for_a_minute(clock: list[float]) -> None:
+def test_while_the_apiserver_is_away_what_is_known_stays_true_for_a_minute() -> None:
+    clock = [1000.0]
     answers: list[Any] = [[item("first", "1")], OSError("connection refused"), OSError("connection refused")]
 
     def fetch() -> list[dict[str, Any]]:
@@ -84,7 +77,7 @@ def test_while_the_apiserver_is_away_what_is_known_stays_true_for_a_minute(clock
         found: list[dict[str, Any]] = answer
         return found
 
-    pods = NodePods(fetch)
+    pods = NodePods(fetch, lambda: clock[0])
     assert pods.covering({("1", "")}, ())[1] is None
     clock[0] += 10
     found, fault = pods.covering({("1", ""), ("2", "")}, ())

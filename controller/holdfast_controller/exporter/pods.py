@@ -77,9 +77,12 @@ def pods_of(items: list[dict[str, Any]]) -> Pods:
 class NodePods:
     """The pods of one node, kept. Safe to call from several threads."""
 
-    def __init__(self, fetch: Callable[[], list[dict[str, Any]]]):
-        """`fetch` lists them; it raises OSError or ValueError."""
+    def __init__(
+        self, fetch: Callable[[], list[dict[str, Any]]], clock: Callable[[], float] = time.monotonic
+    ):
+        """`fetch` lists them; it raises OSError or ValueError. `clock` gives seconds."""
         self._fetch = fetch
+        self._clock = clock
         self._pods = Pods()
         self._lock = threading.Lock()
         self._tried = self._fetched = float("-inf")
@@ -90,7 +93,7 @@ class NodePods:
     ) -> tuple[Pods, Fault | None]:
         """The pods, fetched again where one of these is not among them and it is time to ask."""
         with self._lock:
-            now = time.monotonic()
+            now = self._clock()
             old = now - self._fetched > FORGET_SECONDS
             wanted = old or not self._pods.knows(containers, names)
             if wanted and now - self._tried > REFRESH_SECONDS:

@@ -28,7 +28,7 @@ from holdfast_trainer.contract import RunDir, read_lines
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
-STEPS = 500
+STEPS = 400
 NAMES = ("by-rest", "by-cli", "by-kubectl")
 CONFIG = {
     "model": {"vocab_size": 512, "layers": 2, "heads": 2, "width": 64, "context": 64, "dropout": 0.1},

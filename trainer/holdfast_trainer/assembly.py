@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .compilation import compile_or_eager
 from .config import Config, ConfigError
 from .data import TokenDataset
+from .gpt2_weights import load_gpt2
 from .model import GPT
 from .optim import Precision, build_optimizer
 from .parallel import unharmed
@@ -81,6 +82,8 @@ def assemble(run: Run, config: Config, compute: Precision, batches: Batches, *, 
     torch.manual_seed(settings.seed)  # the same initial weights on every rank
     raw = GPT(config.model, recompute=settings.activation_checkpointing)
     sharded = settings.parallel == "fsdp" and run.world_size > 1
+    if settings.init_from is not None:
+        load_gpt2(raw, settings.init_from)
     if sharded:
         check_sharding(compute.name)
     else:  # what is to be sharded may not fit the device in one piece

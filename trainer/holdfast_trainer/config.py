@@ -86,6 +86,9 @@ class TrainConfig:
     micro_batch: Positive | None = None
     """Sequences a forward pass, per rank: bounds memory. null: the whole share of a rank at once.
     Must divide the share; the rest is accumulated."""
+    init_from: Path | None = None
+    """Weights to begin with instead of random ones: GPT-2's, a local model.safetensors in Hugging Face's
+    layout or the directory that holds it. A run that resumes has its own."""
     seed: Count = 1337
     """Of the initial weights, of dropout and of the order of samples."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -202,6 +205,7 @@ class CheckpointConfig:
 
 
 EXECUTION = (
+    "init_from",
     "micro_batch",
     "parallel",
     "compile",
@@ -258,7 +262,7 @@ class Config:
 def settings_in_common(config: Config) -> dict[str, object]:
     """By dotted key, what must be the same on every rank: all but paths and threads."""
     sections = dataclasses.asdict(config)
-    apart = {"data.path", "train.threads"}
+    apart = {"data.path", "train.init_from", "train.threads"}
     keys = {f"{name}.{key}": value for name, body in sections.items() for key, value in body.items()}
     return {key: value for key, value in keys.items() if key not in apart}
 

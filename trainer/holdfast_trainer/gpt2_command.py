@@ -1,0 +1,49 @@
+"""`python -m holdfast_trainer export-gpt2`: a run's model as a directory that Hugging Face reads."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import contract
+from .checkpoint.directory import CheckpointError
+from .checkpoint.inspection import Opened, choose, faults, open_run
+from .config import ConfigError, load
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0, 1 where the checkpoint or the directory cannot be used, 78 for the configuration."""
+    parser = argparse.ArgumentParser(
+        "python -m holdfast_trainer export-gpt2",
+        description="Write the GPT of a run as model.safetensors and config.json, in GPT-2's names and "
+        "layout. The checkpoint is verified first.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument("--config", type=Path, required=True, help="the YAML file that the run was given")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIRECTORY")
+    parser.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as the run was given")
+    arguments = parser.parse_intermixed_args(argv)
+    try:
+        config = load(arguments.config, arguments.overrides)
+        run = open_run(arguments.run)
+        step = choose(run, arguments.step)
+        if bad := faults(run, step):
+            raise CheckpointError(f"{run.checkpoint(step)} is damaged: {bad[0]}")
+        with Opened(run, step) as opened:
+            parts = opened.shared()["parts"]
+        if "model" not in parts:
+            raise CheckpointError(f"step {step} has no part 'model', only {', '.join(parts)}")
+        from .gpt2_weights import save_gpt2
+
+        save_gpt2(parts["model"], config.model, arguments.out)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return contract.EXIT_CONFIG_ERROR
+    except (CheckpointError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"step {step} is in {arguments.out}")
+    return 0

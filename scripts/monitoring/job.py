@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .panels import WINDOW, Panel, choice, dashboard, figure, graph, marks
-from .queries import TRAINER, jobs, mean, of_job, one, own, step_share, trainer
+from .queries import TRAINER, in_namespace, jobs, mean, of_job, one, step_share, trainer
 
 DATA_WAIT_GOAL = 0.05
 """The share of time that a step may wait for data."""
@@ -20,7 +20,7 @@ def job() -> Panel:
         [*_standing(), *_training(), *_time(), *_saving(), *_account()],
         variables=[
             choice("namespace", "Namespace", f"group by (namespace) ({jobs('holdfast_job_attempts_total')})"),
-            choice("job", "Job", f"group by (job) ({_in_namespace('holdfast_job_attempts_total')})"),
+            choice("job", "Job", f"group by (job) ({in_namespace('holdfast_job_attempts_total')})"),
         ],
         annotations=[
             marks("Attempts", _rose("holdfast_job_attempts_total"), "blue", "a new attempt"),
@@ -28,12 +28,6 @@ def job() -> Panel:
             marks("Failures", _rose("holdfast_job_failures_total"), "red", "a failure"),
         ],
     )
-
-
-def _in_namespace(series: str) -> str:
-    kept = f'{series}{{namespace="$namespace",exported_job=""}}'
-    renamed = f'{series}{{exported_namespace="$namespace"}}'
-    return f"{kept} or {own(renamed, 'job')}"
 
 
 def _rose(series: str) -> str:

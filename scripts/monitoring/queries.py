@@ -2,7 +2,8 @@
 
 Series of the controller and the exporter name a job in their own labels `namespace` and `job`, which
 Prometheus has names of its own for. With `honorLabels` ours stay; without, ours are called
-`exported_namespace` and `exported_job`. Every query here reads both. Series of a trainer name no job: the
+`exported_namespace` and `exported_job`, or `exported_job` alone where the target has no namespace, as on
+one machine. Every query here reads all three. Series of a trainer name no job: the
 scrape gives them `namespace` and `holdfast_dev_job` (the PodMonitor; prometheus-targets.json on one machine).
 """
 
@@ -19,10 +20,21 @@ def trainer(series: str, labels: str = "") -> str:
 
 def of_job(series: str, labels: str = "", over: str = "{}") -> str:
     """A series of the controller or the exporter, of the dashboard's job; `over` may be `changes({}[1m])`."""
+    kept = 'namespace="$namespace",exported_namespace=""'
+    selectors = (
+        f'{kept},job="$job",exported_job=""',
+        f'{kept},exported_job="$job"',
+        'exported_namespace="$namespace",exported_job="$job"',
+    )
     more = f",{labels}" if labels else ""
-    kept = f'{series}{{namespace="$namespace",job="$job",exported_job=""{more}}}'
-    renamed = f'{series}{{exported_namespace="$namespace",exported_job="$job"{more}}}'
-    return f"({over.format(kept)} or {over.format(renamed)})"
+    return f"({' or '.join(over.format(f'{series}{{{selector}{more}}}') for selector in selectors)})"
+
+
+def in_namespace(series: str) -> str:
+    """A series of the controller, of all jobs in the dashboard's namespace, with their own `job`."""
+    kept = f'{series}{{namespace="$namespace",exported_namespace=""}}'
+    renamed = f'{series}{{exported_namespace="$namespace"}}'
+    return own(f"({kept} or {renamed})", "job")
 
 
 def one(series: str, over: str = "{}") -> str:

@@ -23,7 +23,7 @@ from holdfast_trainer.checkpoint.memory import free_memory
 from holdfast_trainer.checkpoint.shares import share_out
 from holdfast_trainer.checkpoint.stage import NotEnoughMemory, Stage
 from holdfast_trainer.checkpoint.storage import Storage
-from holdfast_trainer.checkpoint.tensorfile import Header, UnreadableFile
+from holdfast_trainer.checkpoint.tensorfile import PAGE, Header, UnreadableFile
 from holdfast_trainer.checkpoint.tree import pack
 from holdfast_trainer.contract import RunDir, raise_fence
 
@@ -141,8 +141,10 @@ def test_each_tensor_is_written_once_and_all_ranks_write(run: RunDir) -> None:
 
 def stage_and_write(path: Path, state: Any, stage: Stage | None = None) -> Written:
     skeleton, tensors = pack(state)
-    image = (stage or Stage()).fill(Header.of(skeleton, tensors), tensors)
-    return tensorfile.write_image(path, image.view, image.size, Storage())
+    stage, header = stage or Stage(), Header.of(skeleton, tensors)
+    image = stage.begin(header, tensors)
+    stage.fill(image, header, tensors)
+    return tensorfile.write_image(path, image.view, image.size, Storage(), ready=image.wait)
 
 
 def test_staged_files_are_the_files_written_tensor_by_tensor(tmp_path: Path) -> None:
@@ -155,6 +157,38 @@ def test_staged_files_are_the_files_written_tensor_by_tensor(tmp_path: Path) -> 
         assert staged == plain
         assert (tmp_path / "staged").read_bytes() == (tmp_path / "plain").read_bytes()
         assert staged.size == (tmp_path / "staged").stat().st_size
+
+
+def test_what_is_staged_already_is_written_while_the_rest_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four tensors, each a part: the first can be read before the last tensor is there."""
+    monkeypatch.setattr(stages, "PART", 1 << 20)
+    seen: list[int] = []
+
+    class Watched(dict[str, torch.Tensor]):
+        def __getitem__(self, name: str) -> torch.Tensor:
+            if len(self) == 4 and name == "d":
+                image.wait(stages.PART)  # would not return were nothing ready
+                seen.append(image.view[-PAGE])
+            return super().__getitem__(name)
+
+    skeleton, tensors = pack({name: torch.full((stages.PART,), 7, dtype=torch.uint8) for name in "abcd"})
+    header, stage = Header.of(skeleton, tensors), Stage()
+    image = stage.begin(header, tensors)
+    stage.fill(image, header, Watched(tensors))
+    image.wait(image.size)
+    assert (seen, image.view[-PAGE]) == ([0], 7)
+
+
+def test_a_state_that_cannot_be_copied_fails_its_save_alone(run: RunDir) -> None:
+    told: list[str] = []
+    saver = Saver(run, attempt=1, rank=0, world_size=1, on_failed=lambda step, error: told.append(str(error)))
+    with pytest.raises(RuntimeError):
+        saver.save(10, {"parts": {"w": torch.empty(3, device="meta")}}, {})
+    saver.join()
+    assert told == ["step 10 could not be saved: StagingFailed: the state could not be staged"]
+    saver.save(20, {"parts": {"w": torch.ones(3)}}, {})
+    saver.wait()
+    assert saver.durable_step == 20
 
 
 def test_the_state_may_change_once_save_has_returned(run: RunDir) -> None:

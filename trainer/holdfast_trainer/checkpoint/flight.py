@@ -21,7 +21,18 @@ class Flight:
         self._size, self._written = size, 0
         self._began = time.monotonic()
         self._lock = threading.Lock()
-        self._given_up = threading.Event()
+        self._given_up, self._staged = threading.Event(), threading.Event()
+        self._stall = 0.0
+
+    def staged(self, stall: float) -> None:
+        """The training goes on; it was held up for `stall` seconds."""
+        self._stall = stall
+        self._staged.set()
+
+    def stall(self) -> float:
+        """What `staged` was told, once it was."""
+        self._staged.wait()
+        return self._stall
 
     def give_up(self) -> None:
         """Whoever works on it learns that by the next `advance` or `go_on`."""

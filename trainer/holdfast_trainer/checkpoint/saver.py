@@ -1,9 +1,9 @@
 """Asynchronous saves: the step pays for a copy, threads do the rest.
 
 `save` copies the state into a buffer that was allocated and touched before (`stage`) and returns; threads
-of low priority write and hash this rank's file, and rank 0's commits once all parts are there. Threads,
-not a process: nearly all of their time is spent in calls that let the interpreter go (hash, write, sync),
-so the training does not feel them as such, they share the buffer, and they end with their process.
+of low priority begin meanwhile to checksum and write this rank's file, and rank 0's commits once all
+parts are there. Threads, not a process: nearly all of their time is spent in calls that let the interpreter
+go, so the training does not feel them as such; they share the buffer, and they end with their process.
 
 State that all ranks hold alike is written once, shared out among the ranks (`shares`). One save is in
 flight at most: the next one waits for it, on every rank alike, and that wait is part of the stall that is
@@ -41,6 +41,8 @@ from .tensorfile import Header
 from .tree import is_shard, pack
 
 log = logging.getLogger("holdfast")
+
+Write = Callable[[Path], Written]
 
 PART_TIMEOUT_SECONDS = 600.0
 """How long rank 0 waits for its peers' parts when no notice presses."""
@@ -172,18 +174,23 @@ class Saver:
         self._error = None
         self._saves += 1
         self._deadline = time.monotonic() + timeout
+        header = Header.of(skeleton, tensors)
         try:
-            image = self._stage.fill(Header.of(skeleton, tensors), tensors)
+            image = self._stage.begin(header, tensors)
         except NotEnoughMemory as error:
             self._tell_memory(error)
             self._flight = Flight(0)
             whole = lambda path: tensorfile.write(path, skeleton, tensors, self._storage)  # noqa: E731
             self._write(step, whole, began, None)
             return time.perf_counter() - began
-        stall = time.perf_counter() - began
-        self._flight = Flight(image.size)
-        write = functools.partial(self._write_image, step, image, began, stall)
+        flight = self._flight = Flight(image.size)
+        write = functools.partial(self._write_image, step, image, began, flight)
         self._thread = start_thread(write, "checkpoint")
+        try:
+            self._stage.fill(image, header, tensors)
+        finally:
+            stall = time.perf_counter() - began
+            flight.staged(stall)
         if self._thread is None:
             write()
         return stall
@@ -236,17 +243,16 @@ class Saver:
         if self._error is not None:
             raise self._error
 
-    def _write_image(self, step: int, image: Image, began: float, stall: float) -> None:
+    def _write_image(self, step: int, image: Image, began: float, flight: Flight) -> None:
         step_aside()
-        flight = self._flight
 
         def whole(path: Path) -> Written:
-            image.wait()
-            return tensorfile.write_image(path, image.view, image.size, self._storage, flight.advance)
+            hooks = {"ready": image.wait, "heard": flight.advance}
+            return tensorfile.write_image(path, image.view, image.size, self._storage, **hooks)
 
-        self._write(step, whole, began, stall)
+        self._write(step, whole, began, flight.stall)
 
-    def _write(self, step: int, write: Callable[[Path], Written], began: float, stall: float | None) -> None:
+    def _write(self, step: int, write: Write, began: float, stall: Callable[[], float] | None) -> None:
         partial: Path | None = None
         try:
             check_fence(self._run, self._attempt)
@@ -262,8 +268,8 @@ class Saver:
             return
         self.bad_steps.discard(step)
         self.last_cost = time.perf_counter() - began
-        stall = self.last_cost if stall is None else stall
-        self._on_saved(Saved(step, manifest.size, self.last_cost, stall, manifest.digest))
+        waited = self.last_cost if stall is None else stall()
+        self._on_saved(Saved(step, manifest.size, self.last_cost, waited, manifest.digest))
         try:
             losses = self._known_losses()
             self._directory.prune(lambda steps: self._retention.stays(steps, losses), self.bad_steps)

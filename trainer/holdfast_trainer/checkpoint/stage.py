@@ -2,7 +2,8 @@
 
 It is allocated and touched once, before the first save needs it: a first touch makes the kernel find and
 clear pages and costs many times the copy. Tensors are copied to where they stand in the file, so what is
-staged is the file, and can be written from a page on without another copy.
+staged is the file, and can be written from a page on without another copy. They are copied in the order of
+the file, a part at a time: what lies there already can be written while the rest is still being copied.
 
 From a GPU the memory is page-locked and the copies are queued on the training's own stream: what the
 training queues next runs after them, so the state that is saved is that of the step, whatever the user's
@@ -12,8 +13,8 @@ code changes later. The call returns when the copies are queued; the writer wait
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from .tensorfile import PAGE, Header
 
 HEADER_ROOM = 1 << 20
 """Bytes kept before the tensors; the header ends where they begin, and may grow into it."""
+PART = 4 * BLOCK
+"""Bytes copied before they may be written."""
 RESERVE = 256 << 20
 """Bytes that staging leaves free for the training itself."""
 
@@ -32,18 +35,40 @@ class NotEnoughMemory(Exception):
     """Staging would leave too little for the training."""
 
 
-@dataclass(frozen=True)
+class StagingFailed(Exception):
+    """The state could not be copied, so there is nothing to write."""
+
+
 class Image:
-    """A file as it lies in memory: `size` bytes from a page on, and the rest of the last page."""
+    """A file as it takes shape in memory: `size` bytes from a page on, and the rest of the last page."""
 
-    view: memoryview
-    size: int
-    copied: torch.cuda.Event | None = None
+    def __init__(self, view: memoryview, size: int) -> None:
+        self.view, self.size = view, size
+        self._ready, self._failed = 0, False
+        self._copied: torch.cuda.Event | None = None
+        self._changed = threading.Condition()
 
-    def wait(self) -> None:
-        """Until the GPU has copied all of it."""
-        if self.copied is not None:
-            self.copied.synchronize()
+    def advance(self, end: int, copied: torch.cuda.Event | None = None) -> None:
+        """The first `end` bytes are there, or will be when the GPU has come to `copied`."""
+        with self._changed:
+            self._ready, self._copied = end, copied
+            self._changed.notify_all()
+
+    def fail(self) -> None:
+        """What is not there yet will not come."""
+        with self._changed:
+            self._failed = True
+            self._changed.notify_all()
+
+    def wait(self, end: int) -> None:
+        """Until the first `end` bytes are there. Raises StagingFailed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed or self._ready >= end)
+            if self._ready < end:
+                raise StagingFailed("the state could not be staged")
+            copied = self._copied
+        if copied is not None:
+            copied.synchronize()
 
 
 class Stage:
@@ -106,8 +131,8 @@ class Stage:
             self._bytes[self._touched : self._touched + BLOCK].fill_(0)
             self._touched += BLOCK
 
-    def fill(self, header: Header, tensors: Mapping[str, torch.Tensor]) -> Image:
-        """Copy `tensors` to where `header` has them. Raises NotEnoughMemory."""
+    def begin(self, header: Header, tensors: Mapping[str, torch.Tensor]) -> Image:
+        """The file that `fill` will make of `tensors`, with its header. Raises NotEnoughMemory."""
         on_gpu = any(tensor.is_cuda for tensor in tensors.values())
         if len(header.text) > self._head:
             self._head = -(-2 * len(header.text) // PAGE) * PAGE
@@ -122,17 +147,36 @@ class Stage:
             self._layout = layout
         start = self._head - len(header.text)
         self._bytes[start : self._head] = torch.frombuffer(bytearray(header.text), dtype=torch.uint8)
-        if self._places:
-            sources = [tensors[name] for name in layout]
-            torch._foreach_copy_(self._places, sources, non_blocking=True)
-        copied = None
-        if on_gpu:
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record()
         whole = -(-header.size // PAGE) * PAGE
-        view = memoryview(self._bytes.numpy().data)[start : start + whole]
-        return Image(view, header.size, copied)
+        return Image(memoryview(self._bytes.numpy().data)[start : start + whole], header.size)
+
+    def fill(self, image: Image, header: Header, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy `tensors` to where `header` has them in the image that `begin` gave."""
+        try:
+            for first, last, end in _parts(header):
+                names = list(header.offsets)[first:last]
+                sources = [tensors[name] for name in names]
+                if sources:
+                    torch._foreach_copy_(self._places[first:last], sources, non_blocking=True)
+                copied = None
+                if any(source.is_cuda for source in sources):
+                    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    copied.record()
+                image.advance(len(header.text) + end, copied)
+        except BaseException:
+            image.fail()
+            raise
 
     def _place(self, begin: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         start = self._head + begin
         return self._bytes[start : start + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+
+
+def _parts(header: Header) -> Iterator[tuple[int, int, int]]:
+    """(first tensor, last + 1, where it ends behind the header), of `PART` bytes or little more each."""
+    first = begin = end = 0
+    for number, (_, end) in enumerate(header.offsets.values(), 1):
+        if end - begin >= PART:
+            yield first, number, end
+            first, begin = number, end
+    yield first, len(header.offsets), end

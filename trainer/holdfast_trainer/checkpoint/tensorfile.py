@@ -129,11 +129,14 @@ def write_image(
     image: memoryview,
     size: int,
     storage: Storage,
+    *,
+    ready: Callable[[int], None] = lambda end: None,
     heard: Callable[[int], None] = lambda count: None,
 ) -> Written:
     """Write and fsync the first `size` bytes of `image`, a file as it lies in memory. Raises OSError.
 
-    `heard` is told the bytes of each block that was written; what it raises ends the writing.
+    `ready` returns when the bytes up to `end` are there; `heard` is told the bytes of each block that was
+    written. What they raise ends the writing.
 
     `image` begins at a page and is a multiple of pages long, so that it can go around the page cache: the
     disk then reads the memory itself. Blocks are written by several threads, so that the disk has work
@@ -144,6 +147,7 @@ def write_image(
 
     def write_block(number: int) -> str:
         start = number * BLOCK
+        ready(min(start + BLOCK, size))
         checksum = sum_of(image[start : min(start + BLOCK, size)])
         storage.write(fd, image[start : start + BLOCK], start)
         heard(min(BLOCK, size - start))

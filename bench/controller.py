@@ -40,7 +40,7 @@ async def run(report: Report, there: World, options: argparse.Namespace, console
     try:
         async with api(there.kubectl.kubeconfig) as server, sightings(server) as seen:
             bench = Bench(report, server, controller, operator, seen, options, console)
-            few = max(1, options.jobs // 100)
+            few = first_jobs(options.jobs)
             probe = max(1, min(200, options.jobs // 20))
             crowd = (options.jobs - few - 2 * probe) // options.rounds
             bench.say(f"{there.nodes} nodes; the first {few} jobs warm it up")
@@ -71,14 +71,20 @@ async def run_real(report: Report, there: World, options: argparse.Namespace, co
         report.add(REAL, "jobs until their pods run", "jobs/s", options.real_operator / (seen.last - first))
 
 
-def ratios(report: Report) -> None:
-    """The issue's figures, of the rows beside them."""
+def ratios(report: Report, jobs: int) -> None:
+    """The issue's figures, of the rows beside them; named after how many jobs there really were."""
     report.ratios["jobs_per_second"] = report.median(OURS, "jobs")
     report.ratio("share_of_raw_rate", "jobs", OURS, BARE)
-    report.ratios["memory_mib_at_10000"] = report.median(OURS, "memory at rest, all jobs")
-    few, all_jobs = (report.median(OURS, f"CPU per job, {where}") for where in ("few jobs", "all jobs"))
-    report.ratios["cost_growth_100_to_10000"] = all_jobs / few
+    report.ratios[f"memory_mib_at_{jobs}"] = report.median(OURS, "memory at rest, all jobs")
+    few, everything = (report.median(OURS, f"CPU per job, {where}") for where in ("few jobs", "all jobs"))
+    if min(few, everything) > 0:  # of a handful of jobs what rest takes can be more than what they cost
+        report.ratios[f"cost_growth_{first_jobs(jobs)}_to_{jobs}"] = everything / few
     report.ratios["rest_p99_seconds"] = report.median(OURS, "submit, p99")
+
+
+def first_jobs(jobs: int) -> int:
+    """How many are there when it is measured what one costs among few."""
+    return max(1, jobs // 100)
 
 
 def main(arguments: list[str]) -> int:
@@ -121,7 +127,7 @@ def main(arguments: list[str]) -> int:
     except (ReportError, ClusterError) as error:
         console.print(f"bench-controller: {error}", highlight=False, markup=False)
         return 1
-    ratios(report)
+    ratios(report, options.jobs)
     path = report.write(options.out)
     report.show(console)
     console.print(f"written to {path}", highlight=False)

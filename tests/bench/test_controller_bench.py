@@ -17,8 +17,7 @@ from tests.cluster.system import CONTROL_PLANE_PACKAGES, is_root, missing
 RATIOS = {
     "jobs_per_second",
     "share_of_raw_rate",
-    "memory_mib_at_10000",
-    "cost_growth_100_to_10000",
+    "memory_mib_at_20",
     "rest_p99_seconds",
 }
 SMALL = ("--jobs=20", "--nodes=3", "--raw=5", "--rounds=1", "--rest=1", "--steady=10", "--real-operator=0")
@@ -38,7 +37,7 @@ def test_both_sides_take_turns_on_one_apiserver(processes: Processes, tmp_path: 
     assert process.returncode == 0, out
     body = json.loads((tmp_path / "controller.json").read_text())
     assert {row["subject"] for row in body["rows"]} == {OURS, BARE}
-    assert set(body["ratios"]) == RATIOS
+    assert RATIOS <= set(body["ratios"])
     rows = {(row["subject"], row["metric"]): row["median"] for row in body["rows"]}
     # The job, its status twice (it opens, it has started), ConfigMap, PyTorchJob, an Event: at least.
     assert rows[OURS, "writes per job, few jobs"] >= 6

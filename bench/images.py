@@ -242,6 +242,12 @@ def refuse_small_disk() -> None:
         )
 
 
+def end(number: int, frame: object) -> None:
+    """An end that `finally` sees, so that mounts, processes and gigabytes go; a second notice is too many."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench-images", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="builds of each cheap stage (default 7)")
@@ -250,8 +256,7 @@ def main() -> int:
     if given.rounds < 1:
         parser.error(f"--rounds {given.rounds}: at least 1 is needed")
 
-    # An end that `finally` sees, so that mounts, processes and gigabytes go.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, end)
     console = Console()
     report = Report("images")
     report.facts["base_image"] = base_image.NAME

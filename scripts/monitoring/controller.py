@@ -71,8 +71,8 @@ def _work() -> list[Panel]:
             "Disruptions and failures of all jobs",
             "In the last hour.",
             [
-                ("sum(increase(holdfast_job_disruptions_total[1h]))", "disruptions"),
-                ("sum(increase(holdfast_job_failures_total[1h]))", "failures"),
+                ("sum(round(increase(holdfast_job_disruptions_total[1h])))", "disruptions"),
+                ("sum(round(increase(holdfast_job_failures_total[1h])))", "failures"),
             ],
         ),
     ]

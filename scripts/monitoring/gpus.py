@@ -141,8 +141,8 @@ def _health() -> list[Panel]:
             "Xid and ECC errors",
             "In the last hour.",
             [
-                ("sum(increase(holdfast_gpu_xid_errors_total[1h]))", "Xid"),
-                ("sum(increase(holdfast_gpu_ecc_uncorrected_errors_total[1h]))", "ECC, not corrected"),
+                ("sum(round(increase(holdfast_gpu_xid_errors_total[1h])))", "Xid"),
+                ("sum(round(increase(holdfast_gpu_ecc_uncorrected_errors_total[1h])))", "ECC, not corrected"),
             ],
             width=6,
         ),

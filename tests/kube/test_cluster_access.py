@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
+from waiting import wait_until_async
 
 from holdfast_controller.api.access import OPEN_PATHS
-from holdfast_controller.kube.access import right_for
+from holdfast_controller.cluster import HoldfastError, Unavailable
+from holdfast_controller.kube.access import UNDER_WAY, ClusterAccess, right_for
+from holdfast_controller.kube.connection import connect
 from holdfast_controller.problem import Forbidden
 
 OPENAPI = Path(__file__).parents[2] / "docs" / "openapi.json"
@@ -82,3 +86,56 @@ def test_every_route_that_there_is_has_a_rule() -> None:
             assert right is not None, (method, path)
             if "{namespace}" in path:
                 assert ("namespace", "team") in right.attributes
+
+
+def test_a_flood_of_tokens_waits_for_nothing_and_blocks_nobody_for_ever(tmp_path: Path) -> None:
+    """Strangers send tokens that nobody knows while the apiserver is slow: the rest is told to come again."""
+    asked = 0
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        await reader.readuntil(b"\r\n\r\n")
+        asked += 1
+        await reader.read()
+        writer.close()
+
+    async def story() -> None:
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "slow",
+            "contexts": [{"name": "slow", "context": {"cluster": "slow", "user": "slow"}}],
+            "clusters": [{"name": "slow", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+            "users": [{"name": "slow", "user": {}}],
+        }
+        (tmp_path / "config").write_text(json.dumps(config))
+        connection = await connect(tmp_path / "config")
+        access = ClusterAccess(connection)
+
+        def ask(number: int) -> asyncio.Task[HoldfastError | None]:
+            headers = {"authorization": f"Bearer token-{number}"}
+            return asyncio.create_task(access.refuse("GET", "/v1/jobs", "", headers))
+
+        waiting = [ask(number) for number in range(UNDER_WAY)]
+        try:
+            await wait_until_async(lambda: asked == UNDER_WAY, "all of them to be asked about", 60)
+            told = await ask(UNDER_WAY)
+            assert isinstance(told, Unavailable)
+            assert str(told) == "too many tokens are being reviewed at the moment; try again in a second"
+            assert asked == UNDER_WAY
+
+            # Who gives up makes room.
+            waiting[0].cancel()
+            await asyncio.gather(waiting[0], return_exceptions=True)
+            waiting.append(ask(UNDER_WAY + 1))
+            await wait_until_async(lambda: asked == UNDER_WAY + 1, "the next one to be asked about", 60)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await connection.close()
+            server.close()
+
+    asyncio.run(story())

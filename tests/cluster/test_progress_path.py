@@ -88,6 +88,12 @@ class Trainers:
 
 @pytest.fixture
 def trainers() -> Iterator[Trainers]:
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.88.0.1", DEFAULT_PORT))
+        except OSError:
+            pytest.skip(f"port {DEFAULT_PORT} of this machine, where pods are asked, is taken")
     there = Trainers()
     try:
         there.start()

@@ -259,7 +259,13 @@ def restart_controllers(world: World) -> None:
     kubectl = world.platform.cluster.kubectl
     where = f"-n={world.platform.namespace}"
     kubectl.run("rollout", "restart", "deployment/holdfast", where)
-    kubectl.run("rollout", "status", "deployment/holdfast", where, "--timeout=150s", seconds=160)
+    kubectl.run("rollout", "status", "deployment/holdfast", where, "--timeout=300s", seconds=310)
+    selected = "-l=app.kubernetes.io/component=controller"
+    wait_until(
+        lambda: len(kubectl.get("pods", where, selected)["items"]) == 2,
+        "the old controllers to be gone, and no request to reach them",
+        180,
+    )
 
 
 def tells_the_truth_of_an_evicted_job(world: World) -> None:

@@ -1,0 +1,83 @@
+"""The steps of a job that runs in pods: asked of rank 0's real endpoint, at an address of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from holdfast_controller.cluster import NotReady
+from holdfast_controller.jobs import Metadata, Spec, Status, Storage, TrainingJob
+from holdfast_controller.kube import steps as kube_steps
+from holdfast_controller.kube.steps import read_steps
+from holdfast_controller.manifests import CONTAINER, INDEX_LABEL
+from holdfast_trainer.contract import DEFAULT_PORT, Progress, RunDir
+from holdfast_trainer.endpoint import Endpoint
+
+ADDRESS = "127.89.0.1"
+WHERE = "they are on claim runs, in team/gpt-0123abcd/attempts/\\*/steps.jsonl"
+
+
+def job(attempt: int) -> TrainingJob:
+    return TrainingJob(
+        metadata=Metadata(name="gpt", namespace="team", uid="0123abcd-rest"),
+        spec=Spec(command=["x"], storage=Storage(claim="runs")),
+        status=Status(attempt=attempt),
+    )
+
+
+def pod(state: str = "running", index: int = 0) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "gpt-2-worker-0", "labels": {INDEX_LABEL: str(index)}},
+        "status": {"podIP": ADDRESS, "containerStatuses": [{"name": CONTAINER, "state": {state: {}}}]},
+    }
+
+
+@contextmanager
+def rank_0(run: RunDir | None) -> Iterator[None]:
+    progress = Progress(2, 0, None, 0, "training")
+    endpoint = Endpoint(ADDRESS, DEFAULT_PORT, CollectorRegistry(), lambda: progress, run)
+    try:
+        if endpoint.address != f"{ADDRESS}:{DEFAULT_PORT}":
+            pytest.skip(f"port {DEFAULT_PORT} of this machine, where pods are asked, is taken")
+        yield
+    finally:
+        endpoint.close()
+
+
+def read(attempt: int, *pods: dict[str, Any]) -> list[dict[str, Any]]:
+    return asyncio.run(read_steps(job(attempt), list(pods)))
+
+
+def test_all_attempts_are_read_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(tmp_path)
+    for attempt, count in ((1, 4000), (3, 2)):
+        run.attempt(attempt).mkdir(parents=True)
+        lines = [json.dumps({"step": step, "pad": "x" * 400}) for step in range(1, count + 1)]
+        run.steps(attempt).write_text("\n".join(lines) + "\n")
+    with rank_0(run):
+        found = read(3, pod(index=1), pod())
+        assert [(line["attempt"], line["step"]) for line in found] == [
+            *((1, step) for step in range(1, 4001)),
+            (3, 1),
+            (3, 2),
+        ]
+        monkeypatch.setattr(kube_steps, "LIMIT", 1 << 20)
+        with pytest.raises(NotReady, match=f"team/gpt has more than 1 MiB of steps; {WHERE}"):
+            read(3, pod())
+
+
+def test_what_cannot_be_read_is_said_with_the_place_where_it_lies(tmp_path: Path) -> None:
+    for pods in ([], [pod("terminated")], [pod(index=1)]):
+        with pytest.raises(NotReady, match=f"no rank 0 of team/gpt runs that could tell its steps; {WHERE}"):
+            read(1, *pods)
+    with pytest.raises(NotReady, match=f"rank 0 of team/gpt does not tell its steps .*; {WHERE}"):
+        read(1, pod())  # nobody listens
+    with rank_0(None), pytest.raises(NotReady, match=f"rank 0 of team/gpt serves no steps; {WHERE}"):
+        read(1, pod())

@@ -31,7 +31,7 @@ from holdfast_controller.cluster import (
 )
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
-from holdfast_controller.manifests import Manifests, attempt_manifests, attempt_name, pod_name
+from holdfast_controller.manifests import attempt_manifests, attempt_name, pod_name
 from holdfast_controller.pod_settings import PodSettings
 from holdfast_controller.pod_template import JOB_LABEL
 from holdfast_controller.policy.gpu_request import sharing_notes
@@ -46,6 +46,7 @@ from .observation import (
     TAKEN,
     attempt_observation,
     running,
+    with_evidence,
 )
 from .pieces import Pieces, attempt_of, pod_path, pytorch_jobs_path
 from .podlogs import pod_lines
@@ -89,7 +90,7 @@ class KubeEngine:
 
     def plan(self, job: TrainingJob) -> Plan:
         try:
-            manifests = _with_evidence(attempt_manifests(job, job.status.attempt + 1, self._settings))
+            manifests = with_evidence(attempt_manifests(job, job.status.attempt + 1, self._settings))
         except Invalid as error:
             return Plan(self.name, (), tuple(error.errors or [str(error)]))
         notes = sharing_notes(job.spec.gpus)
@@ -100,7 +101,7 @@ class KubeEngine:
     async def start(self, job: TrainingJob, attempt: int) -> None:
         if self._pieces.operator_missing:
             return  # `observe` says what is missing, and once it is there, that the attempt is not started
-        manifests = _with_evidence(attempt_manifests(job, attempt, self._settings))
+        manifests = with_evidence(attempt_manifests(job, attempt, self._settings))
         namespace, name = job.metadata.namespace, manifests.pytorch_job["metadata"]["name"]
         await self._create(
             job, attempt, f"/api/v1/namespaces/{namespace}/configmaps", name, manifests.config_map
@@ -326,10 +327,3 @@ class KubeEngine:
                         {"op": "remove", "path": at},
                     ]
                     await self._connection.patch(pod_path(pod), changes, JSON_PATCH)
-
-
-def _with_evidence(manifests: Manifests) -> Manifests:
-    """With our finalizer on the pods that the operator will make."""
-    for replica in manifests.pytorch_job["spec"]["pytorchReplicaSpecs"].values():
-        replica["template"]["metadata"]["finalizers"] = [EVIDENCE]
-    return manifests

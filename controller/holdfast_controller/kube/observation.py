@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
-from holdfast_controller.manifests import CONTAINER, INDEX_LABEL, QUEUE_LABEL
+from holdfast_controller.manifests import CONTAINER, INDEX_LABEL, QUEUE_LABEL, Manifests
 from holdfast_controller.policy.waits import explain_wait
 from holdfast_trainer.contract import Progress, Termination
 
@@ -72,6 +72,13 @@ def attempt_observation(
         progress=progress,
         started_at=min(starts, default=None),
     )
+
+
+def with_evidence(manifests: Manifests) -> Manifests:
+    """With our finalizer on the pods that the operator will make."""
+    for replica in manifests.pytorch_job["spec"]["pytorchReplicaSpecs"].values():
+        replica["template"]["metadata"]["finalizers"] = [EVIDENCE]
+    return manifests
 
 
 def index_of(pod: Document) -> int:

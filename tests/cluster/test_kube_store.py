@@ -128,18 +128,29 @@ def test_others_finalizers_and_fields_are_left_alone(world: Tell) -> None:
     world(story)
 
 
-def test_a_job_that_the_schema_let_through_but_we_cannot_read_hides_no_other(world: Tell) -> None:
+def test_a_job_that_the_schema_let_through_but_we_cannot_read_is_shown_with_its_faults(world: Tell) -> None:
     async def story(there: World) -> None:
         there.kubectl("apply", "-f", "-", document=JOB.replace("replicas: 2", "replicas: many"))
         there.kubectl("apply", "-f", "-", document=JOB.replace("by-hand", "good"))
         store = there.store(cached=False)
-        assert [job.metadata.name for job in await store.list_jobs()] == ["good"]
-        with pytest.raises(Invalid, match=r"TrainingJob team/by-hand: spec\.replicas: .*integer") as caught:
-            await store.get("team", "by-hand")
-        assert len(caught.value.errors) == 1
+        listed = {job.metadata.name: job.faults for job in await store.list_jobs()}
+        assert listed["good"] == ()
+        (fault,) = listed["by-hand"]
+        assert fault.startswith("spec.replicas: ")
+        assert "integer" in fault
+        assert (await store.get("team", "by-hand")).faults == (fault,)
         watch: Any = there.store().watch()
         async with aclosing(watch) as changes:
-            assert (await anext(changes)).job.metadata.name == "good"
+            told = [(await anext(changes)).job for _ in range(2)]
+        assert {job.metadata.name: job.faults for job in told} == listed
+
+        # What means nothing at all is left out, and hides no other.
+        where = ("tj", "by-hand", "-n=team", "--subresource=status", "--type=merge")
+        there.kubectl("patch", *where, '-p={"status":{"phase":"Paused"}}')
+        assert [job.metadata.name for job in await store.list_jobs()] == ["good"]
+        with pytest.raises(Invalid, match=r"TrainingJob team/by-hand: status\.phase: .*Queued") as caught:
+            await store.get("team", "by-hand")
+        assert len(caught.value.errors) == 1
 
     world(story)
 

@@ -81,7 +81,7 @@ def figure(
     decimals: int | None = None,
 ) -> Panel:
     """The newest value in large; with `legend`, the label that it names in its place."""
-    panel = _panel("stat", title, about, [(query, legend)], width, 4)
+    panel = _panel("stat", title, about, [(query, legend)], width, 3)
     panel["targets"][0]["instant"] = True
     defaults: dict[str, Any] = {"unit": unit, "noValue": "not known"}
     if decimals is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def draw(dashboard: Panel, prometheus: Prometheus, begin: float, end: float, pat
     """Write the dashboard, as it was between two moments, to a PNG file."""
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in dashboard["panels"]) + 1
     with mpl.rc_context(_STYLE):
-        picture = Figure(figsize=(WIDTH_INCHES, rows * UNIT_INCHES), dpi=80, layout=None)
+        picture = Figure(figsize=(WIDTH_INCHES, rows * UNIT_INCHES), dpi=72, layout=None)
         picture.text(0.008, 1 - 0.6 / rows, dashboard["title"], fontsize=12, weight="bold", va="center")
         marks = _marks(dashboard, prometheus, begin, end)
         for panel in dashboard["panels"]:
@@ -89,18 +90,21 @@ def _graph(axes: Axes, panel: Panel, prometheus: Prometheus, begin: float, end: 
         for one in prometheus.over(target["expr"], begin, end, step)
     ]
     if "stacking" in defaults["custom"]:
-        _stack(axes, lines, end)
+        _stack(axes, lines, step, end)
     else:
         for series, name in lines:
             moments, values = _gapped(series, step, end)
-            axes.plot(moments, values, linewidth=1, label=name)
+            axes.plot(moments, values, linewidth=1, label=name, clip_on=False, zorder=3)
     axes.set_xlim(_minutes(begin, end), 0.0)
+    if not any(value for series, _ in lines for _, value in series.points):
+        axes.set_ylim(top=1.0)  # all zero: a scale of noughts says nothing
     axes.set_ylim(bottom=defaults.get("min"), top=defaults.get("max"))
     goal = defaults.get("thresholds", {}).get("steps", [{}])[-1].get("value")
     if goal is not None:
         axes.axhline(goal, color=_MARKS["red"], linewidth=0.8, linestyle="--")
         axes.set_ylim(top=max(axes.get_ylim()[1], 1.1 * goal) if "max" not in defaults else None)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda minutes, _: f"{minutes:g} min" if minutes else "now"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, defaults["unit"])))
     axes.grid(alpha=0.25)
@@ -112,14 +116,21 @@ def _graph(axes: Axes, panel: Panel, prometheus: Prometheus, begin: float, end: 
         axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.1), ncols=4, frameon=False, fontsize=6)
 
 
-def _stack(axes: Axes, lines: list[tuple[Series, str]], end: float) -> None:
+def _stack(axes: Axes, lines: list[tuple[Series, str]], step: float, end: float) -> None:
     moments = sorted({moment for series, _ in lines for moment, _ in series.points})
-    known = [dict(series.points) for series, _ in lines]
-    values = [[_number(one.get(moment, 0.0)) for moment in moments] for one in known]
+    # Where all are missing there is a hole, as in `_gapped`.
+    for before, after in list(pairwise(moments)):
+        if after - before > 1.5 * step:
+            moments += (before + step / 2, after - step / 2)
+    moments.sort()
+    everywhere = {moment for series, _ in lines for moment, _ in series.points}
+    values = []
+    for series, _ in lines:
+        known = dict(series.points)
+        values.append([_number(known.get(one, 0.0)) if one in everywhere else math.nan for one in moments])
     if moments:
-        axes.stackplot(
-            [_minutes(one, end) for one in moments], values, labels=[name for _, name in lines], alpha=0.7
-        )
+        times = [_minutes(one, end) for one in moments]
+        axes.stackplot(times, values, labels=[name for _, name in lines], alpha=0.7)
 
 
 def _gapped(series: Series, step: float, end: float) -> tuple[list[float], list[float]]:
@@ -170,7 +181,13 @@ def _table(axes: Axes, panel: Panel, prometheus: Prometheus) -> None:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color="grey")
         return
     made = axes.table(
-        cells, colLabels=[*names, *columns], loc="upper left", cellLoc="left", edges="horizontal"
+        cells,
+        colLabels=[*names, *columns],
+        colWidths=[1 / len(cells[0])] * len(cells[0]),
+        colLoc="left",
+        cellLoc="left",
+        loc="upper left",
+        edges="horizontal",
     )
     made.auto_set_font_size(False)
     made.set_fontsize(7)

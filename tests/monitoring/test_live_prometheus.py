@@ -34,7 +34,7 @@ from holdfast_controller.jobs import Phase, TrainingJob
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PICTURES = os.environ.get("DASHBOARD_PICTURES")
-STRETCH_SECONDS = 80.0 if PICTURES else 0.0
+STRETCH_SECONDS = 60.0 if PICTURES else 0.0
 """How long each attempt is left alone: a picture wants something to show."""
 
 Key = tuple[str, str, str]

@@ -106,7 +106,7 @@ def test_no_request_ends_in_an_error_of_ours(
 
     @seed(SEED)
     @settings(
-        max_examples=max(1, CASES // (2 * len(OPERATIONS))),
+        max_examples=-(-CASES // (2 * len(OPERATIONS))),
         phases=[Phase.generate],
         deadline=None,
         database=None,

@@ -21,6 +21,7 @@ import argparse
 import asyncio
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -49,9 +50,9 @@ async def run(report: Report, there: World, options: argparse.Namespace, console
             await bench.steady("few jobs", probe)
             for turn in range(options.rounds):
                 operator.pace(OPERATOR_PACE)
-                turns = (bench.bare(options.raw), bench.crowd(crowd))
+                turns = (partial(bench.bare, options.raw), partial(bench.crowd, crowd))
                 for take in turns if turn % 2 == 0 else reversed(turns):
-                    await take
+                    await take()
             bench.say("the operator's part is let go")
             operator.pace(0)
             await bench.settled()

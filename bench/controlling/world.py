@@ -39,69 +39,10 @@ ACCOUNT = "bench"
 READY_SECONDS = 120
 IDLE = ("leases", "reviews")
 FAKE = "kwok.x-k8s.io/node"
+UNWATCHED = 40_000
+"""Seconds of a node's lease where nobody watches over nodes: it is renewed for nobody."""
 
-STAGES = """
-apiVersion: kwok.x-k8s.io/v1alpha1
-kind: Stage
-metadata: {name: node-ready}
-spec:
-  resourceRef: {apiGroup: v1, kind: Node}
-  selector:
-    matchExpressions:
-    - {key: '.status.conditions.[] | select( .type == "Ready" ) | .status', operator: NotIn, values: ["True"]}
-  next:
-    statusTemplate: |
-      {{ $now := Now }}
-      conditions:
-      {{ range NodeConditions }}
-      - lastHeartbeatTime: {{ $now | Quote }}
-        lastTransitionTime: {{ $now | Quote }}
-        message: {{ .message | Quote }}
-        reason: {{ .reason | Quote }}
-        status: {{ .status | Quote }}
-        type: {{ .type | Quote }}
-      {{ end }}
-      allocatable: {cpu: "64", memory: 512Gi, pods: "110"}
-      capacity: {cpu: "64", memory: 512Gi, pods: "110"}
----
-apiVersion: kwok.x-k8s.io/v1alpha1
-kind: Stage
-metadata: {name: pod-runs}
-spec:
-  resourceRef: {apiGroup: v1, kind: Pod}
-  selector:
-    matchExpressions:
-    - {key: .metadata.deletionTimestamp, operator: DoesNotExist}
-    - {key: .status.podIP, operator: DoesNotExist}
-  next:
-    statusTemplate: |
-      {{ $now := Now }}
-      phase: Running
-      podIP: 127.255.255.254
-      startTime: {{ $now | Quote }}
-      conditions:
-      - {lastTransitionTime: {{ $now | Quote }}, status: "True", type: Initialized}
-      - {lastTransitionTime: {{ $now | Quote }}, status: "True", type: Ready}
-      - {lastTransitionTime: {{ $now | Quote }}, status: "True", type: ContainersReady}
-      containerStatuses:
-      {{ range .spec.containers }}
-      - image: {{ .image | Quote }}
-        name: {{ .name | Quote }}
-        ready: true
-        restartCount: 0
-        state: {running: {startedAt: {{ $now | Quote }}}}
-      {{ end }}
----
-apiVersion: kwok.x-k8s.io/v1alpha1
-kind: Stage
-metadata: {name: pod-goes}
-spec:
-  resourceRef: {apiGroup: v1, kind: Pod}
-  selector:
-    matchExpressions:
-    - {key: .metadata.deletionTimestamp, operator: Exists}
-  next: {finalizers: {empty: false}, delete: true}
-"""
+STAGES = Path(__file__).parent / "stages.yaml"
 """A pod runs as soon as its node sees it. Nobody listens at its address, so asking it for progress fails
 at once: how far a fake job is would be made up."""
 
@@ -265,11 +206,41 @@ def real_world(nodes: int) -> Iterator[World]:
     try:
         kubectl = up(where).kubectl
         install(kubectl, operator=False)
+        for number in range(NAMESPACES):
+            kubectl.apply(*storage(namespace_of(number)))
         kubectl.run("cordon", "--selector=!type")  # its own node keeps what runs there, and takes no more
-        start_nodes(where, kubectl, nodes)
+        start_nodes(where, kubectl, nodes, lease_seconds=40)
         yield World(where, kubectl, nodes)
     finally:
         down(where, purge=True)
+
+
+def storage(namespace: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(volume, claim) for a namespace: the scheduler places no pod without. Nothing is written there."""
+    claim = POD_SETTINGS["defaultClaim"]
+    size, mode, volume = {"storage": "1Gi"}, ["ReadWriteMany"], f"{claim}-{namespace}"
+    persistent = {
+        "capacity": size,
+        "accessModes": mode,
+        "storageClassName": "",
+        "hostPath": {"path": "/nowhere"},
+        "claimRef": {"namespace": namespace, "name": claim},
+    }
+    wanted = {
+        "accessModes": mode,
+        "storageClassName": "",
+        "volumeName": volume,
+        "resources": {"requests": size},
+    }
+    return (
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume}, "spec": persistent},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": claim, "namespace": namespace},
+            "spec": wanted,
+        },
+    )
 
 
 def install(kubectl: Kubectl, *, operator: bool = True) -> None:
@@ -287,21 +258,20 @@ def install(kubectl: Kubectl, *, operator: bool = True) -> None:
         kubectl.run("wait", f"-n={namespace}", "--for=create", "serviceaccount/default", "--timeout=60s")
 
 
-def start_nodes(where: Site, kubectl: Kubectl, nodes: int) -> Component:
-    """kwok, and its nodes, all ready."""
-    config = where.state / "kwok.yaml"
-    config.write_text(STAGES, encoding="utf-8")
+def start_nodes(where: Site, kubectl: Kubectl, nodes: int, lease_seconds: int = UNWATCHED) -> Component:
+    """kwok, and its nodes, all ready; their leases last so long."""
     kwok = start(
         where,
         "kwok",
         [
             program("kwok"),
             f"--kubeconfig={where.kubeconfig}",
-            f"--config={config}",
+            f"--config={STAGES}",
             f"--manage-nodes-with-annotation-selector={FAKE}=fake",
-            # Nobody here watches over nodes, so their leases are not renewed for nobody.
-            "--node-lease-duration-seconds=40000",
+            f"--node-lease-duration-seconds={lease_seconds}",
         ],
+        # Its streamed lists fail on an etcd before 3.5, again and again: then it would see pods late.
+        prefix=["env", "KUBE_FEATURE_WatchListClient=false"],
     )
     documents: list[dict[str, Any]] = [
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"node-{n}", "annotations": {FAKE: "fake"}}}

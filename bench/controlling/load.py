@@ -34,8 +34,8 @@ class Sightings:
     jobs: dict[str, float] = field(default_factory=dict)
     pytorch_jobs: dict[str, float] = field(default_factory=dict)
     running: set[str] = field(default_factory=set)
-    last: float = 0.0
-    """When the newest of them was seen to run."""
+    last_pod: float = 0.0
+    """When the newest was first seen."""
 
     async def follow(self, server: Api) -> None:
         async with asyncio.TaskGroup() as group:
@@ -58,9 +58,10 @@ class Sightings:
         async for event in server.watch(PODS):
             meta = event["object"]["metadata"]
             key = f"{meta['namespace']}/{meta['name']}"
-            if event["object"]["status"].get("phase") == "Running" and key not in self.running:
+            if event["type"] == "ADDED":
+                self.last_pod = time.perf_counter()
+            if event["object"]["status"].get("phase") == "Running":
                 self.running.add(key)
-                self.last = time.perf_counter()
 
 
 @asynccontextmanager

@@ -36,6 +36,7 @@ log = logging.getLogger("holdfast")
 EXIT_NOTICE = 143
 """As of a process that SIGTERM ended: the stop was not made in order."""
 EXIT_KEYBOARD = 130
+HUNG_SECONDS = 30.0
 CANNOT_BE_MENDED = (ConfigError, DataError, WrongConfiguration)
 """What no retry will mend: the exit status says so (`contract.EXIT_CONFIG_ERROR`)."""
 
@@ -65,6 +66,8 @@ class Ending:
         self.progress: Callable[[], Progress | None] = lambda: None
         """All figures of this rank, once it measures any."""
         self.noticed: Callable[[], bool] = lambda: False
+        self.hanging: Callable[[], bool] = lambda: False
+        """Whether another thread is about to say that the gang hangs, and to end this process."""
         self.before_failure: Callable[[], None] = lambda: None
         """Called before a failure is told: what is being saved may still become durable."""
         self.explain: Callable[[BaseException], BaseException] = lambda error: error
@@ -164,6 +167,8 @@ class Ending:
         if os.getpid() != self._pid:
             self._previous_hook(kind, error, trace)
             return
+        if is_lost_peer(error) and self.hanging():
+            time.sleep(HUNG_SECONDS)  # it ended because of the hang, of which that thread knows more
         if isinstance(error, (*CANNOT_BE_MENDED, CheckpointError)):
             print(f"error: {error}", file=sys.stderr)  # it says what to do; the stack says nothing more
             mendable = not isinstance(error, CANNOT_BE_MENDED)

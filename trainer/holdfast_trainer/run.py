@@ -151,6 +151,7 @@ class Run:
         self.memory_remedy = "Give a forward pass a smaller batch"
         """What to change where a step does not fit the memory."""
         self._ending.explain = self._explain
+        self._ending.hanging = lambda: self._watchdog.telling
         self._ending.noticed = lambda: self._notice.received
         self._ending.before_failure = self._saves.await_commit
         self._ending.at_exit = self._at_exit

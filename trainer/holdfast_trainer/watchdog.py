@@ -34,8 +34,9 @@ AUTO_STEPS = 30.0
 """A step may take so many times the longest one yet."""
 FIRST_STEP_FACTOR = 3.0
 """The first step compiles, allocates and measures."""
+LONGEST_LOOK_SECONDS = 5.0
 PEERS_SECONDS = 3.0
-"""How long to wait for what the peers have to say: they notice at about the same time."""
+"""How long to wait for what the peers have to say, beyond two looks: they notice at about the same time."""
 NATIVE_MARGIN_SECONDS = 30.0
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
@@ -117,6 +118,8 @@ class Watchdog:
         self._pauses = 0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self.telling = False
+        """It has noticed a hang and will end this process."""
 
     def start(self) -> None:
         """Begin to watch; the first step has longer. Again after `stop`, anew."""
@@ -155,7 +158,7 @@ class Watchdog:
         while True:
             with self._lock:
                 patience = self._after.patience(self._longest)
-            look = min(5.0, patience / 10)
+            look = min(LONGEST_LOOK_SECONDS, patience / 10)
             faulthandler.dump_traceback_later(1.5 * patience + NATIVE_MARGIN_SECONDS, exit=True)
             if ended.wait(look):
                 return
@@ -164,17 +167,21 @@ class Watchdog:
                     self._clock.beat()
                     continue
                 waited = self._clock.look(5 * look)
-                hung = waited > self._after.patience(self._longest)
-            if hung:
-                self._tell(waited)
+                patience = self._after.patience(self._longest)
+            if waited > patience or (waited > patience / 2 and self._peer_told()):
+                self._tell(waited, 2 * look + PEERS_SECONDS)
                 return
 
-    def _tell(self, waited: float) -> None:
+    def _peer_told(self) -> bool:
+        return any(path.exists() for path in self._stacks)
+
+    def _tell(self, waited: float, peers_seconds: float) -> None:
+        self.telling = True
         mine = standing_of_main_thread()
         write_stacks(self._stacks[self._rank], mine)
         print(f"no step for {waited:.0f} s; all stacks of this rank:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(all_threads=True)
-        deadline = time.monotonic() + PEERS_SECONDS
+        deadline = time.monotonic() + peers_seconds
         while not all(path.exists() for path in self._stacks) and time.monotonic() < deadline:
             time.sleep(0.05)
         stands = {rank: read_standing(path) for rank, path in enumerate(self._stacks)}

@@ -37,9 +37,7 @@ def test_the_trainers_figures_are_written_once_a_second(
 @pytest.mark.parametrize(
     ("changes", "wrote", "expected"),
     [
-        pytest.param(
-            {"message": "0 of 2 replicas are up"}, None, 0, id="the first by this controller"
-        ),
+        pytest.param({"message": "0 of 2 replicas are up"}, None, 0, id="the first by this controller"),
         pytest.param({"message": "0 of 2 replicas are up"}, 0.5, 2.5, id="another reason, soon after"),
         pytest.param({"phase": Phase.QUEUED, "message": "no node fits"}, 0.5, 2.5, id="to and fro"),
         pytest.param({"phase": Phase.QUEUED, "message": "no node fits"}, 4, 0, id="it stays so"),

@@ -14,6 +14,7 @@ Run directory::
     attempts/0003/rank-N.stacks      where each thread of a rank stood when the gang hung
     attempts/0003/replica-N.log      output of torchrun; replica-N.exit how it ended
     attempts/0003/replica-N.termination
+    attempts/0003/torchrun/          torchrun's own, on the local engine
 """
 
 from __future__ import annotations

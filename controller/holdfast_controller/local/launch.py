@@ -107,6 +107,8 @@ def replica_command(
         "--max-restarts=0",
         "--monitor-interval=0.1",
         f"--shutdown-timeout={shutdown_timeout(spec.grace_seconds)}",
+        # Else each attempt leaves a directory in /tmp, which nobody removes where torchrun is killed.
+        f"--log-dir={run.attempt(attempt) / 'torchrun'}",
         "--no-python",
         "--",  # or torchrun would take the options that follow for its own
         *supervised_rank(job, attempt, run, (*supervise, "--die-with-parent")),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from .showing import TableOutput
 
 if TYPE_CHECKING:
     from ..exporter.attribution import Use
@@ -18,18 +19,12 @@ PATIENT_SECONDS = 30.0
 """A person would rather wait than be told of a hang that is none."""
 
 
-class GpusOutput(StrEnum):
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-
-
 def add_to(cli: typer.Typer) -> None:
     cli.command("gpus")(gpus)
     cli.command("exporter")(exporter)
 
 
-def gpus(output: Annotated[GpusOutput, typer.Option("-o", "--output")] = GpusOutput.TABLE) -> None:
+def gpus(output: Annotated[TableOutput, typer.Option("-o", "--output")] = TableOutput.TABLE) -> None:
     """Show the GPUs of this machine: how busy they are, and with what.
 
     No controller is asked: it is NVIDIA's driver that answers.
@@ -42,7 +37,7 @@ def gpus(output: Annotated[GpusOutput, typer.Option("-o", "--output")] = GpusOut
         snapshot = collector.look()
     if fault := snapshot.sources[NVML]:
         raise Unavailable(f"no GPU can be read: {fault.message}")
-    if output != GpusOutput.TABLE:
+    if output != TableOutput.TABLE:
         from .documents import print_document
 
         print_document(document(snapshot), output.value)

@@ -22,7 +22,7 @@ class Output(StrEnum):
     YAML = "yaml"
 
 
-class LedgerOutput(StrEnum):
+class TableOutput(StrEnum):
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
@@ -108,13 +108,13 @@ def ledger(
     ctx: typer.Context,
     job: Job,
     namespace: NamespaceOption = None,
-    output: Annotated[LedgerOutput, typer.Option("-o", "--output")] = LedgerOutput.TABLE,
+    output: Annotated[TableOutput, typer.Option("-o", "--output")] = TableOutput.TABLE,
 ) -> None:
     """Account for every attempt: steps done, saved and lost, and the time to recover."""
     place = locate(job, namespace)
     with ctx.obj.client() as client:
         account = client.ledger(place.namespace, place.name)
-    if output != LedgerOutput.TABLE:
+    if output != TableOutput.TABLE:
         from .documents import print_document
 
         print_document(account, output.value)

@@ -9,7 +9,6 @@ attempt is left: at no moment can two attempts run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -145,18 +144,19 @@ class _Deciding:
             self._phase(Phase.RECOVERING, "AttemptEnding", explain.ending(observation))
         elif record.first_step_at is not None:
             self._phase(Phase.RUNNING, "Training", explain.training(observation))
-        elif (left := self._left_to_report(record, observation)) > 0:
-            self._phase(Phase.STARTING, "Starting", explain.starting(observation))
-            return self._done(requeue_after=left) if left < math.inf else self._done()
         else:
+            left = self._left_to_report(record, observation)
+            if left is None or left > 0:
+                self._phase(Phase.STARTING, "Starting", explain.starting(observation))
+                return self._done(requeue_after=left)
             self._phase(Phase.RUNNING, "Unreported", explain.UNREPORTED)
         return self._with_kill(record, observation)
 
-    def _left_to_report(self, record: AttemptRecord, observation: AttemptObservation) -> float:
-        """Seconds until an attempt that says nothing of its steps is taken to run all the same."""
+    def _left_to_report(self, record: AttemptRecord, observation: AttemptObservation) -> float | None:
+        """Seconds until an attempt that says nothing of its steps is taken to run; None: it has said, or cannot."""
         up = all(replica.state is ReplicaState.RUNNING for replica in observation.replicas)
         if not up or observation.progress is not None or record.started_at is None:
-            return math.inf
+            return None
         return SILENT_SECONDS - (self.now - record.started_at).total_seconds()
 
     def _with_kill(

@@ -153,7 +153,7 @@ class _Deciding:
         return self._with_kill(record, observation)
 
     def _left_to_report(self, record: AttemptRecord, observation: AttemptObservation) -> float | None:
-        """Seconds until an attempt that says nothing of its steps is taken to run; None: it has said, or cannot."""
+        """Seconds until one that says nothing of its steps is taken to run; None: it has, or cannot yet."""
         up = all(replica.state is ReplicaState.RUNNING for replica in observation.replicas)
         if not up or observation.progress is not None or record.started_at is None:
             return None

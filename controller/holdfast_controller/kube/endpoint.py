@@ -55,8 +55,8 @@ class Endpoints:
     def forget(self, job: TrainingJob) -> None:
         namespace, uid = job.metadata.namespace, job.metadata.uid
         self._ledgers.pop((namespace, uid), None)
-        for key in [key for key in self._progress if (key[0], key[1][0]) == (namespace, uid)]:
-            del self._progress[key]
+        for attempt in range(1, job.status.attempt + 1):
+            self._progress.pop((namespace, (uid, attempt)), None)
 
     async def run(self) -> None:
         async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:

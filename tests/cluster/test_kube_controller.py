@@ -21,6 +21,7 @@ import pytest
 import yaml
 from processes import Processes
 from tests.cluster import trainer_image, trainingjobs
+from tests.cluster.claims import host_claim
 from tests.cluster.cluster import Cluster
 from tests.cluster.images import ImageStore
 from tests.cluster.machine import Machine
@@ -127,48 +128,15 @@ def world(cluster: Cluster, namespace: str, processes: Processes, tmp_path: Path
     machine = Machine.running(cluster.site)
     ImageStore(machine.site, machine.enter).add([trainer_image.trainer_image(tmp_path)])
     trainingjobs.install(cluster.kubectl, yaml.safe_load(CRD.read_text()))
-    runs = cluster.site.state / "runs" / namespace
-    runs.mkdir(parents=True)
-    runs.chmod(0o777)
-    volume = f"runs-{namespace}"
-    cluster.kubectl.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": volume},
-            "spec": {
-                "capacity": {"storage": "1Gi"},
-                "accessModes": ["ReadWriteMany"],
-                "storageClassName": "",
-                "hostPath": {"path": str(runs)},
-                "claimRef": {"namespace": namespace, "name": "runs"},
-            },
-        }
-    )
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "runs"},
-        "spec": {
-            "accessModes": ["ReadWriteMany"],
-            "storageClassName": "",
-            "volumeName": volume,
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
-    }
-    cluster.kubectl.apply(claim, namespace=namespace)
-    there = World(cluster, namespace, processes, tmp_path)
-    try:
-        yield there
-    finally:
-        processes.end_all()
-        for controller in there.started:
-            controller.wait()
-        for kind in ("trainingjobs", "pods"):
-            for item in cluster.kubectl.get(kind, f"-n={namespace}")["items"]:
-                free = ["patch", kind, item["metadata"]["name"], f"-n={namespace}", "--type=merge"]
-                cluster.kubectl.attempt(*free, '-p={"metadata":{"finalizers":null}}')
-        cluster.kubectl.attempt("delete", "pv", volume, "--wait=false")
+    with host_claim(cluster, cluster.site, namespace, "runs"):
+        there = World(cluster, namespace, processes, tmp_path)
+        try:
+            yield there
+        finally:
+            processes.end_all()
+            for controller in there.started:
+                controller.wait()
+            trainingjobs.release(cluster.kubectl, namespace)
 
 
 def test_a_job_goes_through_eviction_and_kill_to_its_end(world: World) -> None:
@@ -179,9 +147,7 @@ def test_a_job_goes_through_eviction_and_kill_to_its_end(world: World) -> None:
     assert (status["attempt"], status["disruptions"]) == (1, 0)
 
     # Somebody drains the node: notice, save, next attempt.
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "gpt-1-worker-1"}}
-    path = f"/api/v1/namespaces/{world.namespace}/pods/gpt-1-worker-1/eviction"
-    world.cluster.kubectl.run("create", f"--raw={path}", "-f", "-", document=json.dumps(eviction))
+    trainingjobs.evict(world.cluster.kubectl, world.namespace, "gpt-1-worker-1")
     status = world.until(
         "gpt", "a second attempt at work", lambda s: s["attempt"] == 2 and s["phase"] == "Running"
     )

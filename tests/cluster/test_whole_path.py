@@ -20,6 +20,7 @@ from scripts.demo.proof import Evidence, differences
 from tests.cluster.claims import host_claim
 from tests.cluster.cluster import Cluster
 from tests.cluster.platform import Platform, installed
+from tests.cluster.trainingjobs import evict, release
 from waiting import wait_until
 
 from holdfast_controller.api.ledger import account
@@ -130,7 +131,7 @@ def world(cluster: Cluster, trainer_image: str, controller_image: str) -> Iterat
                     "delete", "tj", f"-n={namespace}", "--all", "--timeout=100s", seconds=110
                 )
     finally:
-        release(cluster, namespace)
+        release(cluster.kubectl, namespace)
         cluster.kubectl.run("delete", "namespace", namespace, "--wait=false")
 
 
@@ -151,14 +152,6 @@ def prepare_text(image: str) -> dict[str, Any]:
         command = command.replace(old, new)
     container["command"][-1] = command
     return dict(job)
-
-
-def release(cluster: Cluster, namespace: str) -> None:
-    """Take off what holds jobs and pods when no controller is left to do it."""
-    for kind in ("trainingjobs", "pods"):
-        for item in cluster.kubectl.get(kind, f"-n={namespace}")["items"]:
-            free = ["patch", kind, item["metadata"]["name"], f"-n={namespace}", "--type=merge"]
-            cluster.kubectl.attempt(*free, '-p={"metadata":{"finalizers":null}}')
 
 
 def test_the_installed_release_passes_its_own_test(world: World) -> None:
@@ -189,7 +182,7 @@ def test_a_job_comes_by_rest_by_command_line_and_by_kubectl_and_survives_an_evic
 
     rest = Rest(platform.url, namespace, editor)
     world.until("by-kubectl", "5 steps", lambda status: len(rest.steps("by-kubectl")) >= 5)
-    evict(world, "by-kubectl-1-worker-1")
+    evict(world.platform.cluster.kubectl, world.namespace, "by-kubectl-1-worker-1")
     for name in NAMES:
         world.until(name, "phase Succeeded", lambda status: status["phase"] == "Succeeded")
 
@@ -330,10 +323,3 @@ def written(run: RunDir) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         [line for number in numbers for line in read_lines(run.ledger(number))],
         [{**line, "attempt": number} for number in numbers for line in read_lines(run.steps(number))],
     )
-
-
-def evict(world: World, pod: str) -> None:
-    """As `kubectl drain` does."""
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
-    path = f"/api/v1/namespaces/{world.namespace}/pods/{pod}/eviction"
-    world.platform.cluster.kubectl.run("create", f"--raw={path}", "-f", "-", document=json.dumps(eviction))

@@ -1,7 +1,8 @@
-"""The TrainingJob CRD on a test's apiserver, and a fresh start on it for each test."""
+"""The TrainingJob CRD on a test's apiserver, a fresh start on it for each test; what is done to its jobs."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from tests.cluster.kubectl import Kubectl
@@ -57,3 +58,18 @@ def clear(kubectl: Kubectl) -> None:
             kubectl.attempt("patch", *where, "--type=merge", '-p={"metadata":{"finalizers":null}}')
         kubectl.attempt("delete", *where, "--ignore-not-found")
     kubectl.run("delete", "events", "-A", "--all", "--wait=false")
+
+
+def release(kubectl: Kubectl, namespace: str) -> None:
+    """Take off what holds jobs and pods when no controller is left to do it."""
+    for kind in ("trainingjobs", "pods"):
+        for item in kubectl.get(kind, f"-n={namespace}")["items"]:
+            free = ["patch", kind, item["metadata"]["name"], f"-n={namespace}", "--type=merge"]
+            kubectl.attempt(*free, '-p={"metadata":{"finalizers":null}}')
+
+
+def evict(kubectl: Kubectl, namespace: str, pod: str) -> None:
+    """As `kubectl drain` does."""
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
+    kubectl.run("create", f"--raw={path}", "-f", "-", document=json.dumps(eviction))

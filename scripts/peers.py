@@ -1,0 +1,77 @@
+"""Installs what benchmarks measure beside, apart from .venv: pinned by uv.lock, checked by hash.
+
+The packages of the dependency group `peers` go into build/peers, without what .venv has already; a process
+that is to find them gets that directory as the last entry of its path. So nothing of Holdfast can come to
+depend on them, and the environment that tests run in is that of the product.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PEERS = ROOT / "build" / "peers"
+STAMP = ".holdfast-stamp"
+
+
+class PeersError(Exception):
+    """The message says what failed and what to do."""
+
+
+def only_of(group: str, others: str) -> list[str]:
+    """The requirement lines (with their hashes) of `group` whose package `others` does not name."""
+    known = {line.partition("==")[0] for line in _requirements(others)}
+    return [line for line in _requirements(group) if line.partition("==")[0] not in known]
+
+
+def _requirements(text: str) -> list[str]:
+    joined = text.replace("\\\n", " ")
+    return [line.strip() for line in joined.splitlines() if "==" in line.partition("#")[0]]
+
+
+def install(root: Path = ROOT) -> Path:
+    """The directory, filled; returns at once where it is fresh. Raises PeersError."""
+    place = root / "build" / "peers"
+    wanted = hashlib.sha256((root / "uv.lock").read_bytes() + sys.version.encode()).hexdigest()
+    stamp = place / STAMP
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return place
+    lines = only_of(_export(root, "--only-group", "peers"), _export(root, "--extra", "dev"))
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    listing = place / "requirements.txt"
+    listing.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = ["pip", "install", "--quiet", "--target", str(place), "--no-deps", "--require-hashes"]
+    _uv(root, *command, "--compile-bytecode", "-r", str(listing))
+    stamp.write_text(wanted)
+    return place
+
+
+def _export(root: Path, *choice: str) -> str:
+    return _uv(root, "export", "--frozen", *choice, "--no-emit-project", "--no-header", "--quiet")
+
+
+def _uv(root: Path, *arguments: str) -> str:
+    from scripts.install import index_environment
+
+    listing = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
+    outside = shutil.which("pip")
+    if listing.returncode and outside:  # .venv has no pip: the machine's own knows the index
+        listing = subprocess.run([outside, "config", "list"], capture_output=True, text=True, check=False)
+    environment = {**os.environ, **index_environment(os.environ, listing.stdout)}
+    command = [sys.executable, "-m", "uv", *arguments]
+    if arguments[0] == "pip":
+        command += ["--python", sys.executable]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PeersError(
+            f"`uv {arguments[0]} {arguments[1]}` ended with {done.returncode}: {done.stderr.strip()[-600:]}"
+        )
+    return done.stdout

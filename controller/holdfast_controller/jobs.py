@@ -316,6 +316,10 @@ class JobProgress(Model):
     data_wait_fraction: float | None = None
     mfu: float | None = None
     eta_seconds: float | None = None
+    verdict: str | None = Field(
+        default=None,
+        description="Where a step's time goes, what holds it back, and what to change, as the trainer says.",
+    )
     updated_at: datetime | None = None
 
 

@@ -7,8 +7,6 @@ from .queries import TRAINER, in_namespace, jobs, mean, of_job, one, step_share,
 
 DATA_WAIT_GOAL = 0.05
 """The share of time that a step may wait for data."""
-SAVE_GOAL = 0.05
-GPU_GOAL = 0.85
 
 
 def job() -> Panel:
@@ -63,7 +61,7 @@ def _standing() -> list[Panel]:
         ),
         figure(
             "What holds it back",
-            "The first that is true of the last minutes, by the trainer's and the exporter's figures.",
+            "The trainer's own verdict on its newest half minute or so; `holdfast describe` has its figures.",
             advice(),
             legend="{{advice}}",
             width=24,
@@ -71,29 +69,27 @@ def _standing() -> list[Panel]:
     ]
 
 
+ADVICE = {
+    "data": "Steps wait for data: tokenise beforehand, put it on a local disk, or give the loader workers.",
+    "checkpoint": "Saves hold the steps up: save less often (checkpoint.every), or use faster storage.",
+    "other": "Time goes outside of every span: Python between the parts, or a peer that is waited for.",
+    "optimizer": "The optimizer takes much of a step: a larger train.global_batch, fused kernels.",
+    "communication": "The exchange of gradients holds it back: accumulate, or take a faster network.",
+    "device idle": "The GPU has time to spare: raise train.micro_batch, then try train.compile.",
+    "compute": "Nothing holds the steps up: the time goes into computing.",
+    "unknown": "The parts of a step are not told: put them into run.span(...).",
+}
+"""What to change, by the cause that the trainer names; `holdfast describe` has it with figures."""
+
+
 def advice() -> str:
-    """A series that says in its label what to change. Each sentence yields to those before it."""
-    data = f"max({step_share('data', TRAINER, '5m')})"
-    save = f"max({step_share('checkpoint', TRAINER, '5m')})"
-    busy = f"max({of_job('holdfast_gpu_process_sm_ratio')})"
-    steps = f"max(rate({trainer('holdfast_step_seconds_count')}[5m])) > 0"
-    found = [
-        (
-            f"{data} > {DATA_WAIT_GOAL}",
-            "Steps wait for data. Put the tokens on faster storage, or give the replica more CPU.",
-        ),
-        (
-            f"{save} > {SAVE_GOAL}",
-            "Saves hold the steps up. Save less often (checkpoint.every), or use faster storage.",
-        ),
-        (
-            f"{busy} < {GPU_GOAL}",
-            "The GPU has time to spare, and data is there. Raise train.micro_batch, or try train.compile.",
-        ),
-        (steps, "Neither data nor saves hold the steps up: the time goes into computing."),
+    """The trainer's newest verdict, as a series that says in its label what to change."""
+    said = [
+        f"""label_replace(max({trainer("holdfast_bottleneck", f'cause="{cause}"')}) == 1, """
+        f'"advice", "{text}", "", "")'
+        for cause, text in ADVICE.items()
     ]
-    said = [f'label_replace({when}, "advice", "{text}", "", "")' for when, text in found]
-    # max() left no labels on any, so an empty `on` lets the first that is there win.
+    # max() left no labels on any, so an empty `on` lets the one that is there win.
     return " or on () ".join(said)
 
 

@@ -206,7 +206,8 @@ def history(server: Served) -> None:
         "gpt-small", phase="Running", attempt=2, disruptions=1, lost_steps=12, goodput=0.934,
         first_started_at=now - timedelta(seconds=100), message="attempt 2 trains",
         progress={"step": 50, "total_steps": 200, "durable_step": 40, "loss": 2.345678,
-                  "tokens_per_second": 12345.6, "eta_seconds": 192.0},
+                  "tokens_per_second": 12345.6, "eta_seconds": 192.0,
+                  "verdict": "a step takes 9.0 ms, of which 40% waits for data: tokenise beforehand"},
         attempts=[
             {"number": 1, "started_at": now - timedelta(seconds=100), "ended_at": now - timedelta(seconds=60),
              "verdict": "Disrupted", "reason": "replica 1 was killed", "log_tail": {"0": "one\nlast words"}},
@@ -256,6 +257,7 @@ def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
         "default/gpt-small  Running",
         "50/200  25%, 3m12s left",
         "12,346 tokens/s",
+        "diagnosis    a step takes 9.0 ms, of which 40% waits for data: tokenise beforehand",
         "2 replicas, 1 rank each, on CPU",
         "1 (any number allowed)",
         "0 (3 restarts allowed)",

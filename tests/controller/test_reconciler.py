@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fakes import MemoryEngine, MemoryStore
 from local_world import all_running, at_work, end, local_engine, ranks_up, until, waiting_job
+from series import sample
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import AttemptObservation, NotFound, Unavailable
@@ -301,12 +302,15 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
             {"attempt": 1, "event": "checkpoint", "step": 30, "useful_seconds": 3.0},
         ]
         engine.stepped += [{"attempt": 1, "step": n, "seconds": 0.5} for n in range(1, 48)]
-        engine.progress = Progress(1, 46, 100, 30, "training", useful_seconds=4.6, updated=started + 9.2)
+        engine.progress = Progress(
+            1, 46, 100, 30, "training", useful_seconds=4.6, verdict="the disk is slow", updated=started + 9.2
+        )
         job = await scene.look()
         assert job.status.phase is Phase.RUNNING
         assert job.status.message == "step 46 of 100; step 30 is durable"
         assert job.status.progress is not None
         assert (job.status.progress.step, job.status.progress.training_phase) == (46, "training")
+        assert job.status.progress.verdict == "the disk is slow"
         assert job.status.goodput == pytest.approx(0.5)
         assert job.status.attempts[0].first_step_at == datetime.fromtimestamp(started + 2, UTC)
 
@@ -419,10 +423,10 @@ def test_many_jobs_run_side_by_side_and_one_that_breaks_the_pass_stops_no_other(
                 if all(job.status.phase is Phase.SUCCEEDED for job in jobs):
                     break
             assert [job.status.attempt for job in jobs] == [1, 1, 1, 1]
-            assert stage.metrics.registry.get_sample_value("holdfast_reconcile_errors_total") == 3
+            assert sample(stage.metrics, "holdfast_reconcile_errors_total") == 3
             succeeded = {"phase": "Succeeded"}
             await wait_until_async(
-                lambda: stage.metrics.registry.get_sample_value("holdfast_jobs", succeeded) == 4,
+                lambda: sample(stage.metrics, "holdfast_jobs", succeeded) == 4,
                 "the metrics to follow",
             )
 
@@ -446,10 +450,9 @@ def test_a_drill_on_real_processes_costs_no_failure_and_little_time(tmp_path: Pa
                 assert job.status.attempts[0].verdict is Verdict.DISRUPTED
                 assert job.status.attempts[0].log_tail["1"] == "rank 1 is up"
                 labels = {"namespace": "default", "job": "a"}
-                sample = stage.metrics.registry.get_sample_value
-                assert sample("holdfast_job_attempts_total", labels) == 2
-                assert sample("holdfast_job_disruptions_total", labels) == 1
-                assert sample("holdfast_slots", {"resource": "cpu"}) == 4
+                assert sample(stage.metrics, "holdfast_job_attempts_total", labels) == 2
+                assert sample(stage.metrics, "holdfast_job_disruptions_total", labels) == 1
+                assert sample(stage.metrics, "holdfast_slots", {"resource": "cpu"}) == 4
         finally:
             await store.close()
 

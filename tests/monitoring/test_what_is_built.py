@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import yaml
 from scripts.monitoring import DASHBOARDS, RULES
+from scripts.monitoring.job import ADVICE
 from scripts.monitoring.live import targets
 from scripts.monitoring.panels import COLUMNS, Panel
 from scripts.verify import ROOT
 from tests.cluster.errors import MissingTool
 from tests.cluster.system import install
 from tests.monitoring.world import PACKAGES
+
+from holdfast_trainer.verdict import CAUSES
 
 TESTS = Path(__file__).with_name("alerts.test.yaml")
 
@@ -57,6 +60,10 @@ def test_every_variable_that_a_query_names_is_there(name: str) -> None:
     known = {one["name"] for one in board["templating"]["list"]} | {"__rate_interval", "__range"}
     for panel, _, expression in targets(board):
         assert set(re.findall(r"\$([A-Za-z_]\w*)", expression)) <= known, panel
+
+
+def test_the_job_s_dashboard_has_a_sentence_for_every_cause_that_the_trainer_names() -> None:
+    assert sorted(ADVICE) == sorted(CAUSES)
 
 
 def test_every_alert_has_a_runbook() -> None:

@@ -66,6 +66,8 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
         yield "saved", f"up to step {progress.durable_step}"
         if status.phase == Phase.RUNNING:
             yield "speed", ", ".join(_speed_words(job))
+            if progress.verdict:
+                yield "diagnosis", progress.verdict
     ranks = f"{_many(spec.processes_per_replica, 'rank')}{' each' if spec.replicas > 1 else ''}"
     device = "on CPU" if spec.gpus == "0" else f"{spec.gpus} GPU{'' if spec.gpus == '1' else 's'} per replica"
     yield "size", f"{_many(spec.replicas, 'replica')}, {ranks}, {device}"

@@ -201,6 +201,7 @@ class _Deciding:
             data_wait_fraction=progress.data_wait_fraction,
             mfu=progress.mfu,
             eta_seconds=progress.eta_seconds,
+            verdict=progress.verdict,
             updated_at=when,
         )
 

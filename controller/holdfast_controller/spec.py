@@ -1,0 +1,207 @@
+"""What a user asks for: a TrainingJob's spec, key by key, with what each may be.
+
+Plain values, validated by pydantic, serialised in camelCase as Kubernetes does. The OpenAPI schema and the
+CRD are generated from these classes, so every description here is read by users.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic.alias_generators import to_camel
+
+JobName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=50)
+]
+"""A DNS label with room for the `-<attempt>-worker-<n>` that Kubernetes object names add."""
+Namespace = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)
+]
+ObjectName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", min_length=1, max_length=253)
+]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
+
+RESERVED_ENV_PREFIXES = ("HOLDFAST_", "PET_", "TORCHELASTIC_")
+RESERVED_ENV = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Set by the platform; a job's env cannot name them."""
+
+
+class Model(BaseModel):
+    """camelCase outside, snake_case inside; an unknown key is an error."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", validate_default=True
+    )
+
+
+class Capacity(StrEnum):
+    SPOT = "Spot"
+    ON_DEMAND = "OnDemand"
+    ANY = "Any"
+
+
+class Checkpoint(Model):
+    """When the job saves and how many checkpoints it keeps."""
+
+    every: str = Field(
+        default="auto",
+        description="`auto` (from measured cost), a number of steps such as `500`, or seconds such as `90s`.",
+    )
+    keep: int = Field(default=3, ge=1, le=1000, description="Newest checkpoints kept.")
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _every(cls, value: object) -> str:
+        text = str(value)
+        if not re.fullmatch(r"auto|[1-9]\d*|[1-9]\d*s", text):
+            raise ValueError(f"{text!r} is none of: auto, a number of steps (500), seconds (90s)")
+        return text
+
+
+class Retries(Model):
+    """How often the job may start again; failures and disruptions are counted apart."""
+
+    failures: int = Field(default=3, ge=0, le=1000, description="Restarts allowed for the job's own faults.")
+    disruptions: int | None = Field(
+        default=None,
+        ge=0,
+        description="Restarts allowed for replicas the platform took; unlimited unless given.",
+    )
+
+
+class Storage(Model):
+    """Where the run directory lives."""
+
+    claim: ObjectName = Field(
+        description="PersistentVolumeClaim; the local engine uses its own data directory."
+    )
+    data: ObjectName | None = Field(
+        default=None,
+        description="PersistentVolumeClaim with the data to train on, seen read-only at /holdfast/data; "
+        "on the local engine `config` names its paths.",
+    )
+
+
+class Resources(Model):
+    """Per replica."""
+
+    cpu: str | None = Field(default=None, description="Cores, e.g. `8` or `500m`.")
+    memory: str | None = Field(default=None, description="E.g. `64Gi`.")
+
+    @field_validator("cpu", mode="before")
+    @classmethod
+    def _cpu(cls, value: object) -> str | None:
+        if value is None:
+            return None
+        text = str(value)
+        if not re.fullmatch(r"\d+(\.\d+)?|\d+m", text) or not cores(text):
+            raise ValueError(f"{text!r} is not a CPU quantity such as 8, 0.5 or 500m")
+        return text
+
+    @field_validator("memory")
+    @classmethod
+    def _memory(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[1-9]\d*(\.\d+)?(Ki|Mi|Gi|Ti|k|M|G|T)?", value):
+            raise ValueError(f"{value!r} is not a memory quantity such as 64Gi or 512Mi")
+        return value
+
+
+def cores(quantity: str) -> float:
+    """Kubernetes CPU quantity to cores: `500m` is 0.5."""
+    return float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)
+
+
+class Spec(Model):
+    """What to run. A narrow schema on purpose: never a pod spec."""
+
+    image: str = Field(
+        default="",
+        max_length=512,
+        description="Container image; the local engine runs this machine's own environment.",
+    )
+    command: list[str] = Field(min_length=1, max_length=256, description="Run on every rank under torchrun.")
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="Any mapping; the YAML file that HOLDFAST_CONFIG names."
+    )
+    replicas: int = Field(default=1, ge=1, le=10_000, description="Pods of the gang.")
+    gpus: str = Field(
+        default="0",
+        description="Per replica: 0 for CPU and gloo, a whole number, or a share of a GPU (`0.25`).",
+    )
+    processes: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="Ranks per replica; by default one per GPU, or one on CPU.",
+    )
+    capacity: Capacity = Field(default=Capacity.ANY, description="Spot, OnDemand or Any.")
+    queue: Namespace | None = Field(default=None, description="Kueue LocalQueue.")
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    retries: Retries = Field(default_factory=Retries)
+    storage: Storage | None = None
+    resources: Resources = Field(default_factory=Resources)
+    env: dict[EnvName, str] = Field(
+        default_factory=dict, max_length=200, description="Literal environment variables."
+    )
+    grace_seconds: float = Field(
+        default=30.0,
+        ge=1,
+        le=3600,
+        description="Seconds a replica has between the notice (SIGTERM) and SIGKILL.",
+    )
+    hang_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=604_800,
+        description="Seconds without a step after which the attempt is ended as hung (0: never); "
+        "by default 10 minutes, or 30 times the longest step where that is more.",
+    )
+    suspend: bool = Field(default=False, description="True: stop after a checkpoint, keep everything.")
+    ttl_seconds_after_finished: int | None = Field(
+        default=None, ge=0, description="Delete the job this long after it finished; never unless given."
+    )
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _gpus(cls, value: object) -> str:
+        text = str(value)
+        if not re.fullmatch(r"\d+(\.\d+)?", text):
+            raise ValueError(f"{text!r} is not a number of GPUs such as 0, 1, 4 or 0.25")
+        amount = Fraction(text)
+        if amount > 1 and amount.denominator != 1:
+            raise ValueError(f"{text} GPUs: only whole numbers above 1; a fraction is a share of one GPU")
+        if 0 < amount < 1 and amount.numerator != 1:
+            raise ValueError(f"{text} GPUs: a share is 1/N of a GPU, such as 0.5, 0.25 or 0.125")
+        return str(int(amount)) if amount.denominator == 1 else text
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if name.startswith(RESERVED_ENV_PREFIXES) or name in RESERVED_ENV:
+                raise ValueError(f"{name} is set by the platform and cannot be given in env")
+        return value
+
+    @model_validator(mode="after")
+    def _one_rank_per_device(self) -> Spec:
+        gpus = Fraction(self.gpus)
+        if self.processes and gpus and self.processes > max(1, int(gpus)):
+            raise ValueError(
+                f"{self.processes} processes on {self.gpus} GPU: NCCL cannot run two ranks on one device; "
+                f"give at most {max(1, int(gpus))} processes"
+            )
+        return self
+
+    @property
+    def processes_per_replica(self) -> int:
+        """Ranks that torchrun starts in each replica."""
+        return self.processes or max(1, int(Fraction(self.gpus)))
+
+    @property
+    def world_size(self) -> int:
+        return self.replicas * self.processes_per_replica

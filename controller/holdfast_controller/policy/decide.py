@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import datetime, timedelta
 
 from holdfast_controller.cluster import AttemptObservation, Event, ReplicaState
-from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, Status, TrainingJob, Verdict
+from holdfast_controller.jobs import AttemptRecord, Phase, Status, TrainingJob, Verdict
 
-from . import explain, refused
+from . import explain, idle, refused
 from .backoff import backoff
+from .books import Books
 from .budget import spend
 from .classify import Incident, classify
 from .conditions import conditions_of
-from .lost_work import Line, Work, goodput, lost_steps, told, work_of
+from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at
 from .repeats import same_failure, standstill
 
@@ -40,17 +40,21 @@ class Evidence:
     tails: dict[str, str] = field(default_factory=dict)
     refusals: Sequence[str] = ()
     """Why no attempt can start as the job is now."""
+    gpus: idle.GpuVerdict | None = None
+    """Whether the attempt uses its GPUs; None where nobody looks."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Stop and kill first, write the status, then start, then tell the events."""
+    """Stop and kill first, write the status, then suspend or start, then tell the events."""
 
     status: Status
     stop: int | None = None
     kill: int | None = None
     start: int | None = None
     remove: bool = False
+    suspend: bool = False
+    """Set `spec.suspend`, as a user would."""
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
     """Seconds; None: nothing to do until something changes."""
@@ -98,7 +102,10 @@ class _Deciding:
         self.settle_seconds = settle_seconds
         self.status = job.status.model_copy(deep=True)
         self.status.observed_generation = job.metadata.generation
+        self.books = Books(self.status, now)
         self.events: list[Event] = []
+        self.works = False
+        """Whether an attempt holds what it asked for, and is to go on with it."""
 
     def decide(self) -> Decision:
         if self.job.metadata.deletion_timestamp is not None:
@@ -118,7 +125,7 @@ class _Deciding:
 
     def _not_started(self, record: AttemptRecord) -> Decision:
         if self.spec.suspend:
-            self._end_record(record, Incident(Verdict.SUSPENDED, "suspended before it started"), None)
+            self.books.judged(record, Incident(Verdict.SUSPENDED, "suspended before it started"))
             return self._suspended()
         if self.evidence.refusals:
             return self._refused()
@@ -128,18 +135,16 @@ class _Deciding:
         return self._done(start=record.number, requeue_after=1.0)
 
     def _carry_on(self, record: AttemptRecord, observation: AttemptObservation) -> Decision:
+        at = self._kill_at(observation)
         if self.spec.suspend:
             self._phase(Phase.SUSPENDING, "Suspending", "stops after a checkpoint")
-            self._take_progress(record, observation)
+            self.books.take_progress(record, observation, self.evidence.ledger)
             stop = None if observation.stopping else record.number
-            return self._with_kill(record, observation, stop=stop)
+            return self._with_kill(record, at, stop=stop)
         if observation.waiting:
             self._phase(Phase.QUEUED, "Waiting", observation.waiting)
             return self._done()
-        self._take_progress(record, observation)
-        at = kill_at(
-            observation, self.spec.processes_per_replica, self.spec.grace_seconds, self.settle_seconds
-        )
+        self.books.take_progress(record, observation, self.evidence.ledger)
         if at is not None:
             self._phase(Phase.RECOVERING, "AttemptEnding", explain.ending(observation))
         elif record.first_step_at is not None:
@@ -150,7 +155,7 @@ class _Deciding:
                 self._phase(Phase.STARTING, "Starting", explain.starting(observation))
                 return self._done(requeue_after=left)
             self._phase(Phase.RUNNING, "Unreported", explain.UNREPORTED)
-        return self._with_kill(record, observation)
+        return self._with_kill(record, at)
 
     def _left_to_report(self, record: AttemptRecord, observation: AttemptObservation) -> float | None:
         """Seconds until one that says nothing of its steps is taken to run; None: it has, or cannot yet."""
@@ -159,13 +164,14 @@ class _Deciding:
             return None
         return SILENT_SECONDS - (self.now - record.started_at).total_seconds()
 
-    def _with_kill(
-        self, record: AttemptRecord, observation: AttemptObservation, stop: int | None = None
-    ) -> Decision:
-        """Kill what is left of a broken attempt when its time has come; else come back for it."""
-        at = kill_at(
+    def _kill_at(self, observation: AttemptObservation) -> float | None:
+        """Kill what is left of a broken attempt when its time has come (`_kill_at`); else come back for it."""
+        return kill_at(
             observation, self.spec.processes_per_replica, self.spec.grace_seconds, self.settle_seconds
         )
+
+    def _with_kill(self, record: AttemptRecord, at: float | None, stop: int | None = None) -> Decision:
+        """Kill what is left of a broken attempt when its time (`_kill_at`) has come; else come back for it."""
         if at is None:
             return self._done(stop=stop)
         left = at - self.now.timestamp()
@@ -173,125 +179,16 @@ class _Deciding:
             return self._done(stop=stop, requeue_after=left)
         return self._done(stop=stop, kill=record.number, requeue_after=0.5)
 
-    def _take_progress(self, record: AttemptRecord, observation: AttemptObservation) -> None:
-        self._note_start(record, observation)
-        work = work_of(record.number, self.evidence.ledger, (), observation)
-        self._note_work(record, work)
-        said = told(observation)
-        if not said:
-            return
-        progress = said[-1]
-        if record.first_step_at is None and progress.step > (record.resumed_step or 0):
-            record.first_step_at = self.now
-        when = datetime.fromtimestamp(progress.updated, UTC) if progress.updated else self.now
-        if progress.useful_seconds is not None:
-            self._note_useful(progress.useful_seconds, when)
-        self.status.progress = JobProgress(
-            attempt=progress.attempt,
-            step=progress.step,
-            total_steps=progress.total_steps,
-            durable_step=progress.durable_step,
-            durable_seconds=progress.durable_seconds,
-            checkpoints=progress.checkpoints,
-            training_phase=progress.phase,
-            loss=progress.loss,
-            val_loss=progress.val_loss,
-            tokens_per_second=progress.tokens_per_second,
-            samples_per_second=progress.samples_per_second,
-            data_wait_fraction=progress.data_wait_fraction,
-            mfu=progress.mfu,
-            eta_seconds=progress.eta_seconds,
-            verdict=progress.verdict,
-            updated_at=when,
-        )
-
-    def _note_useful(self, seconds: float, when: datetime) -> None:
-        """`when` the figure was true: the goodput of one progress is the same whenever it is computed."""
-        self.status.useful_seconds = seconds
-        if self.status.first_started_at is not None:
-            wall = (when - self.status.first_started_at).total_seconds()
-            self.status.goodput = goodput(seconds, wall)
-
-    def _note_start(self, record: AttemptRecord, observation: AttemptObservation) -> None:
-        if record.started_at is None and observation.started_at is not None:
-            record.started_at = observation.started_at
-        if self.status.first_started_at is None:
-            self.status.first_started_at = record.started_at
-
-    def _note_work(self, record: AttemptRecord, work: Work) -> None:
-        """Where the attempt resumed tells what the one before it truly lost."""
-        record.world_size = record.world_size or work.world_size
-        record.first_step = record.first_step or work.first_step
-        if record.first_step_at is None and work.first_step_at is not None:
-            record.first_step_at = datetime.fromtimestamp(work.first_step_at, UTC)
-        if record.resumed_step is None and work.resumed_step is not None:
-            record.resumed_step = work.resumed_step
-            self._correct_before(record, work.resumed_step)
-
-    def _correct_before(self, record: AttemptRecord, resumed: int) -> None:
-        before = [
-            old for old in self.status.attempts if old.number < record.number and old.last_step is not None
-        ]
-        if not before or before[-1].verdict in (None, Verdict.FINISHED):
-            return
-        last = before[-1]
-        true = max(0, (last.last_step or 0) - resumed)
-        self.status.lost_steps += true - (last.lost_steps or 0)
-        last.lost_steps = true
-
     # ------------------------------------------------------- one attempt ended
 
     def _close(self, record: AttemptRecord, observation: AttemptObservation) -> Decision:
-        self._note_start(record, observation)
         if observation.exists:
             incident = classify(observation)
         else:
             incident = Incident(Verdict.DISRUPTED, "all that was known of it is gone")
-        known = self.status.progress
-        work = work_of(record.number, self.evidence.ledger, self.evidence.steps, observation, known)
-        self._note_work(record, work)
-        self._end_record(record, incident, work)
-        self._take_progress(record, observation)
-        self._settle_progress(record, work)
+        self.books.close(record, incident, observation, self.evidence.ledger, self.evidence.steps)
         record.log_tail = dict(self.evidence.tails)
-        ends = [replica.ended_at for replica in observation.replicas if replica.ended_at is not None]
-        if ends:
-            record.ended_at = datetime.fromtimestamp(max(ends), UTC)
-        useful = work.durable_seconds if work.durable_seconds is not None else self.status.useful_seconds
-        if useful is not None:
-            self._note_useful(useful, self.now)
         return self._after(record, incident)
-
-    def _settle_progress(self, record: AttemptRecord, work: Work) -> None:
-        """The trainer was last asked a little before its end: what it wrote knows the end itself."""
-        if work.last_step is None:
-            return
-        known = self.status.progress or JobProgress(updated_at=self.now)
-        changes: dict[str, Any] = {
-            "attempt": record.number,
-            "step": work.last_step,
-            "durable_step": work.durable_step or 0,
-        }
-        for key in ("loss", "val_loss"):
-            told = [x[key] for x in self.evidence.steps if x.get("attempt") == record.number and key in x]
-            if told:
-                changes[key] = told[-1]
-        if known.total_steps is not None and work.last_step >= known.total_steps:
-            changes["eta_seconds"] = 0.0
-        self.status.progress = known.model_copy(update=changes)
-
-    def _end_record(self, record: AttemptRecord, incident: Incident, work: Work | None) -> None:
-        record.verdict = incident.verdict
-        record.reason = incident.reason
-        record.ended_at = self.now
-        if work is not None:
-            record.last_step = work.last_step
-            record.durable_step = work.durable_step
-            record.checkpoints, record.outcome, record.digest = work.checkpoints, work.outcome, work.digest
-            if work.last_sign is not None:
-                record.last_sign_at = datetime.fromtimestamp(work.last_sign, UTC)
-            record.lost_steps = lost_steps(work, incident.verdict)
-            self.status.lost_steps += record.lost_steps or 0
 
     def _after(self, record: AttemptRecord, incident: Incident) -> Decision:
         """Book the incident, and open the next attempt at once where one may follow."""
@@ -350,7 +247,9 @@ class _Deciding:
         if self.status.phase is not Phase.SUSPENDED:
             self._tell("Normal", "Suspended", "suspended; checkpoints are kept, resume to go on")
         self.status.next_start_at = None
-        self._phase(Phase.SUSPENDED, "Suspended", "suspended; resume to go on")
+        gpus = self._gpus_idle()
+        why = f", for {gpus.message}" if gpus is not None and gpus.reason == idle.STOPPED else ""
+        self._phase(Phase.SUSPENDED, "Suspended", f"suspended{why}; resume to go on")
         return self._done()
 
     def _final(self, phase: Phase, reason: str, message: str) -> Decision:
@@ -379,7 +278,7 @@ class _Deciding:
         stop = None if observation.stopping else record.number
         if observation.waiting:
             return self._done(stop=stop, requeue_after=0.1)
-        return self._with_kill(record, observation, stop=stop)
+        return self._with_kill(record, self._kill_at(observation), stop=stop)
 
     # --------------------------------------------------------------- writing
 
@@ -395,6 +294,31 @@ class _Deciding:
     def _tell(self, kind: str, reason: str, message: str) -> None:
         self.events.append(Event(self.now, kind, reason, message))
 
+    def _gpus_idle(self) -> Condition | None:
+        return next((one for one in self.status.conditions if one.type == idle.CONDITION), None)
+
+    def _judge_gpus(self) -> bool:
+        """Keep the condition GPUsIdle; whether the job is to be suspended for it."""
+        before = self._gpus_idle()
+        if self.status.phase.final:
+            return False
+        if self.works:
+            after = idle.condition(before, self.evidence.gpus, self.spec.idle, self.now)
+        else:
+            after = idle.at_rest(before, self.spec.suspend, self.now)
+        if after is None:
+            return False
+        if after != before:
+            self.status.conditions = [
+                *(one for one in self.status.conditions if one.type != idle.CONDITION),
+                after,
+            ]
+        stop = self.works and after.status == "True" and after.reason == idle.STOPPED and not self.job.faults
+        if after.status == "True" and (before is None or before.reason != after.reason):
+            what = "; suspended after a checkpoint, for idle is Stop" if stop else ""
+            self._tell("Warning", idle.CONDITION, f"{after.message}{what}")
+        return stop
+
     def _done(
         self,
         *,
@@ -404,4 +328,10 @@ class _Deciding:
         remove: bool = False,
         requeue_after: float | None = None,
     ) -> Decision:
-        return Decision(self.status, stop, kill, start, remove, tuple(self.events), requeue_after)
+        suspend = self._judge_gpus()
+        verdict = self.evidence.gpus
+        if self.works and verdict is not None and verdict.decided_in is not None:
+            requeue_after = min(verdict.decided_in, requeue_after or verdict.decided_in)
+        return Decision(
+            self.status, stop, kill, start, remove, suspend, tuple(self.events), requeue_after
+        )

@@ -1,0 +1,147 @@
+"""What is written down of attempts: figures while they run, and what they came to.
+
+Keeps a status that is being made for one decision (decide.py); no decision is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast_controller.cluster import AttemptObservation
+from holdfast_controller.jobs import AttemptRecord, JobProgress, Status, Verdict
+
+from .classify import Incident
+from .lost_work import Line, Work, goodput, lost_steps, told, work_of
+
+
+class Books:
+    """The accounts of one job: `status` is changed in place, as of `now`."""
+
+    def __init__(self, status: Status, now: datetime):
+        self.status = status
+        self.now = now
+
+    def take_progress(
+        self, record: AttemptRecord, observation: AttemptObservation, ledger: Sequence[Line]
+    ) -> None:
+        """What an attempt that runs tells of itself."""
+        self._note_start(record, observation)
+        work = work_of(record.number, ledger, (), observation)
+        self._note_work(record, work)
+        said = told(observation)
+        if not said:
+            return
+        progress = said[-1]
+        if record.first_step_at is None and progress.step > (record.resumed_step or 0):
+            record.first_step_at = self.now
+        when = datetime.fromtimestamp(progress.updated, UTC) if progress.updated else self.now
+        if progress.useful_seconds is not None:
+            self._note_useful(progress.useful_seconds, when)
+        self.status.progress = JobProgress(
+            attempt=progress.attempt,
+            step=progress.step,
+            total_steps=progress.total_steps,
+            durable_step=progress.durable_step,
+            durable_seconds=progress.durable_seconds,
+            checkpoints=progress.checkpoints,
+            training_phase=progress.phase,
+            loss=progress.loss,
+            val_loss=progress.val_loss,
+            tokens_per_second=progress.tokens_per_second,
+            samples_per_second=progress.samples_per_second,
+            data_wait_fraction=progress.data_wait_fraction,
+            mfu=progress.mfu,
+            eta_seconds=progress.eta_seconds,
+            verdict=progress.verdict,
+            updated_at=when,
+        )
+
+    def _note_useful(self, seconds: float, when: datetime) -> None:
+        """`when` the figure was true: the goodput of one progress is the same whenever it is computed."""
+        self.status.useful_seconds = seconds
+        if self.status.first_started_at is not None:
+            wall = (when - self.status.first_started_at).total_seconds()
+            self.status.goodput = goodput(seconds, wall)
+
+    def _note_start(self, record: AttemptRecord, observation: AttemptObservation) -> None:
+        if record.started_at is None and observation.started_at is not None:
+            record.started_at = observation.started_at
+        if self.status.first_started_at is None:
+            self.status.first_started_at = record.started_at
+
+    def _note_work(self, record: AttemptRecord, work: Work) -> None:
+        """Where the attempt resumed tells what the one before it truly lost."""
+        record.world_size = record.world_size or work.world_size
+        record.first_step = record.first_step or work.first_step
+        if record.first_step_at is None and work.first_step_at is not None:
+            record.first_step_at = datetime.fromtimestamp(work.first_step_at, UTC)
+        if record.resumed_step is None and work.resumed_step is not None:
+            record.resumed_step = work.resumed_step
+            self._correct_before(record, work.resumed_step)
+
+    def _correct_before(self, record: AttemptRecord, resumed: int) -> None:
+        before = [
+            old for old in self.status.attempts if old.number < record.number and old.last_step is not None
+        ]
+        if not before or before[-1].verdict in (None, Verdict.FINISHED):
+            return
+        last = before[-1]
+        true = max(0, (last.last_step or 0) - resumed)
+        self.status.lost_steps += true - (last.lost_steps or 0)
+        last.lost_steps = true
+
+    def close(
+        self,
+        record: AttemptRecord,
+        incident: Incident,
+        observation: AttemptObservation,
+        ledger: Sequence[Line],
+        steps: Sequence[Line],
+    ) -> None:
+        """All that is to be written down of an attempt that is over."""
+        self._note_start(record, observation)
+        work = work_of(record.number, ledger, steps, observation, self.status.progress)
+        self._note_work(record, work)
+        self.judged(record, incident, work)
+        self.take_progress(record, observation, ledger)
+        self._settle_progress(record, work, steps)
+        ends = [replica.ended_at for replica in observation.replicas if replica.ended_at is not None]
+        if ends:
+            record.ended_at = datetime.fromtimestamp(max(ends), UTC)
+        useful = work.durable_seconds if work.durable_seconds is not None else self.status.useful_seconds
+        if useful is not None:
+            self._note_useful(useful, self.now)
+
+    def _settle_progress(self, record: AttemptRecord, work: Work, steps: Sequence[Line]) -> None:
+        """The trainer was last asked a little before its end: what it wrote knows the end itself."""
+        if work.last_step is None:
+            return
+        known = self.status.progress or JobProgress(updated_at=self.now)
+        changes: dict[str, Any] = {
+            "attempt": record.number,
+            "step": work.last_step,
+            "durable_step": work.durable_step or 0,
+        }
+        for key in ("loss", "val_loss"):
+            told = [x[key] for x in steps if x.get("attempt") == record.number and key in x]
+            if told:
+                changes[key] = told[-1]
+        if known.total_steps is not None and work.last_step >= known.total_steps:
+            changes["eta_seconds"] = 0.0
+        self.status.progress = known.model_copy(update=changes)
+
+    def judged(self, record: AttemptRecord, incident: Incident, work: Work | None = None) -> None:
+        """The record gets its verdict."""
+        record.verdict = incident.verdict
+        record.reason = incident.reason
+        record.ended_at = self.now
+        if work is not None:
+            record.last_step = work.last_step
+            record.durable_step = work.durable_step
+            record.checkpoints, record.outcome, record.digest = work.checkpoints, work.outcome, work.digest
+            if work.last_sign is not None:
+                record.last_sign_at = datetime.fromtimestamp(work.last_sign, UTC)
+            record.lost_steps = lost_steps(work, incident.verdict)
+            self.status.lost_steps += record.lost_steps or 0

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from holdfast_controller.cluster import AttemptObservation, Event, ReplicaState
 from holdfast_controller.jobs import AttemptRecord, Phase, Status, TrainingJob, Verdict
 
-from . import explain, idle, refused
+from . import explain, refused
 from .backoff import backoff
 from .books import Books
 from .budget import spend
@@ -40,21 +40,17 @@ class Evidence:
     tails: dict[str, str] = field(default_factory=dict)
     refusals: Sequence[str] = ()
     """Why no attempt can start as the job is now."""
-    gpus: idle.GpuVerdict | None = None
-    """Whether the attempt uses its GPUs; None where nobody looks."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Stop and kill first, write the status, then suspend or start, then tell the events."""
+    """Stop and kill first, write the status, then start, then tell the events."""
 
     status: Status
     stop: int | None = None
     kill: int | None = None
     start: int | None = None
     remove: bool = False
-    suspend: bool = False
-    """Set `spec.suspend`, as a user would."""
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
     """Seconds; None: nothing to do until something changes."""
@@ -104,8 +100,6 @@ class _Deciding:
         self.status.observed_generation = job.metadata.generation
         self.books = Books(self.status, now)
         self.events: list[Event] = []
-        self.works = False
-        """Whether an attempt holds what it asked for, and is to go on with it."""
 
     def decide(self) -> Decision:
         if self.job.metadata.deletion_timestamp is not None:
@@ -165,13 +159,13 @@ class _Deciding:
         return SILENT_SECONDS - (self.now - record.started_at).total_seconds()
 
     def _kill_at(self, observation: AttemptObservation) -> float | None:
-        """Kill what is left of a broken attempt when its time has come (`_kill_at`); else come back for it."""
+        """When to end the rest of a broken attempt, in seconds since the epoch; None: it is in order."""
         return kill_at(
             observation, self.spec.processes_per_replica, self.spec.grace_seconds, self.settle_seconds
         )
 
     def _with_kill(self, record: AttemptRecord, at: float | None, stop: int | None = None) -> Decision:
-        """Kill what is left of a broken attempt when its time (`_kill_at`) has come; else come back for it."""
+        """Kill what is left of a broken attempt from `at` on (see `_kill_at`); else come back for it."""
         if at is None:
             return self._done(stop=stop)
         left = at - self.now.timestamp()
@@ -247,9 +241,7 @@ class _Deciding:
         if self.status.phase is not Phase.SUSPENDED:
             self._tell("Normal", "Suspended", "suspended; checkpoints are kept, resume to go on")
         self.status.next_start_at = None
-        gpus = self._gpus_idle()
-        why = f", for {gpus.message}" if gpus is not None and gpus.reason == idle.STOPPED else ""
-        self._phase(Phase.SUSPENDED, "Suspended", f"suspended{why}; resume to go on")
+        self._phase(Phase.SUSPENDED, "Suspended", "suspended; resume to go on")
         return self._done()
 
     def _final(self, phase: Phase, reason: str, message: str) -> Decision:
@@ -294,31 +286,6 @@ class _Deciding:
     def _tell(self, kind: str, reason: str, message: str) -> None:
         self.events.append(Event(self.now, kind, reason, message))
 
-    def _gpus_idle(self) -> Condition | None:
-        return next((one for one in self.status.conditions if one.type == idle.CONDITION), None)
-
-    def _judge_gpus(self) -> bool:
-        """Keep the condition GPUsIdle; whether the job is to be suspended for it."""
-        before = self._gpus_idle()
-        if self.status.phase.final:
-            return False
-        if self.works:
-            after = idle.condition(before, self.evidence.gpus, self.spec.idle, self.now)
-        else:
-            after = idle.at_rest(before, self.spec.suspend, self.now)
-        if after is None:
-            return False
-        if after != before:
-            self.status.conditions = [
-                *(one for one in self.status.conditions if one.type != idle.CONDITION),
-                after,
-            ]
-        stop = self.works and after.status == "True" and after.reason == idle.STOPPED and not self.job.faults
-        if after.status == "True" and (before is None or before.reason != after.reason):
-            what = "; suspended after a checkpoint, for idle is Stop" if stop else ""
-            self._tell("Warning", idle.CONDITION, f"{after.message}{what}")
-        return stop
-
     def _done(
         self,
         *,
@@ -328,10 +295,4 @@ class _Deciding:
         remove: bool = False,
         requeue_after: float | None = None,
     ) -> Decision:
-        suspend = self._judge_gpus()
-        verdict = self.evidence.gpus
-        if self.works and verdict is not None and verdict.decided_in is not None:
-            requeue_after = min(verdict.decided_in, requeue_after or verdict.decided_in)
-        return Decision(
-            self.status, stop, kill, start, remove, suspend, tuple(self.events), requeue_after
-        )
+        return Decision(self.status, stop, kill, start, remove, tuple(self.events), requeue_after)

@@ -30,12 +30,10 @@ def job_schema() -> str:
 
 def openapi() -> str:
     """The REST interface. Describing it touches neither store nor engine, so none is given."""
-    from prometheus_client import CollectorRegistry
-
     from holdfast_controller.api.app import create_app
 
     nothing: Any = None
-    app = create_app(nothing, nothing, token=None, registry=CollectorRegistry())
+    app = create_app(nothing, nothing, token=None)
     return json.dumps(app.openapi(), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import httpx
 import structlog
-from prometheus_client import CollectorRegistry
 from scripted_engine import ScriptedEngine
 from waiting import wait_until
 
@@ -82,7 +81,6 @@ def served(
                 store,
                 engine,
                 token=token,
-                registry=CollectorRegistry(),
                 reconciler_fault=lambda: self.fault[0] if self.fault else None,
                 closing=closing,
                 body_limit=body_limit,

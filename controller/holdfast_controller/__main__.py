@@ -70,7 +70,7 @@ async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
                     store,
                     engine,
                     token=listening.token,
-                    registry=metrics.registry,
+                    series=metrics.text,
                     reconciler_fault=lambda: background.fault,
                     closing=closing,
                 )

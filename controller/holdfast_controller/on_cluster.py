@@ -88,7 +88,7 @@ async def run(settings: ClusterSettings) -> None:
         KubeStore(connection, jobs, cached=False),
         KubeEngine(connection, pieces, endpoints, jobs, pods),
         gate=ClusterAccess(connection),
-        registry=metrics.registry,
+        series=metrics.text,
         reconciler_fault=lambda: background.fault or jobs.fault,
         missing=lambda: missing(jobs, pieces),
         closing=closing,

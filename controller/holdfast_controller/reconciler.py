@@ -25,8 +25,9 @@ from typing import Any, cast
 import structlog
 
 from .cluster import AttemptObservation, Conflict, Engine, Event, HoldfastError, JobStore, NotFound, NotReady
+from .job_series import JobFigures
 from .jobs import TrainingJob, Verdict
-from .metrics import JobFigures, Metrics
+from .metrics import Metrics
 from .policy.classify import classify
 from .policy.decide import Decision, Evidence, decide, open_record, over
 from .policy.peers import SETTLE_SECONDS

@@ -8,13 +8,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from local_world import all_running, at_work, end, local_engine, until, waiting_job
+from prometheus_client.parser import text_string_to_metric_families
+from series import sample
 from structlog.testing import capture_logs
 from waiting import wait_until_async
 
+from holdfast_controller.job_series import BATCH, JobFigures, recovery_seconds
 from holdfast_controller.jobs import AttemptRecord, Phase, Status, TrainingJob
 from holdfast_controller.local.launch import run_directory
 from holdfast_controller.local.targets import TargetsFile
-from holdfast_controller.metrics import JobFigures, Metrics, recovery_seconds
+from holdfast_controller.metrics import Metrics
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -51,19 +54,36 @@ def test_a_job_s_own_bounds_are_series_where_it_has_them() -> None:
     for one in (job, plain):
         metrics.jobs[one.key] = JobFigures.of(one)
 
-    def sample(series: str, name: str = "gpt", **labels: str) -> float | None:
-        return metrics.registry.get_sample_value(series, {"namespace": "default", "job": name, **labels})
+    def told(series: str, name: str = "gpt", **labels: str) -> float | None:
+        return sample(metrics, series, {"namespace": "default", "job": name, **labels})
 
-    assert sample("holdfast_job_phase", phase="Running") == 1
-    assert sample("holdfast_job_phase", phase="Queued") is None
-    assert sample("holdfast_job_phase", "plain", phase="Queued") == 1
-    assert sample("holdfast_job_gpus") == 0.5
-    assert sample("holdfast_job_recovery_seconds") == 4
-    assert sample("holdfast_job_disruptions_allowed") == 5
-    assert sample("holdfast_job_checkpoint_every_seconds") == 90
-    assert sample("holdfast_job_checkpoint_every_steps") is None
+    assert told("holdfast_job_phase", phase="Running") == 1
+    assert told("holdfast_job_phase", phase="Queued") is None
+    assert told("holdfast_job_phase", "plain", phase="Queued") == 1
+    assert told("holdfast_job_gpus") == 0.5
+    assert told("holdfast_job_recovery_seconds") == 4
+    assert told("holdfast_job_disruptions_allowed") == 5
+    assert told("holdfast_job_checkpoint_every_seconds") == 90
+    assert told("holdfast_job_checkpoint_every_steps") is None
     for absent in ("disruptions_allowed", "checkpoint_every_seconds", "recovery_seconds", "step"):
-        assert sample(f"holdfast_job_{absent}", "plain") is None
+        assert told(f"holdfast_job_{absent}", "plain") is None
+
+
+def test_every_series_of_many_jobs_is_one_group_however_many_pieces_it_takes() -> None:
+    metrics = Metrics()
+    for number in range(2 * BATCH + 1):
+        job = TrainingJob.model_validate(
+            {"metadata": {"name": f"job-{number}"}, "spec": {"command": ["python"]}}
+        )
+        metrics.jobs[job.key] = JobFigures.of(job)
+    pieces = list(metrics.text())
+    assert max(piece.count(b"\n") for piece in pieces) <= max(BATCH, pieces[0].count(b"\n"))
+    families = list(text_string_to_metric_families(b"".join(pieces).decode()))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names)), "Prometheus takes a series that comes back for another one"
+    samples = {family.name: len(family.samples) for family in families}
+    assert samples["holdfast_job_phase"] == samples["holdfast_job_attempts"] == 2 * BATCH + 1
+    assert samples["holdfast_job_step"] == 0, "not known is not zero"
 
 
 def test_prometheus_is_told_where_a_running_trainer_listens(tmp_path: Path) -> None:

@@ -8,12 +8,11 @@ A request that may not pass is answered before its body is read; a body too larg
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
-from prometheus_client import REGISTRY, CollectorRegistry
 
 from ..cluster import Engine, JobStore
 from . import lifecycle, operations, problems, records
@@ -33,7 +32,7 @@ def create_app(
     *,
     token: str | None = None,
     gate: Gate | None = None,
-    registry: CollectorRegistry = REGISTRY,
+    series: Callable[[], Iterable[bytes]] = tuple,
     reconciler_fault: Callable[[], str | None] = lambda: None,
     missing: Callable[[], tuple[str, ...]] = lambda: (),
     closing: asyncio.Event | None = None,
@@ -44,6 +43,7 @@ def create_app(
 
     `gate` decides who may call; without one it is `token`, and where that is None too, nobody is asked for
     one (and loopback names alone are answered); of streams it is asked again every `recheck_seconds`.
+    `series` is what Prometheus is told, in pieces (`Metrics.text`).
     `reconciler_fault` says why the reconciler does no work, None while it does; `missing` names what jobs
     still wait for. Setting `closing` ends all streams.
     """
@@ -55,7 +55,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.backend = Backend(
-        store, engine, registry, reconciler_fault, missing, closing=closing or asyncio.Event()
+        store, engine, series, reconciler_fault, missing, closing=closing or asyncio.Event()
     )
     # Declares the scheme in OpenAPI; `Access` is what enforces it, in front of every route.
     bearer = HTTPBearer(auto_error=False, description="The controller's token.")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import difflib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
-from prometheus_client import REGISTRY, CollectorRegistry
 
 from ..cluster import Engine, Invalid, JobStore
 from ..jobs import JobName, Namespace, TrainingJob
@@ -47,7 +46,8 @@ class Backend:
 
     store: JobStore
     engine: Engine
-    registry: CollectorRegistry = REGISTRY
+    series: Callable[[], Iterable[bytes]] = tuple
+    """What Prometheus is told, in pieces."""
     reconciler_fault: Callable[[], str | None] = _no_fault
     """Why the reconciler does no work, or None while it does."""
     missing: Callable[[], tuple[str, ...]] = _nothing

@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 from fastapi import APIRouter
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ..cluster import HoldfastError, NotFound
@@ -67,5 +67,8 @@ async def _store_fault(at: Backend) -> str | None:
 @operations.get("/metrics", response_class=PlainTextResponse)
 async def metrics(at: At) -> Response:
     """All series of the controller, in the Prometheus text format."""
-    body = await asyncio.to_thread(generate_latest, at.registry)
-    return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    parts = []
+    for part in at.series():
+        parts.append(part)
+        await asyncio.sleep(0)  # of ten thousand jobs the whole takes a moment in which others have to wait
+    return Response(b"".join(parts), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -200,6 +200,21 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
 
 
+@dataclass(frozen=True)
+class GpuUse:
+    """What a replica of an attempt does with one GPU that it holds, at one moment."""
+
+    key: str
+    attempt: int
+    replica: str
+    gpu: str
+    """UUID; of a MIG device its own."""
+    busy: float | None
+    """Share of the time in which it was at work for the replica, 0 to 1; None: nobody can tell."""
+    ranks: str = ""
+    """Whose processes are on it, such as `0` or `2,3`; empty where none are, or they are not told apart."""
+
+
 class Engine(Protocol):
     """Runs attempts. Every call is idempotent: names are functions of job and attempt."""
 

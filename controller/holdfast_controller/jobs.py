@@ -108,7 +108,7 @@ class AttemptRecord(Model):
 
 
 class Condition(Model):
-    """As Kubernetes conditions: types are Admitted, Running, Suspended, Complete, Failed."""
+    """As Kubernetes conditions: types are Admitted, Running, Suspended, Complete, Failed; GPUsIdle."""
 
     type: str
     status: Literal["True", "False", "Unknown"]

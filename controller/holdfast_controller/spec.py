@@ -45,6 +45,11 @@ class Capacity(StrEnum):
     ANY = "Any"
 
 
+class Idle(StrEnum):
+    REPORT = "Report"
+    STOP = "Stop"
+
+
 class Checkpoint(Model):
     """When the job saves and how many checkpoints it keeps."""
 
@@ -160,6 +165,18 @@ class Spec(Model):
         le=604_800,
         description="Seconds without a step after which the attempt is ended as hung (0: never); "
         "by default 10 minutes, or 30 times the longest step where that is more.",
+    )
+    idle: Idle = Field(
+        default=Idle.REPORT,
+        description="What follows when GPUs of the job are not used for idleSeconds. Report: a condition and "
+        "an event. Stop: also, once none of them is used, the job is suspended after a checkpoint, until it "
+        "is resumed.",
+    )
+    idle_seconds: int = Field(
+        default=1800,
+        ge=30,
+        le=604_800,
+        description="A GPU is idle once it was busy for less than 5 % at every look for so long.",
     )
     suspend: bool = Field(default=False, description="True: stop after a checkpoint, keep everything.")
     ttl_seconds_after_finished: int | None = Field(

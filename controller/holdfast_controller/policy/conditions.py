@@ -17,7 +17,8 @@ def conditions_of(status: Status, reason: str, now: datetime) -> list[Condition]
 
     Admitted says in words why it is not; the others' words are the status's message.
 
-    Only phases that say something about a type set it: what was never admitted has no Running.
+    Only phases that say something about a type set it: what was never admitted has no Running. What no
+    phase speaks of (GPUsIdle) stays as it is.
     """
     phase = status.phase
     wanted: dict[str, bool] = {
@@ -48,4 +49,4 @@ def conditions_of(status: Status, reason: str, now: datetime) -> list[Condition]
                 last_transition_time=now if old is None or moved else old.last_transition_time,
             )
         )
-    return conditions
+    return [*conditions, *(old for kind, old in before.items() if kind not in wanted)]

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from holdfast_controller.cluster import AttemptObservation, Event, ReplicaState
 from holdfast_controller.jobs import AttemptRecord, Phase, Status, TrainingJob, Verdict
 
-from . import explain, refused
+from . import explain, idle, refused
 from .backoff import backoff
 from .books import Books
 from .budget import spend
@@ -40,17 +40,21 @@ class Evidence:
     tails: dict[str, str] = field(default_factory=dict)
     refusals: Sequence[str] = ()
     """Why no attempt can start as the job is now."""
+    gpus: idle.GpuVerdict | None = None
+    """Whether the attempt uses its GPUs; None where nobody looks."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Stop and kill first, write the status, then start, then tell the events."""
+    """Stop and kill first, write the status, then suspend or start, then tell the events."""
 
     status: Status
     stop: int | None = None
     kill: int | None = None
     start: int | None = None
     remove: bool = False
+    suspend: bool = False
+    """Set `spec.suspend`, as a user would."""
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
     """Seconds; None: nothing to do until something changes."""
@@ -100,6 +104,8 @@ class _Deciding:
         self.status.observed_generation = job.metadata.generation
         self.books = Books(self.status, now)
         self.events: list[Event] = []
+        self.works = False
+        """Whether an attempt holds what it asked for, and is to go on with it."""
 
     def decide(self) -> Decision:
         if self.job.metadata.deletion_timestamp is not None:
@@ -138,6 +144,7 @@ class _Deciding:
         if observation.waiting:
             self._phase(Phase.QUEUED, "Waiting", observation.waiting)
             return self._done()
+        self.works = at is None
         self.books.take_progress(record, observation, self.evidence.ledger)
         if at is not None:
             self._phase(Phase.RECOVERING, "AttemptEnding", explain.ending(observation))
@@ -241,7 +248,7 @@ class _Deciding:
         if self.status.phase is not Phase.SUSPENDED:
             self._tell("Normal", "Suspended", "suspended; checkpoints are kept, resume to go on")
         self.status.next_start_at = None
-        self._phase(Phase.SUSPENDED, "Suspended", "suspended; resume to go on")
+        self._phase(Phase.SUSPENDED, "Suspended", f"suspended{idle.why_stopped(self.status)}; resume to go on")
         return self._done()
 
     def _final(self, phase: Phase, reason: str, message: str) -> Decision:
@@ -295,4 +302,15 @@ class _Deciding:
         remove: bool = False,
         requeue_after: float | None = None,
     ) -> Decision:
-        return Decision(self.status, stop, kill, start, remove, tuple(self.events), requeue_after)
+        suspend = False
+        if self.works:
+            verdict = self.evidence.gpus
+            told = idle.judged(self.status, verdict, self.spec, self.now)
+            if told:
+                self._tell("Warning", idle.CONDITION, told)
+            suspend = idle.to_be_stopped(self.status) and not self.job.faults
+            if verdict is not None and verdict.decided_in is not None:
+                requeue_after = min(verdict.decided_in, requeue_after or verdict.decided_in)
+        else:
+            idle.at_rest(self.status, self.spec, self.now)
+        return Decision(self.status, stop, kill, start, remove, suspend, tuple(self.events), requeue_after)

@@ -248,7 +248,8 @@ class _Deciding:
         if self.status.phase is not Phase.SUSPENDED:
             self._tell("Normal", "Suspended", "suspended; checkpoints are kept, resume to go on")
         self.status.next_start_at = None
-        self._phase(Phase.SUSPENDED, "Suspended", f"suspended{idle.why_stopped(self.status)}; resume to go on")
+        why = idle.why_stopped(self.status)
+        self._phase(Phase.SUSPENDED, "Suspended", f"suspended{why}; resume to go on")
         return self._done()
 
     def _final(self, phase: Phase, reason: str, message: str) -> Decision:

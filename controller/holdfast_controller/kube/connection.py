@@ -14,6 +14,8 @@ import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -226,7 +228,16 @@ async def connect(
             ) from error
         said = error if isinstance(error, config.ConfigException | OSError) else "it is no kubeconfig"
         raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: {said}") from error
+    configuration.proxy = configuration.proxy or _proxy(configuration.host)
+    configuration.client_session_kwargs = {"trust_env": False}
     return Connection(client.ApiClient(configuration), RateLimit(per_second, burst), metrics=metrics)
+
+
+def _proxy(server: str) -> str | None:
+    """As HTTPS_PROXY, HTTP_PROXY and NO_PROXY say. The client would ask a thread for it before every request,
+    and another one whether ~/.netrc has a password: a third of what a request costs."""
+    where = urlsplit(server)
+    return None if proxy_bypass(where.hostname or "") else getproxies().get(where.scheme)
 
 
 def _exists(kubeconfig: Path | str) -> bool:

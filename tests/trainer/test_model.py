@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
 from holdfast_trainer.config import ModelConfig
-from holdfast_trainer.model import GPT, flops_per_token, parameter_count
+from holdfast_trainer.decoder import Decoder
+from holdfast_trainer.model import build_model, flops_per_token, parameter_count
 
 SMALL = ModelConfig(vocab_size=97, layers=2, heads=2, width=32, context=16)
+LLAMA = ModelConfig(
+    vocab_size=97, layers=2, heads=4, width=32, context=16, family="llama", kv_heads=2, tied=False
+)
+families = pytest.mark.parametrize("shape", [SMALL, LLAMA], ids=["gpt2", "llama"])
 
 
-def small(seed: int = 0, config: ModelConfig = SMALL) -> GPT:
+def small(seed: int = 0, config: ModelConfig = SMALL) -> Decoder:
     torch.manual_seed(seed)
-    return GPT(config)
+    return build_model(config)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_parameter_formula_counts_the_real_model(bias: bool) -> None:
-    config = ModelConfig(vocab_size=97, layers=3, heads=2, width=32, context=16, bias=bias)
-    assert parameter_count(config) == sum(p.numel() for p in GPT(config).parameters())
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        dataclasses.replace(SMALL, bias=True),
+        LLAMA,
+        dataclasses.replace(LLAMA, tied=True),
+        dataclasses.replace(LLAMA, kv_heads=None, mlp_width=80),
+    ],
+    ids=str,
+)
+def test_the_parameter_formula_counts_the_real_model(config: ModelConfig) -> None:
+    assert parameter_count(config) == sum(p.numel() for p in build_model(config).parameters())
 
 
 def test_the_cost_of_a_token_is_palms_formula() -> None:
@@ -29,6 +44,13 @@ def test_the_cost_of_a_token_is_palms_formula() -> None:
     assert parameter_count(gpt2) == 124_439_808  # GPT-2 small, as published
     multiplying = 124_439_808 - 1024 * 768
     assert flops_per_token(gpt2) == 6 * multiplying + 12 * 12 * 12 * 64 * 1024
+    llama = ModelConfig(
+        vocab_size=32000, layers=32, heads=32, width=4096, context=4096, family="llama", mlp_width=11008,
+        tied=False,
+    )  # fmt: skip
+    assert parameter_count(llama) == 6_738_415_616  # Llama 2 7B, as published
+    multiplying = 6_738_415_616 - 32000 * 4096
+    assert flops_per_token(llama) == 6 * multiplying + 12 * 32 * 4096 * 4096
 
 
 def test_an_untrained_model_is_as_good_as_guessing() -> None:
@@ -38,8 +60,9 @@ def test_an_untrained_model_is_as_good_as_guessing() -> None:
     assert loss.item() == pytest.approx(math.log(97), rel=0.02)
 
 
-def test_no_token_sees_a_later_one() -> None:
-    model = small().eval()
+@families
+def test_no_token_sees_a_later_one(shape: ModelConfig) -> None:
+    model = small(config=shape).eval()
     tokens = torch.randint(97, (1, 16))
     changed = tokens.clone()
     changed[0, 10] = (changed[0, 10] + 1) % 97
@@ -82,8 +105,9 @@ def test_a_sequence_longer_than_the_context_is_refused() -> None:
         small()(torch.zeros(1, 17, dtype=torch.int64))
 
 
-def test_it_learns_a_short_text_by_heart() -> None:
-    model = small()
+@families
+def test_it_learns_a_short_text_by_heart(shape: ModelConfig) -> None:
+    model = small(config=shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     tokens = torch.randint(97, (4, 17))
     for _ in range(60):

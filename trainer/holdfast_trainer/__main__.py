@@ -10,7 +10,7 @@ COMMANDS = {
     "train": ("holdfast_trainer.train_command", "train a GPT, alone or under torchrun; resumes by itself"),
     "diagnose": ("holdfast_trainer.diagnose_command", "measure a few steps; say what to change before a run"),
     "checkpoint": ("holdfast_trainer.checkpoint_command", "list, verify, export and compare checkpoints"),
-    "export-gpt2": ("holdfast_trainer.gpt2_command", "write a run's model in Hugging Face's GPT-2 layout"),
+    "export-hf": ("holdfast_trainer.hf_command", "write a run's model in Hugging Face's layout"),
     "prepare": ("holdfast_trainer.prepare", "turn text and JSONL files into token shards"),
 }
 

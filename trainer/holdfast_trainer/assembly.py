@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from .compilation import compile_or_eager
 from .config import Config, ConfigError
 from .data import TokenDataset
-from .gpt2_weights import load_gpt2
-from .model import GPT
+from .decoder import Decoder
+from .hf_weights import load_weights
+from .model import build_model
 from .optim import Precision, build_optimizer
 from .parallel import unharmed
 from .run import Run
@@ -69,7 +70,7 @@ class Batches:
 class Assembled:
     """The parts of a training, ready to be tracked."""
 
-    raw_model: GPT
+    raw_model: Decoder
     """The model itself: what is saved and validated."""
     model: nn.Module
     """What a training step calls."""
@@ -80,10 +81,10 @@ def assemble(run: Run, config: Config, compute: Precision, batches: Batches, *, 
     """Build the model as configured, the same on every rank. Collective."""
     settings = config.train
     torch.manual_seed(settings.seed)  # the same initial weights on every rank
-    raw = GPT(config.model, recompute=settings.activation_checkpointing)
+    raw = build_model(config.model, recompute=settings.activation_checkpointing)
     sharded = settings.parallel == "fsdp" and run.world_size > 1
     if settings.init_from is not None:
-        load_gpt2(raw, settings.init_from)
+        load_weights(raw, settings.init_from)
     if sharded:
         check_sharding(compute.name)
     else:  # what is to be sharded may not fit the device in one piece

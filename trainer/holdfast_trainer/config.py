@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from .contract import ENV_CHECKPOINT_EVERY, ENV_CHECKPOINT_KEEP
-from .schema import ConfigError, Range, from_mapping, parse_scalar, read_yaml
+from .model_config import LLAMA_ALONE, ModelConfig, divisors
+from .schema import ConfigError, Positive, Range, from_mapping, parse_scalar, read_yaml
 
 __all__ = [
     "CheckpointConfig",
@@ -34,34 +35,9 @@ __all__ = [
     "settings_in_common",
 ]
 
-Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Shape of the GPT."""
-
-    vocab_size: Positive
-    """Rows of the embedding; at least the vocabulary of the prepared data. A multiple of 64 is fastest."""
-    layers: Positive
-    heads: Positive
-    """Attention heads; must divide `width`."""
-    width: Positive
-    """Size of the residual stream; the MLP is four times as wide."""
-    context: Positive
-    """Tokens a sequence holds; attention costs grow with its square."""
-    dropout: Annotated[float, Range(0, 1, open_high=True)] = 0.0
-    """Probability in [0, 1). 0: a model that sees its data about once gains nothing from it."""
-    bias: bool = False
-    """Biases in linear layers and norms. Off: a little faster, no worse (as PaLM and later)."""
-
-    def __post_init__(self) -> None:
-        if self.width % self.heads:
-            near = min((h for h in _divisors(self.width)), key=lambda h: abs(h - self.heads))
-            raise ConfigError(
-                f"heads: {self.heads} does not divide width {self.width}; the nearest that does is {near}"
-            )
+Snapshots = Literal["overlapped", "synchronous"]
+"""See `CheckpointConfig.snapshot`."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +63,8 @@ class TrainConfig:
     """Sequences a forward pass, per rank: bounds memory. null: the whole share of a rank at once.
     Must divide the share; the rest is accumulated."""
     init_from: Path | None = None
-    """Weights to begin with instead of random ones: GPT-2's, a local model.safetensors in Hugging Face's
-    layout or the directory that holds it. A run that resumes has its own."""
+    """Weights to begin with instead of random ones: GPT-2's or Llama's, a local model.safetensors in Hugging
+    Face's layout or the directory that holds it, in one file or several. A run that resumes has its own."""
     seed: Count = 1337
     """Of the initial weights, of dropout and of the order of samples."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -197,6 +173,11 @@ class CheckpointConfig:
     """Checkpoints with the lowest validation loss that stay besides; 0 keeps none for that. Only a
     checkpoint of a step that was validated has one: let `validation.every` be a multiple of `every`."""
 
+    snapshot: Snapshots = "overlapped"
+    """When parameters and optimizer state are copied: while the next step's forward and backward compute
+    (`overlapped`), or before the next step begins (`synchronous`), for a loop in which something other than
+    the optimizer writes to them. CHECKPOINTS.md tells what of that is found out."""
+
     def __post_init__(self) -> None:
         if not _EVERY.fullmatch(str(self.every)):
             raise ConfigError(
@@ -254,7 +235,11 @@ class Config:
         for execution in EXECUTION:
             del train[execution]
         optim = dataclasses.asdict(self.optim) | {"min_learning_rate": self.optim.final_learning_rate}
-        body = {"model": dataclasses.asdict(self.model), "train": train, "optim": optim}
+        model = dataclasses.asdict(self.model)
+        if self.model.family == "gpt2":  # as it was before there was another
+            for other in ("family", *LLAMA_ALONE):
+                del model[other]
+        body = {"model": model, "train": train, "optim": optim}
         canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -309,7 +294,7 @@ def check_world(config: Config, world_size: int) -> None:
     if batch % world_size:
         down, up = batch - batch % world_size, batch + world_size - batch % world_size
         near = f"{down} or {up}" if down else str(up)
-        ranks = min(_divisors(batch), key=lambda n: (abs(n - world_size), n))
+        ranks = min(divisors(batch), key=lambda n: (abs(n - world_size), n))
         raise ConfigError(
             f"train.global_batch: {batch} sequences can not be shared evenly by {world_size} ranks; use a "
             f"global_batch of {near}, or {ranks} ranks"
@@ -324,13 +309,7 @@ def check_world(config: Config, world_size: int) -> None:
 
 
 def _does_not_divide(name: str, value: int, of: str, total: int) -> str:
-    divisors = _divisors(total)
-    below = max((d for d in divisors if d < value), default=None)
-    above = min((d for d in divisors if d > value), default=None)
+    below = max((d for d in divisors(total) if d < value), default=None)
+    above = min((d for d in divisors(total) if d > value), default=None)
     near = " or ".join(str(d) for d in (below, above) if d is not None)
     return f"{name}: {value} does not divide {of} {total}; the nearest that do are {near}"
-
-
-def _divisors(number: int) -> list[int]:
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})

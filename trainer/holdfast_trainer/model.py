@@ -1,23 +1,19 @@
 """A decoder-only GPT: pre-norm blocks, causal attention, GELU MLP, learned positions, tied embedding.
 
-The shape and the initialisation are GPT-2's (Radford et al. 2019): weights from N(0, 0.02), the
-projections that write into the residual stream scaled by 1/sqrt(2 x layers), so that its variance
-does not grow with depth. Attention is `scaled_dot_product_attention`, which picks the fastest
-kernel of the device.
+The shape is GPT-2's (Radford et al. 2019); `llama.py` has the other family, and `build_model` picks.
+Attention is `scaled_dot_product_attention`, which picks the fastest kernel of the device.
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
+from . import llama
 from .config import ModelConfig
+from .decoder import Block, Decoder
 
-INIT_STD = 0.02
 MLP_RATIO = 4
 
 
@@ -45,12 +41,11 @@ class Attention(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class GPTBlock(Block):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, config: ModelConfig, *, recompute: bool = False):
-        super().__init__()
-        self.recompute = recompute
+        super().__init__(recompute=recompute)
         self.attention_norm = nn.LayerNorm(config.width, bias=config.bias)
         self.attention = Attention(config)
         self.mlp_norm = nn.LayerNorm(config.width, bias=config.bias)
@@ -58,69 +53,42 @@ class Block(nn.Module):
         self.down = nn.Linear(MLP_RATIO * config.width, config.width, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.recompute and torch.is_grad_enabled():
-            kept: Tensor = checkpoint(self._transform, x, use_reentrant=False)
-            return kept
-        return self._transform(x)
-
-    def _transform(self, x: Tensor) -> Tensor:
+    def transform(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x)))
         out: Tensor = x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh")))
         return out
 
 
-class GPT(nn.Module):
-    """Initialised from torch's global generator: seed it first for a repeatable model.
-
-    `recompute` keeps only the input of each block for the backward pass, which computes the rest anew
-    (Chen et al. 2016): about a third more work, and a fraction of the activations.
-    """
+class GPT(Decoder):
+    """Initialised from torch's global generator: seed it first for a repeatable model."""
 
     def __init__(self, config: ModelConfig, *, recompute: bool = False):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.token_embedding = nn.Embedding(config.vocab_size, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, recompute=recompute) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(GPTBlock(config, recompute=recompute) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, bias=config.bias)
-        self._initialise()
+        self.initialise()
 
-    def _initialise(self) -> None:
-        residual_std = INIT_STD / math.sqrt(2 * self.config.layers)
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                writes_residual = name.endswith((".out", ".down"))
-                nn.init.normal_(module.weight, std=residual_std if writes_residual else INIT_STD)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=INIT_STD)
-
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
-        """`(logits, None)` without targets, `(None, loss)` with them.
-
-        `tokens` and `targets` are int64 [B, T] with T at most `context`; logits are [B, T, vocab_size];
-        loss is the mean cross-entropy in nats, a float32 scalar. With targets the logits are not handed
-        out: they are the largest tensor of the step, and nobody should keep them alive.
-        Raises ValueError where T is longer than the context.
-        """
-        time = tokens.shape[1]
-        if time > self.config.context:
-            raise ValueError(f"{time} tokens do not fit into model.context {self.config.context}")
-        positions = torch.arange(time, device=tokens.device)
+    def hidden(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
         for block in self.blocks:
             x = block(x)
-        logits = F.linear(self.norm(x), self.token_embedding.weight)
-        if targets is None:
-            return logits, None
-        return None, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        out: Tensor = self.norm(x)
+        return out
+
+
+def build_model(config: ModelConfig, *, recompute: bool = False) -> Decoder:
+    """The configured family's model, with random weights (see `Decoder`)."""
+    return (llama.Llama if config.family == "llama" else GPT)(config, recompute=recompute)
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Trainable parameters of `GPT(config)`; the tied embedding counts once."""
+    """Trainable parameters of the model; a tied embedding counts once."""
+    if config.family == "llama":
+        return llama.parameter_count(config)
     width, bias = config.width, int(config.bias)
     norm = width * (1 + bias)
     attention = 4 * width * width + bias * 4 * width
@@ -133,9 +101,10 @@ def flops_per_token(config: ModelConfig) -> float:
     """Floating-point operations a token costs in forward and backward: 6 N + 12 L H Q T.
 
     Chowdhery et al. 2022 (PaLM), appendix B: N parameters that multiply, L layers, H heads of size Q,
-    T tokens of context. Position embeddings are looked up, not multiplied, and are left out of N; the
-    tied token embedding multiplies once, as the output layer. The causal mask is not discounted and
-    recomputation is not counted, as is usual for MFU.
+    T tokens of context. Embeddings of positions, and of tokens where the output layer has its own matrix,
+    are looked up, not multiplied, and are left out of N; a tied one multiplies once, as the output layer.
+    The causal mask is not discounted and recomputation is not counted, as is usual for MFU.
     """
-    multiplying = parameter_count(config) - config.context * config.width
+    looked_up = config.context if config.family == "gpt2" else 0 if config.tied else config.vocab_size
+    multiplying = parameter_count(config) - looked_up * config.width
     return 6.0 * multiplying + 12.0 * config.layers * config.width * config.context

@@ -22,7 +22,7 @@ from .checkpoint.tree import pack
 from .config import Config
 from .diagnosis import Facts
 from .interruption import RESERVE_SHARE
-from .model import GPT
+from .model import build_model
 from .optim import Precision, allow_tf32, build_optimizer, clip_gradients, precision
 from .parallel import Gang, accumulate, join_gang, shard, wrap
 from .place import grace_seconds
@@ -83,7 +83,7 @@ class _Training:
     def __init__(self, config: Config, gang: Gang, compute: Precision, batches: Batches) -> None:
         self._config, self._gang, self._compute, self._batches = config, gang, compute, batches
         torch.manual_seed(config.train.seed)
-        self._raw = GPT(config.model, recompute=config.train.activation_checkpointing)
+        self._raw = build_model(config.model, recompute=config.train.activation_checkpointing)
         if config.train.parallel == "fsdp":
             check_sharding(compute.name)
             self._model = shard(self._raw, gang, list(self._raw.blocks))

@@ -52,6 +52,9 @@ class Range:
         return None
 
 
+Positive = Annotated[int, Range(1)]
+
+
 def from_mapping(
     cls: type[T], mapping: object, where: str | Path, *, places: Mapping[str, str] | None = None
 ) -> T:

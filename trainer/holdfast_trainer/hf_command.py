@@ -1,4 +1,4 @@
-"""`python -m holdfast_trainer export-gpt2`: a run's model as a directory that Hugging Face reads."""
+"""`python -m holdfast_trainer export-hf`: a run's model as a directory that Hugging Face reads."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .config import ConfigError, load
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0, 1 where the checkpoint or the directory cannot be used, 78 for the configuration."""
     parser = argparse.ArgumentParser(
-        "python -m holdfast_trainer export-gpt2",
-        description="Write the GPT of a run as model.safetensors and config.json, in GPT-2's names and "
-        "layout. The checkpoint is verified first.",
+        "python -m holdfast_trainer export-hf",
+        description="Write the model of a run as model.safetensors and config.json, in the names and "
+        "layout of its family (GPT-2, Llama). The checkpoint is verified first.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--config", type=Path, required=True, help="the YAML file that the run was given")
@@ -36,9 +36,9 @@ def main(argv: Sequence[str]) -> int:
             parts = opened.shared()["parts"]
         if "model" not in parts:
             raise CheckpointError(f"step {step} has no part 'model', only {', '.join(parts)}")
-        from .gpt2_weights import save_gpt2
+        from .hf_weights import save_weights
 
-        save_gpt2(parts["model"], config.model, arguments.out)
+        save_weights(parts["model"], config.model, arguments.out)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return contract.EXIT_CONFIG_ERROR

@@ -1,0 +1,320 @@
+"""GPT-2 and Llama in Hugging Face's layout, in and out. What they compute is compared with the architectures
+as they were published (Radford et al. 2019, Touvron et al. 2023; the layouts are those of Hugging Face's
+GPT2LMHeadModel and LlamaForCausalLM), written out here. `make bench-trainer` has the libraries themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gangs import Workshop
+from gpt_runs import start, write_config
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from holdfast_trainer.config import ConfigError, ModelConfig, load
+from holdfast_trainer.hf_command import main
+from holdfast_trainer.hf_weights import load_weights, save_weights, to_published
+from holdfast_trainer.llama import Llama
+from holdfast_trainer.model import GPT, build_model
+
+SHAPE = ModelConfig(vocab_size=64, layers=2, heads=2, width=32, context=16, bias=True)
+
+
+def published(weights: dict[str, Tensor], tokens: Tensor, layers: int, heads: int) -> Tensor:
+    """Logits of GPT-2, from weights under their names; matrices are [in, out]."""
+    w = {name.removeprefix("transformer."): tensor.double() for name, tensor in weights.items()}
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-5)
+        return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def product(x: Tensor, name: str) -> Tensor:
+        return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def gelu(x: Tensor) -> Tensor:
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    time = tokens.shape[1]
+    mask = torch.full((time, time), -math.inf, dtype=torch.float64).triu(1)
+    x = w["wte.weight"][tokens] + w["wpe.weight"][:time]
+    for layer in range(layers):
+        h = f"h.{layer}"
+        parts = product(norm(x, f"{h}.ln_1"), f"{h}.attn.c_attn").chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + mask
+        attended = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        x = x + product(attended, f"{h}.attn.c_proj")
+        x = x + product(gelu(product(norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc")), f"{h}.mlp.c_proj")
+    return norm(x, "ln_f") @ w["wte.weight"].T
+
+
+LLAMA = ModelConfig(
+    vocab_size=64, layers=2, heads=4, width=32, context=16, family="llama", kv_heads=2, mlp_width=48,
+    rope_theta=500.0, tied=False,
+)  # fmt: skip
+
+
+def published_llama(weights: dict[str, Tensor], tokens: Tensor, config: ModelConfig) -> Tensor:
+    """Logits of Llama, from weights under their names; matrices are [out, in]."""
+    w = {name: tensor.double() for name, tensor in weights.items()}
+    size = config.width // config.heads
+    time = tokens.shape[1]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x / torch.sqrt(x.square().mean(-1, keepdim=True) + config.norm_eps) * w[f"{name}.weight"]
+
+    def turn(x: Tensor) -> Tensor:
+        """Pairs (i, i + half) as complex numbers, times a unit one."""
+        half = size // 2
+        rates = config.rope_theta ** (-2.0 * torch.arange(half, dtype=torch.float64) / size)
+        angles = torch.outer(torch.arange(time, dtype=torch.float64), rates)
+        turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat((turned.real, turned.imag), dim=-1)
+
+    mask = torch.full((time, time), -math.inf, dtype=torch.float64).triu(1)
+    x = w["model.embed_tokens.weight"][tokens]
+    for layer in range(config.layers):
+        at = f"model.layers.{layer}"
+        normed = norm(x, f"{at}.input_layernorm")
+        q, k, v = (
+            (normed @ w[f"{at}.self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, size)).transpose(1, 2)
+            for name in "qkv"
+        )
+        groups = config.heads // config.key_value_heads
+        k, v = (part.repeat_interleave(groups, dim=1) for part in (turn(k), v))
+        scores = turn(q) @ k.transpose(-1, -2) / math.sqrt(size) + mask
+        attended = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        x = x + attended @ w[f"{at}.self_attn.o_proj.weight"].T
+        normed = norm(x, f"{at}.post_attention_layernorm")
+        gate, up = (normed @ w[f"{at}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        x = x + (gate * torch.sigmoid(gate) * up) @ w[f"{at}.mlp.down_proj.weight"].T
+    head = "model.embed_tokens" if config.tied else "lm_head"
+    return norm(x, "model.norm") @ w[f"{head}.weight"].T
+
+
+def llama_weights(config: ModelConfig = LLAMA) -> dict[str, Tensor]:
+    torch.manual_seed(8)
+    published = to_published(Llama(config).state_dict(), config)
+    return {name: torch.randn_like(tensor) * 0.3 for name, tensor in published.items()}
+
+
+def some_weights(prefix: str = "transformer.") -> dict[str, Tensor]:
+    """Weights as they are published, with biases and norms that are not at their initial values."""
+    torch.manual_seed(5)
+    weights = to_published(GPT(SHAPE).state_dict(), SHAPE)
+    return {
+        prefix + name.removeprefix("transformer."): torch.randn_like(t) * 0.2 for name, t in weights.items()
+    }
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_loaded_weights_compute_what_was_published(tmp_path: Path, prefix: str) -> None:
+    weights = some_weights(prefix)
+    save_file(weights | {f"{prefix}h.0.attn.bias": torch.ones(1, 1, 16, 16)}, tmp_path / "model.safetensors")
+    model = GPT(SHAPE).eval()
+    load_weights(model, tmp_path)
+    tokens = torch.randint(64, (3, 16))
+    logits = model(tokens)[0]
+    torch.testing.assert_close(logits.double(), published(weights, tokens, 2, 2), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_is_written_computes_the_same_and_comes_back(tmp_path: Path, bias: bool) -> None:
+    config = ModelConfig(vocab_size=64, layers=2, heads=2, width=32, context=16, bias=bias)
+    torch.manual_seed(6)
+    model = GPT(config).eval()
+    save_weights(model.state_dict(), config, tmp_path / "out")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    tokens = torch.randint(64, (3, 16))
+    logits = model(tokens)[0]
+    torch.testing.assert_close(published(written, tokens, 2, 2), logits.double(), rtol=1e-4, atol=1e-4)
+    again = GPT(config)
+    load_weights(again, tmp_path / "out" / "model.safetensors")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"tied": True}, {"kv_heads": None}, {"kv_heads": 1, "norm_eps": 0.1}], ids=str
+)
+def test_llamas_weights_compute_what_was_published_and_come_back(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    config = dataclasses.replace(LLAMA, **changes)
+    weights = llama_weights(config)
+    model = build_model(config).eval()
+    save_file(weights, tmp_path / "model.safetensors")
+    load_weights(model, tmp_path)
+    tokens = torch.randint(64, (3, 16))
+    wanted = published_llama(weights, tokens, config)
+    torch.testing.assert_close(model(tokens)[0].double(), wanted, rtol=1e-4, atol=1e-4)
+    save_weights(model.state_dict(), config, tmp_path / "out")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == weights.keys()
+    assert all(torch.equal(written[name], weights[name]) for name in weights)
+    shape = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (shape["num_key_value_heads"], shape["intermediate_size"]) == (config.key_value_heads, 48)
+    load_weights(build_model(config), tmp_path / "out")
+
+
+def test_weights_in_several_files_are_read_by_their_index(tmp_path: Path) -> None:
+    weights = llama_weights()
+    names = sorted(weights)
+    index = {}
+    for number, part in enumerate((names[:7], names[7:]), start=1):
+        file = f"model-0000{number}-of-00002.safetensors"
+        save_file({name: weights[name] for name in part}, tmp_path / file)
+        index |= dict.fromkeys(part, file)
+    listing = tmp_path / "model.safetensors.index.json"
+    listing.write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    model = Llama(LLAMA)
+    load_weights(model, tmp_path)
+    assert torch.equal(model.token_embedding.weight, weights["model.embed_tokens.weight"])
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"model-00002-of-00002\.safetensors is not there"):
+        load_weights(model, tmp_path)
+    listing.write_text("[]")
+    with pytest.raises(ConfigError, match="does not list files of weights"):
+        load_weights(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "beside", "message"),
+    [
+        (
+            {"kv_heads": 4},
+            {},
+            "self_attn.k_proj.weight is [16, 32], the model's [32, 32]: set model.kv_heads",
+        ),
+        (
+            {"mlp_width": 64},
+            {},
+            "mlp.gate_proj.weight is [48, 32], the model's [64, 32]: set model.mlp_width",
+        ),
+        (
+            {"layers": 3},
+            {},
+            "it has no model.layers.2.input_layernorm.weight: not Llama, or tied (model.tied=",
+        ),
+        (
+            {"layers": 1},
+            {},
+            "it has more than 1 layers, such as model.layers.1.input_layernorm.weight: set mo",
+        ),
+        (
+            {},
+            {"rope_theta": 1e4},
+            "its config.json has rope_theta 10000.0, the model 500.0: set model.rope_th",
+        ),
+        ({}, {"num_attention_heads": 8}, "its config.json has heads 8, the model 4: set model.heads to fit"),
+        ({}, {"head_dim": 16}, "its heads are 16 wide, the model's 8"),
+        (
+            {},
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "its rotary positions are scaled ({'rope_type': 'llama3', 'factor': 8.0}), which this model does",
+        ),
+        (
+            {},
+            {"model_type": "gpt2"},
+            "its config.json says model_type gpt2, the model's family is llama; set ",
+        ),
+        (
+            {"family": "gpt2"},
+            {"model_type": "llama"},
+            "says model_type llama, the model's family is gpt2; set",
+        ),
+    ],
+)
+def test_llamas_of_another_shape_are_refused(
+    tmp_path: Path, changes: dict[str, Any], beside: dict[str, Any], message: str
+) -> None:
+    save_file(llama_weights(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"rope_theta": 500.0} | beside))
+    config = dataclasses.replace(LLAMA, **changes) if "family" not in changes else SHAPE
+    with pytest.raises(ConfigError) as caught:
+        load_weights(build_model(config), tmp_path)
+    assert message in str(caught.value)
+
+
+def test_a_shorter_context_takes_the_first_positions(tmp_path: Path) -> None:
+    weights = some_weights()
+    save_file(weights, tmp_path / "model.safetensors")
+    model = GPT(ModelConfig(vocab_size=64, layers=2, heads=2, width=32, context=8, bias=True))
+    load_weights(model, tmp_path)
+    assert torch.equal(model.position_embedding.weight, weights["transformer.wpe.weight"][:8])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 3}, "it has no h.2.ln_1.weight: not GPT-2, or fewer than 3 layers"),
+        ({"layers": 1}, "has more than 1 layers, such as h.1.attn.c_attn.bias: set model.layers"),
+        ({"vocab_size": 128}, "wte.weight is [64, 32], the model's [128, 32]: set model.vocab_size to fit"),
+        ({"context": 32}, "wpe.weight is [16, 32], the model's [32, 32]: set model.context to fit"),
+        ({"width": 64}, "ln_f.weight is [32], the model's [64]: set model.width to fit"),
+        ({"bias": False}, "ln_f.bias is a bias: set model.bias=true"),
+    ],
+)
+def test_weights_of_another_shape_are_refused(
+    tmp_path: Path, changes: dict[str, int | bool], message: str
+) -> None:
+    save_file(some_weights(), tmp_path / "model.safetensors")
+    shape = {"vocab_size": 64, "layers": 2, "heads": 2, "width": 32, "context": 16, "bias": True} | changes
+    with pytest.raises(ConfigError) as caught:
+        load_weights(GPT(ModelConfig(**shape)), tmp_path)  # type: ignore[arg-type]
+    assert message in str(caught.value)
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not there; name a local model"):
+        load_weights(GPT(SHAPE), tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no such format")
+    with pytest.raises(ConfigError, match="cannot be read as safetensors"):
+        load_weights(GPT(SHAPE), tmp_path)
+
+
+LLAMA_SETTINGS = ["model.family=llama", "model.kv_heads=1", "model.tied=false"]
+
+
+@pytest.mark.parametrize("family", [[], LLAMA_SETTINGS], ids=["gpt2", "llama"])
+def test_a_run_begins_with_the_weights_and_is_exported(
+    workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str], family: list[str]
+) -> None:
+    file, weights, out = write_config(tmp_path), tmp_path / "published", tmp_path / "out"
+    model = load(file, family).model
+    torch.manual_seed(7)
+    save_weights(build_model(model).state_dict(), model, weights)
+    settings = [
+        *family,
+        "train.steps=2",
+        "optim.warmup_steps=0",
+        "optim.learning_rate=1e-9",
+        f"train.init_from={weights}",
+    ]
+    gang = start(workshop, file, *settings)
+    assert gang.wait() == [0], gang.texts()
+
+    run = str(gang.history.run.path)
+    assert main([run, "--config", str(file), "--out", str(out), *settings]) == 0
+    assert "step 2 is in " in capsys.readouterr().out
+    before, after = (load_file(path / "model.safetensors") for path in (weights, out))
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-6)
+
+    assert main([run, "--config", str(file), "--out", str(out), "--step", "9"]) == 1
+    assert "has no checkpoint of step 9" in capsys.readouterr().err
+    assert main([run, "--config", str(file), "--out", str(out), "model.layers=3"]) == 78
+    assert "the checkpoint has no blocks.2.attention.out.weight: give the conf" in capsys.readouterr().err
+    assert main([run, "--config", str(file), "--out", str(out), "model.layers=1"]) == 78
+    assert "the configuration has no blocks.1.attention.out.weight: give" in capsys.readouterr().err
+    assert main([run, "--config", str(tmp_path / "none.yaml"), "--out", str(out)]) == 78
+    missing = start(workshop, file, *settings, "train.init_from=/nowhere", name="missing")
+    assert missing.wait() == [78], missing.texts()
+    assert "train.init_from: /nowhere is not there" in missing.termination().error

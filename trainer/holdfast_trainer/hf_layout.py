@@ -1,0 +1,38 @@
+"""How a family of models is laid out where Hugging Face stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Pair = tuple[str, str, bool]
+"""(our tensor's name, theirs without the prefix, whether it is transposed there)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, and what to say where they do not go together."""
+
+    prefix: str
+    """That their names may carry."""
+    pairs: tuple[Pair, ...]
+    beyond: str
+    """How the name of a layer begins that the model has not."""
+    missing: str
+    """Said of a name that is not there."""
+    unwanted: str
+    """Said of a tensor that the model has not, where it is not zero."""
+    settings: Mapping[str, str]
+    """Which setting decides the shape, by the end of our name; else it is model.width."""
+    shape: Mapping[str, Any]
+    """Their config.json."""
+    unlike: Callable[[Mapping[str, Any]], list[str]]
+    """What their config.json says that this model does not compute, in words."""
+    filled: frozenset[str] = field(default=frozenset())
+    """Our names that the model has not and that are written as zeros."""
+    longer: frozenset[str] = field(default=frozenset())
+    """Our names of which the first rows of a longer one will do."""
+
+    def setting(self, ours: str) -> str:
+        return next((name for end, name in self.settings.items() if ours.endswith(end)), "model.width")

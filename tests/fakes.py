@@ -30,6 +30,7 @@ from holdfast_controller.cluster import (
     ReplicaState,
 )
 from holdfast_controller.drills import DrillKind
+from holdfast_controller.heartbeat import Silence
 from holdfast_controller.jobs import Status, TrainingJob
 from holdfast_controller.local.watch import Watchers
 from holdfast_controller.queueing import Keys
@@ -173,6 +174,7 @@ class Attempt:
     queued: bool = False
     stopping: bool = False
     progress: Progress | None = None
+    silence: Silence | None = None
     replicas: list[ReplicaObservation] = field(default_factory=list)
 
     @property
@@ -234,6 +236,7 @@ class MemoryEngine:
             replicas=tuple(found.replicas),
             stopping=found.stopping,
             progress=found.progress,
+            silence=found.silence,
             started_at=datetime.fromtimestamp(found.started, UTC),
         )
 
@@ -248,7 +251,7 @@ class MemoryEngine:
                 self._end(found, index, 1, Termination("interrupted", 0, 0))
         self._fuse.burn()
 
-    async def kill(self, job: TrainingJob, attempt: int) -> None:
+    async def kill(self, job: TrainingJob, attempt: int, *, stacks: bool = False) -> None:
         self._fuse.burn()
         found = self.attempts.get((job.metadata.uid, attempt))
         for index in range(len(found.replicas) if found is not None else 0):
@@ -310,6 +313,10 @@ class MemoryEngine:
         """The trainer of a replica says that it fails after this step, all before it being durable."""
         found = self.attempts[job.metadata.uid, attempt]
         self._end(found, replica, 1, Termination("failed", step, step, error))
+
+    def fall_silent(self, job: TrainingJob, attempt: int) -> None:
+        """All its ranks stand still: they take connections and answer none."""
+        self.attempts[job.metadata.uid, attempt].silence = Silence(400.0, 300.0, False, 9)
 
     def vanish(self, job: TrainingJob, attempt: int, replica: int) -> None:
         """The platform takes a replica."""

@@ -52,7 +52,7 @@ class ScriptedEngine:
     async def stop(self, job: TrainingJob, attempt: int) -> None:
         raise NotImplementedError
 
-    async def kill(self, job: TrainingJob, attempt: int) -> None:
+    async def kill(self, job: TrainingJob, attempt: int, *, stacks: bool = False) -> None:
         raise NotImplementedError
 
     async def drill(self, job: TrainingJob, attempt: int, replica: int, kind: DrillKind) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from holdfast_trainer.contract import Progress, Termination
 
 from .drills import DrillKind
+from .heartbeat import Silence
 from .jobs import Status, TrainingJob
 
 
@@ -187,6 +188,8 @@ class AttemptObservation:
     stopping: bool = False
     """A stop was asked for (suspend, delete) and is under way."""
     progress: Progress | None = None
+    silence: Silence | None = None
+    """How rank 0 has not been heard of; None where nobody has asked it, or it does not tell."""
     started_at: datetime | None = None
 
 
@@ -232,8 +235,12 @@ class Engine(Protocol):
     async def stop(self, job: TrainingJob, attempt: int) -> None:
         """Give every replica its notice; SIGKILL after the grace. Returns at once."""
 
-    async def kill(self, job: TrainingJob, attempt: int) -> None:
-        """SIGKILL whatever of the attempt still runs (peers of a lost replica). Returns at once."""
+    async def kill(self, job: TrainingJob, attempt: int, *, stacks: bool = False) -> None:
+        """SIGKILL whatever of the attempt still runs (peers of a lost replica). Returns at once.
+
+        With `stacks` its ranks write where they stand to their logs first, where the engine can ask them to;
+        called again it kills whatever did not end of that.
+        """
 
     async def drill(self, job: TrainingJob, attempt: int, replica: int, kind: DrillKind) -> None:
         """Disrupt one replica.

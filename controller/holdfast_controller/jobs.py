@@ -71,11 +71,17 @@ class Verdict(StrEnum):
 
     FINISHED = "Finished"
     DISRUPTED = "Disrupted"
+    LOST_NODE = "LostNode"
+    """a disruption: its node went, and nobody could tell how the replica ended"""
     SUSPENDED = "Suspended"
     FAILED = "Failed"
     OUT_OF_MEMORY = "OutOfMemory"
     HUNG = "Hung"
     CONFIG_ERROR = "ConfigError"
+    UNSCHEDULABLE = "Unschedulable"
+    """a part of the gang ran and waited in vain for a replica that found no place"""
+    IMAGE_PULL = "ImagePull"
+    """likewise, for one whose image did not come"""
 
 
 class AttemptRecord(Model):
@@ -85,6 +91,10 @@ class AttemptRecord(Model):
     started_at: datetime | None = None
     first_step_at: datetime | None = None
     ended_at: datetime | None = None
+    ending: Verdict | None = Field(
+        default=None,
+        description="What Holdfast ends it for, where it could not go on and did not end by itself.",
+    )
     verdict: Verdict | None = None
     reason: str = Field(default="", description="The evidence, in a sentence.")
     resumed_step: int | None = None

@@ -194,7 +194,7 @@ class Reconciler:
         if decision.stop is not None:
             await self._engine.stop(job, decision.stop)
         if decision.kill is not None:
-            await self._engine.kill(job, decision.kill)
+            await self._engine.kill(job, decision.kill, stacks=decision.stacks)
         if decision.remove:
             await self._engine.delete(job)
             await self._store.remove(job)

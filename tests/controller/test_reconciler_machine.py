@@ -84,7 +84,7 @@ class Life(RuleBasedStateMachine):
 
     # -------------------------------------------------------- the platform
 
-    @rule(name=names, replica=st.integers(0, 4), what=st.sampled_from(["vanish", 0, 0, 1, 78]))
+    @rule(name=names, replica=st.integers(0, 4), what=st.sampled_from(["vanish", "hang", 0, 0, 1, 78]))
     def something_ends(self, name: str, replica: int, what: str | int) -> None:
         job = self.job(name)
         for attempt in self.engine.running(job.metadata.uid) if job is not None else ():
@@ -93,6 +93,8 @@ class Life(RuleBasedStateMachine):
                 continue
             if what == "vanish":
                 self.engine.vanish(job, attempt.number, replica)
+            elif what == "hang":
+                self.engine.fall_silent(job, attempt.number)
             else:
                 self.engine.end(job, attempt.number, replica, int(what))
 

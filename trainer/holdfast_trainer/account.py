@@ -6,10 +6,13 @@ written; the others keep theirs, which costs next to nothing and keeps one way o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 
 from . import contract
-from .contract import RunDir
+from .contract import Progress, RunDir
 from .endpoint import Endpoint
 from .ledger import Journal
 from .parallel import Gang
@@ -36,11 +39,16 @@ class Account:
         self._window = Window(profile if first else range(0), run_dir.attempt(attempt), gang.device)
         self._wants_tensorboard = tensorboard and first
         self._endpoint: Endpoint | None = None
+        self.quiet: Callable[[], tuple[float | None, float | None]] = lambda: (None, None)
+        """For how long no step was done, and how long that may be (see Watchdog.quiet)."""
         if first:
-            progress = lambda: self.telemetry.progress  # noqa: E731
             registry = self.telemetry.registry
-            self._endpoint = Endpoint(place.host, place.port, registry, progress, run_dir)
+            self._endpoint = Endpoint(place.host, place.port, registry, self._progress, run_dir)
             contract.replace_durably(run_dir.progress_address(attempt), self._endpoint.address)
+
+    def _progress(self) -> Progress:
+        quiet_seconds, quiet_limit = self.quiet()
+        return replace(self.telemetry.progress, quiet_seconds=quiet_seconds, quiet_limit=quiet_limit)
 
     def begin(
         self,

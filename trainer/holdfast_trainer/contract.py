@@ -301,6 +301,10 @@ class Progress:
     """Of the checkpoint of `durable_step`, where this attempt made it."""
     updated: float = 0.0
     """Seconds since the epoch at which this was true."""
+    quiet_seconds: float | None = dataclasses.field(default=None, compare=False)
+    """Since the last step or part of one, when this was asked; None where nobody watches them."""
+    quiet_limit: float | None = dataclasses.field(default=None, compare=False)
+    """From so many quiet seconds on the gang cannot help itself: its own watchdogs would have ended it."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

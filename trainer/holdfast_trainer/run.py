@@ -118,6 +118,7 @@ class Run:
         self._watchdog = Watchdog(
             self.run_dir, self.attempt, self.rank, self.world_size, hang_after, self._ending.hung
         )
+        account.quiet = self._watchdog.quiet
         self._saves = Saves(
             self.run_dir,
             self.gang,

@@ -38,6 +38,7 @@ LONGEST_LOOK_SECONDS = 5.0
 PEERS_SECONDS = 3.0
 """How long to wait for what the peers have to say, beyond two looks: they notice at about the same time."""
 NATIVE_MARGIN_SECONDS = 30.0
+"""At most, for the thread to end this rank before faulthandler does, and for that before the controller."""
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
@@ -70,6 +71,15 @@ class HangAfter:
         if longest_step is None:
             return FIRST_STEP_FACTOR * AUTO_SECONDS
         return max(AUTO_SECONDS, AUTO_STEPS * longest_step)
+
+    def native(self, longest_step: float | None) -> float:
+        """Seconds after which a rank ends that is stuck outside Python."""
+        patience = self.patience(longest_step)
+        return 1.5 * patience + min(NATIVE_MARGIN_SECONDS, patience)
+
+    def beyond_help(self, longest_step: float | None) -> float:
+        """Seconds after which nothing in the rank's own process can have been left to end it."""
+        return self.native(longest_step) + min(NATIVE_MARGIN_SECONDS, self.patience(longest_step))
 
 
 class Clock:
@@ -142,6 +152,16 @@ class Watchdog:
             if step:
                 self._longest = max(self._longest or 0.0, passed)
 
+    def quiet(self) -> tuple[float | None, float | None]:
+        """Seconds since the last beat, and those from which on nothing in this process will end it; for who
+        watches from outside. None of both while nobody watches."""
+        if self._thread is None or self._ended.is_set():
+            return None, None
+        with self._lock:
+            limit = self._after.beyond_help(self._longest)
+            gap = 5 * min(LONGEST_LOOK_SECONDS, self._after.patience(self._longest) / 10)
+            return (0.0 if self._pauses else self._clock.look(gap)), limit
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Around what has a deadline of its own, such as a save."""
@@ -158,8 +178,9 @@ class Watchdog:
         while True:
             with self._lock:
                 patience = self._after.patience(self._longest)
+                native = self._after.native(self._longest)
             look = min(LONGEST_LOOK_SECONDS, patience / 10)
-            faulthandler.dump_traceback_later(1.5 * patience + NATIVE_MARGIN_SECONDS, exit=True)
+            faulthandler.dump_traceback_later(native, exit=True)
             if ended.wait(look):
                 return
             with self._lock:

@@ -9,11 +9,13 @@ attempts, and it is fetched whenever a checkpoint has become durable.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
 import structlog
 
+from holdfast_controller.heartbeat import Heartbeat, Silence
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.pod_template import JOB_LABEL
 from holdfast_trainer.contract import DEFAULT_PORT, Progress, parse_lines
@@ -43,10 +45,15 @@ class Endpoints:
     def __init__(self, pieces: Pieces):
         self._pieces = pieces
         self._progress: dict[tuple[str, Attempt], Progress] = {}
+        self._beats: dict[tuple[str, Attempt], Heartbeat] = {}
         self._ledgers: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
     def progress_of(self, job: TrainingJob, attempt: int) -> Progress | None:
         return self._progress.get((job.metadata.namespace, (job.metadata.uid, attempt)))
+
+    def silence_of(self, job: TrainingJob, attempt: int) -> Silence | None:
+        beat = self._beats.get((job.metadata.namespace, (job.metadata.uid, attempt)))
+        return None if beat is None else beat.silence
 
     def ledger_of(self, job: TrainingJob) -> list[dict[str, Any]]:
         """What was last read; nothing after a restart until an attempt runs again."""
@@ -57,6 +64,7 @@ class Endpoints:
         self._ledgers.pop((namespace, uid), None)
         for attempt in range(1, job.status.attempt + 1):
             self._progress.pop((namespace, (uid, attempt)), None)
+            self._beats.pop((namespace, (uid, attempt)), None)
 
     async def run(self) -> None:
         async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
@@ -90,8 +98,8 @@ class Endpoints:
         try:
             async with asyncio.timeout(WHOLE_SECONDS):
                 await self._hear(client, f"http://{host}:{DEFAULT_PORT}", whose, pod["metadata"])
-        except (httpx.HTTPError, TimeoutError):
-            return
+        except (httpx.HTTPError, TimeoutError) as error:
+            self._missed(whose, pod["metadata"], taken=isinstance(error, httpx.ReadTimeout))
         except Exception as error:  # whatever a job's own program answers must not end the others'
             log.warning(
                 "a pod's progress cannot be read", pod=pod["metadata"]["name"], error=repr(error)[:200]
@@ -105,7 +113,12 @@ class Endpoints:
         progress = Progress.from_json(text.decode(errors="replace"))
         namespace = meta["namespace"]
         before = self._progress.get((namespace, whose))
-        if progress.attempt != whose[1] or progress == before:
+        if progress.attempt != whose[1]:
+            return
+        now = time.monotonic()
+        beat = self._beats.setdefault((namespace, whose), Heartbeat(now))
+        beat.answered(progress, now)
+        if progress == before and (beat.silence is None or not beat.silence.over):
             return
         self._progress[namespace, whose] = progress
         if before is None or before.durable_step != progress.durable_step or before.phase != progress.phase:
@@ -113,6 +126,14 @@ class Endpoints:
             if ledger is not None:
                 self._ledgers[namespace, whose[0]] = parse_lines(ledger.decode(errors="replace"))
         self._pieces.wake(f"{namespace}/{meta['labels'][JOB_LABEL]}")
+
+    def _missed(self, whose: Attempt, meta: Document, *, taken: bool) -> None:
+        beat = self._beats.get((meta["namespace"], whose))
+        if beat is None:
+            return
+        beat.missed(time.monotonic(), taken=taken)
+        if beat.silence is not None and beat.silence.over:
+            self._pieces.wake(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
 
 
 async def bounded_body(client: httpx.AsyncClient, url: str, limit: int) -> bytes | None:

@@ -141,6 +141,7 @@ class KubeEngine:
             self._pieces.pytorch_job_of(job, attempt),
             self._pieces.pods_of(job, attempt),
             self._endpoints.progress_of(job, attempt),
+            self._endpoints.silence_of(job, attempt),
         )
 
     def changes(self) -> AsyncIterator[str]:
@@ -181,7 +182,8 @@ class KubeEngine:
     async def stop(self, job: TrainingJob, attempt: int) -> None:
         await self._end(job, attempt, STOPPED, None)
 
-    async def kill(self, job: TrainingJob, attempt: int) -> None:
+    async def kill(self, job: TrainingJob, attempt: int, *, stacks: bool = False) -> None:
+        """Pods are not asked for stacks: that would take the right to run commands in them."""
         await self._end(job, attempt, KILLED, KILL_GRACE_SECONDS)
 
     async def _end(self, job: TrainingJob, attempt: int, mark: str, grace: int | None) -> None:

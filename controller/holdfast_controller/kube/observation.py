@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
+from holdfast_controller.heartbeat import Silence
 from holdfast_controller.manifests import CONTAINER, INDEX_LABEL, QUEUE_LABEL, Manifests
 from holdfast_controller.policy.waits import explain_wait
 from holdfast_trainer.contract import Progress, Termination
@@ -50,6 +51,7 @@ def attempt_observation(
     pytorch_job: Document | None,
     pods: Sequence[Document],
     progress: Progress | None = None,
+    silence: Silence | None = None,
 ) -> AttemptObservation:
     """A snapshot. `replicas` is how many there should be."""
     ours = _marks(pytorch_job)
@@ -70,6 +72,7 @@ def attempt_observation(
         waiting=_waiting(seen, by_index, pytorch_job) if exists else "",
         stopping=_annotation(pytorch_job, STOPPED) is not None and (gone or not left),
         progress=progress,
+        silence=silence,
         started_at=min(starts, default=None),
     )
 

@@ -16,6 +16,7 @@ import structlog
 
 from holdfast_controller.cluster import AttemptObservation, Invalid, NotFound, NotReady, RankExit
 from holdfast_controller.drills import DrillKind
+from holdfast_controller.heartbeat import Heartbeat
 from holdfast_trainer.contract import Progress
 
 from . import process
@@ -27,6 +28,8 @@ log = structlog.get_logger(__name__)
 APPEARS_SECONDS = 3.0
 """A process forked just before the controller died shows itself in /proc within this time."""
 SCAN_SECONDS = 0.2
+STACKS_SECONDS = 2.0
+"""For ranks that are killed to write their stacks."""
 OUT_OF_MEMORY_SECONDS = 2.0
 """The kernel's count and an end by SIGKILL this close together belong together."""
 
@@ -60,6 +63,7 @@ class ActiveAttempt:
         self.files = files
         self.launch = launch
         self.progress: Progress | None = None
+        self.beat = Heartbeat(time.monotonic())
         self.gone = False
         self._memory = memory
         self._changed = changed
@@ -187,6 +191,7 @@ class ActiveAttempt:
             replicas=judge(AttemptFacts(replicas, self._stop, self._killed)),
             stopping=self._stop is not None,
             progress=self.progress,
+            silence=self.beat.silence,
             started_at=datetime.fromtimestamp(self.launch.started, UTC),
         )
 
@@ -215,16 +220,21 @@ class ActiveAttempt:
         self._keep(lambda: self.files.write_stop(stop))
         self._notify(list(self._running))
 
-    def kill(self) -> None:
-        """SIGKILL all that is left, and again at every look until nothing is."""
+    def kill(self, *, stacks: bool = False) -> None:
+        """SIGKILL all that is left, and again at every look until nothing is; with `stacks` a little later,
+        after its ranks were made to tell where they stand."""
         if self.gone:
             return
+        first = self._killed is None
         if self._killed is None:
             if self._notice_rank_exits() | self._notice_replica_ends(time.time()):
                 self._changed(self.key)
             self._killed = killed = time.time()
             self._keep(lambda: self.files.write_kill(killed))
-        process.kill_all(self.launch.uid)
+        if first and stacks:
+            process.abort_ranks(self.launch.uid)
+        elif not stacks or self._killed is None or time.time() > self._killed + STACKS_SECONDS:
+            process.kill_all(self.launch.uid)
         self._next_scan = 0.0
 
     def drill(self, replica: int, kind: DrillKind, grace_seconds: float) -> None:

@@ -253,11 +253,11 @@ class LocalEngine:
         elif (active := self._known(job, attempt)) is not None:
             active.stop(job.spec.grace_seconds)
 
-    async def kill(self, job: TrainingJob, attempt: int) -> None:
+    async def kill(self, job: TrainingJob, attempt: int, *, stacks: bool = False) -> None:
         if self._queue.pop(attempt_uid(job, attempt), None) is not None:
             self._keys.publish(job.key)
         elif (active := self._known(job, attempt)) is not None:
-            active.kill()
+            active.kill(stacks=stacks)
 
     async def drill(self, job: TrainingJob, attempt: int, replica: int, kind: DrillKind) -> None:
         active = self._known(job, attempt)

@@ -8,6 +8,7 @@ proves nothing (pids are used again); a pid with its start time, on one boot of 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
@@ -93,6 +94,24 @@ def kill_all(uid: str, replica: int | None = None) -> int:
             send(process, signal.SIGKILL)
         killed.update(fresh)
     return len(killed)
+
+
+def abort_ranks(uid: str) -> None:
+    """End the ranks of an attempt by SIGABRT, also those that are stopped; they dump no core.
+
+    A rank with Python's faulthandler (`Run` enables it) writes the stacks of its threads as it goes.
+    """
+    for entry in find(uid):
+        with suppress(OSError):
+            environment = (PROC / str(entry.pid) / "environ").read_bytes().split(b"\0")
+            if not any(variable.startswith(b"RANK=") for variable in environment):
+                continue
+            if (PROC / str(entry.pid) / "cmdline").read_bytes().find(b"holdfast_trainer.supervise") >= 0:
+                continue  # it tells how the rank ended
+            # 1, not 0: a core that is piped to a program is dumped whatever the limit, but for this one
+            resource.prlimit(entry.pid, resource.RLIMIT_CORE, (1, 1))
+        send(entry, signal.SIGABRT)
+        send(entry, signal.SIGCONT)
 
 
 def reap(pid: int) -> None:

@@ -7,6 +7,7 @@ stay, with the time at which they were true. Prometheus is told of the same addr
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 
 import httpx
@@ -38,9 +39,15 @@ async def _ask(client: httpx.AsyncClient, attempt: ActiveAttempt, changed: Calla
     try:
         answer = await client.get(f"http://{address}/progress")
         progress = Progress.from_json(answer.text)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
-        return
-    # Another attempt's port may be taken over by a process that is none of ours.
-    if progress.attempt == attempt.launch.attempt and progress != attempt.progress:
-        attempt.progress = progress
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        attempt.beat.missed(time.monotonic(), taken=isinstance(error, httpx.ReadTimeout))
+    else:
+        # Another attempt's port may be taken over by a process that is none of ours.
+        if progress.attempt != attempt.launch.attempt:
+            return
+        attempt.beat.answered(progress, time.monotonic())
+        if progress != attempt.progress:
+            attempt.progress = progress
+            changed(attempt.key)
+    if attempt.beat.silence is not None and attempt.beat.silence.over:
         changed(attempt.key)

@@ -35,8 +35,8 @@ class Incident:
     replica: int | None = None
 
 
-def classify(observation: AttemptObservation) -> Incident:
-    """The incident of an attempt that is over (`gone`)."""
+def classify(observation: AttemptObservation, ended_for: Incident | None = None) -> Incident:
+    """The incident of an attempt that is over (`gone`); `ended_for`: what Holdfast ended it for."""
     replicas = observation.replicas
     if replicas and all(finished(replica) for replica in replicas):
         return Incident(Verdict.FINISHED, "every replica finished")
@@ -49,6 +49,8 @@ def classify(observation: AttemptObservation) -> Incident:
     if taken:
         first = min(taken, key=_bad_end)
         return Incident(Verdict.DISRUPTED, f"replica {first.index}: {first.reason}", first.index)
+    if ended_for is not None:
+        return ended_for
     failures = [replica for replica in replicas if _failed(replica)]
     noticed = [replica for replica in replicas if _interrupted(replica)]
     if noticed and not any(

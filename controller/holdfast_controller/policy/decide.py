@@ -22,6 +22,7 @@ from .books import Books
 from .budget import spend
 from .classify import Incident, classify
 from .conditions import conditions_of
+from .hang import hangs
 from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at
 from .repeats import same_failure, standstill
@@ -51,6 +52,8 @@ class Decision:
     status: Status
     stop: int | None = None
     kill: int | None = None
+    stacks: bool = False
+    """What is killed tells first where it stands."""
     start: int | None = None
     remove: bool = False
     suspend: bool = False
@@ -146,6 +149,10 @@ class _Deciding:
             return self._done()
         self.works = at is None
         self.books.take_progress(record, observation, self.evidence.ledger)
+        if at is None and record.ending is None:
+            self._give_up(record, observation)
+        if record.ending is not None:
+            return self._end_it(record)
         if at is not None:
             self._phase(Phase.RECOVERING, "AttemptEnding", explain.ending(observation))
         elif record.first_step_at is not None:
@@ -157,6 +164,21 @@ class _Deciding:
                 return self._done(requeue_after=left)
             self._phase(Phase.RUNNING, "Unreported", explain.UNREPORTED)
         return self._with_kill(record, at)
+
+    def _give_up(self, record: AttemptRecord, observation: AttemptObservation) -> None:
+        """Put on record that an attempt is to be ended that can neither go on nor end by itself."""
+        if hung := hangs(observation):
+            record.ending, record.reason = Verdict.HUNG, hung
+        if record.ending is not None:
+            self._tell("Warning", record.ending.value, f"attempt {record.number} is ended: {record.reason}")
+
+    def _end_it(self, record: AttemptRecord) -> Decision:
+        """Kill it once it is on record why: who finds it gone after a crash must not take it for a loss."""
+        self._phase(Phase.RECOVERING, "AttemptEnding", f"is being ended: {record.reason}")
+        known = open_record(self.job.status)
+        if known is None or known.ending is None:
+            return self._done(requeue_after=0.0)
+        return self._done(kill=record.number, stacks=record.ending is Verdict.HUNG, requeue_after=0.5)
 
     def _left_to_report(self, record: AttemptRecord, observation: AttemptObservation) -> float | None:
         """Seconds until one that says nothing of its steps is taken to run; None: it has, or cannot yet."""
@@ -183,8 +205,9 @@ class _Deciding:
     # ------------------------------------------------------- one attempt ended
 
     def _close(self, record: AttemptRecord, observation: AttemptObservation) -> Decision:
-        if observation.exists:
-            incident = classify(observation)
+        ended = None if record.ending is None else Incident(record.ending, record.reason)
+        if observation.exists or ended is not None:
+            incident = classify(observation, ended)
         else:
             incident = Incident(Verdict.DISRUPTED, "all that was known of it is gone")
         self.books.close(record, incident, observation, self.evidence.ledger, self.evidence.steps)
@@ -299,6 +322,7 @@ class _Deciding:
         *,
         stop: int | None = None,
         kill: int | None = None,
+        stacks: bool = False,
         start: int | None = None,
         remove: bool = False,
         requeue_after: float | None = None,
@@ -314,4 +338,6 @@ class _Deciding:
                 requeue_after = min(verdict.decided_in, requeue_after or verdict.decided_in)
         else:
             idle.at_rest(self.status, self.spec, self.now)
-        return Decision(self.status, stop, kill, start, remove, suspend, tuple(self.events), requeue_after)
+        return Decision(
+            self.status, stop, kill, stacks, start, remove, suspend, tuple(self.events), requeue_after
+        )

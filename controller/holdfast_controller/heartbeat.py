@@ -1,0 +1,67 @@
+"""How long an attempt has not been heard of, counted by who asks.
+
+Rank 0 tells with each answer for how long it has done no step, and from when on nothing in its own process
+can have been left to end it: its watchdog knows how long steps take, and that compiling, validating and
+saving take longer. Where all ranks are stopped at once no watchdog of theirs runs. Then the asking counts:
+a process that is stopped still has its connections taken by the kernel, and answers none of them. A network
+that fails takes no connection, so silence of that kind alone never proves a hang. Time in which nobody asked,
+for the machine or the controller slept, counts for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast_trainer.contract import Progress
+
+PROOFS = 3
+"""Connections that were taken and not answered; more are refused once the kernel's queue of them is full."""
+LONGEST_GAP_SECONDS = 30.0
+"""Between two asks: more than that was sleep."""
+
+
+@dataclass(frozen=True)
+class Silence:
+    """`seconds` without a step, as far as anybody knows."""
+
+    seconds: float
+    limit: float
+    """Seconds from which on the gang cannot help itself, as it said."""
+    answers: bool = True
+    """Whether the last ask was answered."""
+    unanswered: int = 0
+    """Connections since the last answer that were taken and not answered."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has lasted too long, for what is known of its kind."""
+        return self.seconds > self.limit and (self.answers or self.unanswered >= PROOFS)
+
+
+class Heartbeat:
+    """Of one attempt, kept by whoever asks it; times are of one clock that never goes back, in seconds."""
+
+    def __init__(self, now: float):
+        self._looked = now
+        self._quiet = 0.0
+        self._limit: float | None = None
+        self._answers = False
+        self._unanswered = 0
+
+    def answered(self, progress: Progress, now: float) -> None:
+        """It told how it is."""
+        self._looked, self._answers, self._unanswered = now, True, 0
+        self._quiet, self._limit = progress.quiet_seconds or 0.0, progress.quiet_limit
+
+    def missed(self, now: float, *, taken: bool) -> None:
+        """No answer came; `taken`: its machine had taken the connection."""
+        self._quiet += min(now - self._looked, LONGEST_GAP_SECONDS)
+        self._looked, self._answers = now, False
+        self._unanswered += taken
+
+    @property
+    def silence(self) -> Silence | None:
+        """None before it has told what would be too long."""
+        if self._limit is None:
+            return None
+        return Silence(self._quiet, self._limit, self._answers, self._unanswered)

@@ -1,6 +1,6 @@
 """GPT-2 and Llama in Hugging Face's layout, in and out. What they compute is compared with the architectures
 as they were published (Radford et al. 2019, Touvron et al. 2023; the layouts are those of Hugging Face's
-GPT2LMHeadModel and LlamaForCausalLM), written out here. `make bench-trainer` has the libraries themselves."""
+GPT2LMHeadModel and LlamaForCausalLM), written out here; test_hf_transformers has the library itself."""
 
 from __future__ import annotations
 
@@ -308,11 +308,11 @@ def test_a_run_begins_with_the_weights_and_is_exported(
     for name, tensor in before.items():
         torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-6)
 
-    assert main([run, "--config", str(file), "--out", str(out), "--step", "9"]) == 1
+    assert main([run, "--config", str(file), "--out", str(out), *family, "--step", "9"]) == 1
     assert "has no checkpoint of step 9" in capsys.readouterr().err
-    assert main([run, "--config", str(file), "--out", str(out), "model.layers=3"]) == 78
+    assert main([run, "--config", str(file), "--out", str(out), *family, "model.layers=3"]) == 78
     assert "the checkpoint has no blocks.2.attention.out.weight: give the conf" in capsys.readouterr().err
-    assert main([run, "--config", str(file), "--out", str(out), "model.layers=1"]) == 78
+    assert main([run, "--config", str(file), "--out", str(out), *family, "model.layers=1"]) == 78
     assert "the configuration has no blocks.1.attention.out.weight: give" in capsys.readouterr().err
     assert main([run, "--config", str(tmp_path / "none.yaml"), "--out", str(out)]) == 78
     missing = start(workshop, file, *settings, "train.init_from=/nowhere", name="missing")

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 from processes import MARK, Processes
+from tests.cluster.build import build
+from tests.cluster.errors import ClusterError
+from tests.cluster.machine import why_no_node
+from tests.cluster.tools import BUILT_FOR, NEED_NODES
 from waiting import Deadline
 
 
@@ -24,6 +28,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _on_cluster(item: pytest.Item) -> bool:
     return item.get_closest_marker("cluster") is not None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Build what the test stands on before its time limit begins: a compiler takes as long as it takes."""
+    for name in getattr(item, "fixturenames", ()):
+        for module in BUILT_FOR.get(name, ()):
+            if name in NEED_NODES and (os.environ.get("KUBECONFIG_UNDER_TEST") or why_no_node()):
+                break
+            try:
+                build(module)
+            except ClusterError:
+                break  # the fixture that needs it says why
+    return (yield)
 
 
 @pytest.fixture(autouse=True)

@@ -152,6 +152,20 @@ MODULES = (
     DEVICE_PLUGIN,
 )
 
+BUILT_FOR = {
+    "helm": (HELM,),
+    "each_helm": (HELM, HELM4),
+    "kubeconform": (KUBECONFORM,),
+    "buildx": (BUILDX,),
+    "control_plane": (KUBERNETES,),
+    "live": (KUBERNETES, TRAINING_OPERATOR, HELM),
+    "cluster": MODULES,
+    "short_lived": MODULES,
+}
+"""What tests' fixtures stand on."""
+NEED_NODES = ("cluster", "short_lived")
+"""Those that start nodes here, where that is possible."""
+
 
 def module_of(program: str) -> Module:
     """The module that `program` is built from. Raises KeyError for a program that none builds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ def run_controller(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
 
 async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
     from .api import create_app
+    from .gpu_local import watching
     from .local.engine import LocalEngine
     from .local.slots import Machine
     from .local.store import LocalStore
@@ -53,12 +55,14 @@ async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
 
     asked_to_end, closing = asyncio.Event(), asyncio.Event()
     async with signals_set(asked_to_end):
-        with claim(settings) as listening:
+        with claim(settings) as listening, contextlib.ExitStack() as watched:
             store = await LocalStore.open(listening.directory.database)
             try:
                 engine = LocalEngine(settings.data_dir, Machine(settings.cpu_slots, settings.gpus))
                 metrics = Metrics(engine.slots)
-                reconciler = Reconciler(store, engine, metrics=metrics)
+                watch = watching(settings.gpus, engine.gpus_held, settings.gpu_look_seconds)
+                gpus = watched.enter_context(watch)
+                reconciler = Reconciler(store, engine, metrics=metrics, gpus=gpus)
                 background = Background(engine=engine.run, reconciler=reconciler.run)
 
                 async def before_exit() -> None:

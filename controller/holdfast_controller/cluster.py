@@ -218,6 +218,16 @@ class GpuUse:
     """Whose processes are on it, such as `0` or `2,3`; empty where none are, or they are not told apart."""
 
 
+@dataclass(frozen=True)
+class GpuGrant:
+    """A GPU of this machine, by its number, that the local engine has given to a replica."""
+
+    key: str
+    attempt: int
+    replica: int
+    gpu: int
+
+
 class Engine(Protocol):
     """Runs attempts. Every call is idempotent: names are functions of job and attempt."""
 

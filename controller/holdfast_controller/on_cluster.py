@@ -13,6 +13,8 @@ import contextlib
 import structlog
 
 from .api import create_app
+from .gpu_exporters import GpuExporters
+from .gpu_watch import GpuWatch
 from .kube.access import ClusterAccess
 from .kube.connection import connect
 from .kube.endpoint import Endpoints
@@ -67,6 +69,8 @@ async def run(settings: ClusterSettings) -> None:
 
     leading = connection.guarded(lambda: leadership.leads)
     acting = KubeEngine(leading, pieces, endpoints, jobs, pods)
+    looks = GpuExporters(settings.gpu_exporters) if settings.gpu_exporters else None
+    gpus = GpuWatch(looks.look, settings.gpu_look_seconds) if looks else None
     reconciler = Reconciler(
         KubeStore(leading, jobs, cached=True),
         acting,
@@ -75,6 +79,7 @@ async def run(settings: ClusterSettings) -> None:
         progress_seconds=PROGRESS_SECONDS,
         waiting_seconds=WAITING_SECONDS,
         resync_seconds=RESYNC_SECONDS,
+        gpus=gpus,
     )
     led = Background(
         reconciler=reconciler.run,

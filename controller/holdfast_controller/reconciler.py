@@ -19,12 +19,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import structlog
 
 from .cluster import AttemptObservation, Conflict, Engine, Event, HoldfastError, JobStore, NotFound, NotReady
+from .gpu_watch import GpuWatch
 from .job_series import JobFigures
 from .jobs import TrainingJob, Verdict
 from .metrics import Metrics
@@ -34,6 +36,7 @@ from .policy.peers import SETTLE_SECONDS
 from .policy.refused import could_not_start
 from .policy.writes import PROGRESS_SECONDS, seconds_to_write
 from .queueing import WorkQueue
+from .stopping import suspend
 
 RESYNC_SECONDS = 30.0
 SLICE_SECONDS = 0.5
@@ -70,6 +73,7 @@ class Reconciler:
         progress_seconds: float = PROGRESS_SECONDS,
         waiting_seconds: float = 0.0,
         resync_seconds: float = RESYNC_SECONDS,
+        gpus: GpuWatch | None = None,
     ):
         """`progress_seconds` and `waiting_seconds` lie between two writes, see policy/writes.py."""
         self._store = store
@@ -81,6 +85,7 @@ class Reconciler:
         self._progress_seconds = progress_seconds
         self._waiting_seconds = waiting_seconds
         self._resync_seconds = resync_seconds
+        self._gpus = gpus
         self._queue = WorkQueue()
         self._retries: dict[str, int] = {}
         self._wrote: dict[str, datetime] = {}
@@ -95,6 +100,8 @@ class Reconciler:
                 tasks.create_task(self._again("watch", self._follow_jobs))
                 tasks.create_task(self._again("changes", self._follow_attempts))
                 tasks.create_task(self._again("resync", self._resync))
+                if self._gpus is not None:
+                    tasks.create_task(self._follow_gpus(self._gpus))
                 for _ in range(self._workers):
                     tasks.create_task(self._work())
         finally:
@@ -127,6 +134,12 @@ class Reconciler:
         async with aclosing(cast("Any", self._engine.changes())) as keys:
             async for key in keys:
                 self._wake(key)
+
+    async def _follow_gpus(self, gpus: GpuWatch) -> None:
+        while True:
+            for key in await gpus.look():
+                self._wake(key)
+            await asyncio.sleep(gpus.every_seconds)
 
     async def _resync(self) -> None:
         """Level-triggered in earnest: what nobody told of is seen in the end."""
@@ -186,11 +199,13 @@ class Reconciler:
             return None
         observation = await self._engine.observe(job, job.status.attempt) if job.status.attempt else None
         evidence = await self._gather(job, observation)
+        if self._gpus is not None:
+            evidence = replace(evidence, gpus=self._gpus.verdict(job, job.status.attempt))
         decision = decide(job, observation, evidence, self._clock(), self._settle_seconds)
         return await self._carry_out(job, decision)
 
     async def _carry_out(self, job: TrainingJob, decision: Decision) -> float | None:
-        """Stop and kill, write, start, tell: in this order a crash between any two loses nothing."""
+        """Stop and kill, write, suspend or start, tell: so a crash between any two loses nothing."""
         if decision.stop is not None:
             await self._engine.stop(job, decision.stop)
         if decision.kill is not None:
@@ -214,6 +229,8 @@ class Reconciler:
             self._wrote[job.key] = now
         elif wait is not None:
             after = wait if after is None else min(after, wait)
+        if decision.suspend:
+            await suspend(self._store, job)
         if decision.start is not None:
             await self._start(job, decision.start)
         for event in decision.events:

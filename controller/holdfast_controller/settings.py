@@ -62,6 +62,9 @@ class Settings(BaseSettings):
     gpus: int = Field(
         default_factory=count_gpus, ge=0, description="GPUs to use; by default all of this machine."
     )
+    gpu_look_seconds: float = Field(
+        default=10.0, gt=0, description="Between two looks at whether jobs use their GPUs."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = Field(
         default="auto", description="auto: for people on a terminal, JSON elsewhere."
@@ -125,6 +128,15 @@ class ClusterSettings(BaseSettings):
         default=500.0, gt=0, description="Requests to the apiserver, on average; a job needs five to start."
     )
     burst: int = Field(default=1000, ge=1, description="Requests to the apiserver at once.")
+    gpu_exporters: str | None = Field(
+        default=None,
+        pattern=r"^.+:[0-9]+$",
+        description="host:port of the GPU exporters: a name that resolves to all; none: nobody looks whether "
+        "jobs use their GPUs.",
+    )
+    gpu_look_seconds: float = Field(
+        default=30.0, gt=0, description="Between two looks at whether jobs use their GPUs."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
 

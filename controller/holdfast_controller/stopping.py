@@ -29,7 +29,7 @@ async def suspend_all(store: JobStore) -> list[TrainingJob]:
     """
     jobs = [job for job in await store.list_jobs() if not job.status.phase.final]
     for job in jobs:
-        await _suspend(store, job)
+        await suspend(store, job)
     longest = max((job.spec.grace_seconds for job in jobs), default=0.0)
     try:
         async with asyncio.timeout(longest + MARGIN_SECONDS):
@@ -46,7 +46,8 @@ async def _until_none_active(store: JobStore) -> None:
                 return
 
 
-async def _suspend(store: JobStore, job: TrainingJob) -> None:
+async def suspend(store: JobStore, job: TrainingJob) -> None:
+    """Set `spec.suspend`, whoever else writes the job meanwhile."""
     while not job.spec.suspend:
         try:
             spec = job.spec.model_copy(update={"suspend": True})

@@ -1,4 +1,4 @@
-"""/metrics and /healthz over HTTP. A scrape looks anew; the health of the process is not that of NVML."""
+"""/metrics, /jobs, /healthz over HTTP. A request looks anew; the process's health is not that of NVML."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector as PrometheusCollector
+from pydantic import TypeAdapter
+
+from holdfast_controller.cluster import GpuUse
 
 from .collector import Snapshot
+from .job_uses import uses_of_jobs
 from .series import families
 
 REQUEST_SECONDS = 10
+_USES = TypeAdapter(list[GpuUse])
 
 
 class _Looks(PrometheusCollector):
@@ -34,6 +39,7 @@ class _Looks(PrometheusCollector):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     registry: CollectorRegistry
+    look: Callable[[], Snapshot]
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -46,10 +52,12 @@ class _Request(BaseHTTPRequestHandler):
         if path == "/metrics":
             encode, kind = choose_encoder(self.headers.get("Accept", ""))
             self._answer(200, kind, encode(self.server.registry))
+        elif path == "/jobs":
+            self._answer(200, "application/json", _USES.dump_json(uses_of_jobs(self.server.look())))
         elif path == "/healthz":
             self._answer(200, "text/plain", b"ok\n")
         else:
-            self._answer(404, "text/plain", f"there is no {path}: /metrics, /healthz\n".encode())
+            self._answer(404, "text/plain", f"there is no {path}: /metrics, /jobs, /healthz\n".encode())
 
     def _answer(self, code: int, kind: str, body: bytes) -> None:
         self.send_response(code)
@@ -71,6 +79,7 @@ def served(look: Callable[[], Snapshot], host: str, port: int) -> Iterator[int]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     server_class = type("_Bound", (_Server,), {"address_family": family})
     server = server_class((host, port), _Request)
+    server.look = look
     server.registry = CollectorRegistry()
     server.registry.register(_Looks(look))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)

@@ -23,6 +23,7 @@ import structlog
 
 from holdfast_controller.cluster import (
     AttemptObservation,
+    GpuGrant,
     NotFound,
     NotReady,
     Plan,
@@ -210,6 +211,15 @@ class LocalEngine:
     def slots(self) -> Mapping[str, tuple[float, float]]:
         """Slots used and in all, by resource (`cpu`, `gpu`)."""
         return usage(self._machine, self._in_use())
+
+    def gpus_held(self) -> list[GpuGrant]:
+        """Every GPU that a replica has, whether it uses it or not."""
+        return [
+            GpuGrant(active.key, active.launch.attempt, replica, gpu)
+            for active in self._unfinished()
+            for replica, grant in enumerate(active.launch.allocation)
+            for gpu in grant.gpus
+        ]
 
     def _launch(self, job: TrainingJob, attempt: int, allocation: Allocation) -> None:
         """Raises OSError where nothing was started, ValueError for a fence that holds no number."""

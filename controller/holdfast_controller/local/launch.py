@@ -135,6 +135,7 @@ def replica_environment(
         ENV_PORT: "0",  # many jobs on one machine: any free port, told in progress.address
         ENV_REPLICA: str(replica),
         ENV_TERMINATION_LOG: str(run.termination(attempt, replica)),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the numbers that NVML has, by which they are seen
         "CUDA_VISIBLE_DEVICES": ",".join(str(device) for device in grant.gpus),
         "PATH": path,
     }

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from http import HTTPStatus
 from typing import Any
 
-import httpx
+import aiohttp
 import structlog
 
 from holdfast_controller.heartbeat import Heartbeat, Silence
@@ -67,14 +68,14 @@ class Endpoints:
             self._beats.pop((namespace, (uid, attempt)), None)
 
     async def run(self) -> None:
-        async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
+        async with pod_client(TIMEOUT_SECONDS) as client:
             while True:
                 ends = asyncio.get_running_loop().time() + 1.0
                 pods = [pod for pod in self._pieces.pods.all() if index_of(pod) == 0 and running(pod)]
                 await self._ask_all(client, pods)
                 await asyncio.sleep(max(0.0, ends - asyncio.get_running_loop().time()))
 
-    async def _ask_all(self, client: httpx.AsyncClient, pods: list[Document]) -> None:
+    async def _ask_all(self, client: aiohttp.ClientSession, pods: list[Document]) -> None:
         """One after the other at an even pace: a burst would only wait in the client, and time out there."""
         free = asyncio.Semaphore(AT_ONCE)
 
@@ -90,7 +91,7 @@ class Endpoints:
                 group.create_task(ask(pod))
                 await asyncio.sleep(1 / PER_SECOND)
 
-    async def _ask(self, client: httpx.AsyncClient, pod: Document) -> None:
+    async def _ask(self, client: aiohttp.ClientSession, pod: Document) -> None:
         whose, address = attempt_of(pod), pod["status"].get("podIP")
         if whose is None or not address:
             return
@@ -98,15 +99,15 @@ class Endpoints:
         try:
             async with asyncio.timeout(WHOLE_SECONDS):
                 await self._hear(client, f"http://{host}:{DEFAULT_PORT}", whose, pod["metadata"])
-        except (httpx.HTTPError, TimeoutError) as error:
-            self._missed(whose, pod["metadata"], taken=isinstance(error, httpx.ReadTimeout))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self._missed(whose, pod["metadata"], taken=isinstance(error, aiohttp.SocketTimeoutError))
         except Exception as error:  # whatever a job's own program answers must not end the others'
             log.warning(
                 "a pod's progress cannot be read", pod=pod["metadata"]["name"], error=repr(error)[:200]
             )
 
-    async def _hear(self, client: httpx.AsyncClient, base: str, whose: Attempt, meta: Document) -> None:
-        """Raises httpx's errors, TimeoutError, and whatever comes of parsing what is no progress."""
+    async def _hear(self, client: aiohttp.ClientSession, base: str, whose: Attempt, meta: Document) -> None:
+        """Raises aiohttp's errors, TimeoutError, and whatever comes of parsing what is no progress."""
         text = await bounded_body(client, f"{base}/progress", PROGRESS_LIMIT)
         if text is None:
             return
@@ -136,13 +137,27 @@ class Endpoints:
             self._pieces.wake(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
 
 
-async def bounded_body(client: httpx.AsyncClient, url: str, limit: int) -> bytes | None:
+def pod_client(seconds: float) -> aiohttp.ClientSession:
+    """For what users' own programs answer: `seconds` for it to begin, and between two of its parts.
+
+    Nothing is unpacked, for a little can become a lot, and no cookie is kept.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds),
+        headers={"Accept-Encoding": "identity"},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+    )
+
+
+async def bounded_body(client: aiohttp.ClientSession, url: str, limit: int) -> bytes | None:
     """What is there; None for an error, and for more than `limit` bytes."""
     parts, size = [], 0
-    async with client.stream("GET", url) as answer:
-        if answer.status_code != httpx.codes.OK:
+    async with client.get(url, allow_redirects=False) as answer:
+        if answer.status != HTTPStatus.OK:
             return None
-        async for part in answer.aiter_bytes():
+        async for part in answer.content.iter_any():
             parts.append(part)
             size += len(part)
             if size > limit:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
+import aiohttp
 
 from holdfast_controller.cluster import NotReady
 from holdfast_controller.gang import run_name
@@ -16,7 +16,7 @@ from holdfast_controller.jobs import TrainingJob
 from holdfast_trainer.contract import DEFAULT_PORT, parse_lines
 
 from .connection import Document
-from .endpoint import bounded_body
+from .endpoint import bounded_body, pod_client
 from .observation import index_of, running
 
 TIMEOUT_SECONDS = 10.0
@@ -38,14 +38,14 @@ async def read_steps(job: TrainingJob, pods: list[Document]) -> list[dict[str, A
     try:
         async with (
             asyncio.timeout(WHOLE_SECONDS),
-            httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client,
+            pod_client(TIMEOUT_SECONDS) as client,
         ):
             return await _all_pages(client, f"http://{host}:{DEFAULT_PORT}/steps", job)
-    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+    except (aiohttp.ClientError, TimeoutError) as error:
         raise NotReady(f"rank 0 of {job.key} does not tell its steps ({error!r}); {_where(job)}") from error
 
 
-async def _all_pages(client: httpx.AsyncClient, url: str, job: TrainingJob) -> list[dict[str, Any]]:
+async def _all_pages(client: aiohttp.ClientSession, url: str, job: TrainingJob) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     size = 0
     for attempt in range(1, job.status.attempt + 1):

@@ -31,7 +31,7 @@ from holdfast_controller.cluster import (
 )
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.heartbeat import Silence
-from holdfast_controller.jobs import Status, TrainingJob
+from holdfast_controller.jobs import Status, TrainingJob, Verdict
 from holdfast_controller.local.watch import Watchers
 from holdfast_controller.queueing import Keys
 from holdfast_trainer.contract import Progress, Termination
@@ -318,6 +318,14 @@ class MemoryEngine:
         """All its ranks stand still: they take connections and answer none."""
         self.attempts[job.metadata.uid, attempt].silence = Silence(400.0, 300.0, False, 9)
 
+    def leave_out(self, job: TrainingJob, attempt: int, replica: int) -> None:
+        """There is no room for this one."""
+        found = self.attempts[job.metadata.uid, attempt]
+        if sum(one.state is ReplicaState.RUNNING for one in found.replicas) > 1:
+            found.replicas[replica] = ReplicaObservation(
+                replica, ReplicaState.PENDING, "Unschedulable: no room", stuck=Verdict.UNSCHEDULABLE
+            )
+
     def vanish(self, job: TrainingJob, attempt: int, replica: int) -> None:
         """The platform takes a replica."""
         found = self.attempts[job.metadata.uid, attempt]
@@ -333,7 +341,7 @@ class MemoryEngine:
         reason: str = "",
     ) -> None:
         replica = attempt.replicas[index]
-        if replica.state is not ReplicaState.RUNNING:
+        if replica.state in (ReplicaState.SUCCEEDED, ReplicaState.FAILED):
             return
         now = self._clock()
         attempt.replicas[index] = replace(

@@ -25,7 +25,7 @@ from holdfast_trainer.contract import Progress, Termination
 
 from .drills import DrillKind
 from .heartbeat import Silence
-from .jobs import Status, TrainingJob
+from .jobs import Status, TrainingJob, Verdict
 
 
 class HoldfastError(Exception):
@@ -154,6 +154,8 @@ class RankExit:
     signal: int | None = None
     ended: float = 0.0
     """Seconds since the epoch; the earliest is usually the cause, the others its victims."""
+    peak_bytes: int | None = None
+    """The most memory that one process of it had at a time."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,10 @@ class ReplicaObservation:
     """Why it waits, or why the platform took it (Drilled, Evicted, Vanished ...)."""
     disrupted: bool = False
     """The platform itself says that it took this replica."""
+    lost_node: bool = False
+    """Disrupted, and nobody could tell how it ended: its node is gone."""
+    stuck: Verdict | None = None
+    """What keeps one that waits from starting, where it is Unschedulable or ImagePull."""
     out_of_memory: bool = False
     exit_code: int | None = None
     exit_signal: int | None = None

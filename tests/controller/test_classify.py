@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import Verdict
-from holdfast_controller.policy.classify import classify
+from holdfast_controller.policy.classify import Incident, classify
 from holdfast_trainer.contract import Termination
 
 DONE = Termination("finished", 100, 100)
@@ -16,6 +18,9 @@ RESET = Termination("failed", 50, 40, "RuntimeError: Connection reset by peer")
 HUNG = Termination("hung", 50, 40, "no step for 600 s")
 CONFIG = Termination("failed", 0, 0, "unknown key 'lr_rate'", config_error=True)
 CUDA = Termination("failed", 5, 0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+
+
+HOST = Termination("failed", 5, 5, "rank 0 ran out of memory in step 6: [enforce fail at alloc_cpu.cpp:124]")
 
 
 def ok(index: int, message: Termination | None = None, at: float = 10.0) -> ReplicaObservation:
@@ -69,6 +74,18 @@ def memory(index: int) -> ReplicaObservation:
     )
 
 
+def large(index: int) -> ReplicaObservation:
+    return replace(
+        memory(index),
+        reason="OutOfMemory: the container reached its limit of 512Mi",
+        ranks=(RankExit(index, None, 9, 9.0, 497 * 2**20), RankExit(index + 1, None, 15, 9.1, 80 * 2**20)),
+    )
+
+
+def node_gone(index: int) -> ReplicaObservation:
+    return replace(taken(index, "DeletionByPodGC: node no longer exists"), lost_node=True)
+
+
 CASES = [
     pytest.param((ok(0, DONE), ok(1, DONE)), Verdict.FINISHED, "every replica finished", id="all finished"),
     pytest.param((ok(0), ok(1)), Verdict.FINISHED, "", id="a command without our trainer"),
@@ -87,12 +104,27 @@ CASES = [
     ),
     pytest.param((bad(0, CRASHED), bad(1, RESET, at=11)), Verdict.FAILED, "nan in the loss", id="failed"),
     pytest.param((bad(0, RESET, at=11), bad(1, CRASHED)), Verdict.FAILED, "replica 1: Va", id="the first"),
+    pytest.param((bad(0, RESET, at=9), bad(1, CRASHED)), Verdict.FAILED, "replica 1: Va", id="not its peer"),
+    pytest.param(
+        (bad(0, RESET, at=9), bad(1, RESET)), Verdict.FAILED, "replica 0: Ru", id="nobody says more"
+    ),
+    pytest.param((node_gone(0), bad(1, RESET)), Verdict.LOST_NODE, "no longer exists", id="a lost node"),
+    pytest.param((taken(0), node_gone(1)), Verdict.DISRUPTED, "Drilled", id="the first that was taken"),
     pytest.param((bad(0, code=7), ours(1)), Verdict.FAILED, "rank 0 ended with exit code 7", id="exit code"),
     pytest.param((bad(0, CONFIG), bad(1, RESET)), Verdict.CONFIG_ERROR, "lr_rate", id="config error"),
     pytest.param((bad(0, code=78), ours(1)), Verdict.CONFIG_ERROR, "exit code 78", id="exit code 78"),
     pytest.param((taken(0), bad(1, CONFIG)), Verdict.CONFIG_ERROR, "lr_rate", id="config error and drill"),
     pytest.param((memory(0), bad(1, RESET)), Verdict.OUT_OF_MEMORY, "memory", id="the kernel's killer"),
     pytest.param((bad(0, CUDA), ours(1)), Verdict.OUT_OF_MEMORY, "CUDA out of memory", id="CUDA"),
+    pytest.param(
+        (large(0), bad(1, RESET)),
+        Verdict.OUT_OF_MEMORY,
+        "replica 0: OutOfMemory: the container reached its limit of 512Mi; rank 0 had 497 MiB at its peak",
+        id="who, and how much",
+    ),
+    pytest.param(
+        (bad(0, HOST), ours(1)), Verdict.OUT_OF_MEMORY, "ran out of memory in step 6", id="the host"
+    ),
     pytest.param((bad(0, HUNG), ours(1)), Verdict.HUNG, "no step for 600 s", id="hung"),
     pytest.param((ours(0), ours(1)), Verdict.DISRUPTED, "nothing says who", id="no evidence at all"),
     pytest.param((), Verdict.DISRUPTED, "nothing says who", id="no replica at all"),
@@ -134,3 +166,23 @@ def test_a_replica_that_fell_silent_is_the_cause_where_its_peer_tells_only_of_th
     assert (taken.verdict, taken.replica) == (Verdict.DISRUPTED, 1)
     own_fault = classify(AttemptObservation(1, True, True, (bad(0, CRASHED), silent)))
     assert (own_fault.verdict, own_fault.replica) == (Verdict.FAILED, 0)
+
+
+ENDED = Incident(Verdict.HUNG, "no step for 400 s")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "verdict"),
+    [
+        pytest.param((ours(0), ours(1)), Verdict.HUNG, id="nothing else is known"),
+        pytest.param((bad(0, RESET), bad(1, code=134)), Verdict.HUNG, id="they ended as we ended them"),
+        pytest.param((taken(0), ours(1)), Verdict.DISRUPTED, id="it was silent because it was taken"),
+        pytest.param((node_gone(0), ours(1)), Verdict.LOST_NODE, id="its node went"),
+        pytest.param((ok(0, DONE), ok(1, DONE)), Verdict.FINISHED, id="it finished in the last moment"),
+        pytest.param((bad(0, CONFIG), ours(1)), Verdict.CONFIG_ERROR, id="it can never run"),
+    ],
+)
+def test_what_holdfast_ended_an_attempt_for_gives_way_to_what_the_platform_says(
+    replicas: tuple[ReplicaObservation, ...], verdict: Verdict
+) -> None:
+    assert classify(AttemptObservation(1, True, True, replicas), ENDED).verdict is verdict

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Retries, Verdict
 from holdfast_controller.policy.backoff import backoff
-from holdfast_controller.policy.budget import spend
+from holdfast_controller.policy.budget import NO_PLACE, spend
 from holdfast_controller.policy.lost_work import Work, goodput, lost_steps, work_of
 from holdfast_controller.policy.peers import kill_at
-from holdfast_controller.policy.repeats import same_failure, standstill
+from holdfast_controller.policy.repeats import in_a_row, same_failure, standstill
 from holdfast_trainer.contract import Progress, Termination
 
 # ------------------------------------------------------------------------ budget
@@ -30,6 +30,10 @@ BUDGET = [
     (Verdict.DISRUPTED, 3, 500, Retries(failures=0), (3, 501, True)),
     (Verdict.DISRUPTED, 0, 2, Retries(disruptions=2), (0, 3, False)),
     (Verdict.DISRUPTED, 0, 1, Retries(disruptions=2), (0, 2, True)),
+    (Verdict.LOST_NODE, 3, 500, Retries(failures=0), (3, 501, True)),
+    (Verdict.LOST_NODE, 0, 2, Retries(disruptions=2), (0, 3, False)),
+    (Verdict.UNSCHEDULABLE, 0, 0, Retries(failures=0, disruptions=0), (0, 0, True)),
+    (Verdict.IMAGE_PULL, 0, 0, Retries(failures=0, disruptions=0), (0, 0, True)),
     (Verdict.SUSPENDED, 1, 2, Retries(failures=0), (1, 2, True)),
     (Verdict.FINISHED, 1, 2, Retries(), (1, 2, False)),
 ]
@@ -59,6 +63,19 @@ def test_a_failing_job_waits_ever_longer(failures: int, longest: float) -> None:
 
 def test_a_disruption_waits_for_nothing() -> None:
     assert backoff(Verdict.DISRUPTED, 7, "a") == 0
+    assert backoff(Verdict.LOST_NODE, 7, "a") == 0
+
+
+def test_a_gang_that_found_no_place_comes_back_later_each_time() -> None:
+    waits = [backoff(Verdict.UNSCHEDULABLE, times, "a") for times in (1, 2, 3, 9)]
+    assert [
+        low <= wait <= high
+        for wait, low, high in zip(waits, (11, 22, 45, 225), (15, 30, 60, 300), strict=True)
+    ]
+    assert waits == sorted(waits)
+    attempts = records((Verdict.FAILED, 3, "x"), (Verdict.UNSCHEDULABLE, None), (Verdict.IMAGE_PULL, None))
+    assert in_a_row(attempts, NO_PLACE) == 2
+    assert in_a_row(attempts, {Verdict.FAILED}) == 0
 
 
 # ----------------------------------------------------------------------- repeats

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast_controller.cluster import AlreadyExists, Conflict
-from holdfast_controller.jobs import Metadata, Phase, Spec, Status, TrainingJob
+from holdfast_controller.jobs import Metadata, Phase, Spec, Status, TrainingJob, Verdict
+from holdfast_controller.policy.budget import DISRUPTIONS, FAILURES
 from holdfast_controller.reconciler import Reconciler
 
 T = TypeVar("T")
@@ -84,7 +85,11 @@ class Life(RuleBasedStateMachine):
 
     # -------------------------------------------------------- the platform
 
-    @rule(name=names, replica=st.integers(0, 4), what=st.sampled_from(["vanish", "hang", 0, 0, 1, 78]))
+    @rule(
+        name=names,
+        replica=st.integers(0, 4),
+        what=st.sampled_from(["vanish", "hang", "left out", 0, 0, 1, 78]),
+    )
     def something_ends(self, name: str, replica: int, what: str | int) -> None:
         job = self.job(name)
         for attempt in self.engine.running(job.metadata.uid) if job is not None else ():
@@ -95,6 +100,8 @@ class Life(RuleBasedStateMachine):
                 self.engine.vanish(job, attempt.number, replica)
             elif what == "hang":
                 self.engine.fall_silent(job, attempt.number)
+            elif what == "left out":
+                self.engine.leave_out(job, attempt.number, replica)
             else:
                 self.engine.end(job, attempt.number, replica, int(what))
 
@@ -139,6 +146,7 @@ class Life(RuleBasedStateMachine):
                 assert new.attempt >= old.attempt
                 assert new.failures >= old.failures
                 assert new.disruptions >= old.disruptions
+                self.what_was_judged_stays(old, new)
                 if old.phase.final:
                     assert (new.phase, new.finished_at, new.attempt) == (
                         old.phase,
@@ -152,6 +160,23 @@ class Life(RuleBasedStateMachine):
                 assert not self.engine.running(job.metadata.uid)
                 assert new.finished_at is not None
             self.seen[job.metadata.uid] = new
+
+    def what_was_judged_stays(self, old: Status, new: Status) -> None:
+        """A verdict, and what an attempt is ended for, are told once; each counts where it belongs."""
+        before = {record.number: record for record in old.attempts}
+        for record in new.attempts:
+            known = before.get(record.number)
+            if known is not None and known.verdict is not None:
+                assert record.verdict is known.verdict
+            if known is not None and known.ending is not None:
+                assert record.ending is known.ending
+            if record.verdict in (Verdict.HUNG, Verdict.UNSCHEDULABLE):
+                assert record.ending is record.verdict
+        if new.attempt <= 20:  # all are remembered
+            verdicts = [record.verdict for record in new.attempts]
+            counted = [*FAILURES, Verdict.CONFIG_ERROR]
+            assert new.failures == sum(verdict in counted for verdict in verdicts)
+            assert new.disruptions == sum(verdict in DISRUPTIONS for verdict in verdicts)
 
     # ------------------------------------------------------------- the end
 

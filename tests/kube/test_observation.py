@@ -62,6 +62,14 @@ def disruption(reason: str, message: str = "") -> dict[str, Any]:
     return {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
 
 
+UNREADY = {"type": "Ready", "status": "False"}
+
+
+def limited(one: Any, memory: str) -> Any:
+    one["status"]["containerStatuses"][0]["resources"] = {"limits": {"memory": memory}}
+    return one
+
+
 SAVED = Termination("interrupted", 812, 812).to_json()
 FINISHED = Termination("finished", 900, 900).to_json()
 
@@ -90,6 +98,42 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         job(),
         pod(phase="Failed", state=ended(137, reason="OOMKilled")),
         {"out_of_memory": True, "exit_signal": 9, "exit_code": None, "disrupted": False},
+    ),
+    (
+        "out of memory, where the kubelet tells the limit",
+        job(),
+        limited(pod(phase="Failed", state=ended(137, reason="OOMKilled")), "512Mi"),
+        {"reason": "OutOfMemory: the container reached its limit of 512Mi", "out_of_memory": True},
+    ),
+    (
+        "its node is no more",
+        job(),
+        pod(phase="Failed", state=RUNNING, conditions=[disruption("DeletionByPodGC", "no node")]),
+        {"disrupted": True, "lost_node": True, "reason": "DeletionByPodGC: no node"},
+    ),
+    (
+        "its node says nothing, and it was deleted by force",
+        job(),
+        pod(state=RUNNING, conditions=[disruption("DeletionByTaintManager"), UNREADY], deleted=(NOON, 0)),
+        {"disrupted": True, "lost_node": True},
+    ),
+    (
+        "tainted away from a node that works",
+        job(),
+        pod(state=ended(143), conditions=[disruption("DeletionByTaintManager"), UNREADY], deleted=(NOON, 0)),
+        {"disrupted": True, "lost_node": False},
+    ),
+    (
+        "no room yet",
+        job(),
+        pod(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", "reason": "x"}]),
+        {"state": ReplicaState.PENDING, "stuck": Verdict.UNSCHEDULABLE},
+    ),
+    (
+        "its image does not come",
+        job(),
+        pod(phase="Pending", state={"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}),
+        {"state": ReplicaState.PENDING, "stuck": Verdict.IMAGE_PULL},
     ),
     (
         "preempted by the scheduler, saved in time",

@@ -6,7 +6,7 @@
 The command runs as a child in a session of its own. Its output is appended to the log, SIGTERM and
 SIGINT are passed on to it once each, and when it ends the exit file says how::
 
-    {"code": 0, "ended": 1760000000.0}     or     {"signal": 9, "ended": ...}
+    {"code": 0, "ended": 1760000000.0, "peak_bytes": 734003200}     or     {"signal": 9, ...}
 
 The kernel kills the command when the supervisor dies (PR_SET_PDEATHSIG), and with
 ``--die-with-parent`` the supervisor itself when its parent dies. A local attempt stacks two of them,
@@ -128,6 +128,8 @@ class Child:
         self.sent: set[int] = set()
         self.pending: list[int] = []
         self.pid: int | None = None
+        self.peak_bytes = 0
+        """The most memory that one of its processes had, once it has ended."""
         for number in _FORWARDED:
             signal.signal(number, self._forward)
         parent = os.getpid()
@@ -158,7 +160,8 @@ class Child:
     def wait(self) -> int:
         """The exit code; a negative one is the signal that ended it."""
         assert self.pid is not None
-        _, status = os.waitpid(self.pid, 0)
+        _, status, usage = os.wait4(self.pid, 0)
+        self.peak_bytes = usage.ru_maxrss * 1024
         return os.waitstatus_to_exitcode(status)
 
     def copy_until_end(self, pipe: int, sinks: list[int]) -> int:
@@ -242,7 +245,7 @@ def run(options: Options) -> int:
         code = child.copy_until_end(pipe, [log, 1])
     else:
         code = child.wait()
-    record(options.exit, code)
+    record(options.exit, code, child.peak_bytes)
     if code == 0 and options.fail_on_notice and _was_interrupted():
         return EXIT_NOTICE
     return code if code >= 0 else 128 - code
@@ -277,13 +280,13 @@ def _refuse(options: Options, error: OSError, log: int | None) -> int:
     return EXIT_CONFIG_ERROR
 
 
-def record(path: Path | None, code: int) -> None:
+def record(path: Path | None, code: int, peak_bytes: int | None = None) -> None:
     """Write the exit file; on a full disk the exit code alone has to do."""
     if path is None:
         return
     how = {"code": code} if code >= 0 else {"signal": -code}
     try:
-        replace_durably(path, json.dumps({**how, "ended": time.time()}))
+        replace_durably(path, json.dumps({**how, "ended": time.time(), "peak_bytes": peak_bytes}))
     except OSError as error:
         print(f"supervise: cannot write {path}: {error.strerror}", file=sys.stderr)
 

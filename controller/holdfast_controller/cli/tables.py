@@ -34,7 +34,14 @@ PHASE_STYLES = {
     Phase.SUCCEEDED: "green",
     Phase.FAILED: "bold red",
 }
-VERDICT_STYLES = {"Finished": "green", "Disrupted": "yellow", "Suspended": "blue"}
+VERDICT_STYLES = {
+    "Finished": "green",
+    "Disrupted": "yellow",
+    "LostNode": "yellow",
+    "Unschedulable": "yellow",
+    "ImagePull": "yellow",
+    "Suspended": "blue",
+}
 
 
 def console() -> Console:

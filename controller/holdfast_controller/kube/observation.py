@@ -18,6 +18,7 @@ from typing import Any
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 from holdfast_controller.heartbeat import Silence
+from holdfast_controller.jobs import Verdict
 from holdfast_controller.manifests import CONTAINER, INDEX_LABEL, QUEUE_LABEL, Manifests
 from holdfast_controller.policy.waits import explain_wait
 from holdfast_trainer.contract import Progress, Termination
@@ -42,6 +43,7 @@ _STUCK = (
     "InvalidImageName",
     "RunContainerError",
 )
+_NO_IMAGE = ("ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName")
 _SIGNAL_BASE = 128
 
 
@@ -116,7 +118,8 @@ def _replica(
     phase = pod["status"].get("phase", "Pending")
     if end is None and phase in ("Pending", "Running", "Unknown") and not _forced(pod):
         state = ReplicaState.RUNNING if running(pod) or phase == "Running" else ReplicaState.PENDING
-        return ReplicaObservation(index, state, reason or _why_pending(pod), disrupted=taken)
+        why = reason or _why_pending(pod)
+        return ReplicaObservation(index, state, why, disrupted=taken, stuck=_stuck(pod))
     code = end.get("exitCode") if end is not None else None
     well = code == 0 if end is not None else phase == "Succeeded"
     memory = end is not None and end.get("reason") == "OOMKilled" and not taken
@@ -125,8 +128,9 @@ def _replica(
     return ReplicaObservation(
         index,
         ReplicaState.SUCCEEDED if well else ReplicaState.FAILED,
-        reason=reason or ("OutOfMemory: the container's memory limit was reached" if memory else ""),
+        reason=reason or (f"OutOfMemory: the container reached its limit of {_limit(pod)}" if memory else ""),
         disrupted=taken,
+        lost_node=taken and _lost_node(pod),
         out_of_memory=memory,
         exit_code=None if by_signal else code,
         exit_signal=code - _SIGNAL_BASE if by_signal and code is not None else None,
@@ -203,6 +207,38 @@ def _why_pending(pod: Document) -> str:
             said = f"{condition.get('reason', 'Pending')}: {condition.get('message', '')}".rstrip(": ")
             return explain_wait(said)
     return ""
+
+
+def _stuck(pod: Document) -> Verdict | None:
+    """What keeps it from starting, where that is the scheduler's or the image's."""
+    if (_state(pod).get("waiting") or {}).get("reason") in _NO_IMAGE:
+        return Verdict.IMAGE_PULL
+    return Verdict.UNSCHEDULABLE if _condition(pod, "PodScheduled") == "False" else None
+
+
+def _lost_node(pod: Document) -> bool:
+    """Whether its node went: the platform says so, or nobody ever told that its container has ended."""
+    for condition in pod["status"].get("conditions") or []:
+        if condition["type"] == "DisruptionTarget" and condition.get("reason") == "DeletionByPodGC":
+            return True
+    if pod["status"].get("reason") == "NodeLost":
+        return True
+    return _forced(pod) and running(pod) and _condition(pod, "Ready") == "False"
+
+
+def _condition(pod: Document, kind: str) -> str:
+    """Its status; empty where the pod has none of the kind."""
+    conditions = pod["status"].get("conditions") or []
+    return next((str(one["status"]) for one in conditions if one["type"] == kind), "")
+
+
+def _limit(pod: Document) -> str:
+    """What the kubelet says that it allows the container."""
+    for status in pod["status"].get("containerStatuses") or []:
+        limit = ((status.get("resources") or {}).get("limits") or {}).get("memory")
+        if status["name"] == CONTAINER and limit:
+            return str(limit)
+    return "memory"
 
 
 def _state(pod: Document) -> Mapping[str, Any]:

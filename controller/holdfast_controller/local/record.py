@@ -86,6 +86,7 @@ class Exit:
     ended: float
     code: int | None = None
     signal: int | None = None
+    peak_bytes: int | None = None
 
     @property
     def bad(self) -> bool:
@@ -158,7 +159,7 @@ class AttemptFiles:
 
     def rank_exit(self, rank: int) -> RankExit | None:
         end = _exit(self.run.rank_exit(self.attempt, rank))
-        return None if end is None else RankExit(rank, end.code, end.signal, end.ended)
+        return None if end is None else RankExit(rank, end.code, end.signal, end.ended, end.peak_bytes)
 
     def rank_started(self, rank: int) -> bool:
         return self.run.rank_log(self.attempt, rank).exists()
@@ -180,7 +181,11 @@ class AttemptFiles:
 
 def _exit(path: Path) -> Exit | None:
     body = _read(path)
-    return None if body is None else Exit(body["ended"], body.get("code"), body.get("signal"))
+    return (
+        None
+        if body is None
+        else Exit(body["ended"], body.get("code"), body.get("signal"), body.get("peak_bytes"))
+    )
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -1,4 +1,5 @@
-"""How long to wait before the next attempt: nothing after a disruption, ever longer after failures."""
+"""How long to wait before the next attempt: nothing after a disruption, ever longer after failures, and after
+attempts for which there was no place."""
 
 from __future__ import annotations
 
@@ -6,21 +7,24 @@ import hashlib
 
 from holdfast_controller.jobs import Verdict
 
-from .budget import FAILURES
+from .budget import FAILURES, NO_PLACE
 
 FIRST_SECONDS = 1.0
+FIRST_WITHOUT_PLACE_SECONDS = 15.0
 LONGEST_SECONDS = 300.0
 
 
-def backoff(verdict: Verdict, failures: int, seed: str) -> float:
-    """Seconds until the next attempt after an incident; `failures` counts this one too.
+def backoff(verdict: Verdict, times: int, seed: str) -> float:
+    """Seconds until the next attempt after an incident that is the `times`-th of its kind.
 
     1, 2, 4 ... 300 s after the first, second, third failure, less up to a quarter by the seed: many jobs
     that failed together do not all come back together, and a controller that asks again gets the same
-    answer.
+    answer. A gang that found no place for all of it begins with 15 s: two that each hold half of what both
+    need must not come back at once.
     """
-    if verdict not in FAILURES:
+    if verdict not in FAILURES | NO_PLACE:
         return 0.0
-    full = min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(failures - 1, 30))
-    digest = hashlib.sha256(f"{seed}/{failures}".encode()).digest()
+    first = FIRST_WITHOUT_PLACE_SECONDS if verdict in NO_PLACE else FIRST_SECONDS
+    full = min(LONGEST_SECONDS, first * 2.0 ** min(times - 1, 30))
+    digest = hashlib.sha256(f"{seed}/{times}".encode()).digest()
     return full * (1 - 0.25 * int.from_bytes(digest[:4], "big") / 2**32)

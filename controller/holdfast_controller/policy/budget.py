@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from holdfast_controller.jobs import Retries, Verdict
 
 FAILURES = frozenset((Verdict.FAILED, Verdict.OUT_OF_MEMORY, Verdict.HUNG))
+DISRUPTIONS = frozenset((Verdict.DISRUPTED, Verdict.LOST_NODE))
+NO_PLACE = frozenset((Verdict.UNSCHEDULABLE, Verdict.IMAGE_PULL))
+"""Nothing of the job's ran, and nothing was taken from it: it waits, and its budgets stay."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ def spend(verdict: Verdict, failures: int, disruptions: int, allowed: Retries) -
     """Book one incident. `failures` and `disruptions` are the counts before it.
 
     A configuration error counts as a failure and is never tried again. A finished or suspended attempt
-    costs nothing.
+    costs nothing, nor does one that found no place.
     """
     if verdict is Verdict.CONFIG_ERROR:
         return Spending(
@@ -43,7 +46,7 @@ def spend(verdict: Verdict, failures: int, disruptions: int, allowed: Retries) -
                 f"all {allowed.failures} retries for failures are used up (retries.failures)",
             )
         return Spending(failures + 1, disruptions, True)
-    if verdict is Verdict.DISRUPTED:
+    if verdict in DISRUPTIONS:
         if allowed.disruptions is not None and disruptions >= allowed.disruptions:
             return Spending(
                 failures,
@@ -52,4 +55,4 @@ def spend(verdict: Verdict, failures: int, disruptions: int, allowed: Retries) -
                 f"all {allowed.disruptions} restarts for disruptions are used up (retries.disruptions)",
             )
         return Spending(failures, disruptions + 1, True)
-    return Spending(failures, disruptions, verdict is Verdict.SUSPENDED)
+    return Spending(failures, disruptions, verdict is Verdict.SUSPENDED or verdict in NO_PLACE)

@@ -6,12 +6,14 @@ victims and never counted; the verdict comes from the first cause:
 1. every replica finished                       -> Finished
 2. a configuration error, by message or code 78 -> ConfigError: no neighbour's loss can cause it
 3. a stop was asked for                         -> Suspended; what failed on the way is in the reason
-4. a replica the platform took                  -> Disrupted
+4. a replica the platform took                  -> LostNode where its node went with it, else Disrupted;
+   what Holdfast ended the attempt for         -> Hung, Unschedulable or ImagePull, as it put on record
 5. a replica that got a notice and said so (`interrupted`), unless a rank had failed before it ended:
    torchrun also ends the peers of a failed rank by SIGTERM, and a fault must not pass for a disruption,
    or it would be tried again for ever            -> Disrupted
 6. a replica that fell silent, when all that the others tell of is its broken connection -> Disrupted
-7. the earliest of the other bad ends           -> OutOfMemory, Hung or Failed
+7. the earliest of the other bad ends that tells of more than its broken connection, else the earliest
+                                                -> OutOfMemory, Hung or Failed
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
     taken = [replica for replica in replicas if replica.disrupted and not finished(replica)]
     if taken:
         first = min(taken, key=_bad_end)
-        return Incident(Verdict.DISRUPTED, f"replica {first.index}: {first.reason}", first.index)
+        verdict = Verdict.LOST_NODE if first.lost_node else Verdict.DISRUPTED
+        return Incident(verdict, f"replica {first.index}: {first.reason}", first.index)
     if ended_for is not None:
         return ended_for
     failures = [replica for replica in replicas if _failed(replica)]
@@ -66,7 +69,9 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
             silent[0].index,
         )
     if failures:
-        first = min(failures, key=_bad_end)
+        # Ends are told in whole seconds on a cluster: a peer's broken connection may seem to come first.
+        causes = [replica for replica in failures if not lost_its_peer(replica.termination)]
+        first = min(causes or failures, key=_bad_end)
         return Incident(_kind(first), _say(first), first.index)
     if noticed:
         return Incident(Verdict.DISRUPTED, f"replica {noticed[0].index} was given notice", noticed[0].index)
@@ -157,8 +162,13 @@ def _kind(replica: ReplicaObservation) -> Verdict:
     return Verdict.FAILED
 
 
+_MEMORY = re.compile(
+    r"OutOfMemoryError|CUDA out of memory|MemoryError|DefaultCPUAllocator|ran out of memory in step"
+)
+
+
 def _names_memory(error: str) -> bool:
-    return "OutOfMemoryError" in error or "CUDA out of memory" in error or "MemoryError" in error
+    return bool(_MEMORY.search(error))
 
 
 def _say(replica: ReplicaObservation) -> str:
@@ -168,11 +178,19 @@ def _say(replica: ReplicaObservation) -> str:
         # Of a traceback its last line, which names the exception; the log tail has all of it.
         return f"{where}: {replica.termination.error.strip().splitlines()[-1]}"
     if replica.out_of_memory:
-        return f"{where}: {replica.reason or 'the kernel killed it for memory'}"
+        return f"{where}: {replica.reason or 'the kernel killed it for memory'}{_peak(replica)}"
     ranks = sorted((rank for rank in replica.ranks if bad(rank)), key=lambda rank: rank.ended)
     if ranks:
         return f"{where}: rank {ranks[0].rank} {_how(ranks[0].code, ranks[0].signal)}"
     return f"{where}: {_how(replica.exit_code, replica.exit_signal)}"
+
+
+def _peak(replica: ReplicaObservation) -> str:
+    """Which of its ranks had taken how much, where that is known: of the largest."""
+    largest = max(replica.ranks, key=lambda rank: rank.peak_bytes or 0, default=None)
+    if largest is None or not largest.peak_bytes:
+        return ""
+    return f"; rank {largest.rank} had {largest.peak_bytes / 2**20:.0f} MiB at its peak"
 
 
 def _how(code: int | None, number: int | None) -> str:

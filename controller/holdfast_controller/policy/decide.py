@@ -19,13 +19,14 @@ from holdfast_controller.jobs import AttemptRecord, Phase, Status, TrainingJob, 
 from . import explain, idle, refused
 from .backoff import backoff
 from .books import Books
-from .budget import spend
+from .budget import NO_PLACE, spend
 from .classify import Incident, classify
 from .conditions import conditions_of
+from .half_placed import half_placed
 from .hang import hangs
 from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at
-from .repeats import same_failure, standstill
+from .repeats import in_a_row, same_failure, standstill
 
 ATTEMPTS_KEPT = 20
 SILENT_SECONDS = 120.0
@@ -169,6 +170,8 @@ class _Deciding:
         """Put on record that an attempt is to be ended that can neither go on nor end by itself."""
         if hung := hangs(observation):
             record.ending, record.reason = Verdict.HUNG, hung
+        elif left_out := half_placed(observation, self.now):
+            record.ending, record.reason = left_out.verdict, left_out.reason
         if record.ending is not None:
             self._tell("Warning", record.ending.value, f"attempt {record.number} is ended: {record.reason}")
 
@@ -233,7 +236,8 @@ class _Deciding:
             self._tell("Warning", "NoProgress", stuck)
         if self.spec.suspend:
             return self._suspended()
-        wait = backoff(verdict, booked.failures, self.job.metadata.uid)
+        times = in_a_row(self.status.attempts, NO_PLACE) if verdict in NO_PLACE else booked.failures
+        wait = backoff(verdict, times, self.job.metadata.uid)
         if wait > 0:
             self.status.next_start_at = self.now + timedelta(seconds=wait)
         return self._between(stuck or incident.reason)

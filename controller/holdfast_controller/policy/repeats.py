@@ -10,9 +10,12 @@ a new step is durable would run for ever and get nowhere, at full price: that is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 from holdfast_controller.jobs import AttemptRecord, Verdict
+
+from .budget import DISRUPTIONS, NO_PLACE
 
 REPEATABLE = (Verdict.FAILED, Verdict.OUT_OF_MEMORY)
 STANDSTILL_ATTEMPTS = 3
@@ -24,7 +27,8 @@ def same_failure(attempts: Sequence[AttemptRecord]) -> str:
     `attempts` are the records in order, each with its verdict. Disruptions between two failures do not
     part them.
     """
-    judged = [record for record in attempts if record.verdict not in (Verdict.DISRUPTED, Verdict.SUSPENDED)]
+    apart = {*DISRUPTIONS, *NO_PLACE, Verdict.SUSPENDED}
+    judged = [record for record in attempts if record.verdict not in apart]
     if len(judged) < 2:
         return ""
     before, newest = judged[-2:]
@@ -39,11 +43,16 @@ def same_failure(attempts: Sequence[AttemptRecord]) -> str:
     )
 
 
+def in_a_row(attempts: Sequence[AttemptRecord], verdicts: Collection[Verdict]) -> int:
+    """How many of the newest attempts ended in one of these ways."""
+    return len(list(takewhile(lambda record: record.verdict in verdicts, reversed(attempts))))
+
+
 def standstill(attempts: Sequence[AttemptRecord]) -> str:
     """That disruptions came faster than durable steps, with the remedy; empty where they did not."""
     taken: list[AttemptRecord] = []
     for record in reversed(attempts):
-        if record.verdict is not Verdict.DISRUPTED:
+        if record.verdict not in DISRUPTIONS:
             break
         taken.append(record)
     durable = {record.durable_step for record in taken[:STANDSTILL_ATTEMPTS]}

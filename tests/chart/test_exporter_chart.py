@@ -60,6 +60,30 @@ def test_it_is_root_without_the_rights_of_root(helm: Helm) -> None:
     assert ranks["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": added}
 
 
+def test_the_controller_asks_it_whether_jobs_use_their_gpus(helm: Helm) -> None:
+    everything = ("--set-json=networkPolicy.from=[{}]",)
+    documents = {(one["kind"], one["metadata"]["name"]): one for one in helm.documents(ON, *everything)}
+    service = documents["Service", "holdfast-exporter"]["spec"]
+    assert service["clusterIP"] == "None", "one name for all of them"
+    (controller,) = documents["Deployment", "holdfast"]["spec"]["template"]["spec"]["containers"]
+    where = {one["name"]: one.get("value") for one in controller["env"]}["HOLDFAST_GPU_EXPORTERS"]
+    namespace = documents["Deployment", "holdfast"]["metadata"]["namespace"]
+    assert where == f"holdfast-exporter.{namespace}.svc:{service['ports'][0]['port']}"
+    # A policy that lets only some in lets the controller in, and the controller's lets it out.
+    labels = documents["Deployment", "holdfast"]["spec"]["selector"]["matchLabels"]
+    (ingress,) = documents["NetworkPolicy", "holdfast-exporter"]["spec"]["ingress"]
+    assert {"podSelector": {"matchLabels": labels}} in ingress["from"]
+    assert {"podSelector": {"matchLabels": service["selector"]}} in [
+        peer
+        for rule in documents["NetworkPolicy", "holdfast"]["spec"]["egress"]
+        for peer in rule.get("to", ())
+    ]
+    (alone,) = next(one for one in helm.documents() if one["kind"] == "Deployment")["spec"]["template"][
+        "spec"
+    ]["containers"]
+    assert "HOLDFAST_GPU_EXPORTERS" not in {one["name"] for one in alone["env"]}
+
+
 def test_a_driver_without_a_runtime_is_mounted(helm: Helm) -> None:
     found = exporter(
         helm,

@@ -1,0 +1,95 @@
+"""What is said of a job's use of a GPU: of its own processes, of a GPU it has alone, or nothing."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+
+from holdfast_controller.cluster import GpuGrant, GpuUse
+from holdfast_controller.exporter.attribution import Held, Holder, Use
+from holdfast_controller.exporter.collector import Snapshot
+from holdfast_controller.exporter.endpoint import served
+from holdfast_controller.exporter.job_uses import uses_of_jobs
+from holdfast_controller.exporter.readings import DeviceReading, Reason
+from holdfast_controller.gpu_exporters import USES
+
+GPU = "GPU-0"
+SHARED = "nvidia.com/gpu.shared"
+
+
+def holder(job: str, rank: str = "", replica: str = "0") -> Holder:
+    return Holder("team", f"{job}-1-worker-{replica}", "pytorch", job, "1", replica, rank)
+
+
+def held(job: str) -> Held:
+    return Held(GPU, "", SHARED, holder(job), 1)
+
+
+def used(job: str, ratio: float | None, rank: str = "0") -> Use:
+    return Use(GPU, "", holder(job, rank), 1, None, ratio)
+
+
+STRANGER = Use(GPU, "", None, 1, None, None)
+NOBODY = Held(GPU, "", SHARED, Holder("team", "notebook-0", "main"), 1)
+CASES = [
+    # the GPU's own figure, who holds it, whose processes are on it -> how busy for job a
+    ("alone: the GPU's figure", 0.7, [held("a")], [used("a", 0.4)], 0.7),
+    ("alone, not told by process", 0.7, [held("a")], [used("a", None)], 0.7),
+    ("alone and without a process", 0.0, [held("a")], [], 0.0),
+    ("shared: its own processes'", 0.7, [held("a"), held("b")], [used("a", 0.02), used("b", 0.68)], 0.02),
+    ("shared: the sum of its ranks", 0.7, [held("a"), held("b")], [used("a", 0.2), used("a", 0.1, "1")], 0.3),
+    ("shared, and no process of its own", 0.7, [held("a"), held("b")], [used("b", 0.7)], 0.0),
+    ("shared, processes not told, the GPU rests", 0.01, [held("a"), held("b")], [], 0.01),
+    ("shared, processes not told, the GPU works", 0.7, [held("a"), held("b")], [], None),
+    ("shared, one of its processes not told", 0.7, [held("a"), held("b")], [used("a", None)], None),
+    ("a stranger's process may be its own", 0.7, [held("a")], [STRANGER], None),
+    ("a stranger's process on a GPU that rests", 0.0, [held("a")], [STRANGER], 0.0),
+    ("shared with who is no job", 0.7, [held("a"), NOBODY], [used("a", 0.3)], 0.3),
+    ("the GPU tells nothing", None, [held("a")], [], None),
+    ("the GPU tells nothing, its process does", None, [held("a")], [used("a", 0.3)], 0.3),
+    ("on one machine: no holder, a process", 0.7, [], [used("a", 0.3)], 0.7),
+]
+
+
+def snapshot(figure: float | None, held: list[Held], uses: list[Use], **device: object) -> Snapshot:
+    figures = {} if figure is None else {"utilization": figure}
+    gpu = DeviceReading(0, GPU, figures=figures, **device)  # type: ignore[arg-type]
+    return Snapshot("", "", (gpu,), tuple(uses), tuple(held), {}, {}, {}, {}, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("figure", "held", "uses", "busy"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+def test_how_busy_a_gpu_is_for_a_job(
+    figure: float | None, held: list[Held], uses: list[Use], busy: float | None
+) -> None:
+    found = [use for use in uses_of_jobs(snapshot(figure, held, uses)) if use.key == "team/a"]
+    (one,) = found
+    assert (one.attempt, one.replica, one.gpu) == (1, "0", GPU)
+    assert one.busy == pytest.approx(busy)
+    assert one.ranks == ",".join(
+        sorted({use.holder.rank for use in uses if use.holder and use.holder.job == "a"})
+    )
+
+
+def test_a_gpu_that_cannot_be_read_has_no_figure() -> None:
+    (one,) = uses_of_jobs(snapshot(None, [held("a")], [], fault=Reason.LOST))
+    assert one.busy is None
+
+
+def test_the_local_engine_says_who_has_a_gpu_that_nobody_uses() -> None:
+    grants = [GpuGrant("default/a", 3, 1, 0), GpuGrant("default/b", 1, 0, 7)]
+    (one,) = uses_of_jobs(snapshot(0.0, [], []), grants)
+    assert one == GpuUse("default/a", 3, "1", GPU, 0.0), "there is no GPU 7"
+
+
+def test_an_exporter_is_asked_as_it_answers() -> None:
+    seen = snapshot(0.7, [held("a"), held("b")], [used("a", 0.02), used("b", None)])
+    with served(lambda: seen, "127.0.0.1", 0) as port:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/jobs") as answer:
+            text = answer.read()
+        assert answer.headers["Content-Type"] == "application/json"
+    assert USES.validate_json(text) == uses_of_jobs(seen)
+    assert [one["busy"] for one in json.loads(text)] == [0.02, None]

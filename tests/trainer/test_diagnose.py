@@ -17,6 +17,10 @@ from holdfast_trainer.diagnosis import Facts, estimate, findings
 from holdfast_trainer.memory_need import largest_micro_batch, memory_need
 from holdfast_trainer.model import parameter_count
 from holdfast_trainer.probing import disk_speed
+from holdfast_trainer.rehearsal import StepTimes
+from holdfast_trainer.tune.census import Line
+from holdfast_trainer.tune.diagnosis import WorkloadFacts, explain
+from holdfast_trainer.tune.settings import Settings
 
 GOOD = (
     "model.vocab_size=64",
@@ -42,6 +46,9 @@ FACTS = Facts(
     samples=20_000,
     step_seconds=0.5,
     data_seconds=0.0005,
+    start_seconds=5.0,
+    optimizer_seconds=0.05,
+    native_bf16=True,
     validation_seconds=2.0,
     disk_bytes_per_second=1e9,
     state_bytes=2_000_000_000,
@@ -55,10 +62,10 @@ def config(*changes: str) -> Config:
 
 def test_a_sound_run_has_nothing_to_change() -> None:
     assert findings(config(), FACTS) == []
-    assert estimate(config(), FACTS) == pytest.approx(1000 * 0.5 + 10 * 2.0 + 2.0)
+    assert estimate(config(), FACTS) == pytest.approx(5.0 + 1000 * 0.5 + 10 * 2.0 + 2.0)
     text = as_text(config(), FACTS, [])
     assert "nothing to change" in text
-    assert "time        8.7 minutes for 1,000 steps" in text
+    assert "time        8.8 minutes for 1,000 steps" in text
 
 
 @pytest.mark.parametrize(
@@ -135,6 +142,27 @@ def test_a_sound_run_has_nothing_to_change() -> None:
             "warning",
             "optim.learning_rate",
             "0.1 is 61 times what is usual for",
+        ),
+        (
+            ("train.precision=fp32",),
+            {"precision": "fp32", "memory_peak": 7_000_000},
+            "warning",
+            "train.precision",
+            "this device multiplies bf16 in hardware",
+        ),
+        (
+            ("train.fused_optimizer=false",),
+            {},
+            "warning",
+            "train.fused_optimizer",
+            "one by one, 10% of a step: turn it on",
+        ),
+        (
+            (),
+            {"optimizer_seconds": 0.2},
+            "warning",
+            "train.global_batch",
+            "40% of a step is the optimizer",
         ),
         (("optim.warmup_steps=0",), {}, "note", "optim.warmup_steps", "no warm-up"),
         (("validation.every=0",), {}, "note", "validation.every", "overfitting goes unseen"),
@@ -253,3 +281,62 @@ def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.Ca
     code = main([str(write_config(tmp_path)), "--steps", "1", "--run-dir", "/proc/self"])
     assert code == 1
     assert "error: the disk of the run directory cannot be measured: " in capsys.readouterr().err
+
+
+# ------------------------------------------------------------- a model of one's own
+
+WORKLOADS = Path(__file__).parent / "ragged_workload.py"
+
+
+def test_a_loop_in_python_is_named_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{WORKLOADS}:looping", "--steps", "2"]) == 0
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if line.startswith("python: ")]
+    making = next(
+        n for n, text in enumerate(WORKLOADS.read_text().splitlines(), 1) if "torch.tensor(" in text
+    )
+    assert f"ragged_workload.py:{making}" in line
+    assert "Pad or pack the samples into one batch" in line
+    assert main([f"{WORKLOADS}:make", "--steps", "1", "-o", "json"]) == 0
+    causes = [finding["cause"] for finding in json.loads(capsys.readouterr().out)["findings"]]
+    assert "python" not in causes
+    assert {"batch", "optimizer"} <= set(causes)
+    assert main([f"{WORKLOADS}:nothing"]) == EXIT_CONFIG_ERROR
+
+
+SOUND = WorkloadFacts(
+    settings=Settings(batch=32, fused=True, precision="bf16"),
+    times=StepTimes(data=0.001, forward=0.3, backward=0.6, optimizer=0.05),
+    samples_per_second=30.0,
+    operations=200,
+    lines=[Line("model.py:7", 150, 0)],
+    operations_of_one=0,
+    cores=8,
+    native_bf16=True,
+    device_type="cuda",
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause", "said"),
+    [
+        ({}, "compute", "nothing stands out"),
+        (
+            {"times": StepTimes(2.0, 0.3, 0.6, 0.05)},
+            "data",
+            "no worker prepares batches while the model computes: try workers=6",
+        ),
+        ({"operations_of_one": 120}, "python", "busiest at model.py:7 with 75% of them"),
+        ({"settings": Settings(batch=32, fused=True)}, "precision", "fp32, in 95% of a step"),
+        ({"settings": Settings(batch=1, fused=True, precision="bf16")}, "batch", "a pass holds one sample"),
+        (
+            {"times": StepTimes(0.0, 0.1, 0.2, 0.9)},
+            "optimizer",
+            "75% of a step is the optimizer: accumulate several passes a step",
+        ),
+    ],
+)
+def test_the_costliest_cause_comes_first(change: dict[str, object], cause: str, said: str) -> None:
+    first = explain(replace(SOUND, **change))[0]  # type: ignore[arg-type]
+    assert first.cause == cause
+    assert said in first.message

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "train": ("holdfast_trainer.train_command", "train a GPT, alone or under torchrun; resumes by itself"),
     "diagnose": ("holdfast_trainer.diagnose_command", "measure a few steps; say what to change before a run"),
+    "tune": ("holdfast_trainer.tune.command", "measure what each setting buys here; write those to use"),
     "checkpoint": ("holdfast_trainer.checkpoint_command", "list, verify, export and compare checkpoints"),
     "export-hf": ("holdfast_trainer.hf_command", "write a run's model in Hugging Face's layout"),
     "prepare": ("holdfast_trainer.prepare", "turn text and JSONL files into token shards"),

@@ -107,7 +107,8 @@ def assemble(run: Run, config: Config, compute: Precision, batches: Batches, *, 
         model = run.shard(raw, list(raw.blocks))
     else:
         model = run.wrap(raw, static_graph=batches.chunks == 1, settle=loss)
-    return Assembled(raw, model, build_optimizer(raw, config.optim, run.device))
+    optimizer = build_optimizer(raw, config.optim, run.device, fused=settings.fused_optimizer)
+    return Assembled(raw, model, optimizer)
 
 
 def check_sharding(precision: str) -> None:

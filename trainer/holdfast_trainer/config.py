@@ -81,6 +81,8 @@ class TrainConfig:
     activation_checkpointing: bool = False
     """Keep only the input of each block and compute the rest again in the backward pass: about a third
     more work for a fraction of the activations, so a larger micro_batch fits."""
+    fused_optimizer: bool = True
+    """One kernel for all parameters in AdamW, where the device has it. Off: a loop over them."""
     tf32: bool = True
     """TensorFloat-32 in what stays fp32 on a CUDA device: 10 bits of mantissa, several times as fast."""
     threads: Positive | None = None
@@ -191,6 +193,7 @@ EXECUTION = (
     "parallel",
     "compile",
     "activation_checkpointing",
+    "fused_optimizer",
     "tf32",
     "threads",
     "deterministic",

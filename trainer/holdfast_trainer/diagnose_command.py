@@ -21,11 +21,13 @@ from .config import Config, ConfigError, check_world, load
 from .diagnosis import Facts, Finding, estimate, findings
 from .memory_need import Need, memory_need
 from .token_index import DataError
+from .tune.diagnose import diagnose_workload, is_workload
 
 EPILOG = """examples:
   python -m holdfast_trainer diagnose gpt.yaml
   python -m holdfast_trainer diagnose gpt.yaml train.micro_batch=8 -o json
   torchrun --nproc-per-node=2 -m holdfast_trainer diagnose gpt.yaml --run-dir runs/a
+  python -m holdfast_trainer diagnose mine.py:make       # a model of your own, see tune/workload.py
 """
 
 
@@ -39,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="CONFIG section.key=value",
+        metavar="CONFIG|FILE.py:FUNCTION section.key=value",
         help=f"YAML file (default: the one that {contract.ENV_CONFIG} names), and what wins over it",
     )
     parser.add_argument("--run-dir", type=Path, help="whose disk to measure (default: here)")
@@ -54,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"give CONFIG (or set {contract.ENV_CONFIG})")
     if arguments.steps < 1:
         parser.error(f"--steps {arguments.steps}: at least 1 is needed")
+    if is_workload(path):
+        return diagnose_workload(path, arguments.steps, arguments.output)
     try:
         config = load(Path(path), [word for word in arguments.words if "=" in word])
         check_world(config, int(os.environ.get("WORLD_SIZE", "1")))

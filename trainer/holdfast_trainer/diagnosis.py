@@ -14,6 +14,7 @@ from .checkpoint.cadence import does_not_fit
 from .config import Config
 from .memory_need import largest_micro_batch, memory_need
 from .model import parameter_count
+from .verdict import OPTIMIZER_SHARE
 
 FULL_SHARE = 0.92
 """Of a device's memory that a step may take: fragments and the allocator's rounding need the rest."""
@@ -40,6 +41,10 @@ class Facts:
     """Windows of `model.context` tokens in the training split."""
     step_seconds: float
     data_seconds: float
+    start_seconds: float
+    """From the start of the process to the first step, with what the first step takes more than others."""
+    optimizer_seconds: float
+    native_bf16: bool
     validation_seconds: float | None
     disk_bytes_per_second: float
     state_bytes: int
@@ -63,10 +68,10 @@ class Finding:
 
 
 def estimate(config: Config, facts: Facts) -> float:
-    """Seconds until all steps are done: steps, validations, and the save at the end."""
-    total = config.train.steps * facts.step_seconds + facts.save_seconds
+    """Seconds from start to end of the process: start-up, steps, validations, and the save at the end."""
+    total = facts.start_seconds + config.train.steps * facts.step_seconds + facts.save_seconds
     if config.validation.every and facts.validation_seconds is not None:
-        total += math.ceil(config.train.steps / config.validation.every) * facts.validation_seconds
+        total += -(-config.train.steps // config.validation.every) * facts.validation_seconds
     return total
 
 
@@ -76,6 +81,7 @@ def findings(config: Config, facts: Facts) -> list[Finding]:
         *_memory(config, facts),
         *_data(config, facts),
         *_saves(config, facts),
+        *_computing(config, facts),
         *_settings(config, facts),
     ]
     return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
@@ -152,6 +158,23 @@ def _saves(config: Config, facts: Facts) -> list[Finding]:
                 f"wait for the disk; use auto, or {math.ceil(facts.save_seconds / facts.step_seconds) * 10}"
             )
             found.append(Finding("warning", "checkpoint.every", message))
+    return found
+
+
+def _computing(config: Config, facts: Facts) -> list[Finding]:
+    found = []
+    if facts.precision == "fp32" and facts.native_bf16:
+        message = "fp32, and this device multiplies bf16 in hardware, several times as fast: use auto"
+        found.append(Finding("warning", "train.precision", message))
+    share = facts.optimizer_seconds / facts.step_seconds
+    if not config.train.fused_optimizer:
+        message = f"the optimizer goes through its parameters one by one, {share:.0%} of a step: turn it on"
+        found.append(Finding("warning", "train.fused_optimizer", message))
+    elif share > OPTIMIZER_SHARE:
+        message = (
+            f"{share:.0%} of a step is the optimizer: it would pay to do more work between two of its steps"
+        )
+        found.append(Finding("warning", "train.global_batch", message))
     return found
 
 

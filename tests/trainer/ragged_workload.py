@@ -1,0 +1,53 @@
+"""A workload for the tests of tune and diagnose: small, slow in known ways, out of memory above a size."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from holdfast_trainer.tune.settings import Settings
+from holdfast_trainer.tune.workload import Workload
+
+FITS = 12
+
+
+class Numbers(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 512
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((8,), float(index))
+
+
+def loss(model: nn.Module, batch: Tensor) -> Tensor:
+    if len(batch) > FITS:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    return model(batch).square().mean()
+
+
+def make() -> Workload:
+    return Workload(lambda: nn.Linear(8, 8), Numbers(), loss, Settings(batch=1, threads=1))
+
+
+class Looping(nn.Module):
+    """Makes a tensor for every number it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        rows = []
+        for row in batch:
+            made = torch.stack([torch.tensor(float(value)) for value in row])
+            rows.append(self.layer(made))
+        return torch.stack(rows)
+
+
+def looping() -> Workload:
+    return Workload(Looping, Numbers(), loss, Settings(batch=4, fused=True, threads=1))
+
+
+def nothing() -> int:
+    return 3

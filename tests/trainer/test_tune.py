@@ -1,0 +1,254 @@
+"""`tune` finds what fits and what is fast, says what each setting buys, and writes what to use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from gangs import Workshop
+from gpt_runs import COMMAND, write_config
+
+from holdfast_trainer.config import load
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR
+from holdfast_trainer.parallel import Gang
+from holdfast_trainer.rehearsal import StepTimes
+from holdfast_trainer.tune import command
+from holdfast_trainer.tune.measure import Effort
+from holdfast_trainer.tune.plan import (
+    ALL_OFF,
+    ALL_ON,
+    AS_IT_IS,
+    Candidate,
+    Measured,
+    Switch,
+    candidates,
+    choose,
+)
+from holdfast_trainer.tune.report import as_markdown, as_text, gain
+from holdfast_trainer.tune.search import Size, best_size, divisors, doubling, scaled_rate, sizes_to_try
+from holdfast_trainer.tune.session import Options, Session, Subject
+from holdfast_trainer.tune.settings import Settings
+
+WORKLOADS = Path(__file__).parent / "ragged_workload.py"
+QUICK = ("--rounds", "1", "--steps", "1", "--seconds", "0", "--no-compile")
+
+
+def searched(
+    allowed: Sequence[int], room: int, outcome: Callable[[int], Size | None]
+) -> tuple[list[int], list[Size]]:
+    """What was tried, and what was found."""
+    tried = []
+    search = sizes_to_try(allowed, room)
+    try:
+        batch = next(search)
+        while True:
+            tried.append(batch)
+            batch = search.send(outcome(batch))
+    except StopIteration as end:
+        return tried, end.value
+
+
+# ---------------------------------------------------------------------- search
+
+
+def test_sizes_double_until_one_does_not_fit_and_then_close_in() -> None:
+    fits = lambda batch: Size(batch, batch, 1) if batch <= 11 else None  # noqa: E731
+    tried, found = searched(doubling(1, 64), 1 << 40, fits)
+    assert tried == [1, 2, 4, 8, 16, 12, 10]
+    assert best_size(found) == Size(10, 10, 1), "the largest of the sizes in question that fits"
+
+
+def test_what_would_leave_no_room_is_not_tried() -> None:
+    tried, found = searched(doubling(1, 64), 900, lambda batch: Size(batch, batch, 100 * batch))
+    assert max(tried) == 8, "16 would take 1,600 of 900 bytes, and that is known from 4 and 8"
+    assert max(size.memory for size in found) <= 900
+
+
+def test_doubling_ends_where_it_gains_nothing() -> None:
+    tried, found = searched(doubling(1, 512), 1 << 40, lambda batch: Size(batch, min(batch, 8), 1))
+    assert tried == [1, 2, 4, 8, 16]
+    best = best_size(found)
+    assert best is not None
+    assert best.batch == 8, "the smallest that is as fast"
+    assert best_size([]) is None
+
+
+def test_only_what_divides_a_step_is_tried_where_the_training_is_to_stay_the_same() -> None:
+    tried, _ = searched(divisors(12), 1 << 40, lambda batch: Size(batch, batch, 1))
+    assert tried == [1, 2, 4, 12]
+
+
+def test_the_learning_rate_follows_the_batch() -> None:
+    assert scaled_rate(1e-3, 4, "sqrt") == 2e-3
+    assert scaled_rate(0.1, 4, "linear") == 0.4
+
+
+# ------------------------------------------------------------------------ plan
+
+SWITCHES = [
+    Switch("batch", {"batch": 8}, {"batch": 1}),
+    Switch("fused", {"fused": True}, {"fused": False}),
+    Switch("precision", {"precision": "fp32"}, {"precision": "fp32"}),
+    Switch("compile", {"compile": True}, {"compile": False}),
+]
+
+
+def test_each_is_measured_alone_and_by_its_absence() -> None:
+    rows = {row.name: row.settings for row in candidates(Settings(fused=True), SWITCHES)}
+    assert list(rows) == [
+        AS_IT_IS,
+        ALL_OFF,
+        "batch",
+        "fused",
+        "compile",
+        ALL_ON,
+        "all on but batch",
+        "all on but fused",
+        "all on but compile",
+    ]
+    assert rows["batch"] == Settings(batch=8)
+    assert rows["all on but fused"] == Settings(batch=8, compile=True)
+    assert rows[ALL_ON] == Settings(batch=8, fused=True, compile=True)
+
+
+def row(name: str, speeds: list[float], settings: Settings, fault: str = "") -> Measured:
+    return Measured(Candidate(name, settings), speeds, 10_000_000, fault)
+
+
+def test_what_was_fastest_is_chosen_and_everything_on_where_it_is_as_fast() -> None:
+    on, without = Settings(fused=True, compile=True), Settings(fused=True)
+    rows = [
+        row(AS_IT_IS, [10.0], Settings()),
+        row(ALL_ON, [20.0], on),
+        row("all on but compile", [20.1], without),
+    ]
+    assert choose(rows).settings == on
+    rows[-1] = row("all on but compile", [30.0, 28.0, 33.0], without)
+    assert choose(rows).settings == without
+    rows[-2:] = [row(ALL_ON, [], on, "out of memory")]
+    assert choose(rows).settings == Settings()
+    with pytest.raises(ValueError, match="nothing was measured"):
+        choose([row(AS_IT_IS, [], Settings())])
+
+
+# ----------------------------------------------------------------- the session
+
+
+class Made:
+    """A trial that takes no time worth speaking of."""
+
+    def __init__(self, settings: Settings, stops_at: Settings | None) -> None:
+        self.work, self._settings, self._stops_at = settings.samples, settings, stops_at
+
+    def step(self, number: int) -> StepTimes:
+        if self._settings == self._stops_at:
+            raise KeyboardInterrupt
+        return StepTimes(forward=1e-3)
+
+    def close(self) -> None: ...
+
+
+def test_an_interrupt_leaves_what_was_measured() -> None:
+    today = Settings(batch=2, threads=1)
+    subject = Subject(
+        build=lambda settings, _: Made(settings, Settings(batch=2, fused=False, threads=1)),
+        settings=Settings(batch=2, fused=True, threads=1),
+        unit="samples",
+        per_sample=1.0,
+        learning_rate=1e-3,
+        rule="sqrt",
+        has_workers=False,
+        can_recompute=False,
+        samples=100,
+    )
+    said: list[str] = []
+    gang = Gang(0, 1, 0, torch.device("cpu"))
+    found = Session(subject, gang, Options(Effort(1, 0.0), 1, compile=False), said.append).run()
+    assert found.interrupted
+    assert [bool(measured.speeds) for measured in found.rows][:2] == [True, False]
+    assert found.chosen is not None
+    assert gain(found, found.chosen.settings) == 1.0
+    assert "interrupted: this is what was measured until then" in as_text(found, "samples")
+    assert "| all off | not measured |" in as_markdown(found, "samples")
+    assert today.batch == 2
+
+
+# ----------------------------------------------------------------- the command
+
+
+def test_a_configuration_is_tuned_and_what_is_written_can_be_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = write_config(tmp_path), tmp_path / "out"
+    assert command.main([str(file), "train.threads=1", "--out", str(out), "-o", "json", *QUICK]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == json.loads((out / "tune.json").read_text())
+    names = [row["name"] for row in told["rows"]]
+    assert names[:2] == ["as it is", "all off"]
+    assert {"batch", "fused optimizer", "all on", "all on, recomputing"} <= set(names)
+    assert all(row["median"] > 0 and row["memory"] > 0 for row in told["rows"])
+    tuned, today = load(out / "tuned.yaml", environ={}), load(file, environ={})
+    assert tuned.train.global_batch == today.train.global_batch == 12
+    assert tuned.train.micro_batch == told["chosen"]["batch"]
+    assert tuned.optim.learning_rate == today.optim.learning_rate, "the same training, only faster"
+    assert (out / "tune.png").read_bytes().startswith(b"\x89PNG")
+    assert "| as it is |" in (out / "tune.md").read_text()
+
+
+def test_a_model_of_ones_own_grows_to_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [f"{WORKLOADS}:make", "--grow", "--out", str(tmp_path), "-o", "json", *QUICK]
+    assert command.main(arguments) == 0
+    captured = capsys.readouterr()
+    told = json.loads(captured.out)
+    assert "batch 16 (batch 16, fp32, fused, 1 threads): out of memory" in captured.err
+    assert max(size["batch"] for size in told["batch_sizes"]) <= 12
+    chosen = Settings.read(tmp_path / "tuned.yaml")
+    assert chosen.batch == told["chosen"]["batch"] > 1
+    assert chosen.learning_rate == scaled_rate(1e-3, chosen.samples, "sqrt")
+    assert any("so the rate grows by its square root, from 0.001 to" in note for note in told["notes"])
+
+
+@pytest.mark.slow
+def test_ranks_tune_together(workshop: Workshop, tmp_path: Path) -> None:
+    arguments = ["tune", f"{WORKLOADS}:make", "--grow", "--out", str(tmp_path / "out"), *QUICK]
+    gang = workshop.start(script=COMMAND, ranks=2, arguments=arguments)
+    assert gang.wait(240) == [0, 0], gang.texts()
+    assert "rank 0: out of memory" in gang.texts()
+    assert "times as fast as it is" in gang.ranks[0].text()
+    assert "times as fast" not in gang.ranks[1].text(), "rank 0 tells for all"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mine.py:make"], "there is no file mine.py"),
+        ([f"{WORKLOADS}:made"], "has no attribute 'made'. Name a function, such as mine.py:make"),
+        ([f"{WORKLOADS}:nothing"], "gave int; it should return a Workload"),
+        (["nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_what_cannot_be_tuned(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(words) == EXIT_CONFIG_ERROR
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "give CONFIG (or set HOLDFAST_CONFIG)"),
+        (["a.yaml", "b.yaml"], "one at a time, not a.yaml, b.yaml"),
+        (["a.yaml", "--rounds", "0"], "--rounds 0 --steps 3: at least 1 is needed"),
+        (["a.py:make", "train.steps=3"], "train.steps=3: a function's settings are those of its Workload"),
+    ],
+)
+def test_wrongly_asked(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOLDFAST_CONFIG", raising=False)
+    with pytest.raises(SystemExit) as raised:
+        command.main(argv)
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""How much memory something takes: on a GPU what the allocator reserved, on a CPU what became resident.
+
+On a CPU the high-water mark of resident memory counts mapped files too (libraries whose code is used for
+the first time, the tokens that were read), which another process or the kernel shares or takes back. So
+files are taken off, and memory that the allocator kept from before is given back first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+from pathlib import Path
+
+import torch
+
+from .checkpoint.memory import free_memory, ranks_here
+
+
+def warm_up(device: torch.device) -> None:
+    """Take what a first step of any model leaves behind: code that was read, threads, libraries' memory."""
+    layer = torch.nn.Linear(64, 64).to(device)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.ones(64, 64, device=device)).relu().sum().backward()
+    optimizer.step()
+
+
+class Footprint:
+    """Counts from when it is made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+            self._before = torch.cuda.memory_reserved(device)
+            return
+        _trim()
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc_pid_clear_refs(5))
+        self._before = _status("RssAnon")
+
+    def peak(self) -> int:
+        """Bytes at most until now."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_reserved(self._device) - self._before
+        files = _status("RssFile") + _status("RssShmem")
+        return max(0, _status("VmHWM") - files - self._before)
+
+    def room(self) -> int:
+        """Bytes that could be taken in all, what was taken since included."""
+        if self._device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self._device)
+            return int(free) + torch.cuda.memory_reserved(self._device) - self._before
+        free_now = free_memory()
+        taken = max(0, _status("RssAnon") - self._before)
+        return self.peak() if free_now is None else taken + free_now // ranks_here()
+
+
+def _trim() -> None:
+    """Give back what glibc keeps of memory that was freed; other C libraries keep little."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0

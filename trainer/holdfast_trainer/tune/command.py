@@ -1,0 +1,193 @@
+"""`python -m holdfast_trainer tune`: measures what each setting buys, and writes the settings to use.
+
+Alone or under torchrun; the run directory is not touched. What is measured is written at the end, and when
+it is interrupted (Ctrl-C). Exit status: 0, 1 where nothing could be measured, 78 where the configuration
+cannot be used at all, 130 after an interrupt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from .. import contract
+from ..config import Config, ConfigError, check_world, load
+from ..token_index import DataError
+from .diagnose import is_workload
+
+EPILOG = """examples:
+  python -m holdfast_trainer tune gpt.yaml
+  python -m holdfast_trainer tune gpt.yaml --grow --out tuned/
+  torchrun --nproc-per-node=2 -m holdfast_trainer tune gpt.yaml train.global_batch=64
+  python -m holdfast_trainer tune mine.py:make          # a model of your own, see tune/workload.py
+
+Without --grow a step takes as many samples as today: the training is the same, only faster. With it the
+learning rate is rescaled by a rule, which is said.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = _arguments(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's way of passing on a Ctrl-C
+    from ..parallel import join_gang
+
+    try:
+        config = None
+        if not is_workload(arguments.target):
+            config = load(Path(arguments.target), arguments.overrides)
+            check_world(config, int(os.environ.get("WORLD_SIZE", "1")))
+        gang = join_gang()
+        try:
+            return _tune(arguments, config, gang)
+        finally:
+            gang.leave()
+    except (ConfigError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return contract.EXIT_CONFIG_ERROR
+
+
+def _tune(arguments: argparse.Namespace, config: Config | None, gang: Any) -> int:
+    from . import report
+    from .gpt import with_settings
+    from .measure import Effort
+    from .session import Options, Session
+
+    subject = gpt_subject(config, gang) if config is not None else own_subject(arguments.target, gang)
+    began = time.monotonic()
+
+    def heard(text: str) -> None:
+        if gang.rank == 0:
+            print(f"{time.monotonic() - began:6.0f} s  {text}", file=sys.stderr, flush=True)
+
+    effort = Effort(arguments.steps, arguments.seconds)
+    options = Options(effort, arguments.rounds, not arguments.no_compile, arguments.grow)
+    session = Session(subject, gang, options, heard)
+    found = session.run()
+    if gang.rank:
+        return 0
+    chosen = found.chosen
+    body: dict[str, Any] | None = None
+    if chosen is not None:
+        body = dataclasses.asdict(chosen.settings)
+        if config is not None:
+            body = _plain(dataclasses.asdict(with_settings(config, chosen.settings, gang.world_size)))
+        growth = chosen.settings.samples / subject.settings.samples
+        if growth > 1:
+            how = "its square root" if subject.rule == "sqrt" else "the same factor"
+            found.notes.append(
+                f"learning rate: a step takes {growth:g} times the samples, so the rate grows by {how}, "
+                f"from {subject.learning_rate:g} to {chosen.settings.learning_rate:g}"
+            )
+    files = report.write(found, subject.unit, arguments.out, body)
+    told = report.as_json if arguments.output == "json" else report.as_text
+    print(told(found, subject.unit))
+    heard(f"written: {', '.join(map(str, files))}")
+    if found.interrupted:
+        return 130
+    return 0 if chosen is not None else 1
+
+
+def gpt_subject(config: Config, gang: Any) -> Any:
+    """The configured training. Raises ConfigError, DataError."""
+    from ..optim import allow_tf32, precision
+    from ..train_command import open_data
+    from .gpt import GptTrial, settings_of
+    from .session import Subject
+
+    if config.train.parallel == "fsdp" and gang.world_size > 1:
+        raise ConfigError(
+            "train.parallel: fsdp cannot be tuned, as ranks whose memory ends would wait for each other; "
+            "tune with train.parallel=ddp on a smaller model.layers"
+        )
+    allow_tf32(gang.device, config.train.tf32)
+    data, _ = open_data(config)
+    compute = precision(config.train.precision, gang.device)
+    return Subject(
+        build=lambda settings, alone: GptTrial(config, data, settings, gang, alone=alone),
+        settings=settings_of(config, compute.name, gang.world_size),
+        unit="tokens",
+        per_sample=config.model.context,
+        learning_rate=config.optim.learning_rate,
+        rule="sqrt",
+        has_workers=False,
+        can_recompute=not config.train.activation_checkpointing,
+        samples=data.samples,
+    )
+
+
+def own_subject(target: str, gang: Any) -> Any:
+    """A user's own training. Raises ConfigError."""
+    import torch
+
+    from .own import OwnTrial
+    from .session import Subject
+    from .workload import load_workload
+
+    workload = load_workload(target)
+    model = workload.model()
+    optimizer = workload.optimizer(model.parameters(), False)
+    rule = "linear" if isinstance(optimizer, torch.optim.SGD) else "sqrt"
+    return Subject(
+        build=lambda settings, alone: OwnTrial(workload, settings, gang, alone=alone),
+        settings=workload.settings,
+        unit=workload.unit,
+        per_sample=None if workload.work else 1.0,
+        learning_rate=workload.settings.learning_rate or float(optimizer.param_groups[0]["lr"]),
+        rule=cast(Literal["sqrt", "linear"], rule),
+        has_workers=True,
+        can_recompute=False,
+        samples=len(workload.dataset),  # type: ignore[arg-type]
+    )
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m holdfast_trainer tune",
+        description="Measure what each optimisation buys here, alone and together, and write what to use.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="CONFIG|FILE.py:FUNCTION section.key=value",
+        help=f"what to tune (default: the file that {contract.ENV_CONFIG} names), and what wins over it",
+    )
+    parser.add_argument("--out", type=Path, default=Path("tune"), help="directory for results (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of the table (%(default)s)")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="at least, a row (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, metavar="S", help="at least, a row (%(default)s)"
+    )
+    parser.add_argument("--grow", action="store_true", help="a step may take more samples than today")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
+    arguments = parser.parse_intermixed_args(argv)
+    targets = [word for word in arguments.words if "=" not in word]
+    arguments.overrides = [word for word in arguments.words if "=" in word]
+    if len(targets) > 1:
+        parser.error(f"one at a time, not {', '.join(targets)}; values are section.key=value")
+    arguments.target = targets[0] if targets else os.environ.get(contract.ENV_CONFIG)
+    if arguments.target is None:
+        parser.error(f"give CONFIG (or set {contract.ENV_CONFIG})")
+    if arguments.rounds < 1 or arguments.steps < 1:
+        parser.error(f"--rounds {arguments.rounds} --steps {arguments.steps}: at least 1 is needed")
+    if is_workload(arguments.target) and arguments.overrides:
+        parser.error(
+            f"{arguments.overrides[0]}: a function's settings are those of its Workload; change them there"
+        )
+    return arguments
+
+
+def _plain(value: Any) -> Any:
+    """For YAML: no paths, nothing that is not set."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,65 @@
+"""`diagnose` for a workload of one's own: what a few steps of it say, costliest first."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .. import contract
+from ..schema import ConfigError
+
+if TYPE_CHECKING:
+    from .diagnosis import Explained, WorkloadFacts
+
+
+def is_workload(target: str) -> bool:
+    """Whether this names a function and not a configuration."""
+    return ":" in target and not target.endswith((".yaml", ".yml"))
+
+
+def diagnose_workload(target: str, steps: int, output: str) -> int:
+    """Measures and tells; returns the exit status."""
+    from ..parallel import join_gang  # torch, after what needs none
+    from .diagnosis import explain
+    from .measure import Effort
+    from .probing import probe_workload
+    from .workload import load_workload
+
+    try:
+        workload = load_workload(target)
+        gang = join_gang()
+        try:
+            facts = probe_workload(workload, gang, Effort(steps, 0.0))
+            first = gang.rank == 0
+        finally:
+            gang.leave()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return contract.EXIT_CONFIG_ERROR
+    if first:
+        found = explain(facts)
+        print(as_json(facts, found) if output == "json" else as_text(facts, found))
+    return 0
+
+
+def as_json(facts: WorkloadFacts, found: Sequence[Explained]) -> str:
+    body = {
+        "facts": dataclasses.asdict(facts),
+        "findings": [dataclasses.asdict(one) for one in found],
+    }
+    return json.dumps(body, indent=2)
+
+
+def as_text(facts: WorkloadFacts, found: Sequence[Explained]) -> str:
+    times = facts.times
+    parts = ", ".join(f"{name} {seconds / times.seconds:.0%}" for name, seconds in vars(times).items())
+    lines = [
+        f"settings    {facts.settings.told()}",
+        f"step        {1e3 * times.seconds:,.1f} ms, {facts.samples_per_second:,.1f} samples/s: {parts}",
+        f"operations  {facts.operations:,} in a forward pass, {facts.operations_of_one:,} more a sample",
+        "",
+    ]
+    return "\n".join([*lines, *(f"{one.cause}: {one.message}" for one in found)])

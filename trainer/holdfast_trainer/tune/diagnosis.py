@@ -1,0 +1,119 @@
+"""What holds a workload of one's own back: findings from facts, the costliest first.
+
+Pure: `WorkloadFacts` are measured by a few steps (see `probing.py`); each finding has the share of a step's
+time that it explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..rehearsal import StepTimes
+from ..verdict import DATA_SHARE, OPTIMIZER_SHARE
+from .census import Line
+from .session import workers_by_rule
+from .settings import Settings
+
+Cause = Literal["data", "python", "precision", "optimizer", "batch", "compute"]
+OPERATIONS_A_SAMPLE = 10
+"""From these on a forward pass goes through its samples, or their parts, in Python: however deep a network
+is, one more sample in the batch adds no operation to it."""
+
+
+@dataclass(frozen=True)
+class WorkloadFacts:
+    """Measured with the settings as they are. Times in seconds."""
+
+    settings: Settings
+    times: StepTimes
+    """A mean step."""
+    samples_per_second: float
+    operations: int
+    """Tensor operations of one forward pass."""
+    lines: Sequence[Line]
+    """That issue them, busiest first."""
+    operations_of_one: int
+    """What one more sample in the batch adds to them."""
+    cores: int
+    native_bf16: bool
+    device_type: str
+
+
+@dataclass(frozen=True)
+class Explained:
+    """`share` is the part of a step's time that this is about."""
+
+    cause: Cause
+    share: float
+    message: str
+
+
+def explain(facts: WorkloadFacts) -> list[Explained]:
+    """All that applies, the largest share first."""
+    found = [*_data(facts), *_python(facts), *_optimizer(facts), *_precision(facts), *_batch(facts)]
+    if not found:
+        message = "nothing stands out: forward and backward take the time; try torch.compile"
+        found.append(Explained("compute", 1.0, message))
+    return sorted(found, key=lambda one: -one.share)
+
+
+def _data(facts: WorkloadFacts) -> list[Explained]:
+    share = facts.times.data / facts.times.seconds
+    if share <= DATA_SHARE:
+        return []
+    workers = workers_by_rule(facts.cores)
+    remedy = "do what it does beforehand, once (tokenise with prepare, decode, resize), and keep the result"
+    if not facts.settings.workers:
+        remedy = f"no worker prepares batches while the model computes: try workers={workers}; or {remedy}"
+    return [Explained("data", share, f"{share:.0%} of a step waits for data: {remedy}")]
+
+
+def _python(facts: WorkloadFacts) -> list[Explained]:
+    if facts.operations_of_one < OPERATIONS_A_SAMPLE or not facts.lines:
+        return []
+    share = (facts.times.forward + facts.times.backward) / facts.times.seconds
+    top = facts.lines[0]
+    made = sum(line.made for line in facts.lines)
+    worst = max(facts.lines, key=lambda line: line.made)
+    making = (
+        f", {made:,} of them making a tensor from Python's values (most at {worst.place})" if made else ""
+    )
+    message = (
+        f"a forward pass issues {facts.operations:,} tensor operations{making}, and every sample adds "
+        f"{facts.operations_of_one:,}: a loop in Python, busiest at {top.place} with "
+        f"{top.operations / facts.operations:.0%} of them. Pad or pack the samples into one batch where they "
+        "are collated, make what does not change once, and let each operation work on the whole batch"
+    )
+    return [Explained("python", share, message)]
+
+
+def _optimizer(facts: WorkloadFacts) -> list[Explained]:
+    share = facts.times.optimizer / facts.times.seconds
+    if share <= OPTIMIZER_SHARE and (facts.settings.fused or share <= DATA_SHARE):
+        return []
+    remedies = [] if facts.settings.fused else ["give it fused=True, one kernel for all parameters"]
+    if facts.settings.samples < 8:
+        remedies.append(f"do more work between two of its steps than {facts.settings.samples} samples")
+    elif facts.settings.accumulate == 1:
+        remedies.append("accumulate several passes a step")
+    return [Explained("optimizer", share, f"{share:.0%} of a step is the optimizer: {'; '.join(remedies)}")]
+
+
+def _precision(facts: WorkloadFacts) -> list[Explained]:
+    if facts.settings.precision != "fp32" or not facts.native_bf16:
+        return []
+    share = (facts.times.forward + facts.times.backward) / facts.times.seconds
+    message = (
+        f"fp32, in {share:.0%} of a step: this device multiplies bf16 in hardware, several times as fast"
+    )
+    return [Explained("precision", share, message)]
+
+
+def _batch(facts: WorkloadFacts) -> list[Explained]:
+    if facts.settings.batch > 1:
+        return []
+    share = (facts.times.forward + facts.times.backward) / facts.times.seconds
+    message = "a pass holds one sample: operations are small and memory idle; let tune --grow it"
+    return [Explained("batch", share, message)]

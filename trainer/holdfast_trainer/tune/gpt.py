@@ -1,0 +1,81 @@
+"""The reference GPT as a subject of measurement: settings to configuration and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+from ..assembly import Batches
+from ..config import Config
+from ..data import TokenDataset
+from ..optim import precision
+from ..parallel import Gang
+from ..rehearsal import Rehearsal, StepTimes
+from .settings import Settings
+
+
+def settings_of(config: Config, compute: str, world_size: int) -> Settings:
+    """How the configuration trains today; `compute` is its precision, resolved."""
+    train = config.train
+    share = train.global_batch // world_size
+    micro = train.micro_batch or share
+    return Settings(
+        batch=micro,
+        accumulate=share // micro,
+        precision=cast(Any, compute),
+        compile=bool(train.compile),
+        fused=train.fused_optimizer,
+        threads=train.threads,
+        recompute=train.activation_checkpointing,
+        learning_rate=config.optim.learning_rate,
+    )
+
+
+def with_settings(config: Config, settings: Settings, world_size: int) -> Config:
+    """The configuration that trains so. Steps become fewer as the global batch grows: the same tokens."""
+    train, optim = config.train, config.optim
+    batch = settings.samples * world_size
+    steps = max(1, round(train.steps * train.global_batch / batch))
+    warmup = min(round(optim.warmup_steps * steps / train.steps), steps - 1)
+    compiled = train.compile if train.compile and settings.compile else settings.compile
+    rate = settings.learning_rate or optim.learning_rate
+    floor = optim.min_learning_rate
+    return replace(
+        config,
+        train=replace(
+            train,
+            steps=steps,
+            global_batch=batch,
+            micro_batch=settings.batch,
+            precision=settings.precision,
+            compile=compiled,
+            fused_optimizer=settings.fused,
+            threads=settings.threads,
+            activation_checkpointing=settings.recompute,
+        ),
+        optim=replace(
+            optim,
+            warmup_steps=warmup,
+            learning_rate=rate,
+            min_learning_rate=None if floor is None else floor * rate / optim.learning_rate,
+        ),
+    )
+
+
+class GptTrial:
+    """Steps of the reference loop."""
+
+    def __init__(
+        self, config: Config, data: TokenDataset, settings: Settings, gang: Gang, *, alone: bool
+    ) -> None:
+        changed = with_settings(config, settings, gang.world_size)
+        batches = Batches(data, changed, gang.rank, gang.world_size, gang.device)
+        compute = precision(settings.precision, gang.device)
+        self._rehearsal = Rehearsal(changed, gang, compute, batches, alone=alone)
+        self.work = settings.samples * config.model.context
+
+    def step(self, number: int) -> StepTimes:
+        return self._rehearsal.step(number)
+
+    def close(self) -> None:
+        """Nothing was started."""

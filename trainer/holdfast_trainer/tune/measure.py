@@ -1,0 +1,136 @@
+"""Steps of one combination of settings, on all ranks together.
+
+A rank that runs out of memory in the middle of a step would leave the others waiting for its gradients. So
+with several ranks a step is first done by each alone, without exchange; they tell each other whether it
+fitted, and only where it did on all is it measured together. The slowest rank's time counts.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ..faults import is_out_of_memory
+from ..footprint import Footprint
+from ..parallel import Gang
+from ..rehearsal import StepTimes
+from .settings import Settings
+
+NO_ROOM = "out of memory"
+
+
+class Trial(Protocol):
+    """A model made ready with some settings."""
+
+    work: int
+    """What a step does on this rank, in the subject's unit."""
+
+    def step(self, number: int) -> StepTimes: ...
+
+    def close(self) -> None:
+        """Ends what it started."""
+
+
+Build = Callable[[Settings, bool], Trial]
+"""From settings, and whether other ranks are left out, to a trial."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured of one combination in one round."""
+
+    steps: int = 3
+    seconds: float = 2.0
+    """At least so many steps, and for at least so long."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`speed` is of all ranks, in units a second; a fault says why there is none."""
+
+    speed: float = 0.0
+    memory: int = 0
+    """Bytes of the rank that took most."""
+    room: int = 0
+    """Bytes that the rank with least could have taken."""
+    times: StepTimes | None = None
+    """A mean step of this rank."""
+    fault: str = ""
+
+
+def measure(build: Build, settings: Settings, gang: Gang, effort: Effort) -> Outcome:
+    """Collective. A combination that fails is told as a fault, and never ends the others."""
+    threads = torch.get_num_threads()
+    try:
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        if gang.world_size > 1:
+            alone = _agree(gang, _try(lambda: _steps(build, settings, True, Effort(1, 0.0), gang)))
+            if alone.fault:
+                return alone
+        return _agree(gang, _try(lambda: _steps(build, settings, False, effort, gang)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _steps(build: Build, settings: Settings, alone: bool, effort: Effort, gang: Gang) -> Outcome:
+    memory = Footprint(gang.device)
+    trial = build(settings, alone)
+    try:
+        trial.step(0)  # compiles and allocates
+        trial.step(1)
+        total, count, began = StepTimes(), 0, time.perf_counter()
+        until = began + effort.seconds
+        while count < effort.steps or _goes_on(gang, time.perf_counter() < until, alone):
+            times = trial.step(2 + count)
+            for part, seconds in vars(times).items():
+                setattr(total, part, getattr(total, part) + seconds)
+            count += 1
+        seconds = time.perf_counter() - began
+        mean = StepTimes(**{part: value / count for part, value in vars(total).items()})
+        speed = trial.work * count / seconds
+        return Outcome(speed, memory.peak(), memory.room(), mean)
+    finally:
+        trial.close()
+
+
+def _goes_on(gang: Gang, mine: bool, alone: bool) -> bool:
+    """Rank 0's clock decides: all do the same number of steps."""
+    return mine if alone or gang.world_size == 1 else bool(gang.broadcast(mine))
+
+
+def _try(work: Callable[[], Outcome]) -> Outcome:
+    try:
+        outcome = work()
+    except Exception as error:
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
+        outcome = Outcome(
+            fault=NO_ROOM if is_out_of_memory(error) else f"{type(error).__name__}: {first[:200]}"
+        )
+    gc.collect()  # a traceback held the tensors until here
+    torch.compiler.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return outcome
+
+
+def _agree(gang: Gang, mine: Outcome) -> Outcome:
+    """The same on every rank, but for the times."""
+    told = gang.gather((mine.speed, mine.memory, mine.room, mine.fault))
+    fault = next(
+        (
+            f"rank {rank}: {said[3]}" if len(told) > 1 else said[3]
+            for rank, said in enumerate(told)
+            if said[3]
+        ),
+        "",
+    )
+    if fault:
+        return Outcome(fault=fault)
+    speeds, memories, rooms, _ = zip(*told, strict=True)
+    return Outcome(len(told) * min(speeds), max(memories), min(rooms), mine.times)

@@ -1,0 +1,103 @@
+"""A workload of one's own as a subject of measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
+
+from ..optim import precision
+from ..parallel import Gang, accumulate, wrap
+from ..rehearsal import Clock, StepTimes
+from .settings import Settings
+from .workload import Workload
+
+
+class OwnTrial:
+    """Steps of a workload; batches come from torch's DataLoader."""
+
+    def __init__(self, workload: Workload, settings: Settings, gang: Gang, *, alone: bool) -> None:
+        self._workload, self._settings, self._gang = workload, settings, gang
+        self._compute = precision(settings.precision, gang.device)
+        torch.manual_seed(0)
+        raw = workload.model().to(gang.device)
+        if settings.compile:
+            raw.forward = torch.compile(raw.forward)
+        self.model: nn.Module = raw if alone else wrap(raw, gang)
+        self._optimizer = workload.optimizer(raw.parameters(), settings.fused)
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        self._loader = loader(workload, settings, gang, alone=alone)
+        self._batches: Iterator[Any] = iter(self._loader)
+        self.work = 0
+
+    def step(self, number: int) -> StepTimes:
+        clock, work = Clock(self._gang.device), 0
+        for index in range(self._settings.accumulate):
+            batch = to_device(self._next(), self._gang.device)
+            clock.lap("data")
+            with accumulate(self.model, last=index == self._settings.accumulate - 1):
+                with self._compute.autocast():
+                    loss = self._workload.loss(self.model, batch) / self._settings.accumulate
+                clock.lap("forward")
+                self._compute.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                clock.lap("backward")
+            work += self._workload.work(batch) if self._workload.work else self._settings.batch
+        self._compute.scaler.step(self._optimizer)
+        self._compute.scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        clock.lap("optimizer")
+        # Batches differ in what they hold: over the steps so far.
+        self.work = round((self.work * number + work) / (number + 1))
+        return clock.times
+
+    def _next(self) -> Any:
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._batches = iter(self._loader)
+            return next(self._batches)
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            if stop := getattr(self._batches, "_shutdown_workers", None):
+                stack.callback(stop)
+        del self._batches
+
+
+def loader(workload: Workload, settings: Settings, gang: Gang, *, alone: bool = False) -> DataLoader[Any]:
+    """As the settings say: shuffled by a seed, whole batches, workers that stay."""
+    dataset: Dataset[Any] = workload.dataset
+    generator = torch.Generator().manual_seed(0)
+    sampler: Any = RandomSampler(dataset, generator=generator)  # type: ignore[arg-type]
+    if gang.world_size > 1 and not alone:
+        sampler = DistributedSampler(dataset, gang.world_size, gang.rank)
+    return DataLoader(
+        dataset,
+        batch_size=settings.batch,
+        sampler=sampler,
+        collate_fn=workload.collate,
+        num_workers=settings.workers,
+        pin_memory=gang.device.type == "cuda",
+        persistent_workers=settings.workers > 0,
+        prefetch_factor=4 if settings.workers else None,
+        drop_last=True,
+        multiprocessing_context="fork" if settings.workers and gang.device.type == "cpu" else None,
+    )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Every tensor in it, whatever holds them."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

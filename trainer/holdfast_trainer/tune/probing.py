@@ -1,0 +1,54 @@
+"""Facts for a diagnosis of one's own workload: a few steps with its settings as they are."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from ..optim import native_bf16
+from ..parallel import Gang
+from .census import Line, census
+from .diagnosis import WorkloadFacts
+from .measure import Effort, measure
+from .own import OwnTrial, loader, to_device
+from .settings import ConfigError, Settings
+from .workload import Workload
+
+
+def probe_workload(workload: Workload, gang: Gang, effort: Effort) -> WorkloadFacts:
+    """Collective. Raises ConfigError where its settings cannot be measured."""
+    settings = workload.settings
+    build = lambda settings, alone: OwnTrial(workload, settings, gang, alone=alone)  # noqa: E731
+    outcome = measure(build, settings, gang, effort)
+    if outcome.fault or outcome.times is None:
+        raise ConfigError(f"today's settings ({settings.told()}) cannot be measured: {outcome.fault}")
+    model = workload.model().to(gang.device)
+    whole = _operations(workload, settings, model, gang)
+    double = _operations(workload, replace(settings, batch=2 * settings.batch), model, gang)
+    count = sum(line.operations for line in whole)
+    more = sum(line.operations for line in double) - count
+    return WorkloadFacts(
+        settings=settings,
+        times=outcome.times,
+        samples_per_second=settings.samples * gang.world_size / outcome.times.seconds,
+        operations=count,
+        lines=whole,
+        operations_of_one=max(0, round(more / settings.batch)),
+        cores=len(os.sched_getaffinity(0)),
+        native_bf16=native_bf16(gang.device),
+        device_type=gang.device.type,
+    )
+
+
+def _operations(workload: Workload, settings: Settings, model: nn.Module, gang: Gang) -> list[Line]:
+    """Of a forward pass with such a batch; none where there are too few samples, or no memory, for it."""
+    batches = iter(loader(workload, replace(settings, workers=0), gang, alone=True))
+    try:
+        batch = to_device(next(batches), gang.device)
+        with torch.no_grad():
+            return census(lambda: workload.loss(model, batch))
+    except (StopIteration, torch.OutOfMemoryError):
+        return []

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from .contract import RunDir
 
 EPILOG = """\
-RUN names a run directory, such as ./holdfast-run; RUN@STEP one checkpoint of it, else the newest is meant.
+RUN names a run directory, such as ./holdfast-run, or s3://BUCKET/PREFIX; RUN@STEP one checkpoint of it, else
+the newest is meant.
 
 examples:
   python -m holdfast_trainer checkpoint ls runs/a
@@ -27,6 +28,7 @@ examples:
   python -m holdfast_trainer checkpoint export runs/a@500 --format torch --all --out state.pt
   python -m holdfast_trainer checkpoint diff runs/a runs/twin    # do two runs end with the same bits?
   python -m holdfast_trainer checkpoint diff runs/a@500 runs/a@600
+  python -m holdfast_trainer checkpoint verify s3://bucket/runs/a
 
 Nothing here changes a run directory; a job may be running in it.
 Exit status: 0 all is well, 1 something is bad or different, 2 the question cannot be answered.
@@ -96,11 +98,11 @@ def _target(text: str) -> tuple[RunDir, int | None]:
     from .checkpoint.inspection import open_run
 
     if Path(text).is_dir() or "@" not in text:
-        return open_run(Path(text)), None
+        return open_run(text), None
     path, _, step = text.rpartition("@")
     if not step.isdigit():
         raise CheckpointError(f"{text!r}: after @ comes a step, such as {path}@500")
-    return open_run(Path(path)), int(step)
+    return open_run(path), int(step)
 
 
 def _open(text: str) -> Opened:
@@ -115,6 +117,7 @@ def _open(text: str) -> Opened:
 
 def _ls(options: argparse.Namespace) -> int:
     from .checkpoint.inspection import listing
+    from .checkpoint.stores import open_store
 
     run, step = _target(options.run)
     found = [item for item in listing(run) if step is None or item.step == step]
@@ -123,7 +126,7 @@ def _ls(options: argparse.Namespace) -> int:
     elif found:
         print(_table(found))
     else:
-        print(f"no checkpoints in {run.checkpoints}")
+        print(f"no checkpoints in {open_store(run, 0).place}")
     return 1 if any(item.state == "damaged" for item in found) else 0
 
 
@@ -180,6 +183,7 @@ def age_text(seconds: float) -> str:
 
 def _verify(options: argparse.Namespace) -> int:
     from .checkpoint.inspection import choose, faults, listing
+    from .checkpoint.stores import open_store
 
     run, step = _target(options.run)
     named = [item.step for item in listing(run) if item.state != "unfinished"]
@@ -187,7 +191,7 @@ def _verify(options: argparse.Namespace) -> int:
         choose(run, step)
     steps = named if step is None else [step]
     if not steps:
-        print(f"no checkpoints in {run.checkpoints}")
+        print(f"no checkpoints in {open_store(run, 0).place}")
     bad = 0
     for number in steps:
         found = faults(run, number)
@@ -208,15 +212,17 @@ def _verify(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from .checkpoint import CheckpointError
     from .checkpoint.export import export
-    from .checkpoint.inspection import choose, faults
+    from .checkpoint.inspection import Opened, choose, faults
+    from .checkpoint.stores import open_store
 
     if options.all and options.part:
         raise CheckpointError("--all and --part exclude one another: give one of them")
     run, wanted = _target(options.run)
     step = choose(run, wanted)
     if found := faults(run, step):
-        raise CheckpointError(f"{run.checkpoint(step)} is bad: {'; '.join(found)}. Name another step")
-    with _open(f"{run.path}@{step}") as opened:
+        where = open_store(run, 0).location(step)
+        raise CheckpointError(f"{where} is bad: {'; '.join(found)}. Name another step")
+    with Opened(run, step) as opened:
         what = export(opened, options.out, options.format, part=options.part, everything=options.all)
         ranks = opened.manifest.world_size
     size = size_text(options.out.stat().st_size)

@@ -71,6 +71,8 @@ class RunDir:
     """Paths of a run directory; touches nothing by itself."""
 
     path: Path
+    objects: str = ""
+    """Where fence and checkpoints are, and a copy of the ledgers, if not below `path`: s3://BUCKET/PREFIX."""
 
     @property
     def fence(self) -> Path:

@@ -32,21 +32,16 @@ from ..contract import (
 )
 from . import manifest as manifests
 from .checksums import Written
-from .manifest import BadManifest, Manifest
+from .errors import CheckpointError as CheckpointError
+from .errors import Fenced as Fenced
+from .manifest import Manifest
 from .storage import Storage
-from .tensorfile import UnreadableFile, verify
+from .store import CheckpointStore, Entry, gone_before, named_part, part_record
+from .store import part_file as part_file
 
 _POLL_SECONDS = 0.01
 _FENCE_SECONDS = 1.0
 """How often a wait for other ranks looks whether a newer attempt has taken over."""
-
-
-class CheckpointError(Exception):
-    """A save or a load failed; training state in memory is unharmed."""
-
-
-class Fenced(CheckpointError):
-    """A newer attempt may write; this one must not, and must stop."""
 
 
 def check_fence(run: RunDir, attempt: int) -> None:
@@ -61,24 +56,29 @@ def check_fence(run: RunDir, attempt: int) -> None:
         )
 
 
-def part_file(rank: int) -> str:
-    return f"rank-{rank}.safetensors"
-
-
-def _part_record(rank: int) -> str:
-    return f"rank-{rank}.json"
-
-
-class CheckpointDirectory:
+class CheckpointDirectory(CheckpointStore):
     """`checkpoints/` of a run directory, as attempt `attempt` may use it."""
 
     def __init__(self, run: RunDir, attempt: int, storage: Storage | None = None) -> None:
         self._run = run
         self._attempt = attempt
-        self._storage = storage or Storage()
+        self.files = self._storage = storage or Storage()
+        self.place = str(run.checkpoints)
+
+    def check_fence(self) -> None:
+        check_fence(self._run, self._attempt)
+
+    def location(self, step: int) -> Path:
+        return self._run.checkpoint(step)
+
+    def entries(self) -> Iterable[Entry]:
+        for path in self._run.checkpoints.iterdir():
+            if (step := checkpoint_step(path)) is not None:
+                yield Entry(path.name, step, location=path)
+            elif match := UNFINISHED.fullmatch(path.name):
+                yield Entry(path.name, int(match[1]), int(match[2]))
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, newest first; whether they verify is not asked."""
         if not self._run.checkpoints.is_dir():
             return []
         found = [
@@ -91,17 +91,13 @@ class CheckpointDirectory:
     # ------------------------------------------------------------------ parts
 
     def begin(self, step: int, save: int) -> Path:
-        """The directory that all ranks write their part of `step` into; makes it where needed.
-
-        `save` counts the saves of this attempt: the same on every rank, and never used twice.
-        """
+        """A directory, made where needed."""
         path = self._run.checkpoints / f".step-{step:08d}.attempt-{self._attempt}.save-{save}"
         self._storage.make_directory(path)
         return path
 
     def report_part(self, partial: Path, rank: int, written: Written) -> None:
-        """Tell rank 0 that this rank's file is durable; where this raises, it was not told."""
-        self._storage.replace(partial / _part_record(rank), json.dumps(asdict(written)))
+        self._storage.replace(partial / part_record(rank), json.dumps(asdict(written)))
         # No sync here, as one that failed would take back what rank 0 may have read by now. Rank 0 syncs
         # the same directory before it commits, and does not commit where that fails.
 
@@ -111,16 +107,13 @@ class CheckpointDirectory:
         Raises OSError where that fails too: rank 0 then waits until its deadline.
         """
         self._storage.unlink(partial / part_file(rank))
-        self._storage.replace_durably(partial / _part_record(rank), json.dumps({"error": error}))
+        self._storage.replace_durably(partial / part_record(rank), json.dumps({"error": error}))
 
     def await_parts(self, partial: Path, world_size: int, late: Callable[[], bool]) -> dict[str, Written]:
-        """Every rank's file by name. Raises CheckpointError naming the rank that failed or is `late`.
-
-        Raises Fenced where a newer attempt swept the save away, for which nobody would bring a part.
-        """
+        """As the base says; Fenced also where a newer attempt swept the save away."""
         files: dict[str, Written] = {}
         for rank in range(world_size):
-            record, look = partial / _part_record(rank), time.monotonic() + _FENCE_SECONDS
+            record, look = partial / part_record(rank), time.monotonic() + _FENCE_SECONDS
             while not record.exists():
                 if not partial.exists():
                     check_fence(self._run, self._attempt)
@@ -132,23 +125,19 @@ class CheckpointDirectory:
                     look = time.monotonic() + _FENCE_SECONDS
                 time.sleep(_POLL_SECONDS)
             body = json.loads(record.read_text(encoding="utf-8"))
-            if "error" in body:
-                raise CheckpointError(f"rank {rank} could not write its part: {body['error']}")
-            files[part_file(rank)] = Written(**body)
+            files[part_file(rank)] = named_part(rank, body)
         return files
 
     # ----------------------------------------------------------------- commit
 
     def commit(self, partial: Path, manifest: Manifest) -> Manifest:
-        """Make the step's parts a checkpoint; returns the manifest that now stands for the step.
-
-        That is another one where the step has a good checkpoint already: what is durable is not
-        replaced. Raises Fenced, OSError.
+        """As the base says: another one stands where the step has a good checkpoint already, as what is
+        durable is not replaced.
         """
         step = manifest.step
         final = self._run.checkpoint(step)
         for rank in range(manifest.world_size):
-            self._storage.unlink(partial / _part_record(rank))
+            self._storage.unlink(partial / part_record(rank))
         check_fence(self._run, self._attempt)
         self._storage.replace_durably(partial / manifests.NAME, manifest.to_json())
         check_fence(self._run, self._attempt)
@@ -162,43 +151,15 @@ class CheckpointDirectory:
         return manifest
 
     def abandon(self, partial: Path) -> None:
-        """Remove what a failed save left; what stays is debris, for a later prune."""
         try:
             self._storage.remove_tree(partial)
         except OSError:
             pass
 
-    # ----------------------------------------------------------- verify, prune
-
-    def fault(self, step: int, ranks: Iterable[int] | None = None) -> str | None:
-        """Why a checkpoint must not be used, or None. Reads the files of `ranks` (default: all)."""
-        directory = self._run.checkpoint(step)
-        try:
-            manifest = manifests.read(directory)
-            if manifest.step != step:
-                return f"manifest of step {manifest.step} in {directory.name}"
-            names = manifest.files if ranks is None else {part_file(rank) for rank in ranks}
-            for name in sorted(names):
-                if name not in manifest.files:
-                    return f"{name} is not in the manifest"
-                verify(directory / name, manifest.files[name])
-        except (BadManifest, UnreadableFile) as error:
-            return str(error)
-        return None
-
-    def newest(self, besides: Iterable[int] = ()) -> Manifest | None:
-        """The newest checkpoint whose manifest is sound, `besides` those known to be bad."""
-        bad = set(besides)
-        for step in self.steps():
-            if step not in bad:
-                try:
-                    return manifests.read(self._run.checkpoint(step))
-                except BadManifest:
-                    continue
-        return None
+    # --------------------------------------------------------------------- prune
 
     def sweep(self) -> None:
-        """Remove what saves of this attempt and earlier ones left unfinished: for its start.
+        """As the base says.
 
         Debris takes the room that the next save needs; and a save of an attempt that was superseded
         between its last look at the fence and its rename has nothing left to rename.
@@ -208,17 +169,15 @@ class CheckpointDirectory:
             self._storage.sync_directory(made)
 
     def prune(self, stays: Callable[[list[int]], set[int]], bad: Iterable[int] = ()) -> None:
-        """Remove good checkpoints but those that `stays` names of them, `bad` ones, and debris of the past.
+        """As the base says.
 
         The manifest goes first, so that a crash in the middle leaves debris and no false checkpoint.
         An attempt that is frozen here may wake up when a newer one has given such a name to a checkpoint
         of its own: what goes is held before the fence is read, and no other directory is touched.
-        Raises Fenced, OSError.
         """
         bad = set(bad)
         good = [step for step in self.steps() if step not in bad]
-        kept = stays(good)
-        doomed = [self._run.checkpoint(step) for step in [*good, *bad] if step in bad or step not in kept]
+        doomed = [self.location(step) for step in gone_before([*good, *bad], stays(good), bad)]
         doomed += [path for path in self._run.checkpoints.iterdir() if self._is_debris(path, good)]
         with ExitStack() as holding:
             held: list[tuple[Path, int]] = []

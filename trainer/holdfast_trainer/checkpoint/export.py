@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
-from .directory import CheckpointError
+from .errors import CheckpointError
 from .inspection import SHARED, Opened
 
 Format = Literal["safetensors", "torch"]

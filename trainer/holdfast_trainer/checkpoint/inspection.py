@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -19,14 +21,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..contract import RunDir, checkpoint_step
+from ..contract import RunDir
 from . import manifest as manifests
-from .directory import CheckpointDirectory, CheckpointError
+from .bucket import Bucket, Location, ObjectPath, is_bucket
+from .errors import CheckpointError
 from .manifest import BadManifest, Manifest
+from .scan import Bytes, scan, size_of
+from .store import Entry
+from .stores import open_store
 from .tensorfile import UnreadableFile, verify
 from .tree import unpack
 
-_UNFINISHED = re.compile(r"\.step-(\d{8,})\.attempt-(\d+)")
 _PART = re.compile(r"rank-(\d+)\.safetensors")
 SHARED = "shared"
 
@@ -47,8 +52,14 @@ class Listed:
     reason: str = ""
 
 
-def open_run(path: Path) -> RunDir:
-    """The run directory at `path`. Raises CheckpointError where there is none."""
+def open_run(text: str) -> RunDir:
+    """The run that `text` names, a directory or s3://BUCKET/PREFIX. Raises CheckpointError where none is."""
+    if is_bucket(text):
+        run = RunDir(Path(), Bucket(text).url)
+        if not list(open_store(run, 0).entries()):
+            raise CheckpointError(f"{text} has no checkpoints/ below it, so it is no run that saved")
+        return run
+    path = Path(text)
     if not path.is_dir():
         raise CheckpointError(f"{path} is no directory; name a run directory, such as ./holdfast-run")
     if not (path / "checkpoints").is_dir():
@@ -58,29 +69,25 @@ def open_run(path: Path) -> RunDir:
 
 def listing(run: RunDir) -> list[Listed]:
     """Newest first; what is no checkpoint and no rest of one is left out."""
-    found = []
-    for path in run.checkpoints.iterdir():
-        if (step := checkpoint_step(path)) is not None:
-            found.append(_describe(path, step))
-        elif match := _UNFINISHED.match(path.name):
-            found.append(
-                Listed(
-                    path.name, int(match[1]), "unfinished", attempt=int(match[2]), reason="never committed"
-                )
-            )
+    found = [_describe(entry) for entry in open_store(run, 0).entries()]
     return sorted(found, key=lambda item: (item.step, item.name), reverse=True)
 
 
-def _describe(path: Path, step: int) -> Listed:
+def _describe(entry: Entry) -> Listed:
+    step, location = entry.step, entry.location
+    if location is None:
+        return Listed(entry.name, step, "unfinished", attempt=entry.attempt, reason="never committed")
     try:
-        manifest = manifests.read(path)
+        manifest = manifests.read(location)
     except BadManifest as error:
-        return Listed(path.name, step, "damaged", reason=str(error))
+        return Listed(entry.name, step, "damaged", reason=str(error))
     fault = (
-        f"its manifest is of step {manifest.step}" if manifest.step != step else _wrong_size(path, manifest)
+        f"its manifest is of step {manifest.step}"
+        if manifest.step != step
+        else _wrong_size(location, manifest)
     )
     return Listed(
-        path.name,
+        entry.name,
         step,
         "damaged" if fault else "good",
         attempt=manifest.attempt,
@@ -92,10 +99,10 @@ def _describe(path: Path, step: int) -> Listed:
     )
 
 
-def _wrong_size(path: Path, manifest: Manifest) -> str:
+def _wrong_size(path: Location, manifest: Manifest) -> str:
     for name in sorted(manifest.files):
         try:
-            size = (path / name).stat().st_size
+            size = size_of(path / name)
         except OSError as error:
             return f"{name}: {error.strerror}"
         if size != manifest.files[name].size:
@@ -105,7 +112,7 @@ def _wrong_size(path: Path, manifest: Manifest) -> str:
 
 def faults(run: RunDir, step: int) -> list[str]:
     """What is wrong with a checkpoint, each file named; [] where every byte is as written."""
-    path = run.checkpoint(step)
+    path = open_store(run, 0).location(step)
     try:
         manifest = manifests.read(path)
     except BadManifest as error:
@@ -123,14 +130,17 @@ def faults(run: RunDir, step: int) -> list[str]:
 
 def choose(run: RunDir, step: int | None) -> int:
     """`step`, or the newest one. Raises CheckpointError naming those there are."""
-    steps = CheckpointDirectory(run, 0).steps()
+    store = open_store(run, 0)
+    steps = store.steps()
     if not steps:
-        raise CheckpointError(f"{run.checkpoints} holds no checkpoint")
+        raise CheckpointError(f"{store.place} holds no checkpoint")
     if step is None:
         return steps[0]
     if step not in steps:
         there = ", ".join(map(str, steps))
-        raise CheckpointError(f"{run.path} has no checkpoint of step {step}; there are {there}")
+        raise CheckpointError(
+            f"{run.objects or run.path} has no checkpoint of step {step}; there are {there}"
+        )
     return step
 
 
@@ -139,7 +149,7 @@ class Opened:
 
     def __init__(self, run: RunDir, step: int) -> None:
         """Raises CheckpointError where a file cannot be used; contents are not verified."""
-        self.path = run.checkpoint(step)
+        self.path = open_store(run, 0).location(step)
         self._stack = ExitStack()
         self._places: dict[str, tuple[Any, str]] = {}
         self._skeletons: dict[int, Any] = {}
@@ -147,7 +157,7 @@ class Opened:
             self.manifest = manifests.read(self.path)
             for name in sorted(self.manifest.files):
                 self._open(name)
-        except (BadManifest, OSError, SafetensorError, KeyError, ValueError) as error:
+        except (BadManifest, UnreadableFile, OSError, SafetensorError, KeyError, ValueError) as error:
             self._stack.close()
             raise CheckpointError(f"{self.path} cannot be read: {error}") from error
 
@@ -156,12 +166,27 @@ class Opened:
         if match is None:
             raise ValueError(f"{name} is no rank's file")
         rank = int(match[1])
-        file = self._stack.enter_context(safe_open(self.path / name, framework="pt"))
+        file = self._stack.enter_context(safe_open(self._local(name), framework="pt"))
         metadata = file.metadata() or {}
         self._skeletons[rank] = _skeleton(metadata, name)
         for key in file.keys():  # noqa: SIM118
             shared = key.startswith(f"{SHARED}.")
             self._places[key if shared else f"rank {rank}: {key}"] = (file, key)
+
+    def _local(self, name: str) -> Path:
+        """The file itself, or a copy of the object that lasts as long as this."""
+        location = self.path / name
+        if not isinstance(location, ObjectPath):
+            return location
+        expected = self.manifest.files[name]
+        copy = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))) / name
+        with open(copy, "wb") as file:
+
+            def put(offset: int, data: Bytes) -> None:
+                os.pwrite(file.fileno(), data.data, offset)
+
+            scan(location, expected.size, expected, put, alone=True)
+        return copy
 
     def __enter__(self) -> Opened:
         return self

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -11,8 +10,12 @@ import torch
 from ..contract import RunDir
 from . import manifest as manifests
 from . import tensorfile
-from .directory import CheckpointDirectory, CheckpointError, part_file
+from .bucket import Location
+from .errors import CheckpointError, ObjectStoreError
+from .errors import WrongConfiguration as WrongConfiguration
 from .manifest import BadManifest, Manifest
+from .store import CheckpointStore, part_file
+from .stores import open_store
 from .tensorfile import UnreadableFile
 from .tree import unpack
 
@@ -31,10 +34,6 @@ class Agreement(Protocol):
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank."""
-
-
-class WrongConfiguration(CheckpointError):
-    """The run directory belongs to another configuration: trying again cannot mend that."""
 
 
 @dataclass(frozen=True)
@@ -61,34 +60,47 @@ def load_newest(
 
     Raises CheckpointError where checkpoints exist and none can be used: starting over would lose
     work silently. Raises WrongConfiguration where the newest good one was written under another one.
+    An object store that does not answer is no damage: that raises ObjectStoreError, on every rank.
     """
-    directory = CheckpointDirectory(run, attempt)
-    steps: list[int] = gang.broadcast(directory.steps() if gang.rank == 0 else None)
+    store = open_store(run, attempt)
+    steps: list[int] | CheckpointError = gang.broadcast(_steps(store) if gang.rank == 0 else None)
+    if isinstance(steps, CheckpointError):
+        raise steps
     skipped: list[Skipped] = []
     for step in steps:
-        loaded, fault = _try(run, directory, step, gang)
+        loaded, fault = _try(store, step, gang)
         faults = gang.gather(fault)
+        for rank, unanswered in enumerate(faults):
+            if isinstance(unanswered, ObjectStoreError):
+                raise ObjectStoreError(f"step {step} cannot be loaded by rank {rank}: {unanswered}")
         first = next((f"rank {rank}: {f}" for rank, f in enumerate(faults) if f), None)
         if first is not None:
             skipped.append(Skipped(step, first))
             continue
         assert loaded is not None
-        _check_config(run, loaded.manifest, config_hash)
+        _check_config(store, loaded.manifest, config_hash)
         return loaded, skipped
     if skipped:
         reasons = "; ".join(f"step {s.step}: {s.reason}" for s in skipped)
         raise CheckpointError(
-            f"none of the {len(skipped)} checkpoints in {run.checkpoints} can be used ({reasons}). "
+            f"none of the {len(skipped)} checkpoints in {store.place} can be used ({reasons}). "
             "Restore one from a backup, or remove the directory to start over"
         )
     return None, []
 
 
-def _try(
-    run: RunDir, directory: CheckpointDirectory, step: int, gang: Agreement
-) -> tuple[Loaded | None, str | None]:
-    path = run.checkpoint(step)
+def _steps(store: CheckpointStore) -> list[int] | CheckpointError:
     try:
+        return store.steps()
+    except CheckpointError as error:
+        return error
+
+
+def _try(
+    store: CheckpointStore, step: int, gang: Agreement
+) -> tuple[Loaded | None, str | ObjectStoreError | None]:
+    try:
+        path = store.location(step)
         manifest = manifests.read(path)
         if manifest.step != step:
             return None, f"manifest of step {manifest.step} in {path.name}"
@@ -97,9 +109,11 @@ def _try(
         return Loaded(manifest, shared, own[gang.rank] if same_world else None), None
     except (BadManifest, UnreadableFile, KeyError) as error:
         return None, str(error)
+    except ObjectStoreError as error:
+        return None, error
 
 
-def read_state(path: Path, manifest: Manifest, *, alone: bool) -> tuple[Any, list[Any]]:
+def read_state(path: Location, manifest: Manifest, *, alone: bool) -> tuple[Any, list[Any]]:
     """(what all ranks share, what each had of its own), every block read and verified.
 
     What is shared lies in parts in the files of all ranks; rank 0's says how they fit together.
@@ -115,10 +129,10 @@ def read_state(path: Path, manifest: Manifest, *, alone: bool) -> tuple[Any, lis
     return unpack(skeletons[0]["shared"], shared), own
 
 
-def _check_config(run: RunDir, manifest: Manifest, config_hash: str) -> None:
+def _check_config(store: CheckpointStore, manifest: Manifest, config_hash: str) -> None:
     if config_hash and manifest.config_hash and manifest.config_hash != config_hash:
         raise WrongConfiguration(
-            f"{run.checkpoint(manifest.step)} was written under another configuration "
+            f"{store.location(manifest.step)} was written under another configuration "
             f"({manifest.config_hash[:12]}, this is {config_hash[:12]}): its numbers would not continue. "
             "Use a new run directory, or go back to the configuration of the run"
         )

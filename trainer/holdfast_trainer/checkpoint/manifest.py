@@ -11,9 +11,9 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from .bucket import Location
 from .checksums import Written
 
 NAME = "manifest.json"
@@ -78,7 +78,7 @@ def _checksum(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def read(directory: Path) -> Manifest:
+def read(directory: Location) -> Manifest:
     """The manifest of a checkpoint directory. Raises BadManifest, also where there is none."""
     try:
         text = (directory / NAME).read_text(encoding="utf-8")

@@ -11,13 +11,17 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from .bucket import Location, ObjectPath
 from .checksums import BLOCK, Written
 from .spread import Spread
 
@@ -25,6 +29,8 @@ PIECE = 4 << 20
 """Bytes read at a time; a divisor of BLOCK, and a multiple of what direct I/O asks for."""
 READERS = 4
 """Threads at least: they wait for the disk more than they compute."""
+OBJECT_READERS = 16
+"""Likewise of an object: each has one request under way."""
 _ALIGNMENT = 4096
 
 Bytes = NDArray[np.uint8]
@@ -34,15 +40,73 @@ class UnreadableFile(Exception):
     """The file's bytes are not what its manifest, or its format, says."""
 
 
+class Opened(Protocol):
+    """A file that is read from several threads."""
+
+    @property
+    def readers(self) -> int:
+        """Threads at least that read it."""
+
+    def read(self, buffer: memoryview, offset: int, count: int) -> None:
+        """`count` bytes at `offset` into `buffer`, whose rest up to the alignment may be overwritten."""
+
+
+@dataclass(frozen=True)
+class _File:
+    fd: int
+    readers: int = READERS
+
+    def read(self, buffer: memoryview, offset: int, count: int) -> None:
+        room, done = buffer[: -(-count // _ALIGNMENT) * _ALIGNMENT], 0
+        while done < count:  # signals and network file systems give less than asked for
+            got = os.preadv(self.fd, [room[done:]], offset + done)
+            if not got:
+                raise _shorter()
+            done += got
+
+
+@dataclass(frozen=True)
+class _Object:
+    path: ObjectPath
+    readers: int = OBJECT_READERS
+
+    def read(self, buffer: memoryview, offset: int, count: int) -> None:
+        data = self.path.bucket.read(self.path.key, offset, offset + count)
+        if len(data) != count:
+            raise _shorter()
+        buffer[:count] = data
+
+
+def _shorter() -> OSError:
+    return OSError(errno.EIO, "the file became shorter while it was read")
+
+
+@contextmanager
+def opened(path: Location, *, direct: bool = False) -> Iterator[Opened]:
+    """`path`, to be read; `direct` goes around the page cache where that is possible. Raises OSError."""
+    if isinstance(path, ObjectPath):
+        yield _Object(path)
+        return
+    fd = _open(path, direct=direct)
+    try:
+        yield _File(fd)
+    finally:
+        os.close(fd)
+
+
+def size_of(path: Location) -> int:
+    """Bytes. Raises OSError."""
+    return path.bucket.size(path.key) if isinstance(path, ObjectPath) else path.stat().st_size
+
+
 def scan(
-    path: Path, size: int, expected: Written | None, take: Callable[[int, Bytes], None], *, alone: bool
+    path: Location, size: int, expected: Written | None, take: Callable[[int, Bytes], None], *, alone: bool
 ) -> None:
     """Give all `size` bytes to `take(offset, bytes)`, in pieces, from several threads, in any order.
 
     The bytes are the taker's only during the call. Raises UnreadableFile naming the block that differs from
     `expected`, by then some of it was taken; OSError. `alone`: nobody else reads this file now.
     """
-    fd = _open(path, direct=alone and size >= BLOCK)
     buffers = threading.local()
 
     def block(number: int) -> None:
@@ -52,7 +116,7 @@ def scan(
         sums = xxhash.xxh3_128()
         for start in range(begin, end, PIECE):
             piece = buffers.mine[: min(PIECE, end - start)]
-            _read(fd, buffers.mine, start, len(piece))
+            file.read(buffers.mine, start, len(piece))
             sums.update(piece)
             take(start, np.frombuffer(piece, dtype=np.uint8))
         wanted = sums.hexdigest() if expected is None else expected.sum_of_block(number)
@@ -61,10 +125,8 @@ def scan(
                 f"{path.name}: checksum {sums.hexdigest()} of block {number}, its manifest says {wanted}"
             )
 
-    try:
-        Spread(block, -(-size // BLOCK), name="read", least=READERS).finish()
-    finally:
-        os.close(fd)
+    with opened(path, direct=alone and size >= BLOCK) as file:
+        Spread(block, -(-size // BLOCK), name="read", least=file.readers).finish()
 
 
 def _open(path: Path, *, direct: bool) -> int:
@@ -75,13 +137,3 @@ def _open(path: Path, *, direct: bool) -> int:
             if error.errno != errno.EINVAL:  # a file system without direct I/O
                 raise
     return os.open(path, os.O_RDONLY)
-
-
-def _read(fd: int, buffer: memoryview, offset: int, count: int) -> None:
-    """`count` bytes at `offset` into `buffer`, whose rest up to the alignment may be written to as well."""
-    room, done = buffer[: -(-count // _ALIGNMENT) * _ALIGNMENT], 0
-    while done < count:  # signals and network file systems give less than asked for
-        got = os.preadv(fd, [room[done:]], offset + done)
-        if not got:
-            raise OSError(errno.EIO, "the file became shorter while it was read")
-        done += got

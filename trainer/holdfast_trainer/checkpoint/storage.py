@@ -11,11 +11,31 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any, Protocol
 
 from ..contract import fsync_directory
 
 _ALIGNMENT = 4096
 """What direct I/O wants of memory, offset and length; a page, which all common disks divide."""
+
+
+class PartFiles(Protocol):
+    """What a rank's file is written with, from several threads; a path is a location of that store."""
+
+    def create(self, path: Any, *, direct: bool = False) -> int:
+        """A descriptor to write an empty file with."""
+
+    def write(self, fd: int, data: memoryview, offset: int) -> None:
+        """All of `data`."""
+
+    def truncate(self, fd: int, size: int) -> None:
+        """What was written beyond `size` does not count."""
+
+    def sync(self, fd: int) -> None:
+        """Make it durable, whole."""
+
+    def close(self, fd: int) -> None:
+        """What was not synced may be lost."""
 
 
 class Storage:

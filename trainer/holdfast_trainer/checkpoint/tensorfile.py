@@ -14,17 +14,17 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from .bucket import Location
 from .checksums import BLOCK, Running, Written, combine, sum_of
 from .memory import huge_pages
-from .scan import Bytes, UnreadableFile, scan
+from .scan import Bytes, Opened, UnreadableFile, opened, scan, size_of
 from .spread import Spread
-from .storage import Storage
+from .storage import PartFiles, Storage
 
 __all__ = ["DTYPES", "RESERVED", "Header", "UnreadableFile", "Written", "read", "verify", "write"]
 
@@ -105,31 +105,33 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def write(
-    path: Path, skeleton: Any, tensors: Mapping[str, torch.Tensor], storage: Storage | None = None
+    path: Location, skeleton: Any, tensors: Mapping[str, torch.Tensor], storage: PartFiles | None = None
 ) -> Written:
     """Write and fsync `path`, tensor by tensor, without a copy of the whole. Raises OSError."""
-    storage = storage or Storage()
+    files: PartFiles = storage or Storage()
     header, sums, offset = Header.of(skeleton, tensors), Running(), 0
-    fd = storage.create(path)
+    fd = files.create(path)
     try:
         for view in (memoryview(header.text), *(bytes_of(tensors[name]) for name in header.offsets)):
             for start in range(0, len(view), BLOCK):
                 block = view[start : start + BLOCK]
                 sums.update(block)
-                storage.write(fd, block, offset)
+                files.write(fd, block, offset)
                 offset += len(block)
-        storage.sync(fd)
+        files.sync(fd)
     finally:
-        storage.close(fd)
+        files.close(fd)
     return sums.finish()
 
 
 def write_image(
-    path: Path,
+    path: Location,
     image: memoryview,
     size: int,
-    storage: Storage,
+    storage: PartFiles,
     *,
+    padded: bool = True,
+    writers: int = 1,
     ready: Callable[[int], None] = lambda end: None,
     heard: Callable[[int], None] = lambda count: None,
 ) -> Written:
@@ -139,8 +141,8 @@ def write_image(
     written. What they raise ends the writing.
 
     `image` begins at a page and is a multiple of pages long, so that it can go around the page cache: the
-    disk then reads the memory itself. Blocks are written by several threads, so that the disk has work
-    while checksums are computed.
+    disk then reads the memory itself, the last page whole (`padded`). Blocks are written by several threads,
+    `writers` at least, so that the disk has work while checksums are computed.
     """
     count = -(-size // BLOCK)
     fd = storage.create(path, direct=size >= BLOCK)
@@ -149,11 +151,11 @@ def write_image(
         start = number * BLOCK
         ready(min(start + BLOCK, size))
         checksum = sum_of(image[start : min(start + BLOCK, size)])
-        storage.write(fd, image[start : start + BLOCK], start)
+        storage.write(fd, image[start : start + BLOCK if padded else min(start + BLOCK, size)], start)
         heard(min(BLOCK, size - start))
         return checksum
 
-    writing = Spread(write_block, count, name="write", aside=True)
+    writing = Spread(write_block, count, name="write", aside=True, least=writers)
     try:
         sums = writing.finish()
         storage.truncate(fd, size)
@@ -167,7 +169,7 @@ def write_image(
 # --------------------------------------------------------------- verify and read
 
 
-def verify(path: Path, expected: Written) -> None:
+def verify(path: Location, expected: Written) -> None:
     """Read all of `path`, compare every checksum. Raises UnreadableFile naming it and the difference."""
     try:
         scan(path, _size(path, expected), expected, lambda offset, data: None, alone=True)
@@ -176,7 +178,7 @@ def verify(path: Path, expected: Written) -> None:
 
 
 def read(
-    path: Path, expected: Written | None = None, *, alone: bool = True
+    path: Location, expected: Written | None = None, *, alone: bool = True
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     """(skeleton, tensors), each block checked against `expected` while it is read, by several threads.
 
@@ -197,9 +199,9 @@ def read(
         raise UnreadableFile(f"{path.name}: {error}") from error
 
 
-def _size(path: Path, expected: Written | None) -> int:
+def _size(path: Location, expected: Written | None) -> int:
     try:
-        size = path.stat().st_size
+        size = size_of(path)
     except OSError as error:
         raise UnreadableFile(f"{path.name}: {error.strerror or error}") from error
     if expected is not None and size != expected.size:
@@ -207,13 +209,13 @@ def _size(path: Path, expected: Written | None) -> int:
     return size
 
 
-def _read_header(path: Path, size: int) -> tuple[bytes, dict[str, Any]]:
-    with open(path, "rb") as file:
-        start = file.read(8)
+def _read_header(path: Location, size: int) -> tuple[bytes, dict[str, Any]]:
+    with opened(path) as file:
+        start = _bytes_at(file, 0, min(8, size))
         length = int.from_bytes(start, "little")
         if not 0 < length <= min(_LARGEST_HEADER, size - 8):
             raise ValueError(f"a header of {length} bytes cannot be: no file of ours, or damaged")
-        text = start + file.read(length)
+        text = start + _bytes_at(file, 8, length)
     header = json.loads(text[8:])
     del header[RESERVED]
     position = 0
@@ -224,6 +226,12 @@ def _read_header(path: Path, size: int) -> tuple[bytes, dict[str, Any]]:
     if position != size - len(text):
         raise ValueError(f"{size - len(text)} bytes of tensors, its header tells of {position}")
     return text, header
+
+
+def _bytes_at(file: Opened, offset: int, count: int) -> bytes:
+    data = bytearray(count)
+    file.read(memoryview(data), offset, count)
+    return bytes(data)
 
 
 def _empty(entry: Mapping[str, Any]) -> torch.Tensor:

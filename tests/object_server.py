@@ -1,0 +1,75 @@
+"""An S3-compatible server for tests: moto's, in a process of its own, that fails where a file tells it to.
+
+`python object_server.py PORT FAULTS`: FAULTS is a JSON list of rules, read anew with each request:
+`{"method": "PUT", "path": regular expression, "query": likewise, "answer": ..., "times": how often}`; what is
+left out fits everything. Answers: `slow-down`, `forbidden` as Amazon's; `stall` answers when FAULTS changes;
+`unconditional` forgets If-None-Match, as servers do that do not know it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, run_simple
+
+ERROR = "<?xml version='1.0'?><Error><Code>{}</Code><Message>{}</Message></Error>"
+ERRORS = {
+    "slow-down": ("503 Slow Down", ERROR.format("SlowDown", "Please reduce your request rate.")),
+    "forbidden": ("403 Forbidden", ERROR.format("AccessDenied", "Access Denied")),
+}
+
+
+class Faulty:
+    """The server behind, but for what the rules say."""
+
+    def __init__(self, behind: Any, faults: Path) -> None:
+        self._behind, self._faults = behind, faults
+        self._lock, self._text, self._rules = threading.Lock(), "", []
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        answer = self._answer(environ)
+        if answer == "stall":
+            text = self._text
+            while self._read() == text:
+                time.sleep(0.01)
+        elif answer == "unconditional":
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+        elif answer is not None:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            status, body = ERRORS[answer]
+            start(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+            return [body.encode()]
+        return self._behind(environ, start)
+
+    def _read(self) -> str:
+        return self._faults.read_text() if self._faults.exists() else "[]"
+
+    def _answer(self, environ: dict[str, Any]) -> str | None:
+        with self._lock:
+            text = self._read()
+            if text != self._text:
+                self._text, self._rules = text, json.loads(text)
+            for rule in self._rules:
+                if (
+                    re.fullmatch(rule.get("method", ".*"), environ["REQUEST_METHOD"])
+                    and re.search(rule.get("path", ""), environ["PATH_INFO"])
+                    and re.search(rule.get("query", ""), environ.get("QUERY_STRING", ""))
+                    and rule.get("times", 1) > 0
+                ):
+                    rule["times"] = rule.get("times", 1) - 1
+                    return str(rule["answer"])
+            return None
+
+
+if __name__ == "__main__":
+    WSGIRequestHandler.protocol_version = "HTTP/1.1"
+    app = Faulty(DomainDispatcherApplication(create_backend_app), Path(sys.argv[2]))
+    run_simple("127.0.0.1", int(sys.argv[1]), app, threaded=True)

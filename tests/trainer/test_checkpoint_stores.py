@@ -1,0 +1,319 @@
+"""What every place for checkpoints keeps to: a directory, and objects on an S3-compatible server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from object_stores import ObjectServer
+from processes import Processes
+
+from holdfast_trainer.checkpoint import CheckpointError, Fenced, load_newest, tensorfile
+from holdfast_trainer.checkpoint.bucket import Bucket, ObjectPath
+from holdfast_trainer.checkpoint.checksums import BLOCK
+from holdfast_trainer.checkpoint.manifest import Manifest
+from holdfast_trainer.checkpoint.memory import huge_pages
+from holdfast_trainer.checkpoint.retention import Retention
+from holdfast_trainer.checkpoint.store import CheckpointStore, part_file
+from holdfast_trainer.checkpoint.stores import admit, open_store
+from holdfast_trainer.checkpoint.tree import pack
+from holdfast_trainer.contract import RunDir
+
+
+@dataclass
+class Alone:
+    rank: int = 0
+    world_size: int = 1
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    started = Processes()
+    try:
+        server = ObjectServer(started, tmp_path_factory.mktemp("objects"))
+        yield server
+        server.kill()
+    finally:
+        started.end_all()
+
+
+@pytest.fixture(params=["directory", "objects"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunDir:
+    if request.param == "directory":
+        return RunDir(tmp_path / "run")
+    return _in_bucket(request, tmp_path)
+
+
+@pytest.fixture
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> RunDir:
+    """A run whose checkpoints are objects."""
+    return _in_bucket(request, tmp_path)
+
+
+def _in_bucket(request: pytest.FixtureRequest, tmp_path: Path) -> RunDir:
+    server: ObjectServer = request.getfixturevalue("server")
+    patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    server.fail()
+    for name, value in server.environment.items():
+        patch.setenv(name, value)
+    return RunDir(tmp_path / "run", f"s3://{server.bucket()}/team/run")
+
+
+def begin(
+    store: CheckpointStore, step: int, save: int, rank: int = 0, world: int = 1, size: int = 500
+) -> Any:
+    """This rank's part of a save, reported."""
+    partial = store.begin(step, save)
+    shared = {"step": step, "parts": {"w": torch.arange(float(size)) + step}}
+    skeleton, tensors = pack({"own": {"rank": rank}, **({"shared": shared} if rank == 0 else {})})
+    written = tensorfile.write(partial / part_file(rank), skeleton, tensors, store.files)
+    store.report_part(partial, rank, written)
+    return partial
+
+
+def commit(store: CheckpointStore, step: int, partial: Any, attempt: int = 1, world: int = 1) -> Manifest:
+    files = store.await_parts(partial, world, lambda: False)
+    return store.commit(partial, Manifest(step, attempt, world, "", files, time.time()))
+
+
+def save(store: CheckpointStore, step: int, number: int, attempt: int = 1, **size: int) -> Manifest:
+    return commit(store, step, begin(store, step, number, **size), attempt)
+
+
+def keep(count: int) -> Any:
+    return lambda steps: Retention(count).stays(steps, {})
+
+
+def left(run: RunDir) -> list[str]:
+    """All that saves left, by name."""
+    return sorted(entry.name for entry in open_store(run, 0).entries())
+
+
+def test_a_save_is_loaded_again_bit_by_bit(run: RunDir) -> None:
+    assert admit(run, None) == 1
+    store = open_store(run, 1)
+    assert (store.steps(), store.newest()) == ([], None)
+    assert load_newest(run, 1, Alone()) == (None, [])
+    manifest = save(store, 10, 1)
+    assert store.steps() == [10]
+    assert store.newest() == manifest
+    loaded, skipped = load_newest(run, 2, Alone())
+    assert loaded is not None
+    assert (loaded.manifest, loaded.own, skipped) == (manifest, {"rank": 0}, [])
+    assert loaded.shared["parts"]["w"].tolist() == [10.0 + i for i in range(500)]
+    assert store.fault(10) is None
+
+
+def test_a_file_of_many_blocks_is_written_by_many_threads_and_read_likewise(run: RunDir) -> None:
+    admit(run, 1)
+    store = open_store(run, 1)
+    size = 2 * BLOCK + 4 * 4096 - 100  # the last page is not full
+    image = memoryview(huge_pages(3 * BLOCK))
+    image[:] = torch.randint(256, (3 * BLOCK,), dtype=torch.uint8).numpy().data
+    partial = store.begin(1, 1)
+    for number, length in enumerate((size, BLOCK - 100, 2 * BLOCK, 100)):
+        path = partial / f"{number}"
+        written = tensorfile.write_image(
+            path, image, length, store.files, padded=store.padded, writers=store.writers
+        )
+        tensorfile.verify(path, written)
+        with pytest.raises(tensorfile.UnreadableFile, match=f"{number} has {length} bytes, its manifest"):
+            tensorfile.verify(path, tensorfile.Written(length + 1, written.sums))
+    tensors = {"large": torch.randn(5_000_000), "small": torch.randn(7)}
+    written = tensorfile.write(partial / "state", {}, tensors, store.files)
+    _, found = tensorfile.read(partial / "state", written)
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+def test_what_was_not_committed_is_no_checkpoint_and_goes_with_the_next_attempt(run: RunDir) -> None:
+    admit(run, 1)
+    store = open_store(run, 1)
+    save(store, 10, 1)
+    begin(store, 20, 2)
+    fd = store.files.create(store.begin(30, 3) / part_file(0))
+    store.files.write(fd, memoryview(bytes(BLOCK)), 0)  # and is killed here
+    assert store.steps() == [10]
+    assert len(left(run)) >= 2
+    admit(run, 2)
+    assert left(run) == ["step-00000010"]
+    loaded, _ = load_newest(run, 2, Alone())
+    assert loaded is not None
+    assert loaded.manifest.step == 10
+
+
+def test_retention_keeps_the_newest_and_removes_what_failed(run: RunDir) -> None:
+    admit(run, 1)
+    store = open_store(run, 1)
+    begin(store, 5, 1)  # its gang never came together
+    for number, step in enumerate((10, 20, 30), 2):
+        save(store, step, number)
+    store.prune(keep(2))
+    assert store.steps() == [30, 20]
+    assert left(run) == ["step-00000020", "step-00000030"]
+    store.prune(keep(2), bad=[30])
+    assert store.steps() == [20]
+
+
+def test_rank_0_learns_which_rank_could_not_write_and_which_is_late(run: RunDir) -> None:
+    admit(run, 1)
+    store = open_store(run, 1)
+    partial = begin(store, 10, 1, world=2)
+    store.report_failure(partial, 1, "its disk is full")
+    with pytest.raises(CheckpointError, match="rank 1 could not write its part: its disk is full"):
+        store.await_parts(partial, 2, lambda: False)
+    partial = begin(store, 20, 2, world=2)
+    with pytest.raises(CheckpointError, match="rank 1 did not write its part in time"):
+        store.await_parts(partial, 2, lambda: True)
+    store.abandon(partial)
+    begin(store, 30, 3, rank=1, world=2)
+    manifest = commit(store, 30, begin(store, 30, 3, world=2), world=2)
+    assert sorted(manifest.files) == [part_file(0), part_file(1)]
+
+
+def test_damage_is_found_and_the_checkpoint_before_is_taken(run: RunDir) -> None:
+    admit(run, 1)
+    store = open_store(run, 1)
+    save(store, 10, 1)
+    save(store, 20, 2)
+    damage(store.location(20) / part_file(0))
+    assert "checksum" in str(store.fault(20))
+    loaded, skipped = load_newest(run, 1, Alone())
+    assert loaded is not None
+    assert (loaded.manifest.step, [s.step for s in skipped]) == (10, [20])
+    assert "rank-0.safetensors: checksum" in skipped[0].reason
+    admit(run, 2)
+    newer = open_store(run, 2)
+    again = save(newer, 20, 1, attempt=2)  # it comes to that step again, and replaces what is bad
+    assert again.attempt == 2
+    loaded, skipped = load_newest(run, 2, Alone())
+    assert loaded is not None
+    assert (loaded.manifest.attempt, skipped) == (2, [])
+
+
+def damage(path: Path | ObjectPath) -> None:
+    if isinstance(path, Path):
+        raw = bytearray(path.read_bytes())
+        raw[-5] ^= 4
+        path.write_bytes(raw)
+    else:
+        raw = bytearray(path.bucket.get(path.key))
+        raw[-5] ^= 4
+        path.bucket.put(path.key, bytes(raw))
+
+
+# -------------------------------------------------------------------------- fence
+
+
+def test_an_attempt_that_was_superseded_can_do_nothing(run: RunDir) -> None:
+    admit(run, 1)
+    old = open_store(run, 1)
+    save(old, 10, 1)
+    partial = begin(old, 20, 2)
+    admit(run, 2)
+    with pytest.raises((CheckpointError, OSError)):  # whose debris was swept away
+        commit(old, 20, partial)
+    with pytest.raises(Fenced, match="attempt 1 was superseded by attempt 2: it may no longer write to"):
+        old.check_fence()
+    with pytest.raises(Fenced):
+        old.prune(keep(1))
+    with pytest.raises(Fenced):
+        admit(run, 1)
+    assert open_store(run, 2).steps() == [10]
+
+
+def test_a_manifest_that_is_put_after_the_last_look_at_the_fence_is_never_loaded(objects: RunDir) -> None:
+    admit(objects, 1)
+    old = open_store(objects, 1)
+    save(old, 10, 1)
+    partial = begin(old, 40, 2)
+    files = old.await_parts(partial, 1, lambda: False)
+    late = Manifest(40, 1, 1, "", files, time.time())
+    parts = {key: Bucket(objects.objects).get(key) for key in Bucket(objects.objects).keys(f"{partial.key}/")}
+
+    admit(objects, 2)
+    new = open_store(objects, 2)
+    save(new, 20, 1, attempt=2)
+    for key, data in parts.items():  # even where all of its parts survive
+        partial.bucket.put(key, data)
+    partial.bucket.put((partial / "manifest.json").key, late.to_json().encode())
+
+    assert new.steps() == [20, 10]
+    assert open_store(objects, 0).steps() == [20, 10]
+    assert admit(objects, None) == 3
+    assert open_store(objects, 3).steps() == [20, 10]
+    assert not Bucket(objects.objects).keys(f"{partial.key}/")
+
+
+def test_what_was_called_durable_counts_for_every_later_attempt(objects: RunDir) -> None:
+    """The claim of the next attempt falls between a manifest's put and its writer's look at the fence."""
+    admit(objects, 1)
+    old = open_store(objects, 1)
+    put = Bucket.put
+
+    def put_then_admit(self: Bucket, key: str, data: bytes) -> None:
+        put(self, key, data)
+        if key.endswith("manifest.json"):
+            admit(objects, 2)
+
+    partial = begin(old, 10, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bucket, "put", put_then_admit)
+        with pytest.raises(Fenced):
+            commit(old, 10, partial)
+    old.abandon(partial)  # as the saver does: what the newer attempt may have taken over stays
+    assert open_store(objects, 2).steps() == [10]
+    assert open_store(objects, 2).fault(10) is None
+
+
+def test_a_number_is_used_once(objects: RunDir) -> None:
+    admit(objects, 4)
+    with pytest.raises(
+        CheckpointError, match=r"attempt 4 of s3://\S+ was begun before, by .*: a number is used once"
+    ):
+        admit(objects, 4)
+    assert admit(objects, None) == 5
+
+
+def test_a_server_that_ignores_conditions_is_told_of_or_refused(
+    objects: RunDir, server: ObjectServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.fail({"method": "PUT", "path": "fence", "answer": "unconditional", "times": 100})
+    with pytest.raises(CheckpointError, match=r"ignores conditional writes.*Set HOLDFAST_ATTEMPT"):
+        admit(objects, None)
+    assert admit(objects, 2) == 2
+    assert "whoever numbers attempts must never use a number twice" in caplog.text
+    server.fail()
+
+
+def test_uploads_that_killed_writers_left_are_aborted(objects: RunDir) -> None:
+    admit(objects, 1)
+    bucket = Bucket(objects.objects)
+    old = open_store(objects, 1)
+    for step in (10, 20):
+        fd = old.files.create(old.begin(step, step) / part_file(0))
+        old.files.write(fd, memoryview(bytes(BLOCK)), 0)
+    bucket.begin_upload("checkpoints/of-somebody-else")
+    assert len(bucket.uploads("")) == 3
+    admit(objects, 2)
+    assert [key for key, _ in bucket.uploads("")] == ["checkpoints/of-somebody-else"]
+
+
+def test_an_upload_whose_writer_fails_is_aborted_at_once(objects: RunDir) -> None:
+    admit(objects, 1)
+    store = open_store(objects, 1)
+    fd = store.files.create(store.begin(10, 1) / part_file(0))
+    store.files.write(fd, memoryview(bytes(BLOCK)), 0)
+    store.files.close(fd)
+    assert Bucket(objects.objects).uploads("") == []
+    assert left(objects) == []

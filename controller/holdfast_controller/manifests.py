@@ -92,7 +92,7 @@ def _config_map(job: TrainingJob, attempt: int, config: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(job, attempt),
+        "metadata": owned_metadata(job, attempt),
         "immutable": True,
         "data": {CONFIG_FILE: config},
     }
@@ -100,7 +100,7 @@ def _config_map(job: TrainingJob, attempt: int, config: str) -> dict[str, Any]:
 
 def _pytorch_job(job: TrainingJob, attempt: int, settings: PodSettings) -> dict[str, Any]:
     spec = job.spec
-    metadata = _metadata(job, attempt)
+    metadata = owned_metadata(job, attempt)
     if spec.queue:
         metadata["labels"][QUEUE_LABEL] = spec.queue
     one = spec.replicas == 1  # alone it need not wait until its own name is known
@@ -132,7 +132,8 @@ def _pytorch_job(job: TrainingJob, attempt: int, settings: PodSettings) -> dict[
     }
 
 
-def _metadata(job: TrainingJob, attempt: int) -> dict[str, Any]:
+def owned_metadata(job: TrainingJob, attempt: int) -> dict[str, Any]:
+    """Of an object that belongs to an attempt, and goes with its job."""
     meta = job.metadata
     return {
         "name": attempt_name(job, attempt),

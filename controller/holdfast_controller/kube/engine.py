@@ -17,12 +17,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-import structlog
-
 from holdfast_controller.cluster import (
     AlreadyExists,
     AttemptObservation,
-    HoldfastError,
     Invalid,
     NotFound,
     NotReady,
@@ -33,18 +30,19 @@ from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.manifests import attempt_manifests, attempt_name, pod_name
 from holdfast_controller.pod_settings import PodSettings
-from holdfast_controller.pod_template import JOB_LABEL
 from holdfast_controller.policy.gpu_request import sharing_notes
 
-from .connection import JSON_PATCH, MERGE_PATCH, Connection, Document
+from .connection import MERGE_PATCH, Connection, Document
 from .endpoint import Endpoints
+from .evidence import Evidence
+from .last_words import LastWords, has_ended, ledger_name
 from .observation import (
     DRILLED,
-    EVIDENCE,
     KILLED,
     STOPPED,
     TAKEN,
     attempt_observation,
+    index_of,
     running,
     with_evidence,
 )
@@ -53,13 +51,10 @@ from .podlogs import pod_lines
 from .reflector import Reflector, uid_of
 from .steps import read_steps
 
-log = structlog.get_logger(__name__)
-
 KILL_GRACE_SECONDS = 1
 """Not 0: the apiserver would call the pod gone at once, while its processes still run."""
 LOST_SECONDS = 60.0
 """After the end of its grace a pod whose node says nothing is given up: the fence keeps it from writing."""
-SWEEP_SECONDS = 10.0
 NO_OPERATOR = (
     "waits for the Kubeflow Training Operator: the cluster has no CRD pytorchjobs.kubeflow.org; "
     "install the operator (README, Kubernetes) and it goes on by itself"
@@ -85,6 +80,8 @@ class KubeEngine:
         self._endpoints = endpoints
         self._jobs = jobs
         self._settings = settings or PodSettings()
+        self.last_words = LastWords(connection, pieces, endpoints, jobs)
+        self._evidence = Evidence(connection, pieces, jobs)
 
     # -------------------------------------------------------------- starting
 
@@ -147,8 +144,20 @@ class KubeEngine:
     def changes(self) -> AsyncIterator[str]:
         return self._pieces.changes()
 
+    async def sweep(self) -> None:
+        """Keep what pods that go have said, and let go of what nobody needs any more. Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.last_words.run())
+            group.create_task(self._evidence.sweep())
+
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
-        return self._endpoints.ledger_of(job)
+        known = self._endpoints.ledger_of(job)
+        return known if known or not self._is_over(job) else await self.last_words.ledger(job)
+
+    def _is_over(self, job: TrainingJob) -> bool:
+        """Whether rank 0 of the newest attempt can be asked no more."""
+        pods = self._pieces.pods_of(job, job.status.attempt)
+        return job.status.phase.final or any(index_of(pod) == 0 and has_ended(pod) for pod in pods)
 
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
         return await read_steps(job, self._pieces.pods_of(job, job.status.attempt))
@@ -172,10 +181,26 @@ class KubeEngine:
             async for line in pod_lines(self._connection, path, tail=tail, follow=follow, over=over):
                 yield line
         except NotFound:
+            kept = self._kept_tail(job, attempt, rank)
+            if kept is not None:
+                for line in kept if tail is None else kept[max(0, len(kept) - tail) :]:
+                    yield line
+                return
             raise NotFound(
                 f"rank {rank} of attempt {attempt} of {job.key} has no pod; its whole log is in the run "
                 f"directory: attempts/{attempt:04d}/rank-{rank}.log"
             ) from None
+
+    def _kept_tail(self, job: TrainingJob, attempt: int, rank: int) -> list[str] | None:
+        """Its last lines, where its pod or the attempt's record has them."""
+        replica = rank // job.spec.processes_per_replica
+        for pod in self._pieces.pods_of(job, attempt):
+            if index_of(pod) == replica and (noted := self.last_words.tail_of(pod)):
+                return noted
+        for record in job.status.attempts:
+            if record.number == attempt and str(rank) in record.log_tail:
+                return record.log_tail[str(rank)].split("\n")
+        return None
 
     # ---------------------------------------------------------------- ending
 
@@ -198,7 +223,10 @@ class KubeEngine:
             if not {STOPPED, KILLED} & set(pytorch_job["metadata"].get("annotations") or {}):
                 await self._note_taken(job, attempt)
             await self._mark(job, attempt, pytorch_job, mark)
-        for pod in self._pieces.pods_of(job, attempt):
+        pods = self._pieces.pods_of(job, attempt)
+        if job.metadata.deletion_timestamp is None:
+            await self.last_words.read(pods)
+        for pod in pods:
             await self._end_pod(pod, grace)
         if pytorch_job is not None and "deletionTimestamp" not in pytorch_job["metadata"]:
             path = f"{pytorch_jobs_path(job.metadata.namespace)}/{attempt_name(job, attempt)}"
@@ -271,7 +299,7 @@ class KubeEngine:
             if whose is not None:
                 await self._clear(job, whose[1], pytorch_job)
         for pod in self._pieces.all_pods_of(job):
-            await self._release(pod, delete=True)
+            await self._evidence.release(pod, delete=True)
         self._endpoints.forget(job)
 
     async def _clear(self, job: TrainingJob, attempt: int, pytorch_job: Document) -> None:
@@ -281,51 +309,9 @@ class KubeEngine:
         for path in (
             f"{pytorch_jobs_path(namespace)}/{name}",
             f"/api/v1/namespaces/{namespace}/configmaps/{name}",
+            f"/api/v1/namespaces/{namespace}/configmaps/{ledger_name(job, attempt)}",
         ):
             with suppress(NotFound):
                 await self._connection.delete(path, options if "pytorchjobs" in path else None)
         for pod in self._pieces.pods_of(job, attempt):
-            await self._release(pod, delete=True)
-
-    # -------------------------------------------------------------- evidence
-
-    async def sweep(self) -> None:
-        """Let go of evidence that nobody needs any more. Until cancelled."""
-        await self._jobs.synced()
-        await self._pieces.synced()
-        while True:
-            for pod in self._pieces.pods.all():
-                if "deletionTimestamp" in pod["metadata"] and not self._needed(pod):
-                    try:
-                        await self._release(pod)
-                    except HoldfastError as error:
-                        log.warning("a pod is still held", pod=pod["metadata"]["name"], error=str(error))
-            await asyncio.sleep(SWEEP_SECONDS)
-
-    def _needed(self, pod: Document) -> bool:
-        """Whether the attempt it belongs to is open: that has no verdict yet."""
-        whose = attempt_of(pod)
-        if whose is None:
-            return False
-        uid, number = whose
-        meta = pod["metadata"]
-        job = self._jobs.get(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
-        if job is None or uid_of(job) != uid:
-            return False
-        records = (job.get("status") or {}).get("attempts") or []
-        return any(record["number"] == number and not record.get("verdict") for record in records)
-
-    async def _release(self, pod: Document, *, delete: bool = False) -> None:
-        """Take our finalizer off; with `delete` the pod goes too."""
-        finalizers = pod["metadata"].get("finalizers") or []
-        with suppress(NotFound):
-            if delete and "deletionTimestamp" not in pod["metadata"]:
-                await self._connection.delete(pod_path(pod), {"preconditions": {"uid": uid_of(pod)}})
-            if EVIDENCE in finalizers:
-                at = f"/metadata/finalizers/{finalizers.index(EVIDENCE)}"
-                with suppress(Invalid):  # the test fails: it is off already, or the next sweep finds it
-                    changes = [
-                        {"op": "test", "path": at, "value": EVIDENCE},
-                        {"op": "remove", "path": at},
-                    ]
-                    await self._connection.patch(pod_path(pod), changes, JSON_PATCH)
+            await self._evidence.release(pod, delete=True)

@@ -1,0 +1,70 @@
+"""Pods that have ended are held by our finalizer until their attempt has its verdict, then let go."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import structlog
+
+from holdfast_controller.cluster import HoldfastError, Invalid, NotFound
+from holdfast_controller.pod_template import JOB_LABEL
+
+from .connection import JSON_PATCH, Connection, Document
+from .observation import EVIDENCE
+from .pieces import Pieces, attempt_of, pod_path
+from .reflector import Reflector, uid_of
+
+log = structlog.get_logger(__name__)
+
+SWEEP_SECONDS = 10.0
+
+
+class Evidence:
+    """Of what `pieces` and `jobs` see."""
+
+    def __init__(self, connection: Connection, pieces: Pieces, jobs: Reflector):
+        self._connection = connection
+        self._pieces = pieces
+        self._jobs = jobs
+
+    async def sweep(self) -> None:
+        """Let go of what nobody needs any more. Until cancelled."""
+        await self._jobs.synced()
+        await self._pieces.synced()
+        while True:
+            for pod in self._pieces.pods.all():
+                if "deletionTimestamp" in pod["metadata"] and not self._needed(pod):
+                    try:
+                        await self.release(pod)
+                    except HoldfastError as error:
+                        log.warning("a pod is still held", pod=pod["metadata"]["name"], error=str(error))
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    def _needed(self, pod: Document) -> bool:
+        """Whether the attempt it belongs to is open: that has no verdict yet."""
+        whose = attempt_of(pod)
+        if whose is None:
+            return False
+        uid, number = whose
+        meta = pod["metadata"]
+        job = self._jobs.get(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
+        if job is None or uid_of(job) != uid:
+            return False
+        records = (job.get("status") or {}).get("attempts") or []
+        return any(record["number"] == number and not record.get("verdict") for record in records)
+
+    async def release(self, pod: Document, *, delete: bool = False) -> None:
+        """Take our finalizer off; with `delete` the pod goes too."""
+        finalizers = pod["metadata"].get("finalizers") or []
+        with suppress(NotFound):
+            if delete and "deletionTimestamp" not in pod["metadata"]:
+                await self._connection.delete(pod_path(pod), {"preconditions": {"uid": uid_of(pod)}})
+            if EVIDENCE in finalizers:
+                at = f"/metadata/finalizers/{finalizers.index(EVIDENCE)}"
+                with suppress(Invalid):  # the test fails: it is off already, or the next sweep finds it
+                    changes = [
+                        {"op": "test", "path": at, "value": EVIDENCE},
+                        {"op": "remove", "path": at},
+                    ]
+                    await self._connection.patch(pod_path(pod), changes, JSON_PATCH)

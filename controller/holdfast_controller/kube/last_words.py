@@ -1,0 +1,197 @@
+"""What nobody could ask for any more once a pod is gone: its last lines, and the ledger that rank 0 served.
+
+As soon as a pod that is being deleted has ended, its kubelet removes the container, and the log with it, long
+before the attempt is judged. So the log of a pod that is to go is read while it is there, first what it has
+said so far and then to its end, and its last lines are noted on the pod itself, which our finalizer keeps
+until the attempt has its verdict: a controller that comes later finds them. The ledger goes into a ConfigMap
+beside the attempt when rank 0 has ended, for the run directory is on storage that we do not mount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
+
+import structlog
+
+from holdfast_controller.cluster import AlreadyExists, HoldfastError, NotFound
+from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.manifests import attempt_name, owned_metadata
+from holdfast_controller.pod_template import JOB_LABEL
+from holdfast_trainer.contract import parse_lines
+
+from .connection import MERGE_PATCH, Connection, Document
+from .endpoint import Endpoints
+from .observation import index_of, running
+from .pieces import Pieces, attempt_of, pod_path
+from .podlogs import pod_lines
+from .reflector import Notice, Reflector, uid_of
+from .resource import decode
+
+log = structlog.get_logger(__name__)
+
+TAIL = "holdfast.dev/log-tail"
+"""On a pod: the last lines of its output."""
+LINES = 20
+CHARACTERS = 4000
+LEDGER_FILE = "ledger.jsonl"
+LEDGER_CHARACTERS = 512 * 1024
+"""Kubernetes keeps 1 MiB in a ConfigMap; of a longer ledger the newest lines are kept."""
+READ_SECONDS = 2.0
+"""For the logs of all pods that are about to be deleted: a lost node never answers."""
+FOLLOW_SECONDS = 3600.0
+FOLLOWED = 32
+"""Logs that are followed at a time, each on a connection of its own; of more pods what they said before."""
+
+
+class LastWords:
+    """Of all pods of ours; `run` listens where we lead."""
+
+    def __init__(self, connection: Connection, pieces: Pieces, endpoints: Endpoints, jobs: Reflector):
+        self._connection = connection
+        self._pieces = pieces
+        self._endpoints = endpoints
+        self._jobs = jobs
+        self._free = asyncio.Semaphore(FOLLOWED)
+        self._noted: dict[str, str] = {}
+        """What was noted of a pod, by its uid; empty where nothing could be read yet."""
+        self._kept: set[str] = set()
+        """Pods whose ledger was kept, by uid."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._jobs.synced()
+        await self._pieces.synced()
+        async with asyncio.TaskGroup() as group:
+
+            def take(notice: Notice) -> None:
+                if notice.type == "DELETED":
+                    self._noted.pop(uid_of(notice.object), None)
+                    self._kept.discard(uid_of(notice.object))
+                else:
+                    self._see(notice.object, group)
+
+            stop = self._pieces.pods.listen(take)
+            try:
+                for pod in self._pieces.pods.all():
+                    self._see(pod, group)
+                await asyncio.Event().wait()
+            finally:
+                stop()
+
+    def _see(self, pod: Document, group: asyncio.TaskGroup) -> None:
+        uid = uid_of(pod)
+        if attempt_of(pod) is None:
+            return
+        if running(pod) and _to_go(pod) and uid not in self._noted and self._job_of(pod) is not None:
+            self._noted[uid] = ""
+            group.create_task(_harmless(self._to_the_end(pod), pod))
+        if index_of(pod) == 0 and has_ended(pod) and uid not in self._kept:
+            self._kept.add(uid)
+            job = self._job_of(pod)
+            if job is not None:
+                group.create_task(_harmless(self._keep_ledger(job, pod), pod))
+
+    def _job_of(self, pod: Document) -> TrainingJob | None:
+        """None where it is gone or going: nobody will ask."""
+        meta, whose = pod["metadata"], attempt_of(pod)
+        document = self._jobs.get(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
+        if document is None or "deletionTimestamp" in document["metadata"]:
+            return None
+        return decode(document) if whose is not None and uid_of(document) == whose[0] else None
+
+    # ------------------------------------------------------------------ tails
+
+    async def read(self, pods: Sequence[Document]) -> None:
+        """Note what these pods have said, which are about to be deleted; once each, and not for long."""
+        new = [pod for pod in pods if uid_of(pod) not in self._noted]
+        for pod in new:
+            self._noted[uid_of(pod)] = ""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READ_SECONDS):
+                await asyncio.gather(*(_harmless(self._read(pod, follow=False), pod) for pod in new))
+
+    def tail_of(self, pod: Document) -> list[str] | None:
+        """What was noted of it, by us or by a controller before; None where nothing was."""
+        text = self._noted.get(uid_of(pod)) or (pod["metadata"].get("annotations") or {}).get(TAIL)
+        return str(text).split("\n") if text else None
+
+    async def _to_the_end(self, pod: Document) -> None:
+        await self._read(pod, follow=False)
+        async with self._free, asyncio.timeout(FOLLOW_SECONDS):
+            await self._read(pod, follow=True)
+
+    async def _read(self, pod: Document, *, follow: bool) -> None:
+        """Its last lines as they are now, or with `follow` as they are in the end; then note them."""
+        last: deque[str] = deque(maxlen=LINES)
+        lines = pod_lines(self._connection, pod_path(pod), tail=LINES, follow=follow, over=lambda: True)
+        with suppress(NotFound):
+            async with aclosing(lines):
+                async for line in lines:
+                    last.append(line)
+        text, uid = "\n".join(last)[-CHARACTERS:], uid_of(pod)
+        if not text or text == self._noted.get(uid):
+            return
+        self._noted[uid] = text
+        with suppress(NotFound):
+            change = {"metadata": {"annotations": {TAIL: text}}}
+            await self._connection.patch(pod_path(pod), change, MERGE_PATCH)
+
+    # ----------------------------------------------------------------- ledger
+
+    async def _keep_ledger(self, job: TrainingJob, pod: Document) -> None:
+        whose = attempt_of(pod)
+        lines = [json.dumps(line) for line in self._endpoints.ledger_of(job)]
+        if whose is None or not lines:
+            return
+        while lines and sum(map(len, lines)) + len(lines) > LEDGER_CHARACTERS:
+            del lines[: max(1, len(lines) // 10)]
+        metadata = {**owned_metadata(job, whose[1]), "name": ledger_name(job, whose[1])}
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata,
+            "immutable": True,
+            "data": {LEDGER_FILE: "\n".join(lines)},
+        }
+        with suppress(AlreadyExists):
+            await self._connection.post(f"/api/v1/namespaces/{job.metadata.namespace}/configmaps", body)
+
+    async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
+        """What was kept of it when its newest attempt, or the one before, ended; empty where nothing was."""
+        for attempt in range(job.status.attempt, max(0, job.status.attempt - 2), -1):
+            name = ledger_name(job, attempt)
+            with suppress(NotFound):
+                path = f"/api/v1/namespaces/{job.metadata.namespace}/configmaps/{name}"
+                kept = await self._connection.get(path)
+                return parse_lines((kept.get("data") or {}).get(LEDGER_FILE, ""))
+        return []
+
+
+def _to_go(pod: Document) -> bool:
+    """Whether somebody wants its end."""
+    conditions = pod["status"].get("conditions") or []
+    return "deletionTimestamp" in pod["metadata"] or any(
+        condition["type"] == "DisruptionTarget" and condition["status"] == "True" for condition in conditions
+    )
+
+
+def has_ended(pod: Document) -> bool:
+    """Whether nothing of it runs any more."""
+    return not running(pod) and pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def ledger_name(job: TrainingJob, attempt: int) -> str:
+    return f"{attempt_name(job, attempt)}-ledger"
+
+
+async def _harmless(work: Coroutine[Any, Any, None], pod: Document) -> None:
+    """What cannot be kept is missed by readers alone; the whole of it is in the run directory."""
+    try:
+        await work
+    except (HoldfastError, TimeoutError) as error:
+        log.info("its last words are not kept", pod=pod["metadata"]["name"], error=str(error) or "no answer")

@@ -1,0 +1,231 @@
+"""What a pod said is kept before its container is removed, and the ledger when rank 0 has ended.
+
+A server over HTTP plays the apiserver: it lists, it streams logs, and it keeps what is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from waiting import wait_until_async
+
+from holdfast_controller.cluster import NotFound
+from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob, Verdict
+from holdfast_controller.kube import last_words
+from holdfast_controller.kube.connection import connect
+from holdfast_controller.kube.endpoint import Endpoints
+from holdfast_controller.kube.engine import KubeEngine
+from holdfast_controller.kube.last_words import TAIL, LastWords
+from holdfast_controller.kube.pieces import PODS, PYTORCH_JOBS, Pieces
+from holdfast_controller.kube.reflector import Reflector
+from holdfast_controller.kube.resource import JOBS, status_document
+from holdfast_controller.manifests import INDEX_LABEL
+from holdfast_controller.pod_template import attempt_labels
+
+JOB = TrainingJob(
+    metadata=Metadata(name="gpt", namespace="team", uid="job-1"),
+    spec=Spec(command=["python"], replicas=2),
+    status=Status(phase=Phase.RUNNING, attempt=1, attempts=[AttemptRecord(number=1)]),
+)
+GOING = "2026-01-01T00:00:30Z"
+
+
+def pod(index: int, state: str = "running", **metadata: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": f"gpt-1-worker-{index}",
+            "namespace": "team",
+            "uid": f"pod-{index}",
+            "resourceVersion": "5",
+            "labels": {**attempt_labels(JOB, 1), INDEX_LABEL: str(index)},
+            **metadata,
+        },
+        "status": {
+            "phase": "Running" if state == "running" else "Succeeded",
+            "containerStatuses": [{"name": "pytorch", "state": {state: {}}}],
+        },
+    }
+
+
+class Server:
+    """Logs by pod: what each has said so far, and what it says until its end."""
+
+    def __init__(self, *pods: dict[str, Any]) -> None:
+        self.pods = {one["metadata"]["name"]: one for one in pods}
+        self.said: dict[str, list[str]] = {}
+        self.will_say: dict[str, list[str]] = {}
+        self.removed = False
+        self.config_maps: dict[str, dict[str, Any]] = {}
+        self.end = asyncio.Event()
+
+    def tail(self, index: int) -> str | None:
+        annotations = self.pods[f"gpt-1-worker-{index}"]["metadata"].get("annotations") or {}
+        found: str | None = annotations.get(TAIL)
+        return found
+
+    async def list_or_watch(self, request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            await asyncio.Event().wait()
+        metadata = {"name": "gpt", "namespace": "team", "uid": "job-1", "resourceVersion": "1"}
+        document = {**JOB.to_dict(), "metadata": metadata, "status": status_document(JOB.status)}
+        items = {PODS: list(self.pods.values()), JOBS: [document]}.get(request.path, [])
+        return web.json_response({"metadata": {"resourceVersion": "9"}, "items": items})
+
+    async def log(self, request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        name = request.match_info["pod"]
+        lines = list(self.said.get(name, []))
+        if "follow" in request.query:
+            await self.end.wait()
+            lines += self.will_say.get(name, [])
+        text = "\n".join(lines[-int(request.query.get("tailLines", 1000)) :])
+        await answer.write(b"unable to retrieve container logs for c://0" if self.removed else text.encode())
+        return answer
+
+    async def patch(self, request: web.Request) -> web.Response:
+        one = self.pods[request.match_info["pod"]]
+        one["metadata"]["annotations"] = (await request.json())["metadata"]["annotations"]
+        one["metadata"]["resourceVersion"] = str(int(one["metadata"]["resourceVersion"]) + 1)
+        return web.json_response(one)
+
+    async def keep(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.config_maps[body["metadata"]["name"]] = body
+        return web.json_response(body)
+
+    async def kept(self, request: web.Request) -> web.Response:
+        found = self.config_maps.get(request.match_info["name"])
+        return web.json_response(found or {"code": 404}, status=200 if found else 404)
+
+
+@asynccontextmanager
+async def running(server: Server, tmp_path: Path) -> AsyncIterator[tuple[KubeEngine, LastWords, Endpoints]]:
+    app = web.Application()
+    for path in (PODS, PYTORCH_JOBS, JOBS):
+        app.router.add_get(path, server.list_or_watch)
+    app.router.add_get("/api/v1/namespaces/team/pods/{pod}/log", server.log)
+    app.router.add_patch("/api/v1/namespaces/team/pods/{pod}", server.patch)
+    app.router.add_post("/api/v1/namespaces/team/configmaps", server.keep)
+    app.router.add_get("/api/v1/namespaces/team/configmaps/{name}", server.kept)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(json.dumps({**CLUSTER, "clusters": [
+        {"name": "x", "cluster": {"server": f"http://127.0.0.1:{port}"}}
+    ]}))  # fmt: skip
+    connection = await connect(kubeconfig)
+    jobs, pieces = Reflector(connection, JOBS), Pieces(connection)
+    endpoints = Endpoints(pieces)
+    engine = KubeEngine(connection, pieces, endpoints, jobs)
+    words = engine.last_words
+    tasks = [asyncio.ensure_future(work) for work in (jobs.run(), pieces.run(), engine.sweep())]
+    try:
+        await jobs.synced()
+        await pieces.synced()
+        yield engine, words, endpoints
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await connection.close()
+        await runner.cleanup()
+
+
+async def lines_of(engine: KubeEngine, job: TrainingJob, rank: int, tail: int | None = None) -> list[str]:
+    return [line async for line in engine.logs(job, 1, rank, tail=tail)]
+
+
+def test_the_end_of_a_pod_that_is_taken_outlives_its_container(tmp_path: Path) -> None:
+    async def story() -> None:
+        server = Server(pod(0), pod(1, deletionTimestamp=GOING, deletionGracePeriodSeconds=30))
+        server.said["gpt-1-worker-1"] = [f"step {n}" for n in range(100)]
+        server.will_say["gpt-1-worker-1"] = ["notice", "saved at step 100"]
+        async with running(server, tmp_path) as (engine, _, _):
+            await wait_until_async(lambda: server.tail(1), "what it has said so far")
+            assert (server.tail(1) or "").endswith("step 98\nstep 99")
+            server.end.set()
+            await wait_until_async(lambda: (server.tail(1) or "").endswith("saved at step 100"), "its end")
+            assert len((server.tail(1) or "").split("\n")) == last_words.LINES
+            assert server.tail(0) is None, "nobody wants the end of the other one"
+            server.removed = True
+            # The kubelet has removed the container: what was noted takes its place.
+            assert (await lines_of(engine, JOB, 1, tail=2)) == ["notice", "saved at step 100"]
+            with pytest.raises(NotFound, match=r"run directory: attempts/0001/rank-0.log"):
+                await lines_of(engine, JOB, 0)
+            record = AttemptRecord(number=1, verdict=Verdict.DISRUPTED, log_tail={"0": "a\nb"})
+            told = JOB.model_copy(update={"status": JOB.status.model_copy(update={"attempts": [record]})})
+            assert await lines_of(engine, told, 0) == ["a", "b"], "from the attempt's record"
+
+    asyncio.run(story())
+
+
+def test_what_we_end_ourselves_is_read_before(tmp_path: Path) -> None:
+    async def story() -> None:
+        server = Server(pod(0, "terminated"), pod(1))
+        server.said = {f"gpt-1-worker-{n}": [f"last line of {n}"] for n in (0, 1)}
+        async with running(server, tmp_path) as (_, words, _):
+            await words.read(list(server.pods.values()))
+            assert [server.tail(0), server.tail(1)] == ["last line of 0", "last line of 1"]
+
+    asyncio.run(story())
+
+
+def test_a_node_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_words, "READ_SECONDS", 0.2)
+
+    async def story() -> None:
+        server = Server(pod(0))
+
+        async def silent(request: web.Request) -> web.StreamResponse:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        monkeypatch.setattr(server, "log", silent)
+        async with running(server, tmp_path) as (_, words, _):
+            await words.read(list(server.pods.values()))
+            await words.read(list(server.pods.values()))
+            assert server.tail(0) is None
+
+    asyncio.run(story())
+
+
+def test_the_ledger_of_a_finished_job_outlives_the_controller(tmp_path: Path) -> None:
+    lines = [{"event": "attempt_start", "attempt": 1}, {"event": "stop", "attempt": 1, "outcome": "finished"}]
+    done = JOB.model_copy(update={"status": JOB.status.model_copy(update={"phase": Phase.SUCCEEDED})})
+
+    async def story() -> None:
+        server = Server(pod(0, "terminated"))
+        endpoints_ledger = lambda self, job: list(lines)  # noqa: E731 - what rank 0 told while it ran
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Endpoints, "ledger_of", endpoints_ledger)
+            async with running(server, tmp_path):
+                await wait_until_async(lambda: server.config_maps, "the ledger to be kept")
+        (kept,) = server.config_maps.values()
+        assert kept["metadata"]["name"] == "gpt-1-ledger"
+        assert kept["metadata"]["ownerReferences"][0]["uid"] == "job-1", "it goes with the job"
+        # Another controller, which never heard rank 0.
+        async with running(server, tmp_path) as (engine, _, _):
+            assert await engine.ledger(done) == lines
+            assert await engine.ledger(JOB) == lines, "rank 0 has ended, though nobody has judged it yet"
+
+    asyncio.run(story())
+
+
+CLUSTER = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "x",
+    "users": [{"name": "x", "user": {"token": "t"}}],
+    "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+}

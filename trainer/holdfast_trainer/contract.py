@@ -51,6 +51,9 @@ ENV_CHECKPOINT_EVERY = "HOLDFAST_CHECKPOINT_EVERY"
 ENV_CHECKPOINT_KEEP = "HOLDFAST_CHECKPOINT_KEEP"
 ENV_HANG_SECONDS = "HOLDFAST_HANG_SECONDS"
 """`auto`, or the seconds without a step from which on the gang counts as hung; 0: never."""
+ENV_TELEMETRY = "HOLDFAST_TELEMETRY"
+"""`off`: after the first, steps are counted and their losses checked, but neither timed, judged nor told one
+by one. For measuring what that costs."""
 ENV_ATTEMPT_UID = "HOLDFAST_ATTEMPT_UID"
 """Unique to one attempt on one machine; the local engine finds its processes by it."""
 

@@ -7,10 +7,11 @@ that step on a CPU and with the next one's on a GPU. A line is written when noth
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Any
 
-from .contract import Progress
+from .contract import ENV_TELEMETRY, Progress
 from .ledger import Journal
 from .telemetry import Spans, StepFigures, Telemetry
 from .tensorboard import TensorBoard
@@ -44,6 +45,7 @@ class StepLog:
         self.tensorboard: TensorBoard | None = None
         """Gets the figures too, at most once in `TENSORBOARD_SECONDS`."""
         self._drawn = 0.0
+        self._off = os.environ.get(ENV_TELEMETRY) == "off"
 
     def begin(self) -> None:
         """A step begins now."""
@@ -61,6 +63,10 @@ class StepLog:
 
     def end(self, step: int) -> None:
         """Step number `step` (1 is the first) is done on this rank."""
+        if self._off and self._any:
+            self._telemetry.count(step)
+            return
+        self._spans.off = self._off
         now = time.perf_counter()
         seconds, wall_seconds = now - self._began, now - self._previous_end
         self._previous_end = now
@@ -93,6 +99,8 @@ class StepLog:
 
     def loss(self, step: int, value: float) -> None:
         """The mean loss of a step that has ended."""
+        if self._off and self._any:
+            return
         self._telemetry.loss(value)
         if step in self._lines:
             self._lines[step] |= {"loss": value, "loss_hex": float(value).hex()}

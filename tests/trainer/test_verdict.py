@@ -104,3 +104,21 @@ def test_it_is_logged_where_it_changes_and_the_first_step_counts_for_nothing(
     assert len(told) == 2
     assert "waits for data" in told[0]
     assert "is outside of every span" in told[1]
+
+
+def test_where_telling_is_switched_off_steps_are_counted_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_TELEMETRY", "off")
+    telemetry, spans = Telemetry(1, 1), Spans(torch.device("cpu"))
+    log = StepLog(spans, telemetry, Journal(RunDir(tmp_path), 1), 1, judge=Judge(1, interval_seconds=0.0))
+    for step in range(1, 5):
+        log.begin()
+        with spans.span("forward"):
+            pass
+        log.end(step)
+        log.loss(step, 2.0)
+    assert (telemetry.progress.step, telemetry.progress.first_step) == (4, 1)
+    assert telemetry.progress.verdict is None
+    assert telemetry.progress.loss is None
+    assert len(RunDir(tmp_path).steps(1).read_text().splitlines()) == 1, "the first step's, as ever"

@@ -24,8 +24,12 @@ class DrillKind(StrEnum):
     """SIGKILL of every process at once: a lost machine, no notice."""
     NOTICE = "notice"
     """SIGTERM, then SIGKILL after the grace: a spot reclaim."""
+    EVICT = "evict"
+    """As a drained node does it: Kubernetes' eviction API, which heeds disruption budgets; else a notice."""
     FREEZE = "freeze"
     """SIGSTOP of its last rank: a hang, which its peers find. One machine only."""
+    OOM = "oom"
+    """Its ranks run into the memory limit of the job (resources.memory). One machine only."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def test_a_replica_that_fails_is_nobody_elses_fault(tell: Tell) -> None:
     tell(story)
 
 
-@pytest.mark.parametrize("kind", [DrillKind.KILL, DrillKind.NOTICE])
+@pytest.mark.parametrize("kind", [DrillKind.KILL, DrillKind.NOTICE, DrillKind.EVICT])
 def test_a_drill_disrupts_one_replica(tell: Tell, kind: DrillKind) -> None:
     async def story(world: World) -> None:
         job = waiting_job()

@@ -15,7 +15,7 @@ from holdfast_controller.policy.backoff import backoff
 from holdfast_controller.policy.budget import NO_PLACE, spend
 from holdfast_controller.policy.lost_work import Work, goodput, lost_steps, work_of
 from holdfast_controller.policy.peers import kill_at
-from holdfast_controller.policy.repeats import in_a_row, same_failure, standstill
+from holdfast_controller.policy.repeats import failures_in_a_row, in_a_row, same_failure, standstill
 from holdfast_trainer.contract import Progress, Termination
 
 # ------------------------------------------------------------------------ budget
@@ -64,6 +64,16 @@ def test_a_failing_job_waits_ever_longer(failures: int, longest: float) -> None:
 def test_a_disruption_waits_for_nothing() -> None:
     assert backoff(Verdict.DISRUPTED, 7, "a") == 0
     assert backoff(Verdict.LOST_NODE, 7, "a") == 0
+
+
+def test_what_made_progress_before_it_failed_begins_the_back_off_anew() -> None:
+    failed = records(*((Verdict.FAILED, 40, "x"),) * 3)
+    assert failures_in_a_row(failed) == 3
+    assert failures_in_a_row([*failed, *records((Verdict.DISRUPTED, 40))]) == 3
+    progressed = failed[1].model_copy(update={"checkpoints": 2})
+    assert failures_in_a_row([failed[0], progressed, failed[2]]) == 2
+    assert failures_in_a_row([*failed, progressed]) == 1
+    assert failures_in_a_row([]) == 1
 
 
 def test_a_gang_that_found_no_place_comes_back_later_each_time() -> None:

@@ -56,7 +56,7 @@ class DrillRequest(Model):
     kind: DrillKind = Field(
         default=DrillKind.KILL,
         description="kill: a lost machine. notice: a spot reclaim, SIGTERM first. "
-        "freeze: a rank that hangs, on the local engine.",
+        "evict: a drained node. freeze, oom: a rank that hangs, or runs out of memory; on the local engine.",
     )
 
 

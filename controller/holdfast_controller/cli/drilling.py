@@ -20,7 +20,9 @@ POLL_SECONDS = 0.3
 DONE = {
     DrillKind.KILL: "killed",
     DrillKind.NOTICE: "given notice",
+    DrillKind.EVICT: "evicted",
     DrillKind.FREEZE: "frozen: its peers notice after the job's hangSeconds",
+    DrillKind.OOM: "driven into its memory limit",
 }
 
 
@@ -43,7 +45,8 @@ def drill(
         DrillKind,
         typer.Option(
             help="kill: a lost machine. notice: a spot reclaim, SIGTERM first. "
-            "freeze: a rank that hangs, on one machine only."
+            "evict: a drained node. freeze, oom: a rank that hangs, or runs out of memory; on one machine "
+            "only, and each costs one of retries.failures."
         ),
     ] = DrillKind.KILL,
     wait: Annotated[bool, typer.Option("--wait", help="Until it trains again; then report.")] = False,

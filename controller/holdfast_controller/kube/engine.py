@@ -267,8 +267,11 @@ class KubeEngine:
             await self._connection.delete(pod_path(pod), options)
 
     async def drill(self, job: TrainingJob, attempt: int, replica: int, kind: DrillKind) -> None:
-        if kind is DrillKind.FREEZE:
-            raise Invalid("freeze: only the local engine can stop a rank; on a cluster try kill or notice")
+        if kind in (DrillKind.FREEZE, DrillKind.OOM):
+            raise Invalid(
+                f"{kind.value}: only the local engine can do that to a rank; on a cluster the controller has "
+                "no right to run anything in a pod: try kill, notice or evict"
+            )
         seen = await self.observe(job, attempt)
         if not seen.exists or seen.gone:
             raise NotReady(f"attempt {attempt} of {job.key} is not running")
@@ -283,6 +286,9 @@ class KubeEngine:
         await self._connection.patch(path, change, MERGE_PATCH)
         if kind is DrillKind.KILL:
             await self._connection.delete(path, {"gracePeriodSeconds": KILL_GRACE_SECONDS})
+            return
+        if kind is DrillKind.NOTICE:
+            await self._connection.delete(path)  # with the pod's own grace
             return
         eviction = {
             "apiVersion": "policy/v1",

@@ -21,6 +21,7 @@ from holdfast_trainer.contract import Progress
 
 from . import process
 from .evidence import AttemptFacts, ReplicaFacts, judge
+from .memory import MemoryGroup, parent_group
 from .record import AttemptFiles, Drill, Exit, Launch, Lost, Stop
 
 log = structlog.get_logger(__name__)
@@ -75,6 +76,11 @@ class ActiveAttempt:
         self._drills = {i: d for i in range(launch.replicas) if (d := files.drill(i))}
         self._lost = {i: lost for i in range(launch.replicas) if (lost := files.lost(i))}
         self._next_scan = 0.0
+        self._hogs: list[int] = []
+        parent = parent_group() if launch.memory_limits else None
+        self._groups = (
+            {i: MemoryGroup(parent, launch.uid, i) for i in range(launch.replicas)} if parent else {}
+        )
         self._find_supervisors()
         self.tend()
 
@@ -122,6 +128,10 @@ class ActiveAttempt:
             settled = bool(self.launch.supervisors) or now > self.launch.started + APPEARS_SECONDS
             self.gone = settled and not process.find(self.launch.uid)
             changed |= self.gone
+        for pid in self._hogs:
+            process.reap(pid)
+        for group in self._groups.values() if self.gone else ():
+            group.remove()
         if changed:
             self._changed(self.key)
 
@@ -160,7 +170,10 @@ class ActiveAttempt:
         ours = self._killed is not None and self._killed <= ended
         if replica in self._lost or ours or replica in self._drills:
             return
-        if self._memory.explains(ended, self.launch.out_of_memory_kills):
+        group = self._groups.get(replica)
+        if group is not None and group.kills():
+            self._write_lost(replica, Lost(ended, True, group.limit))
+        elif self._memory.explains(ended, self.launch.out_of_memory_kills):
             self._write_lost(replica, Lost(ended, True))
 
     def _write_lost(self, replica: int, lost: Lost) -> None:
@@ -249,8 +262,11 @@ class ActiveAttempt:
         if kind is DrillKind.FREEZE:
             self._freeze(replica)
             return
+        if kind is DrillKind.OOM:
+            self._overfill(replica)
+            return
         now = time.time()
-        grace = grace_seconds if kind is DrillKind.NOTICE else 0.0
+        grace = 0.0 if kind is DrillKind.KILL else grace_seconds
         self._drills[replica] = drill = Drill(kind, now, now + grace)
         self._keep(lambda: self.files.write_drill(replica, drill))
         self._disrupt(replica, kind)
@@ -271,6 +287,22 @@ class ActiveAttempt:
             raise NotReady(f"rank {rank} of job {self.key} has not started yet, so it cannot be frozen")
         for one in frozen:
             process.send(one, signal.SIGSTOP)
+
+    def _overfill(self, replica: int) -> None:
+        """Use up the replica's memory. Not on record as a drill either: the kernel tells what comes of it."""
+        group = self._groups.get(replica)
+        if group is None or group.limit is None:
+            raise Invalid(
+                f"oom: nothing limits the memory of job {self.key} here; give it resources.memory, on a "
+                "machine that lets Holdfast make cgroups (the dry run says so)"
+            )
+        ranks = process.ranks_of(self.launch.uid, replica)
+        if not ranks:
+            raise NotReady(f"no rank of replica {replica} of job {self.key} runs yet, so none can grow")
+        try:
+            self._hogs.append(group.overfill(self.launch.uid, [rank.pid for rank in ranks]))
+        except OSError as error:
+            raise NotReady(f"oom: {error.strerror or error}; try again") from error
 
     def _notify(self, replicas: Sequence[int]) -> None:
         """SIGTERM to the supervisors: each passes it on once, so a repeat does no harm."""

@@ -41,6 +41,7 @@ from holdfast_trainer.contract import RunDir, read_lines
 from . import logs, process, progress
 from .active import ActiveAttempt, MemoryKills
 from .launch import Runtime, replica_launches, run_directory
+from .memory import parent_group
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Grant, Machine, Waiting, admit, never_fits, request_of, usage
 from .spawn import start_attempt
@@ -157,7 +158,12 @@ class LocalEngine:
             if value:
                 notes.append(f"The local engine does not use spec.{name}.")
         if job.spec.resources.memory:
-            notes.append("The local engine does not limit memory: resources.memory has no effect here.")
+            notes.append(
+                "Each replica is held to resources.memory."
+                if parent_group() is not None
+                else "This machine does not let Holdfast limit memory (that takes a writable cgroup with the "
+                "memory controller: root's, or one that systemd delegates): resources.memory has no effect."
+            )
         return Plan(self.name, manifests, never_fits(request, self._machine), tuple(notes))
 
     async def start(self, job: TrainingJob, attempt: int) -> None:

@@ -80,6 +80,8 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
         how = "killed" if replica.drill.kind == "kill" else "given notice"
         return True, f"Drilled: {how} on request"
     if replica.lost is not None and replica.lost.out_of_memory:
+        if replica.lost.limit is not None:
+            return False, f"OutOfMemory: it reached its limit of {replica.lost.limit / 2**20:.0f} MiB"
         return False, "OutOfMemory: the kernel killed a process for memory"
     end = replica.exit
     vanished = not replica.running and end is None

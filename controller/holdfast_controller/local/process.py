@@ -96,18 +96,25 @@ def kill_all(uid: str, replica: int | None = None) -> int:
     return len(killed)
 
 
+def ranks_of(uid: str, replica: int | None = None) -> list[ProcessId]:
+    """What the ranks of an attempt (of a replica) run, without those that supervise it."""
+    found = []
+    for entry in find(uid, replica):
+        with suppress(OSError):
+            environment = (PROC / str(entry.pid) / "environ").read_bytes().split(b"\0")
+            supervises = b"holdfast_trainer.supervise" in (PROC / str(entry.pid) / "cmdline").read_bytes()
+            if not supervises and any(variable.startswith(b"RANK=") for variable in environment):
+                found.append(entry)
+    return found
+
+
 def abort_ranks(uid: str) -> None:
     """End the ranks of an attempt by SIGABRT, also those that are stopped; they dump no core.
 
     A rank with Python's faulthandler (`Run` enables it) writes the stacks of its threads as it goes.
     """
-    for entry in find(uid):
+    for entry in ranks_of(uid):
         with suppress(OSError):
-            environment = (PROC / str(entry.pid) / "environ").read_bytes().split(b"\0")
-            if not any(variable.startswith(b"RANK=") for variable in environment):
-                continue
-            if (PROC / str(entry.pid) / "cmdline").read_bytes().find(b"holdfast_trainer.supervise") >= 0:
-                continue  # it tells how the rank ended
             # 1, not 0: a core that is piped to a program is dumped whatever the limit, but for this one
             resource.prlimit(entry.pid, resource.RLIMIT_CORE, (1, 1))
         send(entry, signal.SIGABRT)

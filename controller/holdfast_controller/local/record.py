@@ -42,6 +42,8 @@ class Launch:
     out_of_memory_kills: int
     """The kernel's count on this machine before the start."""
     allocation: Allocation
+    memory_limits: bool = False
+    """Each replica is held to the job's resources.memory (memory.py)."""
     supervisors: tuple[ProcessId, ...] = ()
 
     @property
@@ -77,6 +79,8 @@ class Lost:
     time: float
     """When it was noticed, seconds since the epoch."""
     out_of_memory: bool
+    limit: int | None = None
+    """Bytes that it was held to, where that was the reason."""
 
 
 @dataclass(frozen=True)

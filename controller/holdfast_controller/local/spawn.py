@@ -17,9 +17,11 @@ import yaml
 
 from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.policy.quantity import quantity
 from holdfast_trainer.contract import RunDir, raise_fence
 
 from .launch import HOST, ReplicaLaunch, Runtime, config_path, replica_launches
+from .memory import MemoryGroup, parent_group
 from .process import ProcessId, boot_id, identify, kill_all, out_of_memory_kills
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Machine
@@ -55,6 +57,7 @@ def start_attempt(
         processes_per_replica=job.spec.processes_per_replica,
         out_of_memory_kills=out_of_memory_kills(),
         allocation=allocation,
+        memory_limits=job.spec.resources.memory is not None and parent_group() is not None,
     )
     replicas = replica_launches(
         job,
@@ -66,9 +69,13 @@ def start_attempt(
         runtime=runtime,
     )
     files.write_launch(launch)
+    groups = memory_groups(job, launch)
     supervisors: list[ProcessId] = []
     try:
-        supervisors.extend(spawn(each, run, attempt) for each in replicas)
+        for each in replicas:
+            supervisors.append(spawn(each, run, attempt))
+            if groups:  # it has started nothing yet: Python itself takes longer to start than this
+                groups[each.index].add(supervisors[-1].pid)
         complete = replace(launch, supervisors=tuple(supervisors))
         files.write_launch(complete)
     except OSError as error:
@@ -79,6 +86,17 @@ def start_attempt(
         log.warning("an attempt was started only in part", job=job.key, attempt=attempt, error=str(error))
         return launch
     return complete
+
+
+def memory_groups(job: TrainingJob, launch: Launch) -> list[MemoryGroup]:
+    """One a replica, where the job limits memory and this machine lets us. Raises OSError."""
+    parent, memory = parent_group(), job.spec.resources.memory
+    if not launch.memory_limits or parent is None or memory is None:
+        return []
+    groups = [MemoryGroup(parent, launch.uid, index) for index in range(launch.replicas)]
+    for group in groups:
+        group.make(int(quantity(memory)))
+    return groups
 
 
 def spawn(launch: ReplicaLaunch, run: RunDir, attempt: int) -> ProcessId:

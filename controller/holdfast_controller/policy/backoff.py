@@ -17,10 +17,10 @@ LONGEST_SECONDS = 300.0
 def backoff(verdict: Verdict, times: int, seed: str) -> float:
     """Seconds until the next attempt after an incident that is the `times`-th of its kind.
 
-    1, 2, 4 ... 300 s after the first, second, third failure, less up to a quarter by the seed: many jobs
-    that failed together do not all come back together, and a controller that asks again gets the same
-    answer. A gang that found no place for all of it begins with 15 s: two that each hold half of what both
-    need must not come back at once.
+    1, 2, 4 ... 300 s after the first, second, third failure in a row without progress, less up to a quarter
+    by the seed: many jobs that failed together do not all come back together, and a controller that asks
+    again gets the same answer. A gang that found no place for all of it begins with 15 s: two that each hold
+    half of what both need must not come back at once.
     """
     if verdict not in FAILURES | NO_PLACE:
         return 0.0

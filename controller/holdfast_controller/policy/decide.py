@@ -26,7 +26,7 @@ from .half_placed import half_placed
 from .hang import hangs
 from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at
-from .repeats import in_a_row, same_failure, standstill
+from .repeats import failures_in_a_row, in_a_row, same_failure, standstill
 
 ATTEMPTS_KEPT = 20
 SILENT_SECONDS = 120.0
@@ -236,7 +236,8 @@ class _Deciding:
             self._tell("Warning", "NoProgress", stuck)
         if self.spec.suspend:
             return self._suspended()
-        times = in_a_row(self.status.attempts, NO_PLACE) if verdict in NO_PLACE else booked.failures
+        known = self.status.attempts
+        times = in_a_row(known, NO_PLACE) if verdict in NO_PLACE else failures_in_a_row(known)
         wait = backoff(verdict, times, self.job.metadata.uid)
         if wait > 0:
             self.status.next_start_at = self.now + timedelta(seconds=wait)

@@ -15,7 +15,7 @@ from itertools import takewhile
 
 from holdfast_controller.jobs import AttemptRecord, Verdict
 
-from .budget import DISRUPTIONS, NO_PLACE
+from .budget import DISRUPTIONS, FAILURES, NO_PLACE
 
 REPEATABLE = (Verdict.FAILED, Verdict.OUT_OF_MEMORY)
 STANDSTILL_ATTEMPTS = 3
@@ -46,6 +46,16 @@ def same_failure(attempts: Sequence[AttemptRecord]) -> str:
 def in_a_row(attempts: Sequence[AttemptRecord], verdicts: Collection[Verdict]) -> int:
     """How many of the newest attempts ended in one of these ways."""
     return len(list(takewhile(lambda record: record.verdict in verdicts, reversed(attempts))))
+
+
+def failures_in_a_row(attempts: Sequence[AttemptRecord]) -> int:
+    """How many of the newest attempts failed, since one made a step durable; at least 1 after a failure."""
+    failed = 0
+    for record in reversed(attempts):
+        failed += record.verdict in FAILURES
+        if record.checkpoints:
+            break
+    return max(1, failed)
 
 
 def standstill(attempts: Sequence[AttemptRecord]) -> str:

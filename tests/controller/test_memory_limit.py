@@ -1,0 +1,99 @@
+"""A job that asks for memory is held to it on one machine too; who outgrows it is told apart from a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from local_world import at_work, local_engine, ranks_up, until, waiting_job
+
+from holdfast_controller.cluster import Invalid
+from holdfast_controller.drills import DrillKind
+from holdfast_controller.gang import attempt_uid
+from holdfast_controller.jobs import Verdict
+from holdfast_controller.local.memory import MemoryGroup, parent_group
+from holdfast_controller.policy.classify import classify
+
+here = parent_group()
+limits_memory = pytest.mark.skipif(here is None, reason="this machine lets nobody make memory cgroups")
+
+
+def tree(root: Path, *files: str) -> Path:
+    for name in files:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("memory pids" if name.endswith("subtree_control") else "")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("told", "files", "found"),
+    [
+        ("4:cpu,memory:/job\n", ["memory/job/cgroup.procs"], "memory/job"),
+        ("4:memory:/gone\n", ["memory/cgroup.procs"], "memory"),
+        (
+            "0::/app.slice/a.scope\n",
+            ["app.slice/cgroup.procs", "app.slice/cgroup.subtree_control"],
+            "app.slice",
+        ),
+        ("0::/app.slice/a.scope\n", ["app.slice/cgroup.procs"], None),
+        ("0::/\n", ["cgroup.procs"], None),
+        ("", [], None),
+    ],
+    ids=["version 1", "a group of another namespace", "delegated", "no controller", "no memory", "nothing"],
+)
+def test_where_groups_can_be_made(tmp_path: Path, told: str, files: list[str], found: str | None) -> None:
+    (tmp_path / "cgroup").write_text(told)
+    parent = parent_group(tmp_path / "cgroup", tree(tmp_path / "fs", *files))
+    assert parent == (None if found is None else tmp_path / "fs" / found)
+
+
+GROWS = f"{sys.executable} -c 'import time; kept = bytearray(400 << 20); time.sleep(600)'"
+
+
+@limits_memory
+@pytest.mark.parametrize("drilled", [False, True], ids=["it grows", "drilled"])
+def test_who_reaches_the_limit_is_out_of_memory_and_its_group_goes_with_it(
+    tmp_path: Path, drilled: bool
+) -> None:
+    async def story() -> None:
+        more = (
+            {} if drilled else {"command": ["sh", "-c", f'[ "$RANK" = 1 ] && exec {GROWS}; exec sleep 600']}
+        )
+        job = waiting_job(resources={"memory": "150Mi"}, **more)
+        async with at_work(local_engine(tmp_path)) as engine:
+            assert "Each replica is held to resources.memory." in engine.plan(job).notes
+            await engine.start(job, 1)
+            if drilled:
+                await ranks_up(engine, tmp_path, job)
+                await engine.drill(job, 1, 1, DrillKind.OOM)
+            seen = await until(engine, job, 1, "the end of rank 1", lambda s: bool(s.replicas[1].ranks))
+            await engine.kill(job, 1)
+            seen = await until(engine, job, 1, "the end", lambda s: s.gone)
+        incident = classify(seen)
+        assert (incident.verdict, incident.replica) == (Verdict.OUT_OF_MEMORY, 1), incident.reason
+        assert incident.reason.startswith(
+            "replica 1: OutOfMemory: it reached its limit of 150 MiB; rank 1 had "
+        )
+        assert here is not None
+        assert [MemoryGroup(here, attempt_uid(job, 1), replica).limit for replica in (0, 1)] == [None, None]
+
+    asyncio.run(story())
+
+
+def test_no_drill_takes_the_memory_of_the_machine(tmp_path: Path) -> None:
+    async def story() -> None:
+        job = waiting_job()
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            with pytest.raises(
+                Invalid, match=r"nothing limits the memory of job default/a here; give it resources"
+            ):
+                await engine.drill(job, 1, 0, DrillKind.OOM)
+            await engine.kill(job, 1)
+            await until(engine, job, 1, "the end", lambda s: s.gone)
+
+    asyncio.run(story())

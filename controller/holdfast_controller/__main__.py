@@ -58,7 +58,9 @@ async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
         with claim(settings) as listening, contextlib.ExitStack() as watched:
             store = await LocalStore.open(listening.directory.database)
             try:
-                engine = LocalEngine(settings.data_dir, Machine(settings.cpu_slots, settings.gpus))
+                engine = LocalEngine(
+                    settings.data_dir, Machine(settings.cpu_slots, settings.gpus), prices=settings.prices
+                )
                 metrics = Metrics(engine.slots)
                 watch = watching(settings.gpus, engine.gpus_held, settings.gpu_look_seconds)
                 gpus = watched.enter_context(watch)

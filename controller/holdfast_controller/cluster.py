@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from holdfast_trainer.contract import Progress, Termination
 
@@ -182,6 +182,18 @@ class ReplicaObservation:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where one replica was put, as far as its node says."""
+
+    node: str
+    capacity: Literal["Spot", "OnDemand"] | None = None
+    instance_type: str = ""
+    price_per_hour: float | None = None
+    """Of the share of the node that the replica takes; None: nobody gave the node a price."""
+    currency: str = ""
+
+
+@dataclass(frozen=True)
 class AttemptObservation:
     """A snapshot of one attempt. `gone` is true when nothing of it can run or write any more."""
 
@@ -197,6 +209,10 @@ class AttemptObservation:
     silence: Silence | None = None
     """How rank 0 has not been heard of; None where nobody has asked it, or it does not tell."""
     started_at: datetime | None = None
+    places: tuple[Place, ...] = ()
+    """Of the replicas that have one."""
+    placed_at: datetime | None = None
+    """When the last of them got it; None while one is missing."""
 
 
 @dataclass(frozen=True)

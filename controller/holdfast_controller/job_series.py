@@ -12,9 +12,9 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 
-from .jobs import AttemptRecord, Phase, TrainingJob
+from .jobs import Phase, TrainingJob
+from .policy.recovery import newest_recovery
 
 BATCH = 1000
 """Lines of a piece."""
@@ -37,6 +37,10 @@ class JobFigures:
     tokens_per_second: float | None
     """Of the running attempt; None where none trains."""
     recovery_seconds: float | None
+    recovery_stages: tuple[tuple[str, float], ...]
+    """Of the newest recovery; together they are `recovery_seconds`."""
+    cost: float | None
+    currency: str | None
     gpus: float
     disruptions_allowed: int | None
     every_steps: int | None
@@ -46,6 +50,8 @@ class JobFigures:
     def of(cls, job: TrainingJob) -> JobFigures:
         spec, status, progress = job.spec, job.status, job.status.progress
         every = spec.checkpoint.every
+        recovery = newest_recovery(status.attempts)
+        stages = recovery.breakdown.stages() if recovery and recovery.breakdown else {}
         return cls(
             job.metadata.namespace,
             job.metadata.name,
@@ -58,21 +64,15 @@ class JobFigures:
             progress.step if progress else None,
             progress.durable_step if progress else None,
             progress.tokens_per_second if progress and status.phase is Phase.RUNNING else None,
-            recovery_seconds(status.attempts),
+            recovery.recovery_seconds if recovery else None,
+            tuple(stages.items()),
+            status.cost,
+            status.cost_currency,
             spec.replicas * float(Fraction(spec.gpus)),
             spec.retries.disruptions,
             int(every) if every.isdigit() else None,
             int(every[:-1]) if every.endswith("s") else None,
         )
-
-
-def recovery_seconds(attempts: Sequence[AttemptRecord]) -> float | None:
-    """From the end of the newest attempt that another one followed to that one's first step; None where no
-    step followed yet. What lies between is waiting for room, starting and loading."""
-    for before, after in reversed(list(pairwise(attempts))):
-        if before.ended_at is not None and after.first_step_at is not None:
-            return max(0.0, (after.first_step_at - before.ended_at).total_seconds())
-    return None
 
 
 def job_series(jobs: Sequence[JobFigures]) -> Iterator[bytes]:
@@ -82,6 +82,10 @@ def job_series(jobs: Sequence[JobFigures]) -> Iterator[bytes]:
     yield _head("holdfast_jobs", "gauge", "Jobs by phase.") + "".join(lines).encode()
     yield _head("holdfast_job_phase", "gauge", "1 for the job's phase.")
     yield from _pieces(jobs, _phase_line)
+    yield _head("holdfast_job_recovery_stage_seconds", "gauge", "What the newest recovery went into.")
+    yield from _pieces(jobs, _stage_lines)
+    yield _head("holdfast_job_cost", "gauge", "Of all attempts so far, where their nodes have prices.")
+    yield from _pieces(jobs, _cost_line)
     for name, kind, text, value in _SERIES:
         yield _head(name, kind, text)
 
@@ -108,6 +112,21 @@ def _phase_line(job: JobFigures) -> str:
     return f"holdfast_job_phase{{{labels}}} 1\n"
 
 
+def _stage_lines(job: JobFigures) -> str:
+    labels = f'namespace="{job.namespace}",job="{job.name}"'
+    return "".join(
+        f'holdfast_job_recovery_stage_seconds{{{labels},stage="{stage}"}} {seconds}\n'
+        for stage, seconds in job.recovery_stages
+    )
+
+
+def _cost_line(job: JobFigures) -> str:
+    if job.cost is None:
+        return ""
+    labels = f'namespace="{job.namespace}",job="{job.name}",currency="{job.currency}"'
+    return f"holdfast_job_cost{{{labels}}} {job.cost}\n"
+
+
 Value = Callable[[JobFigures], float | None]
 
 _SERIES: tuple[tuple[str, str, str, Value], ...] = (
@@ -122,7 +141,7 @@ _SERIES: tuple[tuple[str, str, str, Value], ...] = (
     (
         "holdfast_job_recovery_seconds",
         "gauge",
-        "From the end of an attempt to the first step of the next, the newest.",
+        "From the last sign of life of an attempt to the first step of the next, the newest.",
         lambda job: job.recovery_seconds,
     ),
     ("holdfast_job_gpus", "gauge", "GPUs that the job asks for.", lambda job: job.gpus),

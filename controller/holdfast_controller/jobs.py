@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
+from .breakdown import Breakdown, Whereabouts
 from .spec import (
     RESERVED_ENV,
     RESERVED_ENV_PREFIXES,
@@ -88,9 +89,29 @@ class AttemptRecord(Model):
     """One gang start of all replicas, as it is remembered."""
 
     number: int
+    opened_at: datetime | None = Field(default=None, description="When it was decided that it should be.")
+    placed_at: datetime | None = Field(
+        default=None, description="When the last replica got its place on a node."
+    )
     started_at: datetime | None = None
     first_step_at: datetime | None = None
+    detected_at: datetime | None = Field(
+        default=None, description="When it was known that it had lost a replica."
+    )
     ended_at: datetime | None = None
+    recovery_seconds: float | None = Field(
+        default=None,
+        description="From the last sign of life of the attempt before to the end of this one's first step; "
+        "None for the first attempt and after a suspension.",
+    )
+    breakdown: Breakdown | None = Field(
+        default=None, description="What the time up to the first step went into; once that is done."
+    )
+    whereabouts: Whereabouts | None = Field(default=None, description="The nodes it was placed on.")
+    cost: float | None = Field(
+        default=None,
+        description="In whereabouts.currency, from its start to its end; None where a node has no price.",
+    )
     ending: Verdict | None = Field(
         default=None,
         description="What Holdfast ends it for, where it could not go on and did not end by itself.",
@@ -168,6 +189,14 @@ class Status(Model):
     goodput: float | None = Field(
         default=None, description="Time spent on steps that count / wall time since the job first ran."
     )
+    cost: float | None = Field(
+        default=None,
+        description="Of all attempts, in costCurrency, as of the newest progress; None where one of them ran "
+        "on a node without a price.",
+    )
+    cost_currency: str | None = None
+    ended_cost: float = Field(default=0.0, description="Of the attempts that have ended and have a cost.")
+    unpriced_attempts: int = Field(default=0, description="That ran, and whose cost is not known.")
     progress: JobProgress | None = None
     message: str = Field(default="", description="Why the job is in this phase, in one sentence.")
     next_start_at: datetime | None = Field(default=None, description="End of a back-off.")

@@ -13,7 +13,10 @@ and after a restart of the controller, and end with the job.
 | holdfast_job_step, holdfast_job_durable_step | namespace, job | the newest known |
 | holdfast_job_tokens_per_second | namespace, job | of the running attempt |
 | holdfast_job_phase | namespace, job, phase | 1 for the phase that the job is in |
-| holdfast_job_recovery_seconds | namespace, job | the newest: from an attempt's end to the next first step |
+| holdfast_job_recovery_seconds | namespace, job | the newest: from the last sign of life to the next step |
+| holdfast_job_recovery_stage_seconds | namespace, job, stage | what it went into: detect, tear_down, wait, \
+schedule, start, import, rendezvous, build, load, first_step |
+| holdfast_job_cost | namespace, job, currency | of all attempts so far, where their nodes have prices |
 | holdfast_job_gpus | namespace, job | asked for, by all replicas |
 | holdfast_job_disruptions_allowed | namespace, job | where the job sets a budget |
 | holdfast_job_checkpoint_every_steps, _seconds | namespace, job | where the job sets one |

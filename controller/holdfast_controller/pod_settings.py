@@ -17,6 +17,7 @@ from pydantic.alias_generators import to_camel
 from .cluster import HoldfastError
 from .policy.gpu_request import SLICES_LABEL
 from .policy.placement import Provider
+from .prices import Prices
 
 Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
 
@@ -70,6 +71,9 @@ class PodSettings(_Frozen):
     slices_label: str = Field(
         default=SLICES_LABEL,
         description="Node label that says into how many slices a GPU is cut; empty: any slice will do.",
+    )
+    prices: Prices = Field(
+        default_factory=Prices, description="Of nodes, for what jobs cost; without them no cost is shown."
     )
     user_id: int = Field(default=65532, ge=1, description="User, group and file-system group of the pods.")
 

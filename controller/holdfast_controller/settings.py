@@ -21,6 +21,7 @@ from holdfast_trainer import contract
 
 from .cluster import HoldfastError
 from .data_directory import DataDirectory, default_data_directory
+from .prices import NodePrice, Prices
 
 PREFIX = "HOLDFAST_"
 DEFAULT_PORT = 8765
@@ -62,6 +63,10 @@ class Settings(BaseSettings):
     gpus: int = Field(
         default_factory=count_gpus, ge=0, description="GPUs to use; by default all of this machine."
     )
+    price_per_hour: float | None = Field(
+        default=None, gt=0, description="What this machine costs; without it no cost is shown."
+    )
+    currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$", description="Of the price, ISO 4217.")
     gpu_look_seconds: float = Field(
         default=10.0, gt=0, description="Between two looks at whether jobs use their GPUs."
     )
@@ -88,6 +93,12 @@ class Settings(BaseSettings):
                 "commands on this machine; drop --no-token (HOLDFAST_NO_TOKEN) or listen on 127.0.0.1"
             )
         return self
+
+    @property
+    def prices(self) -> Prices:
+        """Of this machine, as the only node there is."""
+        per_hour = () if self.price_per_hour is None else (NodePrice(price=self.price_per_hour),)
+        return Prices(currency=self.currency, per_hour=per_hour)
 
     @property
     def directory(self) -> DataDirectory:

@@ -13,7 +13,7 @@ from series import sample
 from structlog.testing import capture_logs
 from waiting import wait_until_async
 
-from holdfast_controller.job_series import BATCH, JobFigures, recovery_seconds
+from holdfast_controller.job_series import BATCH, JobFigures
 from holdfast_controller.jobs import AttemptRecord, Phase, Status, TrainingJob
 from holdfast_controller.local.launch import run_directory
 from holdfast_controller.local.targets import TargetsFile
@@ -27,16 +27,6 @@ def attempt(number: int, first_step: float | None, ended: float | None) -> Attem
         return None if seconds is None else NOON + timedelta(seconds=seconds)
 
     return AttemptRecord(number=number, started_at=NOON, first_step_at=at(first_step), ended_at=at(ended))
-
-
-def test_recovery_is_from_an_end_to_the_next_first_step() -> None:
-    assert recovery_seconds([]) is None
-    assert recovery_seconds([attempt(1, 10, None)]) is None, "nothing to recover from"
-    assert recovery_seconds([attempt(1, 10, 100), attempt(2, None, None)]) is None, "not over yet"
-    assert recovery_seconds([attempt(1, 10, 100), attempt(2, 112, None)]) == 12
-    assert recovery_seconds([attempt(1, 10, 100), attempt(2, 112, 200), attempt(3, 230, None)]) == 30
-    # While the third starts, the newest recovery that is known stays.
-    assert recovery_seconds([attempt(1, 10, 100), attempt(2, 112, 200), attempt(3, None, None)]) == 12
 
 
 def test_a_job_s_own_bounds_are_series_where_it_has_them() -> None:
@@ -61,7 +51,6 @@ def test_a_job_s_own_bounds_are_series_where_it_has_them() -> None:
     assert told("holdfast_job_phase", phase="Queued") is None
     assert told("holdfast_job_phase", "plain", phase="Queued") == 1
     assert told("holdfast_job_gpus") == 0.5
-    assert told("holdfast_job_recovery_seconds") == 4
     assert told("holdfast_job_disruptions_allowed") == 5
     assert told("holdfast_job_checkpoint_every_seconds") == 90
     assert told("holdfast_job_checkpoint_every_steps") is None

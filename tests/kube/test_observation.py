@@ -371,3 +371,17 @@ def test_a_replica_observation_has_either_code_or_signal() -> None:
             1, 1, job(), [pod(phase="Failed", state=ended(code))]
         ).replicas[0]
         assert (seen.exit_code is None) != (seen.exit_signal is None)
+
+
+def test_the_gang_has_its_place_when_the_last_replica_has() -> None:
+    def scheduled(at: str, status: str = "True") -> dict[str, str]:
+        return {"type": "PodScheduled", "status": status, "lastTransitionTime": at}
+
+    first = pod(0, state=RUNNING, conditions=[scheduled("2026-05-01T12:00:01Z")])
+    last = pod(1, "Pending", conditions=[scheduled("2026-05-01T12:00:07Z")])
+    waiting = pod(1, "Pending", conditions=[scheduled("2026-05-01T12:00:02Z", "False")])
+    placed = attempt_observation(1, 2, job(), [first, last]).placed_at
+    assert placed is not None
+    assert placed.timestamp() == NOON_SECONDS + 7
+    assert attempt_observation(1, 2, job(), [first, waiting]).placed_at is None
+    assert attempt_observation(1, 2, job(), [first]).placed_at is None

@@ -155,15 +155,15 @@ def check_truth(server: Prometheus, job: TrainingJob) -> None:
     """What is shown is what the job's own status says, and the GPUs' script, once it was scraped."""
     status = job.status
     before, after = status.attempts
-    assert before.ended_at is not None
-    assert after.first_step_at is not None
+    assert before.recovery_seconds is None
+    assert after.recovery_seconds is not None
     assert (status.attempt, status.disruptions, status.failures) == (2, 1, 0)
     expected = {
         ("job", "Attempts", ""): {"": 2.0},
         ("job", "Disruptions", ""): {"": 1.0},
         ("job", "Failures", ""): {"": 0.0},
         ("job", "Lost steps", ""): {"": float(status.lost_steps)},
-        ("job", "Recovery", "recovery"): {"": (after.first_step_at - before.ended_at).total_seconds()},
+        ("job", "Recovery", "recovery"): {"": after.recovery_seconds},
         ("job", "Phase", "{{phase}}"): {"phase=Running": 1.0},
         ("job", "choices", "job"): {"job=gpt": 1.0},
         ("job", "choices", "namespace"): {"namespace=default": 1.0},

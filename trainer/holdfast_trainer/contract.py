@@ -217,7 +217,7 @@ def remove_unfinished(run: RunDir, attempt: int) -> int:
 #
 #   {"event": "attempt_start", "time", "attempt", "world_size", "resumed_step", "resumed_from",
 #    "useful_seconds", "skipped": [{"checkpoint", "reason"}],
-#    "startup": {"import": s, "rendezvous": s, "load": s, ...}}
+#    "startup": {"import": s, "rendezvous": s, "build": s, "load": s}}: one after the other, up to "time"
 #   {"event": "first_step", "time", "attempt", "step", "seconds"}
 #   {"event": "checkpoint", "time", "attempt", "step", "bytes", "seconds", "stall_seconds", "digest",
 #    "useful_seconds"}
@@ -296,6 +296,12 @@ class Progress:
     first_step: int | None = None
     first_step_time: float | None = None
     """Seconds since the epoch at which this attempt's first step was done."""
+    process_time: float | None = None
+    """Seconds since the epoch at which rank 0's process began; from then on:"""
+    import_seconds: float | None = None
+    rendezvous_seconds: float | None = None
+    build_seconds: float | None = None
+    load_seconds: float | None = None
     checkpoints: int | None = None
     """How many this attempt has made durable."""
     useful_seconds: float | None = None
@@ -353,7 +359,7 @@ def _is(name: str, kind: str, value: object) -> bool:
         return kind.endswith("| None")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return kind.startswith("str") and isinstance(value, str) and len(value) <= _LONGEST
-    if name in ("updated", "first_step_time"):
+    if name in ("updated", "first_step_time", "process_time"):
         return is_time(value)
     if isinstance(value, int):
         return not kind.startswith("str") and 0 <= value < _LARGEST_COUNT

@@ -37,6 +37,11 @@ class Marks:
             "load": self.loaded - self.build,
         }
 
+    def told(self) -> dict[str, float]:
+        """The same as fields of contract.Progress."""
+        seconds = {f"{stage}_seconds": seconds for stage, seconds in self.durations().items()}
+        return {"process_time": self.process, **seconds}
+
 
 @dataclass(frozen=True)
 class Resumed:

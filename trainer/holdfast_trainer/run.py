@@ -189,7 +189,7 @@ class Run:
         self._marks.loaded = time.time()
         if self.rank == 0:
             useful = useful_seconds(self.run_dir, self.attempt, resumed.step)
-            self._account.telemetry.resumed(resumed.step, useful)
+            self._account.telemetry.resumed(resumed.step, useful, self._marks.told())
             record_start(self._account.journal, self.run_dir, self.world_size, resumed, self._marks, useful)
         return self.step
 

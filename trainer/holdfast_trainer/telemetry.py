@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -224,9 +224,11 @@ class Telemetry:
         ):
             gauge.set(float("nan"))  # not known yet: a gauge that was never set would say 0
 
-    def resumed(self, step: int, useful_seconds: float | None) -> None:
-        """This attempt goes on from `step`, which all attempts together spent so many seconds on."""
+    def resumed(self, step: int, useful_seconds: float | None, startup: Mapping[str, float]) -> None:
+        """This attempt goes on from `step`, which all attempts together spent so many seconds on; `startup`
+        are the contract's figures of how it got here."""
         self._update(
+            **startup,
             step=step,
             durable_step=step,
             resumed_step=step,

@@ -17,8 +17,10 @@ from typing import Any
 
 from pydantic import Field
 
+from ..breakdown import Breakdown, Whereabouts
 from ..jobs import AttemptRecord, Model, Phase, TrainingJob, Verdict
 from ..policy.lost_work import Work, lost_steps, work_of
+from ..policy.recovery import breakdown
 
 Line = Mapping[str, Any]
 
@@ -42,6 +44,14 @@ class AttemptAccount(Model):
         description="From the last sign of life of the attempt before to the end of this one's first step; "
         "None for the first attempt and after a suspension.",
     )
+    breakdown: Breakdown | None = Field(
+        default=None, description="What the time up to the first step went into; once that is done."
+    )
+    whereabouts: Whereabouts | None = Field(default=None, description="The nodes it was placed on.")
+    cost: float | None = Field(
+        default=None,
+        description="In whereabouts.currency, from its start to its end; None where a node has no price.",
+    )
     outcome: str | None = Field(default=None, description="As its rank 0 told at the end, if it could.")
     digest: str | None = Field(
         default=None, description="Of the state in the checkpoint of durableStep, over all ranks."
@@ -56,6 +66,11 @@ class Totals(Model):
     goodput: float | None
     recovery_seconds: list[float]
     wall_seconds: float | None = Field(description="From the first start to the end, or to now.")
+    cost: float | None = Field(
+        default=None,
+        description="Of all attempts, as of the newest progress; None where one of them has no price.",
+    )
+    cost_currency: str | None = None
 
 
 class LedgerDocument(Model):
@@ -134,9 +149,18 @@ def _attempt(number: int, seen: _Evidence, record: AttemptRecord | None) -> Atte
         started_at=known.started_at or started,
         first_step_at=_moment(work.first_step_at) or known.first_step_at,
         ended_at=known.ended_at if record else _moment(seen.line("stop").get("time")),
+        recovery_seconds=known.recovery_seconds,
+        breakdown=known.breakdown or _start_of(number, work),
+        whereabouts=known.whereabouts,
+        cost=known.cost,
         digest=seen.line("stop").get("digest") or known.digest,
         outcome=work.outcome or known.outcome,
     )
+
+
+def _start_of(number: int, work: Work) -> Breakdown | None:
+    """What the trainer alone tells of its start."""
+    return breakdown(None, AttemptRecord(number=number, first_step_at=_moment(work.first_step_at)), work)
 
 
 def _most(*figures: int | None) -> int | None:
@@ -160,6 +184,9 @@ def _last_sign(seen: _Evidence, record: AttemptRecord | None) -> float | None:
 
 
 def _time_recovery(attempt: AttemptAccount, before: AttemptAccount, ended: float | None) -> None:
+    """Of an attempt that the status has forgotten; else it is the figure that is shown everywhere."""
+    if attempt.recovery_seconds is not None:
+        return
     if ended is None and before.ended_at is not None:
         ended = before.ended_at.timestamp()
     if attempt.first_step_at is None or ended is None or before.verdict == Verdict.SUSPENDED:
@@ -177,6 +204,8 @@ def _totals(job: TrainingJob, attempts: Sequence[AttemptAccount], now: datetime)
         goodput=job.status.goodput,
         recovery_seconds=[a.recovery_seconds for a in attempts if a.recovery_seconds is not None],
         wall_seconds=((finished or now) - started).total_seconds() if started else None,
+        cost=job.status.cost,
+        cost_currency=job.status.cost_currency,
     )
 
 

@@ -146,6 +146,8 @@ def totals_line(totals: dict[str, Any]) -> Text:
         parts.append(f"goodput {formats.percent(totals['goodput'])}")
     if totals["wallSeconds"] is not None:
         parts.append(f"{formats.duration(totals['wallSeconds'])} in all")
+    if totals["cost"] is not None:
+        parts.append(formats.money(totals["cost"], totals["costCurrency"]))
     return Text("; ".join(parts))
 
 

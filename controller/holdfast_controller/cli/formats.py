@@ -58,3 +58,10 @@ def steps(done: int | None, total: int | None) -> str:
 def moment(value: datetime | None) -> str:
     """Local time, to the second."""
     return UNKNOWN if value is None else value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def money(value: float | None, currency: str | None) -> str:
+    """`12.34 USD`; below one, three significant places."""
+    if value is None or currency is None:
+        return UNKNOWN
+    return f"{value:,.2f} {currency}" if value >= 1 else f"{value:.3g} {currency}"

@@ -110,7 +110,7 @@ def ledger(
     namespace: NamespaceOption = None,
     output: Annotated[TableOutput, typer.Option("-o", "--output")] = TableOutput.TABLE,
 ) -> None:
-    """Account for every attempt: steps done, saved and lost, and the time to recover."""
+    """Account for every attempt: steps done, saved and lost, what the time to recover went into, the cost."""
     place = locate(job, namespace)
     with ctx.obj.client() as client:
         account = client.ledger(place.namespace, place.name)
@@ -123,10 +123,13 @@ def ledger(
         typer.echo(f"{place} has had no attempt yet", err=True)
         return
     from .description import totals_line
+    from .starts import start_columns
     from .tables import console, ledger_columns, table
 
     screen = console()
     screen.print(table(ledger_columns(account["attempts"]), screen.width))
+    screen.print()
+    screen.print(table(start_columns(account["attempts"]), screen.width))
     screen.print()
     screen.print(totals_line(account["totals"]), soft_wrap=True)
 

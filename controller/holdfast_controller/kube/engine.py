@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +24,7 @@ from holdfast_controller.cluster import (
     Invalid,
     NotFound,
     NotReady,
+    Place,
     Plan,
     ReplicaState,
 )
@@ -30,18 +32,21 @@ from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.manifests import attempt_manifests, attempt_name, pod_name
 from holdfast_controller.pod_settings import PodSettings
+from holdfast_controller.policy.cost import place_of
 from holdfast_controller.policy.gpu_request import sharing_notes
 
 from .connection import MERGE_PATCH, Connection, Document
 from .endpoint import Endpoints
 from .evidence import Evidence
 from .last_words import LastWords, has_ended, ledger_name
+from .nodes import Nodes
 from .observation import (
     DRILLED,
     KILLED,
     STOPPED,
     TAKEN,
     attempt_observation,
+    node_of,
     index_of,
     running,
     with_evidence,
@@ -80,6 +85,7 @@ class KubeEngine:
         self._endpoints = endpoints
         self._jobs = jobs
         self._settings = settings or PodSettings()
+        self._nodes = Nodes(connection)
         self.last_words = LastWords(connection, pieces, endpoints, jobs)
         self._evidence = Evidence(connection, pieces, jobs)
 
@@ -132,14 +138,26 @@ class KubeEngine:
             if job.metadata.deletion_timestamp is not None or job.spec.suspend:
                 return AttemptObservation(attempt, exists=False, gone=True)
             return AttemptObservation(attempt, exists=True, gone=False, waiting=NO_OPERATOR)
-        return attempt_observation(
+        pods = self._pieces.pods_of(job, attempt)
+        seen = attempt_observation(
             attempt,
             job.spec.replicas,
             self._pieces.pytorch_job_of(job, attempt),
-            self._pieces.pods_of(job, attempt),
+            pods,
             self._endpoints.progress_of(job, attempt),
             self._endpoints.silence_of(job, attempt),
         )
+        return replace(seen, places=await self._places(job, attempt, pods))
+
+    async def _places(self, job: TrainingJob, attempt: int, pods: list[Document]) -> tuple[Place, ...]:
+        """Where the replicas are, until the attempt's record has all of them."""
+        named = [name for pod in pods if (name := node_of(pod)) is not None]
+        records = [record for record in job.status.attempts if record.number == attempt]
+        where = records[0].whereabouts if records else None
+        if where is not None and sum(where.capacity.values()) >= len(named):
+            return ()
+        nodes = await self._nodes.of(named)
+        return tuple(place_of(nodes[name], job.spec, self._settings.prices) for name in named)
 
     def changes(self) -> AsyncIterator[str]:
         return self._pieces.changes()

@@ -76,6 +76,7 @@ def attempt_observation(
         progress=progress,
         silence=silence,
         started_at=min(starts, default=None),
+        placed_at=_placed(by_index, replicas),
     )
 
 
@@ -253,6 +254,27 @@ def _started(pod: Document) -> datetime | None:
     state = _state(pod)
     at = (state.get("running") or state.get("terminated") or {}).get("startedAt")
     return datetime.fromisoformat(at) if at else None
+
+
+def node_of(pod: Document) -> str | None:
+    """The name of the node it was put on."""
+    name = (pod.get("spec") or {}).get("nodeName")
+    return str(name) if name else None
+
+
+def _placed(pods: Mapping[int, Document], replicas: int) -> datetime | None:
+    """When the last replica got its node; None while one has none."""
+    times = [_scheduled(pods[index]) for index in range(replicas) if index in pods]
+    known = [time for time in times if time is not None]
+    return max(known) if len(known) == replicas else None
+
+
+def _scheduled(pod: Document) -> datetime | None:
+    for condition in pod["status"].get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "True":
+            at = condition.get("lastTransitionTime")
+            return datetime.fromisoformat(at) if at else None
+    return None
 
 
 def _forced(pod: Document) -> bool:

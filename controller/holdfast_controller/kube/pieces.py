@@ -109,8 +109,8 @@ class Pieces:
 
 def _pod(document: Document) -> Document:
     """Without what the pod was asked to be, which is three quarters of it: what became of it counts."""
-    document.pop("spec", None)
-    return document
+    node = (document.get("spec") or {}).get("nodeName")
+    return {**document, "spec": {"nodeName": node} if node else {}}
 
 
 def _pytorch_job(document: Document) -> Document:

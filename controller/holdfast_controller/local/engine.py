@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,10 @@ from holdfast_controller.cluster import (
 )
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid
-from holdfast_controller.jobs import TrainingJob
-from holdfast_controller.policy.gpu_request import sharing_notes
+from holdfast_controller.jobs import Spec, TrainingJob
+from holdfast_controller.policy.cost import Node, place_of
+from holdfast_controller.policy.gpu_request import SHARED, WHOLE, gpu_request, sharing_notes
+from holdfast_controller.prices import Prices
 from holdfast_controller.queueing import Keys
 from holdfast_trainer.contract import RunDir, read_lines
 
@@ -67,12 +70,20 @@ class LocalEngine:
 
     name = "local"
 
-    def __init__(self, data: Path, machine: Machine, *, runtime: Runtime | None = None):
+    def __init__(
+        self,
+        data: Path,
+        machine: Machine,
+        *,
+        runtime: Runtime | None = None,
+        prices: Prices | None = None,
+    ):
         """Finds the attempts that still run; by default this interpreter's own torchrun starts new ones.
 
         Raises Unavailable where `data` cannot be written."""
         self._data = data
         self._machine = machine
+        self._prices = prices or Prices()
         self._runtime = runtime or Runtime.of(sys.executable)
         self._queue: dict[str, _Queued] = {}
         self._active: dict[str, ActiveAttempt] = {}
@@ -261,7 +272,15 @@ class LocalEngine:
         if active is None:
             return AttemptObservation(attempt, exists=False, gone=True)
         active.tend()
-        return active.observe()
+        seen = active.observe()
+        place = place_of(self._node(job.spec), job.spec, self._prices)
+        return replace(seen, places=(place,) * job.spec.replicas, placed_at=seen.started_at)
+
+    def _node(self, spec: Spec) -> Node:
+        """This machine as a node, cut into the slices that the job asks for."""
+        slices = gpu_request(spec.gpus).slices or 1
+        there = {"cpu": self._machine.cores, WHOLE: self._machine.gpus, SHARED: self._machine.gpus * slices}
+        return Node(socket.gethostname(), {}, {name: str(number) for name, number in there.items()})
 
     async def stop(self, job: TrainingJob, attempt: int) -> None:
         if self._queue.pop(attempt_uid(job, attempt), None) is not None:

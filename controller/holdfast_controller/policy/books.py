@@ -13,7 +13,9 @@ from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Status, Verdict
 
 from .classify import Incident
+from .cost import cost_of, whereabouts
 from .lost_work import Line, Work, goodput, lost_steps, told, work_of
+from .recovery import breakdown, recovery_seconds
 
 
 class Books:
@@ -30,13 +32,17 @@ class Books:
         self._note_start(record, observation)
         work = work_of(record.number, ledger, (), observation)
         self._note_work(record, work)
+        self._note_places(record, observation)
+        self._note_recovery(record, work)
         said = told(observation)
         if not said:
             return
         progress = said[-1]
         if record.first_step_at is None and progress.step > (record.resumed_step or 0):
             record.first_step_at = self.now
+            self._note_recovery(record, work)
         when = datetime.fromtimestamp(progress.updated, UTC) if progress.updated else self.now
+        self._note_cost(record, when)
         if progress.useful_seconds is not None:
             self._note_useful(progress.useful_seconds, when)
         self.status.progress = JobProgress(
@@ -64,6 +70,49 @@ class Books:
         if self.status.first_started_at is not None:
             wall = (when - self.status.first_started_at).total_seconds()
             self.status.goodput = goodput(seconds, wall)
+
+    def detected(self, record: AttemptRecord) -> None:
+        """It is known that the attempt cannot go on."""
+        record.detected_at = record.detected_at or self.now
+
+    def _note_places(self, record: AttemptRecord, observation: AttemptObservation) -> None:
+        """Replicas are placed one by one: the observation that knows most of them counts."""
+        if record.placed_at is None:
+            record.placed_at = observation.placed_at
+        known = sum(record.whereabouts.capacity.values()) if record.whereabouts else 0
+        if len(observation.places) > known:
+            record.whereabouts = whereabouts(observation.places)
+
+    def _note_recovery(self, record: AttemptRecord, work: Work) -> None:
+        """Once, when the first step is done: what the time up to it went into."""
+        if record.first_step_at is None or record.breakdown is not None:
+            return
+        before = [old for old in self.status.attempts if old.number == record.number - 1]
+        last = before[0] if before else None
+        record.recovery_seconds = recovery_seconds(last, record)
+        record.breakdown = breakdown(last, record, work)
+
+    def _note_cost(self, record: AttemptRecord, when: datetime) -> None:
+        """As of `when`; of all attempts together only where each of them has a price."""
+        running = cost_of(record, when.timestamp())
+        if record.verdict is not None or self.status.unpriced_attempts or running is None:
+            return
+        self.status.cost = self.status.ended_cost + running
+        self.status.cost_currency = record.whereabouts.currency if record.whereabouts else None
+
+    def _settle_cost(self, record: AttemptRecord) -> None:
+        """The attempt is over. One that never started cost nothing."""
+        if record.started_at is None:
+            return
+        record.cost = cost_of(record, self.now.timestamp())
+        if record.cost is None:
+            self.status.unpriced_attempts += 1
+            self.status.cost = self.status.cost_currency = None
+            return
+        self.status.ended_cost += record.cost
+        if not self.status.unpriced_attempts:
+            self.status.cost = self.status.ended_cost
+            self.status.cost_currency = record.whereabouts.currency if record.whereabouts else None
 
     def _note_start(self, record: AttemptRecord, observation: AttemptObservation) -> None:
         if record.started_at is None and observation.started_at is not None:
@@ -101,6 +150,7 @@ class Books:
         steps: Sequence[Line],
     ) -> None:
         """All that is to be written down of an attempt that is over."""
+        self.detected(record)
         self._note_start(record, observation)
         work = work_of(record.number, ledger, steps, observation, self.status.progress)
         self._note_work(record, work)
@@ -110,6 +160,7 @@ class Books:
         ends = [replica.ended_at for replica in observation.replicas if replica.ended_at is not None]
         if ends:
             record.ended_at = datetime.fromtimestamp(max(ends), UTC)
+        self._settle_cost(record)
         useful = work.durable_seconds if work.durable_seconds is not None else self.status.useful_seconds
         if useful is not None:
             self._note_useful(useful, self.now)

@@ -155,6 +155,7 @@ class _Deciding:
         if record.ending is not None:
             return self._end_it(record)
         if at is not None:
+            self.books.detected(record)
             self._phase(Phase.RECOVERING, "AttemptEnding", explain.ending(observation))
         elif record.first_step_at is not None:
             self._phase(Phase.RUNNING, "Training", explain.training(observation))
@@ -258,7 +259,8 @@ class _Deciding:
         number = self.status.attempt + 1
         self.status.attempt = number
         self.status.next_start_at = None
-        self.status.attempts = [*self.status.attempts, AttemptRecord(number=number)][-ATTEMPTS_KEPT:]
+        opened = AttemptRecord(number=number, opened_at=self.now)
+        self.status.attempts = [*self.status.attempts, opened][-ATTEMPTS_KEPT:]
         phase = Phase.STARTING if number == 1 else Phase.RECOVERING
         self._phase(phase, "Starting", f"attempt {number} starts{f': {reason}' if reason else ''}")
         self._tell("Normal", "AttemptOpened", f"attempt {number} opened")

@@ -15,7 +15,7 @@ waiting for room, backing off, being suspended.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast_controller.cluster import AttemptObservation
@@ -24,6 +24,8 @@ from holdfast_trainer.contract import Progress, is_time
 
 Line = Mapping[str, Any]
 """A line of ledger.jsonl or steps.jsonl with its "attempt" (contract.py)."""
+STAGES = ("import", "rendezvous", "build", "load")
+"""Of a trainer's start, one after the other, as it tells them itself."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class Work:
     """Spent on the steps up to `durable_step`, by all attempts that count."""
     last_sign: float | None = None
     """When it was last heard of, in seconds since the epoch."""
+    process_time: float | None = None
+    """When rank 0's process began, in seconds since the epoch."""
+    startup: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the stages that came next, by `STAGES`."""
 
 
 def told(observation: AttemptObservation | None, known: JobProgress | None = None) -> list[Progress]:
@@ -121,6 +127,7 @@ class _Gathered:
         if event == "attempt_start":
             resumed = _int(line, "resumed_step") or 0
             self._began(resumed, line.get("world_size"))
+            self._started(line)
             self._checkpoints = self._checkpoints or 0
             self.durable(resumed, seconds)
         elif event == "first_step":
@@ -140,11 +147,25 @@ class _Gathered:
         self.sign(progress.updated or None)
         if progress.resumed_step is not None:
             self._began(progress.resumed_step, progress.world_size)
+        if progress.process_time is not None:
+            seconds = {stage: getattr(progress, f"{stage}_seconds") for stage in STAGES}
+            self.facts["process_time"] = progress.process_time
+            self.facts["startup"] = {stage: told for stage, told in seconds.items() if told is not None}
         if progress.first_step is not None:
             self.facts["first_step"] = progress.first_step
             self.facts["first_step_at"] = progress.first_step_time
         if progress.checkpoints is not None:
             self._checkpoints = max(self._checkpoints or 0, progress.checkpoints)
+
+    def _started(self, line: Line) -> None:
+        """The stages end with the line itself."""
+        stages, ended = line.get("startup"), _float(line, "time")
+        if not isinstance(stages, Mapping) or ended is None or not is_time(ended):
+            return
+        seconds = {stage: told for stage in STAGES if (told := _float(stages, stage)) is not None}
+        if len(seconds) == len(STAGES):
+            self.facts["process_time"] = ended - sum(seconds.values())
+            self.facts["startup"] = seconds
 
     def _began(self, resumed: int, world_size: object) -> None:
         self.facts["resumed_step"] = resumed

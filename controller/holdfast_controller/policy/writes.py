@@ -16,7 +16,7 @@ from holdfast_controller.jobs import Phase, Status
 PROGRESS_SECONDS = 1.0
 WAITING = (Phase.QUEUED, Phase.STARTING)
 """Between these an attempt that has not begun goes to and fro."""
-FIGURES = {"progress", "message", "useful_seconds", "goodput"}
+FIGURES = {"progress", "message", "useful_seconds", "goodput", "cost", "cost_currency"}
 """What moves all the time while a job trains."""
 
 

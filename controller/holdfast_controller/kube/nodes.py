@@ -1,0 +1,60 @@
+"""What nodes say of themselves, asked for one by one when a pod lands there, and kept for a while.
+
+Of a thousand nodes those are read that a job runs on. Whoever takes the right to read nodes from the
+controller gets attempts whose capacity is unknown, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from holdfast_controller.cluster import HoldfastError, NotFound
+from holdfast_controller.policy.cost import Node
+
+from .connection import Connection
+
+log = structlog.get_logger(__name__)
+
+KEPT_SECONDS = 600.0
+"""Labels and sizes hardly ever change while a node lives."""
+UNREAD_SECONDS = 60.0
+"""Until one that could not be read is asked for again."""
+NODES_KEPT = 10_000
+
+
+class Nodes:
+    """A cache of nodes by name."""
+
+    def __init__(self, connection: Connection, clock: Callable[[], float] = time.monotonic):
+        self._connection = connection
+        self._clock = clock
+        self._known: dict[str, tuple[float, Node]] = {}
+        """Until when, and what."""
+        self._warned = False
+
+    async def of(self, names: Iterable[str]) -> dict[str, Node]:
+        """By name. Of one that cannot be read nothing but the name is known."""
+        return {name: await self._one(name) for name in set(names)}
+
+    async def _one(self, name: str) -> Node:
+        now = self._clock()
+        until, node = self._known.get(name, (0.0, None))
+        if node is not None and now < until:
+            return node
+        seconds = KEPT_SECONDS
+        try:
+            node = Node.of(await self._connection.get(f"/api/v1/nodes/{name}"))
+        except NotFound:
+            node = node or Node(name, {}, {})  # taken back already: what was known of it holds
+        except HoldfastError as error:
+            if not self._warned:
+                log.warning("cannot read a node; its capacity is not known", node=name, error=str(error))
+            self._warned, seconds = True, UNREAD_SECONDS
+            node = node or Node(name, {}, {})
+        if len(self._known) >= NODES_KEPT:
+            self._known.clear()
+        self._known[name] = (now + seconds, node)
+        return node

@@ -1,0 +1,142 @@
+"""What an attempt's nodes are and cost. No price, no figure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pydantic import ValidationError
+from series import sample
+
+from holdfast_controller.api.ledger import account
+from holdfast_controller.cli.description import totals_line
+from holdfast_controller.cli.starts import capacity, start_columns
+from holdfast_controller.cluster import AttemptObservation, Place
+from holdfast_controller.job_series import JobFigures
+from holdfast_controller.jobs import AttemptRecord, Metadata, Spec, Status, TrainingJob, Verdict
+from holdfast_controller.metrics import Metrics
+from holdfast_controller.policy.books import Books
+from holdfast_controller.policy.classify import Incident
+from holdfast_controller.policy.cost import Node, capacity_of, place_of, share, whereabouts
+from holdfast_controller.prices import NodePrice, Prices
+from holdfast_controller.settings import SettingsError, load_settings
+
+NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "expected"),
+    [
+        ("karpenter.sh/capacity-type", "spot", "Spot"),
+        ("karpenter.sh/capacity-type", "on-demand", "OnDemand"),
+        ("cloud.google.com/gke-spot", "true", "Spot"),
+        ("cloud.google.com/gke-provisioning", "spot", "Spot"),
+        ("cloud.google.com/gke-provisioning", "standard", "OnDemand"),
+        ("eks.amazonaws.com/capacityType", "SPOT", "Spot"),
+        ("eks.amazonaws.com/capacityType", "ON_DEMAND", "OnDemand"),
+        ("kubernetes.azure.com/scalesetpriority", "spot", "Spot"),
+        ("kubernetes.azure.com/scalesetpriority", "regular", "OnDemand"),
+        ("node.kubernetes.io/spot", "true", "Spot"),
+        ("kubernetes.io/hostname", "spot", None),
+    ],
+)
+def test_providers_say_what_a_node_is_by_their_own_labels(
+    label: str, value: str, expected: str | None
+) -> None:
+    assert capacity_of({label: value}) == expected
+
+
+LABELS = {"node.kubernetes.io/instance-type": "p4d.24xlarge", "karpenter.sh/capacity-type": "spot"}
+NODE = Node("n1", LABELS, {"nvidia.com/gpu": "8", "cpu": "96"})
+PRICES = Prices(
+    per_hour=(
+        NodePrice(instance_type="p4d.24xlarge", capacity="Spot", price=12.0),
+        NodePrice(instance_type="p4d.24xlarge", price=32.0),
+        NodePrice(capacity="OnDemand", price=1.0),
+    )
+)
+
+
+def spec(**body: object) -> Spec:
+    return Spec.model_validate({"command": ["x"], **body})
+
+
+def test_a_replica_pays_for_the_part_of_the_node_that_it_takes() -> None:
+    assert place_of(NODE, spec(gpus="2"), PRICES) == Place("n1", "Spot", "p4d.24xlarge", 3.0, "USD")
+    assert place_of(NODE, spec(gpus="8"), PRICES).price_per_hour == 12.0
+    assert place_of(NODE, spec(resources={"cpu": "24"}), PRICES).price_per_hour == 3.0
+    assert share(Node("n", {}, {"nvidia.com/gpu.shared": "4"}), spec(gpus="0.25")) == 0.25
+    assert share(Node("n", {}, {}), spec()) is None, "a node that cannot be read has no share"
+
+
+def test_the_first_price_that_fits_counts_and_none_is_none() -> None:
+    assert PRICES.of("p4d.24xlarge", None) == 32.0
+    assert PRICES.of("m5.large", "OnDemand") == 1.0
+    assert PRICES.of("m5.large", "Spot") is None
+    nowhere = place_of(NODE, spec(gpus="1"), Prices())
+    assert (nowhere.price_per_hour, nowhere.currency) == (None, "")
+
+
+def test_a_gang_has_a_price_when_all_of_its_nodes_have() -> None:
+    spot, owned = Place("a", "Spot", "t", 2.0, "USD"), Place("b", None, "", None, "")
+    both = whereabouts([spot, spot, owned])
+    assert (both.nodes, both.capacity) == (["a", "b"], {"Spot": 2, "Unknown": 1})
+    assert (both.price_per_hour, both.currency) == (None, None)
+    assert whereabouts([spot, spot]).price_per_hour == 4.0
+    assert capacity({"capacity": both.capacity}) == "2 Spot, 1 Unknown"
+    assert len(whereabouts([Place(f"n{i}") for i in range(40)]).nodes) == 16
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def run_attempt(status: Status, number: int, places: tuple[Place, ...], start: float, end: float) -> None:
+    """An attempt as the books see it: seen running, then over."""
+    record = AttemptRecord(number=number, opened_at=at(start))
+    status.attempts.append(record)
+    seen = AttemptObservation(number, exists=True, gone=True, places=places, started_at=at(start))
+    Books(status, at(start)).take_progress(record, seen, ())
+    Books(status, at(end)).close(record, Incident(Verdict.DISRUPTED, "evicted"), seen, (), ())
+
+
+def test_a_job_costs_what_its_attempts_cost_everywhere_alike() -> None:
+    place = Place("n1", "Spot", "t", 36.0, "USD")
+    job = TrainingJob(metadata=Metadata(name="gpt"), spec=spec())
+    run_attempt(job.status, 1, (place,), 0, 100)
+    run_attempt(job.status, 2, (place, place), 110, 160)
+    assert [record.cost for record in job.status.attempts] == [1.0, 1.0]
+    assert (job.status.cost, job.status.cost_currency) == (2.0, "USD")
+    document = account(job, [], []).model_dump(mode="json", by_alias=True)
+    assert (document["totals"]["cost"], document["totals"]["costCurrency"]) == (2.0, "USD")
+    metrics = Metrics()
+    metrics.jobs[job.key] = JobFigures.of(job)
+    labels = {"namespace": "default", "job": "gpt", "currency": "USD"}
+    assert sample(metrics, "holdfast_job_cost", labels) == 2.0
+    assert "2.00 USD" in str(totals_line(document["totals"]))
+    assert str(start_columns(document["attempts"])[-1].cells[0]) == "1.00 USD"
+
+
+def test_one_attempt_without_a_price_leaves_the_job_without_one() -> None:
+    job = TrainingJob(metadata=Metadata(name="gpt"), spec=spec())
+    run_attempt(job.status, 1, (Place("n1", "Spot", "t", 36.0, "USD"),), 0, 100)
+    run_attempt(job.status, 2, (Place("n2"),), 100, 200)
+    run_attempt(job.status, 3, (Place("n1", "Spot", "t", 36.0, "USD"),), 200, 300)
+    assert [record.cost for record in job.status.attempts] == [1.0, None, 1.0]
+    assert (job.status.cost, job.status.unpriced_attempts) == (None, 1)
+    document = account(job, [], []).model_dump(mode="json", by_alias=True)
+    assert "USD" not in str(totals_line(document["totals"]))
+    assert [str(cell) for cell in start_columns(document["attempts"])[-1].cells] == [
+        "1.00 USD",
+        "-",
+        "1.00 USD",
+    ]
+
+
+def test_prices_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValidationError, match="greater than 0"):
+        NodePrice(price=0)
+    with pytest.raises(SettingsError, match=r"price_per_hour \(HOLDFAST_PRICE_PER_HOUR\) is -1"):
+        load_settings(price_per_hour=-1)
+    assert load_settings(price_per_hour=2.5).prices.of("", None) == 2.5
+    assert load_settings().prices.of("", None) is None

@@ -1,0 +1,176 @@
+"""What the time from a loss to the next step went into: the stages add up, wherever a clock is wrong."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from series import sample
+
+from holdfast_controller.api.ledger import account
+from holdfast_controller.breakdown import Breakdown
+from holdfast_controller.cli.starts import start_columns
+from holdfast_controller.cluster import AttemptObservation
+from holdfast_controller.job_series import JobFigures
+from holdfast_controller.jobs import AttemptRecord, Metadata, Spec, Status, TrainingJob, Verdict
+from holdfast_controller.metrics import Metrics
+from holdfast_controller.policy.books import Books
+from holdfast_controller.policy.lost_work import Work, work_of
+from holdfast_controller.policy.recovery import breakdown, recovery_seconds
+from holdfast_trainer.contract import Progress
+
+NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
+STARTUP = {"import": 1.0, "rendezvous": 0.25, "build": 0.5, "load": 0.75}
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def lost(**changes: object) -> AttemptRecord:
+    """Heard of last at noon, known to be lost at 1 s, over at 2 s."""
+    known = {
+        "number": 1,
+        "verdict": Verdict.DISRUPTED,
+        "last_sign_at": NOON,
+        "detected_at": at(1),
+        "ended_at": at(2),
+    }
+    return AttemptRecord(**{**known, **changes})
+
+
+def next_one(**changes: object) -> AttemptRecord:
+    known = {"number": 2, "opened_at": at(2.5), "placed_at": at(3), "first_step_at": at(9)}
+    return AttemptRecord(**{**known, **changes})
+
+
+def told(process: float | None = 5.0) -> Work:
+    """Rank 0's process began at 5 s."""
+    since = None if process is None else at(process).timestamp()
+    return Work(0, 0, 0, process_time=since, startup={} if process is None else STARTUP)
+
+
+def test_every_second_of_a_recovery_is_in_one_stage() -> None:
+    found = breakdown(lost(), next_one(), told())
+    assert found is not None
+    assert found.stages() == {
+        "detect": 1.0,
+        "tear_down": 1.0,
+        "wait": 0.5,
+        "schedule": 0.5,
+        "start": 2.0,
+        **STARTUP,
+        "first_step": 1.5,
+    }
+    assert sum(found.stages().values()) == recovery_seconds(lost(), next_one()) == 9.0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "work", "expected"),
+    [
+        # A pod's times are whole seconds, so an end can be told that lies before the loss was known.
+        (lost(ended_at=at(0)), next_one(), told(), {"detect": 1.0, "tear_down": 0.0, "wait": 1.5}),
+        # The clock of the node is ahead: no stage is negative, and none is longer than the whole.
+        (lost(), next_one(placed_at=at(60)), told(), {"schedule": 6.5, "start": 0.0, "first_step": 0.0}),
+        # What nobody told of has no stage; its time is in the next one that is known.
+        (lost(detected_at=None), next_one(), told(), {"tear_down": 2.0}),
+        (lost(), next_one(), told(None), {"schedule": 0.5, "first_step": 6.0}),
+    ],
+)
+def test_what_is_odd_or_missing_never_spoils_the_sum(
+    before: AttemptRecord, after: AttemptRecord, work: Work, expected: dict[str, float]
+) -> None:
+    found = breakdown(before, after, work)
+    assert found is not None
+    stages = found.stages()
+    assert {name: stages[name] for name in expected} == expected
+    assert sum(stages.values()) == recovery_seconds(before, after) == 9.0
+
+
+def test_a_first_start_is_broken_down_and_recovers_from_nothing() -> None:
+    first = next_one(number=1)
+    found = breakdown(None, first, told())
+    assert found is not None
+    assert list(found.stages()) == ["schedule", "start", *STARTUP, "first_step"]
+    assert sum(found.stages().values()) == 6.5
+    assert recovery_seconds(None, first) is None
+
+
+def test_a_suspension_is_no_loss() -> None:
+    suspended = lost(verdict=Verdict.SUSPENDED)
+    found = breakdown(suspended, next_one(), told())
+    assert found is not None
+    assert found.detect_seconds is None
+    assert recovery_seconds(suspended, next_one()) is None
+
+
+def test_nothing_is_told_before_the_first_step_is_done() -> None:
+    assert breakdown(lost(), next_one(first_step_at=None), told()) is None
+
+
+def test_ledger_and_progress_tell_the_same_start() -> None:
+    line = {"event": "attempt_start", "attempt": 2, "time": at(7.5).timestamp(), "startup": STARTUP}
+    by_line = work_of(2, [line], ())
+    seconds = {f"{stage}_seconds": seconds for stage, seconds in STARTUP.items()}
+    progress = Progress(2, 1, 10, 0, "training", process_time=at(5).timestamp(), **seconds)
+    by_progress = work_of(2, [], (), AttemptObservation(2, True, False, progress=progress))
+    for work in (by_line, by_progress):
+        assert (work.process_time, work.startup) == (at(5).timestamp(), STARTUP)
+    torn = {**line, "startup": {"import": "soon"}}
+    assert work_of(2, [torn], ()).process_time is None
+
+
+def test_status_rest_metrics_and_the_command_show_one_figure() -> None:
+    job = TrainingJob(metadata=Metadata(name="gpt"), spec=Spec(command=["x"]))
+    job.status = Status(attempt=2, attempts=[lost(), next_one(first_step_at=None)], first_started_at=NOON)
+    seconds = {f"{stage}_seconds": seconds for stage, seconds in STARTUP.items()}
+    progress = Progress(
+        2,
+        41,
+        100,
+        40,
+        "training",
+        resumed_step=40,
+        first_step=41,
+        first_step_time=at(9).timestamp(),
+        process_time=at(5).timestamp(),
+        updated=at(10).timestamp(),
+        **seconds,
+    )
+    seen = AttemptObservation(2, exists=True, gone=False, progress=progress, started_at=at(4))
+    Books(job.status, at(10)).take_progress(job.status.attempts[1], seen, ())
+
+    record = job.status.attempts[1]
+    assert record.recovery_seconds == 9.0
+    assert record.breakdown == breakdown(lost(), next_one(), told())
+    document = account(job, [], [])
+    assert document.attempts[1].breakdown == record.breakdown
+    assert document.totals.recovery_seconds == [9.0]
+    metrics = Metrics()
+    metrics.jobs[job.key] = JobFigures.of(job)
+    labels = {"namespace": "default", "job": "gpt"}
+    assert sample(metrics, "holdfast_job_recovery_seconds", labels) == 9.0
+    assert record.breakdown is not None
+    for stage, seconds in record.breakdown.stages().items():
+        told_of = sample(metrics, "holdfast_job_recovery_stage_seconds", {**labels, "stage": stage})
+        assert told_of == seconds, stage
+    attempts = document.model_dump(mode="json", by_alias=True)["attempts"]
+    row = [str(column.cells[1]) for column in start_columns(attempts)]
+    assert row[:12] == [
+        "2", "9.0s", "1.00s", "1.00s", "0.50s", "0.50s", "2.00s", "1.00s", "0.25s", "0.50s", "0.75s", "1.50s",
+    ]  # fmt: skip
+
+
+def test_of_an_attempt_that_the_status_has_forgotten_the_trainer_s_stages_are_left() -> None:
+    job = TrainingJob(metadata=Metadata(name="gpt"), spec=Spec(command=["x"]))
+    lines = [
+        {"event": "attempt_start", "attempt": 1, "time": at(7.5).timestamp(), "startup": STARTUP},
+        {"event": "first_step", "attempt": 1, "time": at(9).timestamp(), "step": 1, "seconds": 1.0},
+    ]
+    assert account(job, lines, []).attempts[0].breakdown == Breakdown(
+        import_seconds=1.0,
+        rendezvous_seconds=0.25,
+        build_seconds=0.5,
+        load_seconds=0.75,
+        first_step_seconds=1.5,
+    )

@@ -1,8 +1,8 @@
 """Faults of every kind, in random order, over a few long jobs: each costs one incident and no bit.
 
 A fault strikes while the newest attempt does steps, and the next one waits until the job does steps again:
-so the budgets must add up exactly, fault by fault. FAULTS sets how many (the suite has a short round of
-them), FAULT_SEED which.
+so the budgets must add up exactly, fault by fault. RANDOM_FAULTS sets how many (the suite has a short round
+of them), FAULT_SEED which.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from waiting import wait_until
 
 from holdfast_controller.jobs import TrainingJob, Verdict
 
-FAULTS = int(os.environ.get("FAULTS", "4"))
+FAULTS = int(os.environ.get("RANDOM_FAULTS", "3"))
 SEED = int(os.environ.get("FAULT_SEED", "20261121"))
 A_JOB = 25
 """Faults that one job gets."""
 HANG_SECONDS = 5
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + 60 * FAULTS)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900 + 60 * FAULTS)]
 
 
 Strike = Callable[[Platform, str, Processes], None]
@@ -83,12 +83,8 @@ def steps_again(here: Platform, name: str, attempt: int, verdicts: list[Verdict]
     def done() -> TrainingJob | None:
         job = here.job(name)
         status = job.status
-        judged = [record.verdict for record in status.attempts[:-1]]
-        assert judged == verdicts[-len(judged) :] or not judged, (
-            judged,
-            verdicts,
-            status.attempts[-2].reason,
-        )
+        for record in status.attempts[:-1]:
+            assert record.verdict is verdicts[record.number - 1], (record.number, record.reason)
         assert not status.phase.final, f"{status.phase} after {len(verdicts)} incidents: {status.message}"
         before = max((record.last_step or 0 for record in status.attempts[:-1]), default=0)
         told = status.progress
@@ -108,7 +104,7 @@ def test_faults_in_a_row_cost_an_incident_each_and_no_bit(tmp_path: Path, proces
     with platform(tmp_path / "holdfast", processes) as here:
         for number, first in enumerate(range(0, FAULTS, A_JOB)):
             faults = min(A_JOB, FAULTS - first)
-            steps = 300 + 120 * faults
+            steps = 200 + 120 * faults
             layout = ((2, 1), (1, 2))[number % 2]
             twin, victim = f"twin-{number}", f"victim-{number}"
             for name in (twin, victim):

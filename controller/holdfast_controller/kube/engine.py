@@ -46,8 +46,8 @@ from .observation import (
     STOPPED,
     TAKEN,
     attempt_observation,
-    node_of,
     index_of,
+    node_of,
     running,
     with_evidence,
 )
@@ -85,9 +85,9 @@ class KubeEngine:
         self._endpoints = endpoints
         self._jobs = jobs
         self._settings = settings or PodSettings()
-        self._nodes = Nodes(connection)
         self.last_words = LastWords(connection, pieces, endpoints, jobs)
         self._evidence = Evidence(connection, pieces, jobs)
+        self._nodes = Nodes(connection)
 
     # -------------------------------------------------------------- starting
 

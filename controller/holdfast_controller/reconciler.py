@@ -31,7 +31,8 @@ from .job_series import JobFigures
 from .jobs import TrainingJob, Verdict
 from .metrics import Metrics
 from .policy.classify import classify
-from .policy.decide import Decision, Evidence, decide, open_record, over
+from .policy.decide import Evidence, decide, open_record, over
+from .policy.decision import Decision
 from .policy.peers import SETTLE_SECONDS
 from .policy.refused import could_not_start
 from .policy.writes import PROGRESS_SECONDS, seconds_to_write

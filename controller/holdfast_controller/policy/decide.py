@@ -22,6 +22,7 @@ from .books import Books
 from .budget import NO_PLACE, spend
 from .classify import Incident, classify
 from .conditions import conditions_of
+from .decision import Decision
 from .half_placed import half_placed
 from .hang import hangs
 from .lost_work import Line
@@ -44,24 +45,6 @@ class Evidence:
     """Why no attempt can start as the job is now."""
     gpus: idle.GpuVerdict | None = None
     """Whether the attempt uses its GPUs; None where nobody looks."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Stop and kill first, write the status, then suspend or start, then tell the events."""
-
-    status: Status
-    stop: int | None = None
-    kill: int | None = None
-    stacks: bool = False
-    """What is killed tells first where it stands."""
-    start: int | None = None
-    remove: bool = False
-    suspend: bool = False
-    """Set `spec.suspend`, as a user would."""
-    events: tuple[Event, ...] = ()
-    requeue_after: float | None = None
-    """Seconds; None: nothing to do until something changes."""
 
 
 def open_record(status: Status) -> AttemptRecord | None:

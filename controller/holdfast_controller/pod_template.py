@@ -70,7 +70,7 @@ def pod_template(
     `container` and `port` (name, number) are what the creator asks for; `master` is the address of
     replica 0, `config_map` holds the job's configuration.
     """
-    gpus = gpu_request(job.spec.gpus)
+    gpus = gpu_request(job.spec.gpus, job.spec.mig)
     labels = attempt_labels(job, attempt)
     grace = replica_grace(job, settings)
     spec: dict[str, Any] = {

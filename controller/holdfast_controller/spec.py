@@ -138,6 +138,12 @@ class Spec(Model):
         default="0",
         description="Per replica: 0 for CPU and gloo, a whole number, or a share of a GPU (`0.25`).",
     )
+    mig: str | None = Field(
+        default=None,
+        pattern=r"^[1-7]g\.[1-9][0-9]{0,2}gb(\.me)?$",
+        description="MIG profile of the one GPU of a replica, such as `1g.10gb`, where MIG cuts the nodes' "
+        "GPUs: a part with memory and faults of its own.",
+    )
     processes: int | None = Field(
         default=None,
         ge=1,
@@ -211,6 +217,14 @@ class Spec(Model):
             raise ValueError(
                 f"{self.processes} processes on {self.gpus} GPU: NCCL cannot run two ranks on one device; "
                 f"give at most {max(1, int(gpus))} processes"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_mig_device(self) -> Spec:
+        if self.mig and self.gpus != "1":
+            raise ValueError(
+                f"mig {self.mig} with {self.gpus} GPUs: a replica uses one MIG device; set gpus to 1"
             )
         return self
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from holdfast_controller.jobs import Capacity
+from holdfast_controller.jobs import Capacity, Spec
 from holdfast_controller.pod_settings import PodSettings, PodSettingsError, load_pod_settings
 from holdfast_controller.policy.gpu_request import GpuRequest, gpu_request
 from holdfast_controller.policy.images import allowed
@@ -103,6 +105,29 @@ def test_a_share_is_of_a_gpu_cut_into_as_many_and_two_of_one_job_never_meet() ->
     assert "podAntiAffinity" not in place(Provider.GKE, Capacity.SPOT, quarter, replicas=1)
     assert "podAntiAffinity" not in place(Provider.GKE, Capacity.SPOT, WHOLE, replicas=2)
     assert place(Provider.GKE, Capacity.ANY, quarter, slices_label="") == {}
+
+
+def test_a_mig_profile_is_a_resource_and_two_of_one_job_never_meet() -> None:
+    """Parts of one GPU look like one device to NCCL, however MIG cut it."""
+    part = gpu_request("1", "1g.10gb")
+    assert (part.resources, part.slices) == ({"nvidia.com/mig-1g.10gb": "1"}, None)
+    assert gpu_request("1", "1g.10gb.me").resources == {"nvidia.com/mig-1g.10gb.me": "1"}
+    assert "podAntiAffinity" in place(Provider.GKE, Capacity.ANY, part, replicas=2)
+    assert place(Provider.GKE, Capacity.ANY, part, replicas=1) == {}
+    assert [one["key"] for one in tolerations(Provider.GKE, Capacity.ON_DEMAND, part)] == ["nvidia.com/gpu"]
+
+
+@pytest.mark.parametrize(
+    ("mig", "gpus", "told"),
+    [
+        ("1g.10gb", "0.25", "mig 1g.10gb with 0.25 GPUs: a replica uses one MIG device; set gpus to 1"),
+        ("1g.10gb", "2", "mig 1g.10gb with 2 GPUs: a replica uses one MIG device; set gpus to 1"),
+        ("mig-1g.10gb", "1", "String should match pattern"),
+    ],
+)
+def test_a_mig_profile_that_cannot_be(mig: str, gpus: str, told: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(told)):
+        Spec(command=["x"], gpus=gpus, mig=mig)
 
 
 @pytest.mark.parametrize(

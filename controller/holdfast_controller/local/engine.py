@@ -168,6 +168,8 @@ class LocalEngine:
         ):
             if value:
                 notes.append(f"The local engine does not use spec.{name}.")
+        if job.spec.mig:
+            notes.append(f"The local engine gives whole GPUs: mig {job.spec.mig} has no effect here.")
         if job.spec.resources.memory:
             notes.append(
                 "Each replica is held to resources.memory."

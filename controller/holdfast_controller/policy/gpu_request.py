@@ -2,7 +2,8 @@
 
 Kubernetes counts devices in whole numbers and refuses `nvidia.com/gpu: 0.25`. A share is therefore one
 `nvidia.com/gpu.shared`, as the NVIDIA device plugin advertises time slices (`renameByDefault`), on a node
-whose GPUs are cut into exactly that many: GPU feature discovery writes it in a label.
+whose GPUs are cut into exactly that many: GPU feature discovery writes it in a label. A MIG profile has a
+resource of its own, `nvidia.com/mig-1g.10gb` (the plugin's strategy `mixed`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class GpuRequest:
     resource: str = ""
     count: int = 0
     slices: int | None = None
-    """Into how many the node's GPUs must be cut; None for whole GPUs and on CPU."""
+    """Into how many the node's GPUs must be cut; None for whole GPUs, MIG devices and on CPU."""
+    part: bool = False
+    """Two of them may be parts of one GPU."""
 
     @property
     def on_gpu(self) -> bool:
@@ -33,13 +36,15 @@ class GpuRequest:
         return {self.resource: str(self.count)} if self.on_gpu else {}
 
 
-def gpu_request(gpus: str) -> GpuRequest:
-    """From a job's `gpus`, which jobs.py has checked: 0, a whole number, or 1/N as a decimal."""
+def gpu_request(gpus: str, mig: str | None = None) -> GpuRequest:
+    """From a job's `gpus` and `mig`, which spec.py has checked: 0, a whole number, or 1/N as a decimal."""
     amount = Fraction(gpus)
+    if mig:
+        return GpuRequest(f"nvidia.com/mig-{mig}", int(amount), part=True)
     if amount == 0:
         return GpuRequest()
     if amount < 1:
-        return GpuRequest(SHARED, 1, amount.denominator)
+        return GpuRequest(SHARED, 1, amount.denominator, part=True)
     return GpuRequest(WHOLE, int(amount))
 
 

@@ -94,9 +94,9 @@ def affinity(
     attempt_labels: Mapping[str, str],
     slices_label: str = SLICES_LABEL,
 ) -> dict[str, Any]:
-    """Node affinity, and one node a replica where two slices might be of one GPU; {} asks for nothing.
+    """Node affinity, and one node a replica where two parts might be of one GPU; {} asks for nothing.
 
-    NCCL refuses two ranks on one device, and nothing but the node tells slices of one GPU from others.
+    NCCL refuses two ranks on one device, and nothing but the node tells parts of one GPU from others.
     An empty `slices_label` asks for any slice, however the GPU is cut.
     """
     everywhere: list[dict[str, Any]] = []
@@ -121,7 +121,7 @@ def affinity(
         found["nodeAffinity"] = {
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
         }
-    if gpus.slices and replicas > 1:
+    if gpus.part and replicas > 1:
         found["podAntiAffinity"] = {
             "requiredDuringSchedulingIgnoredDuringExecution": [
                 {

@@ -51,7 +51,9 @@ DEFAULTS: dict[str, Any] = {
     "exit_status": 3,
     "run_dir": None,
     "config": "",
-    "size": 32,
+    "size": 32,  # from 4200 on, some of the state is copied while the next step computes
+    "snapshot": "overlapped",
+    "clamp_from": -1,  # the step from which on something else than the optimizer writes to the weights too
     "validate_late": False,
 }
 options = DEFAULTS | json.loads(sys.argv[1])
@@ -65,6 +67,7 @@ run = Run(
     seed=options["seed"],
     checkpoint_every=options["save_every"],
     keep=options["keep"],
+    snapshot=options["snapshot"],
 )
 torch.manual_seed(1)
 size = options["size"]
@@ -115,6 +118,10 @@ for step in run.steps(options["steps"]):
     if options["validate_every"] and step and step % options["validate_every"] == 0:
         run.log(val_loss=validate())
     print("step", step, flush=True)
+    if -1 < options["clamp_from"] <= step:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.2, 0.2)
     if step == options["pause_at"]:
         time.sleep(options["pause_seconds"])
     if step == options["fail_at"] and run.rank == options["fail_rank"]:

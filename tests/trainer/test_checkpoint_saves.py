@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -190,16 +192,39 @@ def test_nothing_to_keep_is_refused(run: RunDir) -> None:
         make_saver(run, keep=0)
 
 
+def test_a_listener_that_fails_harms_neither_this_save_nor_the_next(
+    run: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the ledger's disk is full: the checkpoint is there, and old ones still go."""
+
+    def tell(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "ledger.jsonl")
+
+    saver = Saver(run, attempt=1, rank=0, world_size=1, keep=1, on_saved=tell, on_failed=tell)
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        save(saver, 10)
+        save(saver, 20)
+        (run.checkpoints / ".step-00000030.attempt-1.save-3").write_text("in the way")
+        with pytest.raises(CheckpointError, match="step 30 could not be saved"):
+            save(saver, 30)
+    assert listing(run)[-1] == "step-00000020"
+    assert "step-00000010" not in listing(run)
+    told = "telling of it failed: No space left on device (ledger.jsonl)"
+    assert caplog.messages[:2] == [f"step {step} is durable, but {told}" for step in (10, 20)]
+    assert caplog.messages[2].startswith("step 30 could not be saved: ")
+    assert caplog.messages[2].endswith(f"; {told}")
+
+
 def test_what_the_disk_does_not_explain_is_a_failed_save_too(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = Told()
     saver = make_saver(run, told)
 
-    def fail(step: int, partial: Path) -> Any:
+    def fail(job: Any, partial: Path) -> Any:
         raise AttributeError("no such thing")
 
-    monkeypatch.setattr(saver, "_commit", fail)
+    monkeypatch.setattr(saver._writer, "_commit", fail)
     with pytest.raises(CheckpointError, match="step 10 could not be saved: AttributeError"):
         save(saver, 10)
     assert told.failed[0].startswith("10: step 10 could not be saved: AttributeError")

@@ -40,6 +40,7 @@ from . import contract
 from .account import Account
 from .alike import require_alike
 from .checkpoint import Cadence, CheckpointError, rng
+from .config import Snapshots
 from .ending import Ending
 from .faults import is_out_of_memory, out_of_memory
 from .interruption import Exchange, Notice
@@ -70,6 +71,7 @@ class Run:
         keep: int = 3,
         keep_every: int = 0,
         keep_best: int = 0,
+        snapshot: Snapshots = "overlapped",
         flops_per_token: float | None = None,
         compute_dtype: torch.dtype = torch.float32,
         alike: Mapping[str, object] | None = None,
@@ -82,7 +84,9 @@ class Run:
         are set. `config_hash` guards a run directory against another configuration.
         The newest `keep` checkpoints stay, those of every `keep_every`-th step, and the `keep_best` ones
         of lowest validation loss that `log` was told of exactly their step (0: none for that reason).
-        `flops_per_token` and `compute_dtype` make MFU known. `alike` names settings that ranks are to
+        `snapshot="synchronous"` copies the whole state before the next step begins; by itself parameters and
+        optimizer state are copied while it computes, and nothing but a tracked optimizer's step may write to
+        them. `flops_per_token` and `compute_dtype` make MFU known. `alike` names settings that ranks are to
         have in common, besides seed and hash. `profile` are steps to trace (0 is the first); `tensorboard`
         writes figures for it. Raises RanksDiffer where they have not, ConfigError on a
         setting that cannot be used, CheckpointError on such a run directory, Fenced where a newer attempt
@@ -130,6 +134,7 @@ class Run:
             keep=place.keep or keep,
             keep_every=keep_every,
             keep_best=keep_best,
+            snapshot=snapshot,
         )
         self.step = 0
         """Steps done."""
@@ -195,6 +200,7 @@ class Run:
 
     def _before_optimizer(self, *_: object) -> None:
         # The sum over ranks begins while the optimizer works, and is read when the step ends.
+        self._saves.settle()
         self._changed = True
         self._exchange.contribute(self.step + 1, save=self._saves.due_by_clock())
 
@@ -218,13 +224,15 @@ class Run:
                 with self._watchdog.paused():
                     if self.step < total and self._save_agreed:
                         self._losses.flush(self.step)
-                        self._saves.begin(self.step)
+                        if not self._saves.begin_in_turn(self.step):
+                            self._stop()
                     else:
                         self._saves.prepare(self.step)
                 self._account.begin_step(self.step)
             self._complete()
-        finally:  # also where the loop is left by `break`: what comes then is not ours to time
+        finally:  # also where the loop is left by `break`: what comes then is not ours to time, or to copy
             self._watchdog.stop()
+            self._saves.settle()
 
     def describe_batches(self, describe: Callable[[int], str]) -> None:
         """`describe` says which data this rank has in step `step` (0 is the first): for a fault's message."""
@@ -249,6 +257,7 @@ class Run:
         self._account.begin_step(self.step)
 
     def _end_step(self, *, leaving: bool = False) -> None:
+        self._saves.settle()
         self._exchange.contribute(self.step + 1, save=self._saves.due_by_clock())
         agreed = self._exchange.finish()
         self._watchdog.beat()
@@ -285,6 +294,7 @@ class Run:
         as the loss then travels with this step's agreement. A loss that is NaN or infinite, or a gradient
         norm told along with it, stops the run before that state is saved.
         """
+        self._saves.settle_if_copied()
         if loss is not None:
             self._losses.offer(self.step + 1, loss, grad_norm)
         elif grad_norm is not None:
@@ -305,6 +315,7 @@ class Run:
 
     def span(self, phase: str) -> AbstractContextManager[None]:
         """Time a part of the step: data, forward, backward, optimizer, validation."""
+        self._saves.settle_if_copied()
         return self._account.spans.span(phase)
 
     def interruptible(self, items: Iterable[T]) -> Iterator[T]:
@@ -317,6 +328,7 @@ class Run:
             for item in items:
                 yield item
                 self._watchdog.beat(step=False)
+                self._saves.settle_if_copied()
             return
         before, random = self._account.telemetry.progress.phase, rng.capture()
         self._account.telemetry.phase("validating")
@@ -325,6 +337,7 @@ class Run:
             yield item
             agreed = self._exchange.finish()
             self._watchdog.beat(step=False)
+            self._saves.settle_if_copied()
             self._losses.hear(agreed)
             if agreed.stop:
                 self._stop(random)

@@ -2,15 +2,18 @@
 
 `checkpoint/` knows how to write a state; `Saves` knows which state, when, and whom to tell. Cadence by
 step count is known to every rank; by the clock, rank 0 decides and its wish travels with the step's
-agreement. A save of the state at the run's end or on notice is collective (`now`): where one rank could
-not write, all write again, and all read the same answer.
+agreement. The state is copied while the next step computes, and `settle` is the end of that. A save of the
+state at the run's end or on notice is copied at once, and collective (`now`): where one rank could not
+write, all write again, and all read the same answer.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Any, get_args
+
+import torch
 
 from . import contract
 from .account import Account
@@ -18,6 +21,7 @@ from .checkpoint import Cadence, CheckpointError, Fenced, Saved, Saver
 from .checkpoint.cadence import does_not_fit, time_between_interruptions
 from .checkpoint.loader import describe_environment
 from .checkpoint.saver import PART_TIMEOUT_SECONDS
+from .config import ConfigError, Snapshots
 from .contract import RunDir
 from .ending import Standing
 from .interruption import Notice
@@ -29,6 +33,8 @@ log = logging.getLogger("holdfast")
 FAILURE_SECONDS = 5.0
 """How long a rank that fails waits for its peers' parts of a save in flight: they may be gone too."""
 COMMIT_POLL_SECONDS = 0.02
+TURN_SECONDS = 0.1
+"""How long a rank waits for its save before, until it asks again whether a notice came to another."""
 
 
 class Saves:
@@ -47,6 +53,7 @@ class Saves:
         keep: int,
         keep_every: int,
         keep_best: int,
+        snapshot: Snapshots,
     ) -> None:
         self._gang, self._cadence, self._notice = gang, cadence, notice
         self._journal, self._telemetry, self._spans = account.journal, account.telemetry, account.spans
@@ -74,6 +81,9 @@ class Saves:
         """Newest step for which a save was begun (or that was loaded)."""
         self._durable: Standing | None = None
         """What all ranks agreed is durable, once they have."""
+        if snapshot not in get_args(Snapshots):
+            raise ConfigError(f"snapshot {snapshot!r} is none of: {', '.join(get_args(Snapshots))}")
+        self._overlapped = snapshot == "overlapped"
         self._began = time.monotonic()
         self._prepared = self._told_too_slow = False
 
@@ -95,7 +105,9 @@ class Saves:
         self._began = time.monotonic()
 
     def due_by_clock(self) -> bool:
-        """Rank 0's clock decides for all when cadence is in seconds."""
+        """Rank 0's clock decides for all when cadence is in seconds; any rank, where its part was dropped."""
+        if self._saver.dropped:
+            return True
         if self._gang.rank != 0 or self._saver.busy:
             return False
         since = time.monotonic() - self._began
@@ -115,8 +127,42 @@ class Saves:
         if self._gang.rank == 0 and size:
             log.info("checkpoints are staged in %.2f GB of memory a rank", size / 1e9)
 
-    def begin(
-        self, step: int, timeout: float = PART_TIMEOUT_SECONDS, random: dict[str, Any] | None = None
+    def settle(self) -> None:
+        """To be called before the state changes: what is still being copied of it is waited for."""
+        if waited := self._saver.settle():
+            self._spans.add_apart("checkpoint", waited)
+
+    def settle_if_copied(self) -> None:
+        """Let what is copied become durable, without waiting."""
+        self._saver.settle_if_copied()
+
+    def begin_in_turn(self, step: int) -> bool:
+        """Begin to save the state after `step` steps, when the save before has ended. Collective.
+
+        False, on all ranks, where a notice came to any of them first: what is to be done with the one save
+        and the other is then a matter of the time that is left (`now`).
+        """
+        began = time.perf_counter()
+        self.settle()
+        while True:
+            told = torch.tensor([self._saver.busy, self._notice.received], dtype=torch.float64)
+            busy, noticed = self._gang.sum_async(told)().tolist()
+            if noticed:
+                return False
+            if not busy:
+                break
+            self._saver.join(TURN_SECONDS)
+        self._begin(step, overlapped=self._overlapped, waited=time.perf_counter() - began)
+        return True
+
+    def _begin(
+        self,
+        step: int,
+        timeout: float = PART_TIMEOUT_SECONDS,
+        random: dict[str, Any] | None = None,
+        *,
+        overlapped: bool = False,
+        waited: float = 0.0,
     ) -> None:
         """Stage the state after `step` steps; threads write it. `random` as `TrainingState.capture`'s."""
         assert self.state is not None
@@ -124,7 +170,15 @@ class Saves:
         self._began = time.monotonic()
         self._telemetry.saving(step)
         shared, own, rank_0_only = self.state.capture(step, random)
-        stall = self._saver.save(step, shared, own, timeout=timeout, rank_0_only=rank_0_only)
+        stall = self._saver.save(
+            step,
+            shared,
+            own,
+            timeout=timeout,
+            rank_0_only=rank_0_only,
+            lasting=self.state.lasting() if overlapped else None,
+            waited=waited,
+        )
         self._spans.add("checkpoint", stall)
         self.newest_step = step
 
@@ -143,7 +197,7 @@ class Saves:
         mine = step != self.newest_step or self._saver.error is not None
         fault = ""
         if any(self._gang.gather(mine)):  # where one rank failed, all write again
-            self.begin(step, timeout, random)
+            self._begin(step, timeout, random)
         try:
             self._saver.wait()
         except CheckpointError as error:

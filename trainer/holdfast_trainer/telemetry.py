@@ -39,6 +39,7 @@ class Spans:
         """Whether a profiler listens, and wants to be told the phases."""
         self.off = False
         self._seconds: dict[str, float] = {}
+        self._apart = 0.0
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._previous: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
@@ -60,15 +61,20 @@ class Spans:
                     end.record()
                     self._events.append((phase, start, end))
                 return
-            began = time.perf_counter()
+            began, apart = time.perf_counter(), self._apart
             try:
                 yield
             finally:
-                self.add(phase, time.perf_counter() - began)
+                self.add(phase, time.perf_counter() - began - (self._apart - apart))
 
     def add(self, phase: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere, on the CPU."""
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+    def add_apart(self, phase: str, seconds: float) -> None:
+        """As `add`; where that was within a span, it does not count there."""
+        self.add(phase, seconds)
+        self._apart += seconds
 
     def collect(self) -> dict[str, float]:
         """The step's spans; on a GPU those of the step before it."""

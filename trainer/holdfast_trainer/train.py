@@ -41,6 +41,7 @@ def train(
         keep=config.checkpoint.keep,
         keep_every=config.checkpoint.keep_every,
         keep_best=config.checkpoint.keep_best,
+        snapshot=config.checkpoint.snapshot,
         flops_per_token=flops_per_token(config.model),
         compute_dtype=compute.dtype,
         alike={**settings_in_common(config), "the data": train_data.identity, "precision": compute.name},

@@ -55,6 +55,18 @@ class TrainingState:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [part for part in self._parts.values() if isinstance(part, torch.optim.Optimizer)]
 
+    def lasting(self) -> dict[int, torch.Tensor]:
+        """The tensors that only a tracked optimizer's step should write to, by address of this rank's memory:
+        its parameters and what it keeps for them."""
+        found: dict[int, torch.Tensor] = {}
+        for optimizer in self.optimizers:
+            kept = [value for values in optimizer.state.values() for value in _values(values)]
+            for value in (*(p for group in optimizer.param_groups for p in group["params"]), *kept):
+                if isinstance(value, torch.Tensor):
+                    local: Any = value.detach()
+                    found[(local.to_local() if hasattr(local, "placements") else local).data_ptr()] = value
+        return found
+
     @property
     def scales_gradients(self) -> bool:
         """Whether a gradient scaler is at work, which passes a step with infinite gradients over."""
@@ -104,6 +116,10 @@ class TrainingState:
                     for key, value in own.get("buffers", {}).get(name, {}).items():
                         part.get_buffer(key).copy_(value)
         return [name for name in saved if name not in self._parts]
+
+
+def _values(values: Any) -> list[Any]:
+    return list(values.values()) if isinstance(values, dict) else []
 
 
 def _differs_by_rank(part: Stateful) -> bool:

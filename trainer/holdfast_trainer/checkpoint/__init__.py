@@ -1,6 +1,6 @@
 """Checkpoints: exact, asynchronous, crash-consistent, verified on load, fenced.
 
-`saver` stages and writes, `directory` commits and prunes, `loader` verifies and loads; `tree`,
+`saver` stages, `writer` writes, `directory` commits and prunes, `loader` verifies and loads; `tree`,
 `tensorfile`, `manifest`, `rng` and `cadence` are their parts. What is durable when: the step of a
 `Saved` is on disk, with its manifest, its directory entry and all ranks' parts, before it is reported.
 """
@@ -8,7 +8,8 @@
 from .cadence import Cadence
 from .directory import CheckpointDirectory, CheckpointError, Fenced
 from .loader import Loaded, Skipped, WrongConfiguration, load_newest
-from .saver import Saved, Saver
+from .saver import Saver
+from .writer import Saved
 
 __all__ = [
     "Cadence",

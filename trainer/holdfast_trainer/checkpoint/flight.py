@@ -14,6 +14,17 @@ class GivenUp(Exception):
     """This save makes way for one of a newer step."""
 
 
+class StateChanged(Exception):
+    """What was copied is not the state of one instant, so it must never become a checkpoint."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}, and not by a tracked optimizer's step. The end of the step that is under way is saved "
+            "instead, and from now on saves hold the training up until all is copied, as "
+            "checkpoint.snapshot=synchronous has it from the start"
+        )
+
+
 class Flight:
     """One rank's part of a save on its way to the disk; written to by several threads."""
 
@@ -21,30 +32,44 @@ class Flight:
         self._size, self._written = size, 0
         self._began = time.monotonic()
         self._lock = threading.Lock()
-        self._given_up, self._staged = threading.Event(), threading.Event()
-        self._stall = 0.0
+        self._given_up, self._settled = threading.Event(), threading.Event()
+        self.stall = 0.0
+        """Seconds that the training thread waited so far."""
+        self._changed = ""
 
-    def staged(self, stall: float) -> None:
-        """The training goes on; it was held up for `stall` seconds."""
-        self._stall = stall
-        self._staged.set()
+    def held_up(self, seconds: float) -> None:
+        """The training thread waited, so long."""
+        self.stall += seconds
 
-    def stall(self) -> float:
-        """What `staged` was told, once it was."""
-        self._staged.wait()
-        return self._stall
+    def settle(self, changed: str = "") -> None:
+        """The training thread will wait no more. `changed`: in words, why the copy is worth nothing."""
+        self._changed = changed
+        self._settled.set()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the copy is known to be worth nothing."""
+        return self._changed != ""
+
+    def await_settled(self) -> float:
+        """Returns how long the training thread was held up in all. Raises StateChanged."""
+        self._settled.wait()
+        self.go_on()
+        return self.stall
 
     def give_up(self) -> None:
         """Whoever works on it learns that by the next `advance` or `go_on`."""
         self._given_up.set()
 
     def go_on(self) -> None:
-        """Raises GivenUp where it was given up."""
+        """Raises GivenUp where it was given up, StateChanged where the copy is worth nothing."""
+        if self._changed:
+            raise StateChanged(self._changed)
         if self._given_up.is_set():
             raise GivenUp("given up for a newer step, as the notice left time for one of them")
 
     def advance(self, count: int) -> None:
-        """So many bytes more are written. Raises GivenUp."""
+        """So many bytes more are written. Raises as `go_on`."""
         with self._lock:
             self._written += count
         self.go_on()

@@ -19,6 +19,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 
 from ..contract import RunDir
 from . import manifest as manifests
@@ -36,6 +37,7 @@ _POLL_SECONDS = 0.2
 """How often rank 0 asks for its peers' parts; each time is a request that costs money."""
 _FENCE_SECONDS = 2.0
 _WRITERS = 8
+"""Threads that send a part: they wait for the network more than they compute."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,7 @@ class _Save:
 class CheckpointObjects(CheckpointStore):
     """`checkpoints/` of a run in a bucket, as attempt `attempt` may use it (0: to look, from outside)."""
 
-    padded = False
-    writers = _WRITERS
+    how = MappingProxyType({"padded": False, "writers": _WRITERS})
 
     def __init__(self, run: RunDir, attempt: int, bucket: Bucket | None = None) -> None:
         self._bucket = bucket or Bucket(run.objects)

@@ -18,16 +18,27 @@ class Spread(Generic[T]):
     """`work(0)` to `work(count - 1)`, begun at once where there is more than one."""
 
     def __init__(
-        self, work: Callable[[int], T], count: int, *, name: str, aside: bool = False, least: int = 1
+        self,
+        work: Callable[[int], T],
+        count: int,
+        *,
+        name: str,
+        aside: bool = False,
+        least: int = 1,
+        alone: bool = False,
     ) -> None:
-        """With `aside` the threads have low priority; `least` many there are, however few the cores."""
+        """With `aside` the threads have low priority; `least` many there are, however few the cores.
+
+        With `alone` one thread begins, be there only one block: whoever waits joins in when it must.
+        """
         self._work, self._aside = work, aside
         self._results: dict[int, T] = {}
         self._errors: list[BaseException] = []
         self._left = iter(range(count))
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        for _ in range(min(max(threads(), least), count) if count > 1 else 0):
+        helpers = min(max(threads(), least), count) if count > 1 else 0
+        for _ in range(min(1, count) if alone else helpers):
             if thread := start_thread(self._run, name):
                 self._threads.append(thread)
 

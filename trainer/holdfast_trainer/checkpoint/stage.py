@@ -4,18 +4,15 @@ It is allocated and touched once, before the first save needs it: a first touch 
 clear pages and costs many times the copy. Tensors are copied to where they stand in the file, so what is
 staged is the file, and can be written from a page on without another copy. They are copied in the order of
 the file, a part at a time: what lies there already can be written while the rest is still being copied.
-
-From a GPU the memory is page-locked and the copies are queued on the training's own stream: what the
-training queues next runs after them, so the state that is saved is that of the step, whatever the user's
-code changes later. The call returns when the copies are queued; the writer waits for them.
+Who copies, and when, is the matter of `snapshot`.
 """
 
 from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,16 +39,24 @@ class StagingFailed(Exception):
 class Image:
     """A file as it takes shape in memory: `size` bytes from a page on, and the rest of the last page."""
 
-    def __init__(self, view: memoryview, size: int) -> None:
+    def __init__(self, view: memoryview, size: int, ready: int) -> None:
+        """Its first `ready` bytes, the header, are there."""
         self.view, self.size = view, size
-        self._ready, self._failed = 0, False
+        self._ready, self._failed = ready, False
+        self._pieces: dict[int, int] = {}
         self._copied: torch.cuda.Event | None = None
         self._changed = threading.Condition()
 
-    def advance(self, end: int, copied: torch.cuda.Event | None = None) -> None:
-        """The first `end` bytes are there, or will be when the GPU has come to `copied`."""
+    def advance(self, begin: int, end: int, copied: torch.cuda.Event | None = None) -> None:
+        """The bytes from `begin` to `end` are there, or will be when the GPU has come to `copied`.
+
+        Pieces may come in any order; events in the order in which the GPU will come to them.
+        """
         with self._changed:
-            self._ready, self._copied = end, copied
+            self._pieces[begin] = end
+            self._copied = copied or self._copied
+            while self._ready in self._pieces:
+                self._ready = self._pieces.pop(self._ready)
             self._changed.notify_all()
 
     def fail(self) -> None:
@@ -59,6 +64,13 @@ class Image:
         with self._changed:
             self._failed = True
             self._changed.notify_all()
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is missing by now."""
+        with self._changed:
+            there, copied = self._ready >= self.size, self._copied
+        return there and (copied is None or bool(copied.query()))  # type: ignore[no-untyped-call]
 
     def wait(self, end: int) -> None:
         """Until the first `end` bytes are there. Raises StagingFailed."""
@@ -71,6 +83,14 @@ class Image:
             copied.synchronize()
 
 
+class Part(NamedTuple):
+    """Tensors that are copied together: where they stand in the file, and what they are called."""
+
+    begin: int
+    end: int
+    names: list[str]
+
+
 class Stage:
     """Of one rank; not for two saves at once."""
 
@@ -78,7 +98,8 @@ class Stage:
         self._memory: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._layout: dict[str, tuple[int, torch.Size, torch.dtype]] = {}
-        self._places: list[torch.Tensor] = []
+        self.places: dict[str, torch.Tensor] = {}
+        """Where each tensor stands in the newest image."""
         self._head = HEADER_ROOM
         self._for_gpu = False
         self._registered = 0
@@ -103,12 +124,15 @@ class Stage:
                 "job would help, or more machines, as ranks share the state"
             )
         self._release()
-        self._memory = memory = huge_pages(wanted)
+        self._memory = memory = self._allocate(wanted)
         advise(memory, "MADV_DONTFORK")  # a fork would make every page be copied again
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._for_gpu = pinned
         if pinned:
             self._pin()
+
+    def _allocate(self, size: int) -> mmap.mmap:
+        return huge_pages(size)
 
     def _pin(self) -> None:
         # Where this fails the copies are slower, and the call waits for them.
@@ -122,7 +146,7 @@ class Stage:
             cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             cuda.cudaHostUnregister(self._registered)
         self._registered = self._touched = 0
-        self._layout, self._places = {}, []
+        self._layout, self.places = {}, {}
         self._bytes, self._memory = torch.empty(0, dtype=torch.uint8), None
 
     def touch(self) -> None:
@@ -132,7 +156,7 @@ class Stage:
             self._touched += BLOCK
 
     def begin(self, header: Header, tensors: Mapping[str, torch.Tensor]) -> Image:
-        """The file that `fill` will make of `tensors`, with its header. Raises NotEnoughMemory."""
+        """The file that `tensors` will be copied to, with its header. Raises NotEnoughMemory."""
         on_gpu = any(tensor.is_cuda for tensor in tensors.values())
         if len(header.text) > self._head:
             self._head = -(-2 * len(header.text) // PAGE) * PAGE
@@ -143,26 +167,34 @@ class Stage:
             for name, (begin, _) in header.offsets.items()
         }
         if layout != self._layout:
-            self._places = [self._place(*where) for where in layout.values()]
+            self.places = {name: self._place(*where) for name, where in layout.items()}
             self._layout = layout
         start = self._head - len(header.text)
         self._bytes[start : self._head] = torch.frombuffer(bytearray(header.text), dtype=torch.uint8)
         whole = -(-header.size // PAGE) * PAGE
-        return Image(memoryview(self._bytes.numpy().data)[start : start + whole], header.size)
+        view = memoryview(self._bytes.numpy().data)[start : start + whole]
+        return Image(view, header.size, len(header.text))
+
+    def copy(self, names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> torch.cuda.Event | None:
+        """Copy those to their places; from a GPU when the current stream comes to it, done at the event."""
+        places, sources = [self.places[name] for name in names], [tensors[name] for name in names]
+        if sources:
+            torch._foreach_copy_(places, sources, non_blocking=True)
+        if not any(source.is_cuda for source in sources):
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
     def fill(self, image: Image, header: Header, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy `tensors` to where `header` has them in the image that `begin` gave."""
+        """Copy all `tensors` to where `header` has them in the image that `begin` gave.
+
+        From a GPU the copies are queued on the training's own stream: what the training queues next runs
+        after them, whatever it does to the state. The call returns when they are queued.
+        """
         try:
-            for first, last, end in _parts(header):
-                names = list(header.offsets)[first:last]
-                sources = [tensors[name] for name in names]
-                if sources:
-                    torch._foreach_copy_(self._places[first:last], sources, non_blocking=True)
-                copied = None
-                if any(source.is_cuda for source in sources):
-                    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                    copied.record()
-                image.advance(len(header.text) + end, copied)
+            for part in parts_of(header):
+                image.advance(part.begin, part.end, self.copy(part.names, tensors))
         except BaseException:
             image.fail()
             raise
@@ -172,11 +204,16 @@ class Stage:
         return self._bytes[start : start + shape.numel() * dtype.itemsize].view(dtype).view(shape)
 
 
-def _parts(header: Header) -> Iterator[tuple[int, int, int]]:
-    """(first tensor, last + 1, where it ends behind the header), of `PART` bytes or little more each."""
-    first = begin = end = 0
-    for number, (_, end) in enumerate(header.offsets.values(), 1):
+def parts_of(header: Header) -> list[Part]:
+    """All tensors in the order of the file, in parts of `PART` bytes or little more each."""
+    parts, names = list[Part](), list[str]()
+    begin = len(header.text)
+    for name, (_, tensor_end) in header.offsets.items():
+        names.append(name)
+        end = len(header.text) + tensor_end
         if end - begin >= PART:
-            yield first, number, end
-            first, begin = number, end
-    yield first, len(header.offsets), end
+            parts.append(Part(begin, end, names))
+            begin, names = end, []
+    if begin < header.size:
+        parts.append(Part(begin, header.size, names))
+    return parts  # tensors of no bytes at the end need no copy

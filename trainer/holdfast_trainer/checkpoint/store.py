@@ -8,8 +8,9 @@ lies is a `Location`, which has a name, is joined with `/`, and can be read; nob
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from . import manifest as manifests
@@ -50,10 +51,8 @@ class CheckpointStore(ABC):
     """Where it is, for messages."""
     files: PartFiles
     """What parts are written with."""
-    writers: int = 1
-    """Threads that write a part, however few the cores: as many as a network wants."""
-    padded: bool = True
-    """Whether the last page of a part may be written whole, and be cut afterwards."""
+    how: Mapping[str, Any] = MappingProxyType({})
+    """What `tensorfile.write_image` is to be told besides."""
 
     @abstractmethod
     def check_fence(self) -> None:

@@ -5,7 +5,8 @@ subjects take turns. A step is of one sequence of 32 tokens: a full batch of the
 minutes on a few cores, and with a short one the memory traffic of the weights, which is what a save
 competes for, weighs more than it does in earnest.
 
-  stall                   what the training thread waits for in the call that saves
+  stall                   what the training thread waits for: in the call that saves, and then before the
+                          optimizer's next step, for what is still being copied
   throughput after save   steps a second in the 20 steps after that call / in the 20 before it
   durable                 from the call until file and name are synced; the training thread waits meanwhile
   durable while training  the same, with the training going on beside it
@@ -34,6 +35,8 @@ from rich.console import Console
 from .report import ROOT, Measure, Report, ReportError, take_turns
 
 OURS, LIMITS = "holdfast", "limits"
+VARIANTS = ("holdfast, synchronous", "holdfast, process")
+"""The whole copy before the next step begins; and written by a process where Holdfast has threads."""
 PEERS = ("torch.save", "dcp save", "dcp async, thread", "dcp async, process")
 UNITS = {
     "state": "GB",
@@ -120,6 +123,20 @@ def ratios(report: Report, model: str, prefix: str, peer: str) -> None:
     keep("peak_memory_vs_state", (ours, "peak memory"), (limits, "state"))
 
 
+def variant_ratios(report: Report, model: str, prefix: str) -> None:
+    """Holdfast's other ways beside the one it takes."""
+    ours, (synchronous, process) = f"{OURS} {model}", VARIANTS
+
+    def keep(name: str, variant: str, metric: str) -> None:
+        other = report.median(f"{variant} {model}", metric)
+        report.ratios[prefix + name] = other / report.median(ours, metric)
+
+    keep("synchronous_vs_overlapped_stall", synchronous, "stall")
+    keep("synchronous_vs_overlapped_step_after", synchronous, "step after")
+    for metric in ("stall", "durable", "durable while training", "step after"):
+        keep(f"process_vs_threads_{metric.replace(' ', '_')}", process, metric)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="make bench-checkpoint",
@@ -133,6 +150,11 @@ def main() -> int:
         help="samples of each subject (%(default)s), at most two of the small model",
     )
     parser.add_argument("--small", action="store_true", help="a tiny model, one round: does it run at all?")
+    parser.add_argument(
+        "--variants",
+        action="store_true",
+        help="measure also: the whole copy before the next step, and a process that writes (a third longer)",
+    )
     parser.add_argument("--place", type=Path, default=ROOT / "build", help="file system to measure (build/)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where the JSON goes")
     options = parser.parse_args()
@@ -153,13 +175,16 @@ def main() -> int:
     def heard(text: str) -> None:
         console.print(f"{time.monotonic() - began:5.0f} s  {text}", highlight=False)
 
+    variants = VARIANTS if options.variants else ()
     for part in plan:
         subjects = {
             f"{name} {part.model}": measured(name, part.model, part.window, part.windows, options.place)
-            for name in (LIMITS, OURS, *PEERS)
+            for name in (LIMITS, OURS, *variants, *PEERS)
         }
         take_turns(report, subjects, UNITS, rounds=part.rounds, warmup=0, heard=heard)
         ratios(report, part.model, part.prefix, PEERS[2])
+        if variants:
+            variant_ratios(report, part.model, part.prefix)
     path = report.write(options.out)
     report.show(console)
     console.print(f"written to {path}", highlight=False)

@@ -135,6 +135,7 @@ def _beside_training(
         subject.save(2 + number)
         stall += time.perf_counter() - began
         after += steps(window) if subject.asynchronous else 0.0
+        stall += subject.held_up()
         while_training += subject.wait() - began
     figures = {"stall": stall / windows}
     if subject.asynchronous:

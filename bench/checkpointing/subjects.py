@@ -26,12 +26,17 @@ from holdfast_trainer.contract import RunDir, fsync_directory, raise_fence
 from holdfast_trainer.parallel import Gang
 from holdfast_trainer.training_state import TrainingState
 
+from .writer_process import SharedStage, WriterProcess
+
 
 class Subject(Protocol):
     asynchronous: bool
     """Whether it may still be writing when `save` has returned."""
 
     def save(self, step: int) -> None: ...
+
+    def held_up(self) -> float:
+        """Seconds that the training thread waited for the newest save after `save` had returned."""
 
     def wait(self) -> float:
         """Until durable; returns when that was, by `time.perf_counter`."""
@@ -46,15 +51,30 @@ class Holdfast:
     """The saver that `Run` uses, with one rank."""
 
     asynchronous = True
+    overlapped = True
 
     def __init__(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._run = RunDir(folder)
         raise_fence(self._run, 1)
         self._state = TrainingState({"model": model, "optimizer": optimizer}, 0)
-        self._durable = 0.0
-        self._saver = Saver(
-            self._run, attempt=1, rank=0, world_size=1, keep=1, on_saved=self._note, on_failed=self._fail
+        self._durable = self._held_up = 0.0
+        self._saver = self._make_saver()
+        optimizer.register_step_pre_hook(self._settle)
+
+    def _make_saver(self, **options: Any) -> Saver:
+        return Saver(
+            self._run,
+            attempt=1,
+            rank=0,
+            world_size=1,
+            keep=1,
+            on_saved=self._note,
+            on_failed=self._fail,
+            **options,
         )
+
+    def _settle(self, *_: object) -> None:
+        self._held_up += self._saver.settle()
 
     def _note(self, saved: Saved) -> None:
         self._durable = time.perf_counter()
@@ -63,9 +83,13 @@ class Holdfast:
         raise error
 
     def save(self, step: int) -> None:
-        self._durable = 0.0
+        self._durable = self._held_up = 0.0
         shared, own, rank_0_only = self._state.capture(step)
-        self._saver.save(step, shared, own, rank_0_only=rank_0_only)
+        lasting = self._state.lasting() if self.overlapped else None
+        self._saver.save(step, shared, own, rank_0_only=rank_0_only, lasting=lasting)
+
+    def held_up(self) -> float:
+        return self._held_up
 
     def wait(self) -> float:
         self._saver.wait()
@@ -78,6 +102,21 @@ class Holdfast:
 
     def files(self) -> list[Path]:
         return list(self._run.checkpoints.rglob("*.safetensors"))
+
+
+class HoldfastSynchronous(Holdfast):
+    """With checkpoint.snapshot=synchronous."""
+
+    overlapped = False
+
+
+class HoldfastProcess(Holdfast):
+    """The state is staged in shared memory, and a process of its own checksums and writes it."""
+
+    def _make_saver(self, **options: Any) -> Saver:
+        stage = SharedStage()
+        self._process = WriterProcess(stage)
+        return super()._make_saver(stage=stage, write_image=self._process.write_image, **options)
 
 
 class _Peer:
@@ -94,6 +133,9 @@ class _Peer:
     def _restore(self, state: dict[str, Any]) -> None:
         self._model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
+
+    def held_up(self) -> float:
+        return 0.0  # what they copy they copy before `save` returns
 
     def wait(self) -> float:
         return self._durable
@@ -179,6 +221,8 @@ class DcpAsyncProcess(DcpAsync):
 
 SUBJECTS: dict[str, Callable[[Path, nn.Module, torch.optim.Optimizer], Subject]] = {
     "holdfast": Holdfast,
+    "holdfast, synchronous": HoldfastSynchronous,
+    "holdfast, process": HoldfastProcess,
     "torch.save": TorchSave,
     "dcp save": DcpSave,
     "dcp async, thread": DcpAsync,

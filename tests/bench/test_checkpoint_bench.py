@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench.checkpoint import LIMITS, OURS, PEERS
+from bench.checkpoint import LIMITS, OURS, PEERS, VARIANTS
 from bench.report import ROOT
 from processes import Processes
 
@@ -16,6 +16,12 @@ RATIOS = {
     "stall_vs_dcp_async",
     "stall_vs_copy_limit",
     "stall_vs_torch_save",
+    "synchronous_vs_overlapped_stall",
+    "synchronous_vs_overlapped_step_after",
+    "process_vs_threads_stall",
+    "process_vs_threads_durable",
+    "process_vs_threads_durable_while_training",
+    "process_vs_threads_step_after",
     "throughput_after_save",
     "durable_vs_disk_limit",
     "durable_while_training_vs_disk_limit",
@@ -33,10 +39,13 @@ def bench(processes: Processes, *arguments: str | Path) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_every_subject_is_measured(processes: Processes, tmp_path: Path) -> None:
-    status, out = bench(processes, "--small", "--place", tmp_path / "disk", "--out", tmp_path / "out")
+    status, out = bench(
+        processes, "--small", "--variants", "--place", tmp_path / "disk", "--out", tmp_path / "out"
+    )
     assert status == 0, out
     body = json.loads((tmp_path / "out" / "checkpoint.json").read_text())
-    assert {row["subject"] for row in body["rows"]} == {f"{name} tiny" for name in (LIMITS, OURS, *PEERS)}
+    subjects = (LIMITS, OURS, *VARIANTS, *PEERS)
+    assert {row["subject"] for row in body["rows"]} == {f"{name} tiny" for name in subjects}
     assert set(body["ratios"]) == RATIOS
     figures = {(row["subject"], row["metric"]): row["median"] for row in body["rows"]}
     ours = figures[f"{OURS} tiny", "stall"]

@@ -87,17 +87,15 @@ class LastWords:
         uid = uid_of(pod)
         if attempt_of(pod) is None:
             return
-        if running(pod) and _to_go(pod) and uid not in self._noted and self._job_of(pod) is not None:
+        if running(pod) and _to_go(pod) and uid not in self._noted:
             self._noted[uid] = ""
             group.create_task(_harmless(self._to_the_end(pod), pod))
         if index_of(pod) == 0 and has_ended(pod) and uid not in self._kept:
             self._kept.add(uid)
-            job = self._job_of(pod)
-            if job is not None:
-                group.create_task(_harmless(self._keep_ledger(job, pod), pod))
+            group.create_task(_harmless(self._keep_ledger(pod), pod))
 
     def _job_of(self, pod: Document) -> TrainingJob | None:
-        """None where it is gone or going: nobody will ask."""
+        """None where it is gone or going: nobody will ask. Raises Invalid where it cannot be read."""
         meta, whose = pod["metadata"], attempt_of(pod)
         document = self._jobs.get(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
         if document is None or "deletionTimestamp" in document["metadata"]:
@@ -121,6 +119,8 @@ class LastWords:
         return str(text).split("\n") if text else None
 
     async def _to_the_end(self, pod: Document) -> None:
+        if self._job_of(pod) is None:
+            return
         await self._read(pod, follow=False)
         async with self._free, asyncio.timeout(FOLLOW_SECONDS):
             await self._read(pod, follow=True)
@@ -143,10 +143,10 @@ class LastWords:
 
     # ----------------------------------------------------------------- ledger
 
-    async def _keep_ledger(self, job: TrainingJob, pod: Document) -> None:
-        whose = attempt_of(pod)
-        lines = [json.dumps(line) for line in self._endpoints.ledger_of(job)]
-        if whose is None or not lines:
+    async def _keep_ledger(self, pod: Document) -> None:
+        whose, job = attempt_of(pod), self._job_of(pod)
+        lines = [json.dumps(line) for line in self._endpoints.ledger_of(job)] if job is not None else []
+        if whose is None or job is None or not lines:
             return
         while lines and sum(map(len, lines)) + len(lines) > LEDGER_CHARACTERS:
             del lines[: max(1, len(lines) // 10)]

@@ -6,7 +6,8 @@ matrices in the narrower type. FSDP cuts the 16 over the ranks. Activations of a
 that fused attention does not keep, and without dropout masks where there is no dropout), twice that in
 fp32. With recomputation each block keeps its input alone, and one block at a time is whole. The logits and
 their gradient are the largest tensors of a small model: they are counted in the type of the products, in
-fp32 for the loss, and in fp32 for its gradient.
+fp32 for the loss, and in fp32 for its gradient. In the backward pass the gradients of one MLP live beside
+what is kept: two tensors as wide as it, and two of the residual stream.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .model import parameter_count
 
 ADAMW_BYTES = 16
 BLOCK_BYTES = 34
+BACKWARD_WIDTHS = 10
 DROPOUT_BYTES = 3
 """Of masks, per element of the residual stream (a byte each)."""
 
@@ -50,7 +52,7 @@ def memory_need(config: Config, precision: str, world_size: int, micro_batch: in
     return Need(
         state=ADAMW_BYTES * parameters // ranks,
         copies=2 * parameters if width == 2 else 0,
-        activations=kept,
+        activations=kept + tokens * model.width * BACKWARD_WIDTHS * width,
         logits=tokens * model.vocab_size * (width + 4 + 4),
     )
 

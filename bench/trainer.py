@@ -1,0 +1,281 @@
+"""Speed of training: Holdfast beside a bare loop, nanoGPT's recipe and the trainers that people use.
+
+All train the same model code from the same weights on the same batches with the same threads. Every subject
+is started once and waits at a gate; windows of a few steps alternate closely, so what slows the machine
+slows all (bench/training/gate.py). The stages:
+
+  same dtype        one process, the precision that suits the device, fused AdamW, clipping for all
+  as it comes       one process, each with its own defaults, the same batch
+  ddp               two processes (as many as there are GPUs, with some), same dtype
+  telemetry         steps of a tiny model by the thousand, with and without what observes them
+
+`first step` is from the start of the process, imports and all, to the end of its first step. `telemetry_cost`
+is what observing a step takes, in seconds of the tiny model, over the seconds of a step of the model above:
+the difference of two whole steps of that one is smaller than its spread.
+
+Where the machine cannot run a peer, or has none, that is said and it is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from holdfast_trainer.contract import ENV_TELEMETRY
+from holdfast_trainer.model import flops_per_token
+
+from .report import ROOT, Report, ReportError, take_turns
+from .training.turns import Training, ending
+from .training.work import Work, write_tokens
+
+UNITS = {"speed": "tokens/s", "first step": "s", "step": "s", "peak": "FLOP/s"}
+PEER_PACKAGES = {
+    "hf-trainer": "transformers",
+    "hf-trainer-as-it-comes": "transformers",
+    "lightning": "lightning",
+    "lightning-as-it-comes": "lightning",
+    "fabric": "lightning",
+}
+"""What a subject needs that Holdfast does not."""
+OURS = "holdfast"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """`runs` is its name in bench.training; `precision` and `environment` are what it gets."""
+
+    name: str
+    runs: str
+    precision: str = "auto"
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    title: str
+    subjects: tuple[Subject, ...]
+    shape: str
+    ranks: int
+    threads: int
+    window: int
+    """Steps."""
+    rounds: int
+    metric: str = "speed"
+
+
+def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[Stage]:
+    """What is measured, in order."""
+    same = (
+        Subject("bare loop", "bare"),
+        Subject(OURS, "holdfast"),
+        Subject("hf trainer", "hf-trainer"),
+        Subject("lightning", "lightning"),
+        Subject("fabric (litgpt's loop)", "fabric"),
+        Subject("machine's limit", "limit"),
+    )
+    as_it_comes = (
+        Subject(f"{OURS}, as it comes", "holdfast"),
+        Subject("nanogpt's recipe, as it comes", "nanogpt", "fp32"),
+        Subject("hf trainer, as it comes", "hf-trainer-as-it-comes", "fp32"),
+        Subject("lightning, as it comes", "lightning-as-it-comes", "fp32"),
+    )
+    ddp = tuple(Subject(f"{s.name}, {{ranks}} processes", s.runs) for s in same[:4])
+    telemetry = (
+        Subject(f"{OURS}, tiny model", "holdfast"),
+        Subject(f"{OURS}, tiny model, telemetry off", "holdfast", environment={ENV_TELEMETRY: "off"}),
+        Subject("bare loop, tiny model", "bare"),
+    )
+    ranks = gpus or min(2, cores)
+    found = [
+        Stage("same dtype", same, shape, 1, cores, window, rounds),
+        Stage("as it comes", as_it_comes, shape, 1, cores, max(1, window // 2), rounds),
+    ]
+    if ranks > 1:
+        named = tuple(Subject(s.name.format(ranks=ranks), s.runs) for s in ddp)
+        found.append(Stage("ddp", named, shape, ranks, max(1, cores // ranks), window, rounds))
+    found.append(Stage("telemetry", telemetry, "tiny", 1, 1, 60 * window, 3 * rounds, "step"))
+    return found
+
+
+class Bench:
+    """Runs the stages into a report."""
+
+    def __init__(
+        self, report: Report, folder: Path, path: Sequence[Path], heard: Callable[[str], None]
+    ) -> None:
+        self._report, self._folder, self._path, self._heard = report, folder, path, heard
+        self.left_out: dict[str, str] = {}
+        self._missing = {name for name in PEER_PACKAGES.values() if not _is_here(name, path)}
+
+    def run(self, stage: Stage) -> None:
+        data = self._folder / stage.title.replace(" ", "-") / "data"
+        write_tokens(data)
+        trainings: dict[str, Training] = {}
+        with contextlib.ExitStack() as stack:
+            for subject in stage.subjects:
+                if (package := PEER_PACKAGES.get(subject.runs)) in self._missing:
+                    self.left_out[subject.name] = f"{package} is not installed"
+                    continue
+                self._heard(f"{stage.title}: start {subject.name}")
+                words = [subject.runs, stage.shape, str(data), subject.precision]
+                training = Training.start(
+                    subject.name,
+                    words,
+                    ranks=stage.ranks,
+                    threads=stage.threads,
+                    path=self._path,
+                    environment=subject.environment,
+                )
+                stack.enter_context(ending([training]))
+                try:
+                    first = training.first_step()
+                except ReportError as error:
+                    if subject.runs in ("bare", "holdfast", "limit"):
+                        raise
+                    self.left_out[subject.name] = str(error)[-300:]
+                    self._heard(f"{subject.name} is left out: {str(error)[-300:]}")
+                    continue
+                trainings[subject.name] = training
+                if subject.runs != "limit":
+                    self._report.add(subject.name, "first step", "s", first)
+            self._take_turns(stage, trainings)
+
+    def _take_turns(self, stage: Stage, trainings: Mapping[str, Training]) -> None:
+        tokens = tokens_a_step(stage.shape)
+
+        def measured(training: Training, limit: bool) -> Callable[[], Mapping[str, float]]:
+            def measure() -> Mapping[str, float]:
+                seconds = training.window(1 if limit else stage.window)
+                if limit:
+                    return {"peak": 1 / seconds}
+                if stage.metric == "step":
+                    return {"step": seconds / stage.window}
+                return {"speed": tokens * stage.window / seconds}
+
+            return measure
+
+        limits = {subject.name for subject in stage.subjects if subject.runs == "limit"}
+        subjects = {name: measured(training, name in limits) for name, training in trainings.items()}
+        take_turns(self._report, subjects, UNITS, rounds=stage.rounds, warmup=1, heard=self._heard)
+
+
+def _is_here(package: str, path: Sequence[Path]) -> bool:
+    found = any((place / package).is_dir() for place in path)
+    return found or importlib.util.find_spec(package) is not None
+
+
+def tokens_a_step(shape: str) -> int:
+    config = Work.of(shape, Path("none"), "fp32", 0, 1).config
+    return config.train.global_batch * config.model.context
+
+
+def ratios(report: Report, shape: str, ranks: int) -> None:
+    """The issue's figures, from the rows beside them; what was left out has none."""
+
+    def keep(name: str, of: str, to: str, metric: str = "speed") -> None:
+        with contextlib.suppress(ReportError):
+            report.ratio(name, metric, of, to)
+
+    keep("vs_bare_loop", OURS, "bare loop")
+    keep("vs_hf_trainer", OURS, "hf trainer")
+    keep("vs_lightning", OURS, "lightning")
+    keep("vs_fabric", OURS, "fabric (litgpt's loop)")
+    for peer in ("bare loop", "hf trainer", "lightning"):
+        name = f"ddp_vs_{peer.replace(' ', '_')}"
+        keep(name, f"{OURS}, {ranks} processes", f"{peer}, {ranks} processes")
+    keep("out_of_box_vs_nanogpt", f"{OURS}, as it comes", "nanogpt's recipe, as it comes")
+    keep("out_of_box_vs_hf_trainer", f"{OURS}, as it comes", "hf trainer, as it comes")
+    keep("out_of_box_vs_lightning", f"{OURS}, as it comes", "lightning, as it comes")
+    for peer in ("bare loop", "hf trainer", "lightning"):
+        keep(f"first_step_vs_{peer.replace(' ', '_')}", OURS, peer, "first step")
+    with contextlib.suppress(ReportError):
+        config = Work.of(shape, Path("none"), "fp32", 0, 1).config
+        flops = flops_per_token(config.model) * report.median(OURS, "speed")
+        report.ratios["share_of_gemm_peak"] = flops / report.median("machine's limit", "peak")
+    with contextlib.suppress(ReportError):
+        tiny = f"{OURS}, tiny model"
+        watched, blind = (report.median(name, "step") for name in (tiny, f"{tiny}, telemetry off"))
+        seconds = tokens_a_step(shape) / report.median(OURS, "speed")
+        report.ratios["telemetry_cost"] = (watched - blind) / seconds
+        bare = report.median("bare loop, tiny model", "step")
+        report.ratios["around_a_step_cost"] = (watched - bare) / seconds
+
+
+@contextlib.contextmanager
+def place_for_runs(where: Path) -> Iterator[Path]:
+    where.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="trainer-", dir=where))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_peers(heard: Callable[[str], None]) -> list[Path]:
+    """Where peers are: in this environment, or in one made from uv.lock; said where neither can be."""
+    if all(importlib.util.find_spec(name) for name in set(PEER_PACKAGES.values())):
+        return []
+    try:
+        from scripts.peers import PeersError, install
+
+        return [install()]
+    except (PeersError, OSError) as error:
+        heard(f"peers are left out: {error}")
+        return []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="make bench-trainer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    parser.add_argument("--shape", default="124M" if gpus else "10M", help="10M or 124M (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="samples of each subject (%(default)s)")
+    parser.add_argument("--window", type=int, default=20 if gpus else 3, help="steps a sample (%(default)s)")
+    parser.add_argument("--no-peers", action="store_true", help="install none; those that are here are used")
+    parser.add_argument("--stages", nargs="*", help="titles of those to run; all by default")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where the JSON goes")
+    parser.add_argument("--place", type=Path, default=ROOT / "build", help="for run directories")
+    options = parser.parse_args()
+    if options.rounds < 1 or options.window < 1:
+        parser.error(f"--rounds {options.rounds} --window {options.window}: at least 1 is needed")
+    console, report, began = Console(), Report("trainer"), time.monotonic()
+
+    def heard(text: str) -> None:
+        console.print(f"{time.monotonic() - began:5.0f} s  {text}", highlight=False)
+
+    cores = len(os.sched_getaffinity(0))
+    plan = stages(options.shape, options.rounds, options.window, cores, gpus)
+    unknown = set(options.stages or ()) - {stage.title for stage in plan}
+    if unknown:
+        parser.error(f"no stage {', '.join(unknown)}; there are: {', '.join(s.title for s in plan)}")
+    with place_for_runs(options.place) as folder:
+        bench = Bench(report, folder, [] if options.no_peers else find_peers(heard), heard)
+        for stage in plan:
+            if not options.stages or stage.title in options.stages:
+                bench.run(stage)
+    if bench.left_out:
+        report.facts["left_out"] = bench.left_out
+    report.facts["model"] = options.shape
+    for name, reason in bench.left_out.items():
+        heard(f"{name} was left out: {reason}")
+    ratios(report, options.shape, gpus or min(2, cores))
+    report.write(options.out)
+    report.show(console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Lets many trainings take turns on one machine: each does a window of steps when it is told to.
+
+A gate hangs on the end of `optimizer.step()`, the one place that every loop passes once a step, whoever
+wrote it. There it says how long the window took and waits for the next word. So programs that take seconds
+to start are started once, and their windows alternate closely: what slows the machine down for a while
+slows all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+ENV = "BENCH_GATE"
+"""Two file descriptors: where words come from, where answers go."""
+
+
+class Gate:
+    """Of one rank. The parent says how many steps to do; 0 or silence ends the process."""
+
+    def __init__(self, device: torch.device) -> None:
+        words, answers = (int(number) for number in os.environ[ENV].split(","))
+        self._words, self._answers = os.fdopen(words), os.fdopen(answers, "w")
+        self._device = device
+        self._left = 1  # the first step comes without being asked for: it tells how long a start takes
+        self._steps = 0
+        self._began: float | None = None
+
+    def install(self) -> None:
+        """From now on every step of any optimizer of this process passes here."""
+        register_optimizer_step_post_hook(lambda *_: self.step())
+
+    def step(self) -> None:
+        self._left -= 1
+        if self._left:
+            return
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        if self._began is None:
+            self.say(first_step_at=time.time())
+        else:
+            self.say(seconds=now - self._began, steps=self._steps)
+        self._left = self._steps = self.wait()
+        self._began = time.perf_counter()
+
+    def wait(self) -> int:
+        """Until told how many to do."""
+        word = self._words.readline().strip()
+        if word in ("", "0"):
+            os._exit(0)  # no framework's clean-up is of interest, and some of them ask for the peers
+        return int(word)
+
+    def say(self, **body: Any) -> None:
+        self._answers.write(json.dumps(body) + "\n")
+        self._answers.flush()

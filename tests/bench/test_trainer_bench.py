@@ -1,0 +1,43 @@
+"""The benchmark of the trainer runs, lets subjects take turns, and says whom it left out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench.report import ROOT
+from bench.trainer import PEER_PACKAGES, stages
+from bench.training.work import SHAPES
+from processes import Processes
+
+
+@pytest.mark.slow
+def test_ours_and_the_bare_loop_take_turns(processes: Processes, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.trainer", "--shape", "tiny", "--rounds", "1", "--window", "1"]
+    command += ["--no-peers", "--stages", "same dtype", "telemetry"]
+    command += ["--out", str(tmp_path / "out"), "--place", str(tmp_path / "place")]
+    process = processes.start(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    out, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, out
+    body = json.loads((tmp_path / "out" / "trainer.json").read_text())
+    median = {(row["subject"], row["metric"]): row["median"] for row in body["rows"]}
+    assert body["ratios"]["vs_bare_loop"] == median["holdfast", "speed"] / median["bare loop", "speed"]
+    assert {"telemetry_cost", "share_of_gemm_peak", "first_step_vs_bare_loop"} <= set(body["ratios"])
+    assert median["holdfast", "first step"] > 0
+    assert body["machine"]["left_out"]["lightning"] == "lightning is not installed"
+    assert "hf trainer was left out: transformers is not installed" in out
+    assert list((tmp_path / "place").iterdir()) == [], "runs are removed"
+
+
+def test_every_machine_gets_the_stages_that_it_can_run() -> None:
+    titles = lambda cores, gpus: [stage.title for stage in stages("10M", 5, 3, cores, gpus)]  # noqa: E731
+    assert titles(2, 0) == ["same dtype", "as it comes", "ddp", "telemetry"]
+    assert titles(1, 0) == titles(16, 1) == ["same dtype", "as it comes", "telemetry"]
+    ddp = stages("10M", 5, 3, 8, 4)[2]
+    assert (ddp.ranks, ddp.threads) == (4, 2)
+    assert [subject.name for subject in ddp.subjects][1] == "holdfast, 4 processes"
+    assert all(SHAPES[shape]["batch"] % 4 == 0 for shape in ("10M", "124M"))
+    assert set(PEER_PACKAGES.values()) == {"transformers", "lightning"}

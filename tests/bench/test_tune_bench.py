@@ -1,0 +1,56 @@
+"""The bad set-ups of the guide are bad in the way they say, and mending changes no result."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from bench.report import ROOT
+from bench.tune import CAUSES
+from bench.tuning import setups
+from processes import Processes
+
+from holdfast_trainer.tune.census import census
+
+
+def test_padding_a_ragged_batch_changes_no_loss() -> None:
+    torch.manual_seed(0)
+    slow, fast = setups.OneByOne(), setups.Together()
+    fast.load_state_dict(slow.state_dict())
+    samples = [setups.Sequences()[index] for index in range(6)]
+    one, other = setups.ragged_loss(slow, samples), setups.padded_loss(fast, setups.padded(samples))
+    torch.testing.assert_close(one, other)
+    one.backward()
+    other.backward()
+    for left, right in zip(slow.parameters(), fast.parameters(), strict=True):
+        torch.testing.assert_close(left.grad, right.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loop_shows_in_the_operations_of_each_sample() -> None:
+    samples = [setups.Sequences()[index] for index in range(4)]
+    looping = sum(line.operations for line in census(lambda: setups.OneByOne()(samples)))
+    together = sum(line.operations for line in census(lambda: setups.Together()(setups.padded(samples))))
+    assert looping > 10 * together
+
+
+def test_tokenising_beforehand_gives_the_same_samples() -> None:
+    before, asked = setups.Tokenised(), setups.TokenisedWhenAsked()
+    assert all(torch.equal(before[index], asked[index]) for index in (0, 7, 4095))
+    assert all(hasattr(setups, name) for name in CAUSES)
+
+
+@pytest.mark.slow
+def test_the_estimate_is_held_against_a_real_run(processes: Processes, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.tune", "--only", "estimate", "--rounds", "1", "--run-steps", "5"]
+    command += ["--out", str(tmp_path / "out"), "--place", str(tmp_path / "place")]
+    process = processes.start(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    out, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, out
+    body = json.loads((tmp_path / "out" / "tune.json").read_text())
+    median = {row["metric"]: row["median"] for row in body["rows"]}
+    assert median["taken"] > 0
+    assert body["ratios"]["estimate_error"] == abs(median["estimated"] - median["taken"]) / median["taken"]

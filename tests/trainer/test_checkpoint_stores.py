@@ -124,9 +124,7 @@ def test_a_file_of_many_blocks_is_written_by_many_threads_and_read_likewise(run:
     partial = store.begin(1, 1)
     for number, length in enumerate((size, BLOCK - 100, 2 * BLOCK, 100)):
         path = partial / f"{number}"
-        written = tensorfile.write_image(
-            path, image, length, store.files, padded=store.padded, writers=store.writers
-        )
+        written = tensorfile.write_image(path, image, length, store.files, **store.how)
         tensorfile.verify(path, written)
         with pytest.raises(tensorfile.UnreadableFile, match=f"{number} has {length} bytes, its manifest"):
             tensorfile.verify(path, tensorfile.Written(length + 1, written.sums))

@@ -31,7 +31,7 @@ class Account:
     ) -> None:
         """On rank 0 serves the port at once. `profile` are steps to trace, counted from 0."""
         self._run_dir, self._attempt, self._gang = run_dir, attempt, gang
-        self.journal = Journal(run_dir, attempt)
+        self.journal = Journal(run_dir, attempt, first=gang.rank == 0)
         self.telemetry = Telemetry(attempt, gang.world_size)
         self.spans = Spans(gang.device)
         first = gang.rank == 0

@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from .contract import RunDir, read_lines
+from .records import EVENTS, Records
 
 
 class Journal:
     """Writes what one attempt has to tell. A full disk makes it silent, never the training fail."""
 
-    def __init__(self, run: RunDir, attempt: int) -> None:
+    def __init__(self, run: RunDir, attempt: int, *, first: bool = True) -> None:
+        """`first`: of rank 0, which copies it where the run's checkpoints are objects."""
         run.attempt(attempt).mkdir(parents=True, exist_ok=True)
         self._attempt = attempt
         self._ledger, self._steps = run.ledger(attempt), run.steps(attempt)
+        self._records = Records(run, attempt) if first and run.objects else None
         self._torn: set[Path] = set()
         self.dropped = 0
         """Lines that could not be written."""
@@ -31,6 +34,8 @@ class Journal:
         """Append a ledger line, durably."""
         line = {"event": event, "time": time.time(), "attempt": self._attempt, **fields}
         self._append(self._ledger, line, sync=True)
+        if self._records is not None and event in EVENTS:
+            self._records.publish()
 
     def step(self, step: int, **fields: Any) -> None:
         """Append a line to steps.jsonl."""

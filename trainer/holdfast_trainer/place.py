@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +11,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from . import contract
-from .checkpoint import CheckpointDirectory, CheckpointError
-from .checkpoint.directory import check_fence
+from .checkpoint.bucket import Bucket, is_bucket
+from .checkpoint.errors import CheckpointError
+from .checkpoint.stores import admit
 from .contract import RunDir
 from .parallel import Gang
+from .records import Records
 from .schema import ConfigError
 
 DEFAULT_RUN_DIR = "holdfast-run"
+ENV_LOCAL_DIR = "HOLDFAST_LOCAL_DIR"
+"""Below it lie logs, ledgers and the compile cache of runs in buckets; a directory in /tmp unless given."""
 N = TypeVar("N", int, float)
 
 
@@ -36,7 +41,7 @@ class Place:
         """From the environment; `run_dir` counts where HOLDFAST_RUN_DIR is not set. Raises ConfigError."""
         env = os.environ
         return cls(
-            run_dir=RunDir(Path(env.get(contract.ENV_RUN_DIR) or run_dir or DEFAULT_RUN_DIR).absolute()),
+            run_dir=run_directory(str(env.get(contract.ENV_RUN_DIR) or run_dir or DEFAULT_RUN_DIR)),
             attempt=_number(contract.ENV_ATTEMPT, int, 1),
             grace_seconds=grace_seconds(),
             host=env.get(contract.ENV_HOST) or "127.0.0.1",
@@ -58,12 +63,9 @@ class Place:
     def _admit(self) -> int | CheckpointError:
         run = self.run_dir
         try:
-            attempt = self.attempt or contract.read_fence(run) + 1
-            contract.raise_fence(run, attempt)
-            check_fence(run, attempt)
-            run.checkpoints.mkdir(exist_ok=True)
+            attempt = admit(run, self.attempt)
             run.attempt(attempt).mkdir(parents=True, exist_ok=True)
-            CheckpointDirectory(run, attempt).sweep()
+            Records(run, attempt).fetch()
         except (OSError, ValueError) as error:
             return CheckpointError(
                 f"run directory {run.path} cannot be used: {error}. Name another one, or mend it"
@@ -71,6 +73,27 @@ class Place:
         except CheckpointError as error:
             return error
         return attempt
+
+
+def run_directory(text: str) -> RunDir:
+    """The run directory that `text` names: a path, or s3://BUCKET/PREFIX with a local place beside it.
+
+    Raises ConfigError.
+    """
+    if is_bucket(text):
+        try:
+            bucket = Bucket(text)
+        except CheckpointError as error:
+            raise ConfigError(f"the run directory {error}") from error
+        local = os.environ.get(ENV_LOCAL_DIR)
+        base = Path(local) if local else Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+        return RunDir((base / bucket.url.removeprefix("s3://")).absolute(), bucket.url)
+    if "://" in text:
+        raise ConfigError(
+            f"the run directory {text!r}: give a path or s3://BUCKET/PREFIX; other stores are reached by "
+            "their S3 interface, at AWS_ENDPOINT_URL"
+        )
+    return RunDir(Path(text).absolute())
 
 
 def grace_seconds() -> float:

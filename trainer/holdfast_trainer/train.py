@@ -26,7 +26,7 @@ def train(
     compute: Precision,
     train_data: TokenDataset,
     val_data: TokenDataset | None,
-    run_dir: Path | None,
+    run_dir: str | Path | None,
 ) -> None:
     """Raises SystemExit(0) on an agreed stop, CheckpointError, DataError on a damaged shard."""
     settings = config.train

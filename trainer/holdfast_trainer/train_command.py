@@ -45,7 +45,10 @@ def main(argv: Sequence[str]) -> int:
         default=os.environ.get(contract.ENV_CONFIG),
         help=f"YAML file; default: the one that {contract.ENV_CONFIG} names",
     )
-    parser.add_argument("--run-dir", type=Path, help=f"default: {contract.ENV_RUN_DIR}, or ./holdfast-run")
+    parser.add_argument(
+        "--run-dir",
+        help=f"a path, or s3://BUCKET/PREFIX (default: {contract.ENV_RUN_DIR}, or ./holdfast-run)",
+    )
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="win over the file")
     arguments = parser.parse_args(argv)
     if arguments.config is None and not arguments.overrides:

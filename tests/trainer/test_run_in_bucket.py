@@ -1,0 +1,209 @@
+"""Training whose run directory is in an object store: killed, refused, and looked at from outside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gangs import KILL, Gang, History, RankServer, Workshop, free_port
+from object_stores import ObjectServer
+from processes import Processes
+from waiting import wait_until
+
+from holdfast_trainer.checkpoint import CheckpointError
+from holdfast_trainer.checkpoint.bucket import Bucket
+from holdfast_trainer.checkpoint.store import CheckpointStore
+from holdfast_trainer.checkpoint.stores import admit, open_store
+from holdfast_trainer.checkpoint_command import main
+from holdfast_trainer.contract import RunDir
+from holdfast_trainer.place import Place
+from holdfast_trainer.schema import ConfigError
+
+LARGE = {"size": 80_000, "steps": 12}
+"""Files of more than one part."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    started = Processes()
+    try:
+        server = ObjectServer(started, tmp_path_factory.mktemp("objects"))
+        yield server
+        server.kill()
+    finally:
+        started.end_all()
+
+
+class InBucket:
+    """Attempts of one run in a bucket."""
+
+    def __init__(self, server: ObjectServer, workshop: Workshop) -> None:
+        self.url = f"s3://{server.bucket()}/runs/a"
+        self.local = Path(server.environment["HOLDFAST_LOCAL_DIR"]) / self.url.removeprefix("s3://")
+        self._environment = server.environment | {"HOLDFAST_RUN_DIR": self.url}
+        self._workshop = workshop
+
+    def start(self, *, env: dict[str, str] | None = None, **options: Any) -> Gang:
+        return self._workshop.start(
+            "bucket", env=self._environment | (env or {}), run_dir=self.local, **options
+        )
+
+    def finish(self, **options: Any) -> History:
+        gang = self.start(**options)
+        assert set(gang.wait(120)) == {0}, gang.texts()
+        return gang.history
+
+    @property
+    def store(self) -> CheckpointStore:
+        return open_store(RunDir(self.local, self.url), 0)
+
+
+@pytest.fixture
+def environment(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.fail()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def bucket(server: ObjectServer, rank_server: RankServer, workshop: Workshop, environment: None) -> InBucket:
+    return InBucket(server, workshop)
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_of_an_upload_and_resumed_on_another_machine(
+    bucket: InBucket, server: ObjectServer, workshop: Workshop
+) -> None:
+    twin = workshop.finish("twin", ranks=2, **LARGE)
+    part = {"method": "PUT", "path": "step-00000010/.*rank-1", "query": "partNumber=2", "answer": "stall"}
+    server.fail(part | {"times": 9})
+    gang = bucket.start(ranks=2, **LARGE)
+    objects = Bucket(bucket.url)
+    wait_until(
+        lambda: any(
+            "step-00000010" in key and key.endswith("rank-0.json") for key in objects.keys("checkpoints/")
+        ),
+        "rank 0 to have written its part of step 10",
+        120,
+    )
+    assert bucket.store.steps() == [5]
+    gang.signal(KILL)
+    gang.wait()
+    server.fail()
+    assert objects.uploads("checkpoints/")
+    shutil.rmtree(bucket.local)
+
+    history = bucket.finish(ranks=2, **LARGE)
+    assert history.events("attempt_start", 2)[0]["resumed_step"] == 5
+    assert history.stop(2)["digest"] == twin.stop()["digest"]
+    assert history.losses() == twin.losses()
+    assert history.events("checkpoint", 1)[0]["step"] == 5, "the first attempt's ledger came along"
+    assert objects.uploads("checkpoints/") == []
+    assert main(["diff", bucket.url, str(twin.run.path)]) == 0
+
+
+def test_training_goes_on_while_saves_fail(bucket: InBucket, server: ObjectServer) -> None:
+    server.fail(
+        {"method": "PUT", "path": "step-00000005", "answer": "slow-down", "times": 999},
+        {"method": "PUT", "path": "step-00000010/.*manifest", "answer": "forbidden", "times": 999},
+    )
+    history = bucket.finish(steps=20, save_every=5)
+    told = {line["step"]: line["error"] for line in history.events("checkpoint_failed")}
+    assert set(told) == {5, 10}
+    assert "SlowDown (Please reduce your request rate.) 3 times" in told[5]
+    assert "is not permitted (AccessDenied: Access Denied). Needed are s3:GetObject, s3:PutObject" in told[10]
+    assert [line["step"] for line in history.events("checkpoint")] == [15, 20]
+    assert history.stop()["durable_step"] == 20
+    assert bucket.store.steps() == [20, 15]
+
+
+def test_a_loop_that_is_left_early_saves_when_the_interpreter_is_ending(
+    bucket: InBucket, server: ObjectServer
+) -> None:
+    by_name = {"AWS_ENDPOINT_URL": f"http://localhost:{server.port}"}  # which must be looked up
+    history = bucket.finish(steps=20, save_every=50, break_at=7, env=by_name)
+    assert history.stop()["durable_step"] == 8
+
+
+def test_the_command_reads_a_bucket(
+    bucket: InBucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket.finish(steps=10, save_every=5)
+    assert main(["ls", bucket.url]) == 0
+    assert "good" in capsys.readouterr().out
+    assert main(["verify", bucket.url]) == 0
+    assert capsys.readouterr().out == "step-00000010: good\nstep-00000005: good\n"
+    assert main(["export", f"{bucket.url}@5", "--out", str(tmp_path / "w.safetensors")]) == 0
+    assert main(["diff", f"{bucket.url}@5", bucket.url]) == 1
+    assert main(["ls", f"{bucket.url}-not"]) == 2
+    assert "has no checkpoints/ below it, so it is no run that saved" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------- what cannot be
+
+
+def refused(url: str, attempt: int | None = None) -> str:
+    with pytest.raises(CheckpointError) as error:
+        admit(RunDir(Path("/nowhere"), url), attempt)
+    return str(error.value)
+
+
+def test_what_is_said_of_a_store_that_refuses_or_is_not_there(
+    environment: None, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"s3://{server.bucket()}/run"
+    assert f"there is no bucket 'test-none' at {server.url}. Create it" in refused("s3://test-none/run")
+    server.fail({"answer": "forbidden", "times": 99})
+    assert "list_objects_v2 of a list is not permitted" in refused(url)
+    server.fail({"answer": "slow-down", "times": 99})
+    assert "answered SlowDown" in refused(url)
+    server.fail({"answer": "slow-down", "times": 2})  # of three tries
+    assert admit(RunDir(Path("/nowhere"), url), None) == 1
+    server.fail({"answer": "stall", "times": 99})
+    monkeypatch.setenv("HOLDFAST_STORAGE_TIMEOUT_SECONDS", "0.5")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    assert f"no answer from {server.url} in 1 tries" in refused(url)
+    server.fail()
+    monkeypatch.setenv("HOLDFAST_STORAGE_TIMEOUT_SECONDS", "soon")
+    assert "HOLDFAST_STORAGE_TIMEOUT_SECONDS='soon' is not a number of seconds above 0" in refused(url)
+    monkeypatch.delenv("HOLDFAST_STORAGE_TIMEOUT_SECONDS")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    assert "Check AWS_ENDPOINT_URL and the network" in refused(url)
+
+
+def test_what_is_said_of_credentials(
+    environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = Processes()
+    monkeypatch.setenv("INITIAL_NO_AUTH_ACTION_COUNT", "1")  # of this server: it asks who comes, but once
+    try:
+        strict = ObjectServer(started, tmp_path)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", strict.url)
+        url = f"s3://{strict.bucket()}/run"
+        assert f"{strict.url} does not accept the credentials (InvalidAccessKeyId)" in refused(url)
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert "there are no credentials. Set AWS_ACCESS_KEY_ID" in refused(url)
+        strict.kill()
+    finally:
+        started.end_all()
+
+
+def test_what_is_said_of_a_name_and_of_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_RUN_DIR", raising=False)
+    for text, said in {
+        "gs://bucket/run": "give a path or s3://BUCKET/PREFIX; other stores are reached by",
+        "s3://bucket": "names a whole bucket: give each run a prefix, such as s3://bucket/RUN",
+        "s3://Bucket_/x": "names no objects: give s3://BUCKET/PREFIX",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            Place.read(text)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{os.getpid()}")
+    assert "pip install 'holdfast[trainer,s3]'" in refused("s3://bucket/run")

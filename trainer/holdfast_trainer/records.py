@@ -1,0 +1,67 @@
+"""Ledger and steps of a run whose checkpoints are objects: on the local disk, and copied beside them.
+
+What is new in the two files since the last copy becomes an object, `attempts/0003/ledger.jsonl.000000001024`,
+named after the place in the file where it begins. So nothing is ever written over, and a long run copies each
+line once. Rank 0 does that with every line of the ledger that matters to the next attempt, which may start on
+another machine. Other ranks' lines and the logs stay on the disk of their machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+
+from .checkpoint.bucket import Bucket
+from .checkpoint.errors import ObjectStoreError
+from .contract import RunDir
+
+log = logging.getLogger("holdfast")
+
+EVENTS = ("attempt_start", "checkpoint", "checkpoint_failed", "failure", "hang", "stop")
+"""Of the ledger; after these it is copied."""
+_KEY = re.compile(r"attempts/(\d+)/(ledger|steps)\.jsonl\.(\d+)")
+
+
+class Records:
+    """Of one attempt of a run; does nothing where the run is a directory."""
+
+    def __init__(self, run: RunDir, attempt: int) -> None:
+        self._run, self._attempt = run, attempt
+        self._bucket = Bucket(run.objects) if run.objects else None
+        self._files = {"ledger": run.ledger(attempt), "steps": run.steps(attempt)}
+        self._sent = dict.fromkeys(self._files, 0)
+        self._lock = threading.Lock()
+        self._told = False
+
+    def publish(self) -> None:
+        """Copy what is new; where the store does not answer that is told once, and tried again next time."""
+        if self._bucket is None:
+            return
+        with self._lock:
+            try:
+                for name, path in self._files.items():
+                    begin = self._sent[name]
+                    data = path.read_bytes()[begin:] if path.exists() else b""
+                    if data:
+                        self._bucket.put(f"attempts/{self._attempt:04d}/{name}.jsonl.{begin:012d}", data)
+                        self._sent[name] += len(data)
+                self._told = False
+            except (ObjectStoreError, OSError) as error:
+                if not self._told:
+                    log.warning("the ledger cannot be copied, that is tried again: %s", error)
+                self._told = True
+
+    def fetch(self) -> None:
+        """Get the records of earlier attempts that are not on this disk. Raises ObjectStoreError, OSError."""
+        if self._bucket is None:
+            return
+        pieces: dict[tuple[int, str], list[tuple[int, str]]] = {}
+        for key in self._bucket.keys("attempts/"):
+            if (match := _KEY.fullmatch(key)) and int(match[1]) < self._attempt:
+                pieces.setdefault((int(match[1]), match[2]), []).append((int(match[3]), key))
+        for (attempt, name), found in pieces.items():
+            path = self._run.attempt(attempt) / f"{name}.jsonl"
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(b"".join(self._bucket.get(key) for _, key in sorted(found)))

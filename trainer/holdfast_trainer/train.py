@@ -13,7 +13,8 @@ import torch
 from .assembly import Batches, assemble
 from .config import Config, parse_window, settings_in_common
 from .data import TokenDataset
-from .model import GPT, flops_per_token, parameter_count
+from .decoder import Decoder
+from .model import flops_per_token, parameter_count
 from .optim import Precision, allow_tf32, clip_gradients, learning_rate
 from .parallel import accumulate
 from .run import Run
@@ -105,7 +106,7 @@ def train(
 
 
 @torch.no_grad()
-def validate(run: Run, model: GPT, data: TokenDataset, config: Config, compute: Precision) -> float:
+def validate(run: Run, model: Decoder, data: TokenDataset, config: Config, compute: Precision) -> float:
     """Mean loss over the same `validation.batches` global batches every time; touches no random state."""
     batches = Batches(data, config, run.rank, run.world_size, run.device)
     model.eval()

@@ -140,7 +140,7 @@ def world(cluster: Cluster, namespace: str, processes: Processes, tmp_path: Path
 
 
 def test_a_job_goes_through_eviction_and_kill_to_its_end(world: World) -> None:
-    world.controller("one", "story")
+    one = world.controller("one", "story")
     world.submit("gpt", replicas=2, env={"STEPS": "100", "PAUSE": "0.1"})
     status = world.until("gpt", "progress", lambda s: (s.get("progress") or {}).get("step", 0) >= 5)
     assert status["phase"] == "Running"
@@ -155,6 +155,8 @@ def test_a_job_goes_through_eviction_and_kill_to_its_end(world: World) -> None:
     assert first["verdict"] == "Disrupted"
     assert first["reason"].startswith("replica 1: EvictionByEvictionAPI")
     assert (status["disruptions"], status["failures"]) == (1, 0)
+    # The kubelet has removed its container since, and the log with it.
+    assert "saved at step" in first["logTail"]["1"]
 
     # A drill by REST, without notice.
     headers = {"Authorization": f"Bearer {admin(world)}"}
@@ -171,6 +173,17 @@ def test_a_job_goes_through_eviction_and_kill_to_its_end(world: World) -> None:
         assert "finished at step 100" in logs
         ledger = client.get(f"{base}/ledger").json()
         assert [line["attempt"] for line in ledger["lines"]] == [1, 2, 3]
+        assert "replica 0 of attempt 2 goes on at step" in status["attempts"][1]["logTail"]["0"]
+
+    # Another controller knows no less, though no rank is left to be asked.
+    one.terminate()
+    one.wait()
+    world.controller("two", "story")
+    base = f"{world.urls[-1]}/v1/namespaces/{world.namespace}/jobs/gpt"
+    with httpx.Client(headers=headers, trust_env=False, timeout=30) as client:
+        assert client.get(f"{base}/ledger").json()["lines"] == ledger["lines"]
+        logs = client.get(f"{base}/logs", params={"attempt": 1, "rank": 1}).text
+        assert "saved at step" in logs
 
     # What is left of ended attempts goes; deleting the job takes the rest, and leaves the run directory.
     wait_until(lambda: world.kubectl("get", "pytorchjobs", "-o=name").split() == [

@@ -17,12 +17,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--name", default=DEFAULT_NAME, help="several may run beside each other (%(default)s)"
     )
+    parser.add_argument(
+        "--nodes", type=int, default=1, help="up: how many; those that are missing join (%(default)s)"
+    )
     parser.add_argument("--purge", action="store_true", help="down: remove its images too")
     given = parser.parse_args(arguments)
     try:
         where = site(given.name)
         if given.verb == "up":
-            there = up(where, say=lambda line: print(line, file=sys.stderr))
+            there = up(where, nodes=given.nodes, say=lambda line: print(line, file=sys.stderr))
             print(f"export KUBECONFIG={there.kubectl.kubeconfig}")
         elif given.verb == "down":
             down(where, purge=given.purge)

@@ -24,6 +24,8 @@ from tests.cluster.kubectl import Kubectl
 from tests.cluster.locks import locked
 from tests.cluster.machine import Machine, erase, remove_outside
 from tests.cluster.node import start_containerd, start_kubelet, start_proxy, wait_node_ready
+from tests.cluster.nodes import join
+from tests.cluster.nodes import numbers as nodes_of
 from tests.cluster.settings import restore_settings
 from tests.cluster.site import Site
 from tests.cluster.tools import COREDNS, KUBERNETES, SMALL, TRAINING_OPERATOR
@@ -72,41 +74,60 @@ def named_cluster(kubeconfig: Path) -> Cluster:
     return there
 
 
-def up(site: Site, *, operator: bool = True, say: Callable[[str], None] = print) -> Cluster:
-    """Start it, or find it up already.
+def up(
+    site: Site,
+    *,
+    nodes: int = 1,
+    operator: bool = True,
+    lost_seconds: int | None = None,
+    say: Callable[[str], None] = print,
+) -> Cluster:
+    """Start it, or find it up already; nodes that are missing join. For `lost_seconds` see control_plane.py.
 
-    Raises CannotRunNode, MissingTool, BuildFailed, ComponentFailed; what was started ends before that.
+    Raises ClusterError for a number of nodes that no cluster has, CannotRunNode, MissingTool, BuildFailed,
+    ComponentFailed; what was started ends before that.
     """
+    wanted = [site.node(number) for number in range(1, site.node(nodes).number + 1)]
     for module in (SMALL, KUBERNETES, COREDNS):
         build(module)
     if operator:
         build(TRAINING_OPERATOR)
     with locked(site.home / "lock"):
         there = cluster(site)
-        if there.is_up:
-            return there
-        _clear(site)
-        try:
-            with _timed("cluster", say):
-                plane = _start(site, operator, say)
-        except BaseException:
-            _clear(site, keep_logs=True)
-            raise
-    return Cluster(plane.kubectl, site)
+        if not there.is_up:
+            _clear(site)
+            try:
+                with _timed("cluster", say):
+                    _start(site, operator, lost_seconds, say)
+            except BaseException:
+                _clear(site, keep_logs=True)
+                raise
+        present = nodes_of(site)
+        for node in wanted:
+            if node.number not in present:
+                with _timed(f"node {node.node_name}", say):
+                    join(node)
+    return there
 
 
-def _start(site: Site, operator: bool, say: Callable[[str], None]) -> ControlPlane:
+def _start(site: Site, operator: bool, lost_seconds: int | None, say: Callable[[str], None]) -> None:
     with _timed("machine and containerd", say):
         machine = Machine.start(site)
         containerd, store = start_containerd(machine)
     with _timed("control plane", say):
-        plane = start_control_plane(site, address=site.node_address, ports=ON_A_NODE, prefix=machine.enter)
+        plane = start_control_plane(
+            site,
+            address=site.node_address,
+            ports=ON_A_NODE,
+            prefix=machine.enter,
+            lost_seconds=lost_seconds,
+        )
     with _timed("node", say):
         kubelet = start_kubelet(machine, plane)
         proxy = start_proxy(machine, plane)
         plane.components.extend([containerd, kubelet, proxy])
         _import_images(store, operator)
-        wait_node_ready(site.name, plane.kubectl, kubelet)
+        wait_node_ready(site.node_name, plane.kubectl, kubelet)
     with _timed("DNS and operator" if operator else "DNS", say):
         plane.kubectl.apply(*dns.manifests(site))
         if operator:
@@ -114,7 +135,6 @@ def _start(site: Site, operator: bool, say: Callable[[str], None]) -> ControlPla
             _wait_deployment(plane, training_operator.NAMESPACE, training_operator.DEPLOYMENT)
         _wait_deployment(plane, dns.NAMESPACE, "coredns")
     plane.check()
-    return plane
 
 
 def _import_images(store: ImageStore, operator: bool) -> None:

@@ -11,12 +11,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from tests.cluster.errors import ComponentFailed
-from tests.cluster.site import MARK, Site
+from tests.cluster.site import MARK, NODE_MARK, Site
 
 # What marks the processes of a test: a cluster outlives the test that happened to ask for it first.
 _NOT_INHERITED = ("TEST_MARK", "PYTEST_CURRENT_TEST")
@@ -57,14 +58,18 @@ class Component:
 
 
 def environment(site: Site) -> dict[str, str]:
-    """What the cluster's programs see: this environment and the mark."""
+    """What the programs of a node see: this environment and the marks."""
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    return {**inherited, MARK: str(site.state)}
+    return {**inherited, MARK: str(site.state), NODE_MARK: str(site.number)}
 
 
 def start(site: Site, name: str, command: Sequence[str | Path], *, prefix: Sequence[str] = ()) -> Component:
-    """Start `command`, after `prefix`, in a session of its own; its output goes to `<logs>/<name>.log`."""
+    """Start `command`, after `prefix`, in a session of its own; its output goes to `<logs>/<name>.log`.
+
+    On further nodes the name ends in the node's number.
+    """
     site.logs.mkdir(parents=True, exist_ok=True)
+    name = name if site.number == 1 else f"{name}-{site.number}"
     log = site.logs / f"{name}.log"
     words = [*prefix, *(str(word) for word in command)]
     with log.open("ab") as output:
@@ -97,6 +102,16 @@ def running(site: Site) -> list[psutil.Process]:
                 found.append(process)
         except psutil.Error:
             continue  # ended meanwhile, or another user's
+    return found
+
+
+def on_node(site: Site) -> list[psutil.Process]:
+    """As `running`, of this node alone."""
+    found = []
+    for process in running(site):
+        with suppress(psutil.Error):
+            if process.environ().get(NODE_MARK) == str(site.number):
+                found.append(process)
     return found
 
 

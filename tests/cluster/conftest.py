@@ -21,6 +21,7 @@ from tests.cluster.component import end_all
 from tests.cluster.control_plane import ControlPlane, start_control_plane
 from tests.cluster.errors import CannotRunNode, MissingTool
 from tests.cluster.machine import Machine, erase, why_no_node
+from tests.cluster.nodes import share_image
 from tests.cluster.site import DEFAULT_NAME, Site, site
 from tests.cluster.users import used
 
@@ -82,7 +83,9 @@ def _image(cluster: Cluster, kind: str) -> str:
         if not os.environ.get(variable):
             pytest.skip(f"let {variable} name an image that the cluster of KUBECONFIG_UNDER_TEST can pull")
         return os.environ[variable]
-    return build_image(Machine.running(cluster.site), f"{kind}.Dockerfile", image_name(kind)).name
+    name = build_image(Machine.running(cluster.site), f"{kind}.Dockerfile", image_name(kind)).name
+    share_image(cluster.site, name)
+    return name
 
 
 @pytest.fixture

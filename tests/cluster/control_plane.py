@@ -75,6 +75,7 @@ class Plan:
     ports: Ports
     prefix: Sequence[str]
     assets: bool
+    lost_seconds: int | None = None
 
     @property
     def url(self) -> str:
@@ -91,19 +92,27 @@ class Plan:
 
 
 def start_control_plane(
-    site: Site, *, address: str = "127.0.0.1", ports: Ports | None = None, prefix: Sequence[str] = ()
+    site: Site,
+    *,
+    address: str = "127.0.0.1",
+    ports: Ports | None = None,
+    prefix: Sequence[str] = (),
+    lost_seconds: int | None = None,
 ) -> ControlPlane:
     """Start all parts and wait until the API answers.
 
     `prefix` is the command that enters the node; empty for this machine. Without it, what
     `KUBEBUILDER_ASSETS` holds (etcd, kube-apiserver, kubectl) is taken from there, nothing is built, and
-    there are no controllers, as in envtest. Raises MissingTool, BuildFailed, ComponentFailed.
+    there are no controllers, as in envtest. Pods of a node that is known to be silent are taken after
+    `lost_seconds`, by default Kubernetes' own 300. Raises MissingTool, BuildFailed, ComponentFailed.
     """
     assets = not prefix
     install(
         {name: package for name, package in CONTROL_PLANE_PACKAGES.items() if not (assets and asset(name))}
     )
-    plan = Plan(site, Authority(site.state / "pki"), address, ports or Ports.free(), prefix, assets)
+    plan = Plan(
+        site, Authority(site.state / "pki"), address, ports or Ports.free(), prefix, assets, lost_seconds
+    )
     plan.authority.kubeconfig(site.kubeconfig, plan.url, "admin", "holdfast-admin", group="system:masters")
     kubectl = Kubectl(site.kubeconfig, program("kubectl", assets=assets))
     apiserver_is_given = assets and asset("kube-apiserver")
@@ -119,6 +128,12 @@ def start_control_plane(
         plane.components.extend([_controllers(plan), _scheduler(plan)])
     plane.check()
     return plane
+
+
+def running_control_plane(site: Site) -> ControlPlane:
+    """That of a cluster with nodes, which is up; without its components, which somebody else has started."""
+    url = f"https://{site.node_address}:{ON_A_NODE.apiserver}"
+    return ControlPlane(url, Authority(site.state / "pki"), Kubectl(site.kubeconfig, program("kubectl")))
 
 
 def _etcd(plan: Plan) -> Component:
@@ -171,7 +186,16 @@ def _apiserver(plan: Plan) -> Component:
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",
+        *_lost_after(plan),
     )
+
+
+def _lost_after(plan: Plan) -> list[str]:
+    if plan.lost_seconds is None:
+        return []
+    return [
+        f"--default-{what}-toleration-seconds={plan.lost_seconds}" for what in ("not-ready", "unreachable")
+    ]
 
 
 def _controllers(plan: Plan) -> Component:

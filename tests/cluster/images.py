@@ -90,11 +90,13 @@ class ImageStore:
     def __init__(self, site: Site, enter: list[str]):
         self.site = site
         self.enter = enter
-        self._ctr = [*enter, find("ctr") or "ctr", f"--address={site.containerd_socket}", f"-n={NAMESPACE}"]
+        ctr = find("ctr") or "ctr"
+        self.command = [*enter, ctr, f"--address={site.containerd_socket}", f"-n={NAMESPACE}"]
+        """ctr, without its verb."""
 
     def run(self, *words: str | Path) -> str:
         """Output of ctr. Raises ClusterError."""
-        return run([*self._ctr, *words], "talking to containerd")
+        return run([*self.command, *words], "talking to containerd")
 
     def digests(self) -> dict[str, str]:
         """Image name to digest."""

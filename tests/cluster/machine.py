@@ -16,10 +16,10 @@ from pathlib import Path
 
 import psutil
 from tests.cluster.build import program
-from tests.cluster.component import running, start
+from tests.cluster.component import on_node, start
 from tests.cluster.errors import CannotRunNode, ClusterError, ComponentFailed
 from tests.cluster.settings import KUBELET, remember_settings, write_setting
-from tests.cluster.site import Site
+from tests.cluster.site import MOST_NODES, Site
 from tests.cluster.system import NODE_PACKAGES, find, install, is_root, run
 
 CAP_SYS_ADMIN = 21
@@ -57,6 +57,7 @@ class Machine:
             raise CannotRunNode(reason)
         install(NODE_PACKAGES)
         remember_settings(site)
+        site.node_state.mkdir(exist_ok=True)
         command = ["unshare", "--fork", "--kill-child", "--pid", "--mount", "--mount-proc", "--net", "--ipc"]
         component = start(site, "machine", [*command, program("pause")])
         component.wait_ready(lambda: "ready" in component.tail(), 20)
@@ -71,12 +72,12 @@ class Machine:
 
     @classmethod
     def running(cls, site: Site) -> Machine:
-        """The machine of a cluster that is up. Raises ComponentFailed where it is not."""
-        for process in running(site):
+        """A node's machine, of a cluster that is up. Raises ComponentFailed where it is not."""
+        for process in on_node(site):
             # Pods have such a process too, but without the cluster's mark.
             if process.name() == "pause":
                 return cls(site, process.pid)
-        raise ComponentFailed(f"cluster {site.name} has no machine; is it up? `make cluster` starts it")
+        raise ComponentFailed(f"cluster {site.name} has no node {site.node_name}; `make cluster` starts it")
 
     @property
     def enter(self) -> list[str]:
@@ -89,10 +90,10 @@ class Machine:
 
     def _mounts(self) -> None:
         """A /run of its own, names resolved by servers it can reach, the kubelet's usual directory."""
-        resolv = self.site.state / "resolv.conf"
+        resolv = self.site.node_state / "resolv.conf"
         resolv.write_text(_reachable_name_servers())
         target = os.path.realpath("/etc/resolv.conf")
-        kubelet = self.site.state / "kubelet"
+        kubelet = self.site.node_state / "kubelet"
         kubelet.mkdir()
         self.run(
             f"resolv={shlex.quote(str(resolv))} target={shlex.quote(target)}\n"
@@ -105,7 +106,10 @@ class Machine:
         )
 
     def _cable(self) -> None:
-        """A veth pair; routes to pods and Services from the host; NAT from the node to the world."""
+        """A veth pair; routes to pods and Services from the host; NAT from the node to the world.
+
+        Nodes reach each other through the host, each with addresses and pods of its own.
+        """
         site = self.site
         run(
             ["ip", "link", "add", site.link, "type", "veth", "peer", "name", "eth0", "netns", str(self.pid)],
@@ -120,10 +124,11 @@ class Machine:
             "echo 1 >/proc/sys/net/ipv4/ip_forward",
             "addressing the node",
         )
-        for network in (site.pods, site.services):
+        first = site.number == 1
+        for network in (site.node_pods, site.services) if first else (site.node_pods,):
             run(["ip", "route", "add", str(network), "via", site.node_address], "routing to the pods")
         write_setting("net/ipv4/ip_forward", "1")
-        for rule in nat_rules(site):
+        for rule in nat_rules(site) if first else ():
             run(["iptables", "-w", "-I", *rule], "letting the node reach the world")
 
     def _cgroup(self) -> None:
@@ -156,14 +161,17 @@ def cgroup_roots() -> list[Path]:
 
 def remove_outside(site: Site) -> None:
     """Undo what lies outside the namespaces; fine where there is nothing to undo."""
-    _remove_cgroups(site)
+    nodes = [site.node(number) for number in range(1, MOST_NODES + 1)]
+    for node in nodes:
+        _remove_cgroups(node)
     if find("iptables"):
         for rule in nat_rules(site):
             while _quietly(["iptables", "-w", "-D", *rule]):
                 pass  # a crash between two starts may have left it twice
     if find("ip"):
         # It goes with its other end, in the node; only a crash between the two leaves it.
-        _quietly(["ip", "link", "delete", site.link])
+        for node in nodes:
+            _quietly(["ip", "link", "delete", node.link])
 
 
 def _quietly(command: list[str]) -> bool:

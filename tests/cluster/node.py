@@ -23,7 +23,7 @@ def start_containerd(machine: Machine) -> tuple[Component, ImageStore]:
     site = machine.site
     _write_network(machine)
     site.images.mkdir(parents=True, exist_ok=True)
-    config = site.state / "containerd.toml"
+    config = site.node_state / "containerd.toml"
     config.write_text(_containerd_config(machine))
     command = [find("containerd") or "containerd", f"--config={config}"]
     component = start(site, "containerd", command, prefix=machine.enter)
@@ -39,7 +39,7 @@ def _containerd_config(machine: Machine) -> str:
     restrict = "false" if has_capability(CAP_SYS_RESOURCE) else "true"
     return f"""version = 2
 root = "{site.images / "containerd"}"
-state = "{site.state / "containerd"}"
+state = "{site.node_state / "containerd"}"
 oom_score = 0
 [grpc]
   address = "{site.containerd_socket}"
@@ -55,13 +55,13 @@ oom_score = 0
       runtime_type = "io.containerd.runc.v2"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{CNI_PROGRAMS}"
-    conf_dir = "{site.state / "cni"}"
+    conf_dir = "{site.node_state / "cni"}"
 """
 
 
 def _write_network(machine: Machine) -> None:
     site = machine.site
-    directory = site.state / "cni"
+    directory = site.node_state / "cni"
     directory.mkdir()
     plugins: list[dict[str, Any]] = [
         {
@@ -73,8 +73,8 @@ def _write_network(machine: Machine) -> None:
             "ipMasq": False,
             "ipam": {
                 "type": "host-local",
-                "dataDir": str(site.state / "cni-addresses"),
-                "ranges": [[{"subnet": str(site.pods)}]],
+                "dataDir": str(site.node_state / "cni-addresses"),
+                "ranges": [[{"subnet": str(site.node_pods)}]],
                 "routes": [{"dst": "0.0.0.0/0"}],
             },
         },
@@ -85,13 +85,13 @@ def _write_network(machine: Machine) -> None:
 
 
 def start_kubelet(machine: Machine, plane: ControlPlane) -> Component:
-    """The kubelet, as the node named after the cluster."""
+    """The kubelet, as the node of its site's name."""
     site = machine.site
     kubeconfig = plane.authority.kubeconfig(
-        site.state / "kubelet.kubeconfig",
+        site.node_state / "kubelet.kubeconfig",
         plane.url,
-        "kubelet",
-        f"system:node:{site.name}",
+        f"kubelet-{site.node_name}",
+        f"system:node:{site.node_name}",
         group="system:nodes",
     )
     config = {
@@ -110,7 +110,9 @@ def start_kubelet(machine: Machine, plane: ControlPlane) -> Component:
         "failSwapOn": False,
         "clusterDNS": [site.dns_address],
         "clusterDomain": "cluster.local",
-        "resolvConf": str(site.state / "resolv.conf"),
+        # Each kubelet removes the logs of pods that it does not know, and would another's in the usual place.
+        "podLogsDir": str(site.node_state / "pod-logs"),
+        "resolvConf": str(site.node_state / "resolv.conf"),
         # There is no registry to fetch a collected image from again.
         "imageGCHighThresholdPercent": 100,
         "imageMinimumGCAge": "24h",
@@ -121,7 +123,7 @@ def start_kubelet(machine: Machine, plane: ControlPlane) -> Component:
         "address": site.node_address,
         "healthzBindAddress": "127.0.0.1",
     }
-    path = site.state / "kubelet.json"
+    path = site.node_state / "kubelet.json"
     path.write_text(json.dumps(config, indent=1))
     return start(
         site,
@@ -130,7 +132,7 @@ def start_kubelet(machine: Machine, plane: ControlPlane) -> Component:
             program("kubelet"),
             f"--config={path}",
             f"--kubeconfig={kubeconfig}",
-            f"--hostname-override={site.name}",
+            f"--hostname-override={site.node_name}",
             f"--node-ip={site.node_address}",
         ],
         prefix=machine.enter,
@@ -141,7 +143,7 @@ def start_proxy(machine: Machine, plane: ControlPlane) -> Component:
     """kube-proxy: Services, as iptables rules of the machine's own network."""
     site = machine.site
     kubeconfig = plane.authority.kubeconfig(
-        site.state / "kube-proxy.kubeconfig", plane.url, "kube-proxy", "system:kube-proxy"
+        site.node_state / "kube-proxy.kubeconfig", plane.url, "kube-proxy", "system:kube-proxy"
     )
     config = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -149,7 +151,7 @@ def start_proxy(machine: Machine, plane: ControlPlane) -> Component:
         "clientConnection": {"kubeconfig": str(kubeconfig)},
         "mode": "iptables",
         "clusterCIDR": str(site.pods),
-        "hostnameOverride": site.name,
+        "hostnameOverride": site.node_name,
         # Sizes of the connection table belong to the host, and are not to be changed from here.
         "conntrack": {
             "maxPerCore": 0,
@@ -159,7 +161,7 @@ def start_proxy(machine: Machine, plane: ControlPlane) -> Component:
         },
         "iptables": {"minSyncPeriod": "100ms"},
     }
-    path = site.state / "kube-proxy.json"
+    path = site.node_state / "kube-proxy.json"
     path.write_text(json.dumps(config, indent=1))
     return start(site, "kube-proxy", [program("kube-proxy"), f"--config={path}"], prefix=machine.enter)
 

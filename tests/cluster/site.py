@@ -11,7 +11,7 @@ import ipaddress
 import os
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.cluster.errors import ClusterError
@@ -31,20 +31,45 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache").resolve() / "holdfast"
 
 
+NODE_MARK = "HOLDFAST_CLUSTER_NODE"
+"""Environment name that says which of the cluster's nodes a process belongs to; its value is the number."""
+
+MOST_NODES = 4
+
+
 @dataclass(frozen=True)
 class Site:
-    """One cluster's places. Make it with `site()`."""
+    """The places of one node of a cluster, and of the cluster itself. Make it with `site()`."""
 
     name: str
     home: Path
+    number: int = 1
+    """The first node also runs the control plane; `node()` has the places of the others."""
+
+    def node(self, number: int) -> Site:
+        """The places of another node of the same cluster. Raises ClusterError where there is no room."""
+        if not 1 <= number <= MOST_NODES:
+            raise ClusterError(f"there is no node {number}: a cluster has 1 to {MOST_NODES}, numbered from 1")
+        return replace(self, number=number)
 
     @property
     def state(self) -> Path:
+        """The cluster's; every process of every node carries it as its mark."""
         return self.home / "state"
 
     @property
+    def node_name(self) -> str:
+        return self.name if self.number == 1 else f"{self.name}-{self.number}"
+
+    @property
+    def node_state(self) -> Path:
+        """This node's own files."""
+        return self.state if self.number == 1 else self.state / self.node_name
+
+    @property
     def images(self) -> Path:
-        return self.home / "images"
+        """What containerd and BuildKit keep. Of the further nodes it goes with the cluster."""
+        return self.home / "images" if self.number == 1 else self.node_state / "images"
 
     @property
     def logs(self) -> Path:
@@ -57,7 +82,7 @@ class Site:
 
     @property
     def containerd_socket(self) -> Path:
-        return self.state / "containerd.sock"
+        return self.node_state / "containerd.sock"
 
     @property
     def buildkit_socket(self) -> Path:
@@ -65,17 +90,20 @@ class Site:
 
     @property
     def cgroup(self) -> str:
-        """Name of the cgroup, below each hierarchy's root, that all pods and builds live in."""
-        return f"holdfast-{self.name}"
+        """Name of the cgroup, below each hierarchy's root, that all pods and builds of the node live in.
+
+        Two kubelets below one would end each other's pods.
+        """
+        return f"holdfast-{self.node_name}"
 
     @property
     def link(self) -> str:
         """The host's end of the cable to the node; at most 15 characters."""
-        return f"hf-{zlib.crc32(self.name.encode()):08x}"
+        return f"hf-{zlib.crc32(self.name.encode()):08x}" + ("" if self.number == 1 else f"-{self.number}")
 
     @property
     def network(self) -> ipaddress.IPv4Network:
-        """A /16 for the node, its pods and Services."""
+        """A /16 for the nodes, their pods and Services."""
         return ipaddress.IPv4Network(f"10.{200 + zlib.crc32(self.name.encode()) % 50}.0.0/16")
 
     def _part(self, prefix: int, index: int) -> ipaddress.IPv4Network:
@@ -83,12 +111,17 @@ class Site:
 
     @property
     def pods(self) -> ipaddress.IPv4Network:
+        """Of all nodes."""
         return self._part(18, 0)
+
+    @property
+    def node_pods(self) -> ipaddress.IPv4Network:
+        return self._part(20, self.number - 1)
 
     @property
     def cable(self) -> ipaddress.IPv4Network:
         """Two addresses: the host's and the node's."""
-        return self._part(30, 4096)
+        return self._part(30, 4096 + self.number - 1)
 
     @property
     def services(self) -> ipaddress.IPv4Network:

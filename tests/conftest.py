@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 from processes import MARK, Processes
 from tests.cluster.build import build
@@ -12,6 +13,10 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.machine import why_no_node
 from tests.cluster.tools import BUILT_FOR, NEED_NODES
 from waiting import Deadline
+
+# An example takes as long as a busy machine makes it take.
+hypothesis.settings.register_profile("holdfast", deadline=None)
+hypothesis.settings.load_profile("holdfast")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -318,7 +318,7 @@ def test_drill_suspend_resume_delete(holdfast: Holdfast, server: Served, job_fil
     server.engine.running["default/gpt-small"] = [0, 1]
     done = holdfast("drill", "gpt-small", "--replica", "1", "--kind", "notice").stdout
     assert done == "default/gpt-small: replica 1 of attempt 1 given notice\n"
-    assert "'oom' is not one of" in holdfast("drill", "gpt-small", "--kind", "oom", code=2).stderr
+    assert "'flood' is not one of" in holdfast("drill", "gpt-small", "--kind", "flood", code=2).stderr
     assert (
         "default/gpt-small does not train again after 0 s"
         in holdfast("drill", "gpt-small", "--wait", "--timeout", "0", code=4).stderr

@@ -108,7 +108,6 @@ def test_no_request_ends_in_an_error_of_ours(
     @settings(
         max_examples=-(-CASES // (2 * len(OPERATIONS))),
         phases=[Phase.generate],
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

@@ -61,7 +61,7 @@ def in_gang(world_size: int, work: Any) -> list[Any]:
 # --------------------------------------------------------------------- checksums
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, BLOCK + 7), max_size=4))
 def test_a_stream_has_the_checksums_of_its_blocks(pieces: list[int]) -> None:
     whole = memoryview(bytearray(os.urandom(64) * (sum(pieces) // 64 + 1)))[: sum(pieces)]
@@ -76,7 +76,6 @@ def test_a_stream_has_the_checksums_of_its_blocks(pieces: list[int]) -> None:
 # ------------------------------------------------------------------------ shares
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(st.text(max_size=3), st.integers(0, 1000), max_size=20),
     st.integers(1, 5),
@@ -335,7 +334,7 @@ def test_a_save_that_is_given_up_leaves_nothing_and_the_next_is_made(run: RunDir
 # ------------------------------------------------------------------------- reading
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data())
 def test_no_flipped_byte_of_a_file_is_read(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -88,7 +88,7 @@ trees = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(trees)
 def test_a_state_survives_its_file(tmp_path_factory: pytest.TempPathFactory, state: Any) -> None:
     path = tmp_path_factory.mktemp("state") / "rank-0.safetensors"

@@ -156,10 +156,8 @@ def test_a_rank_whose_peer_hangs_ends_inside_the_grace(workshop: Workshop) -> No
     gang.wait_for_step(12)
     gang.ranks[1].signal(signal.SIGSTOP)
     wait_until_quiet(gang, 0)
-    began = time.monotonic()
     gang.signal(NOTICE, [0])
-    assert gang.ranks[0].wait() == 143
-    assert time.monotonic() - began < 2, "SIGKILL would have come first"
+    assert gang.ranks[0].wait() == 143  # by itself: there is nobody to kill it, and gloo waits for minutes
     message = gang.termination(0)
     assert message.outcome == "interrupted"
     assert message.error == "the grace period ended before all ranks could stop together"
@@ -200,12 +198,11 @@ def test_ctrl_c_saves_and_a_second_one_does_not_wait(workshop: Workshop) -> None
     hasty = workshop.start(**SLOW, pause_at=40, pause_seconds=30)
     hasty.wait_for_text("step 40")
     hasty.signal(signal.SIGINT)
-    first = time.monotonic()
     while hasty.ranks[0].poll() is None:
         hasty.signal(signal.SIGINT)
-        assert time.monotonic() - first < 20, hasty.texts()
         time.sleep(0.05)
     assert hasty.wait() == [130]
+    assert "step 41" not in hasty.ranks[0].text()
     assert hasty.termination().error == "interrupted from the keyboard"
 
 

@@ -55,7 +55,7 @@ def open_data(path: Path, **options: object) -> TokenDataset:
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 2**40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_epoch_visits_every_sample_once(size: int, seed: int, epoch: int) -> None:
     points = np.arange(size, dtype=np.uint64)
     visited = permute(points, epoch_keys(seed, np.full(size, epoch, dtype=np.uint64)), size)

@@ -72,6 +72,10 @@ class PodSettings(_Frozen):
         default=SLICES_LABEL,
         description="Node label that says into how many slices a GPU is cut; empty: any slice will do.",
     )
+    read_nodes: bool = Field(
+        default=True,
+        description="Whether the controller may get nodes; else no attempt's capacity or cost is known.",
+    )
     prices: Prices = Field(
         default_factory=Prices, description="Of nodes, for what jobs cost; without them no cost is shown."
     )

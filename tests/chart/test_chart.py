@@ -104,6 +104,7 @@ def test_no_right_is_wide(helm: Helm) -> None:
         assert not any(f" {kind}" in line for kind in ("secrets", "serviceaccounts", "pods/exec"))
         if " nodes" in line:  # their labels say what is spot; nobody may list or change them
             assert line.endswith("controller: get nodes")
+    assert not any(" nodes" in line for line in rights(helm.documents("--set=jobs.readNodes=false")))
     for line in rights(helm.documents()):
         if "-view:" in line:
             assert line.split()[2] in ("get", "list", "watch")

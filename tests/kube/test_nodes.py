@@ -101,3 +101,25 @@ def test_a_node_is_read_once_and_what_was_known_of_it_outlives_it(tmp_path: Path
 
     with apiserver(world) as port:
         asyncio.run(story(port))
+
+
+def test_where_nodes_may_not_be_read_none_is_asked_for(tmp_path: Path) -> None:
+    world = World()
+    world.put("n1")
+
+    async def story(port: int) -> None:
+        there = Server()
+        there.port = port
+        file = tmp_path / "kubeconfig"
+        file.write_text(there.kubeconfig())
+        connection = await connect(file)
+        try:
+            nodes = Nodes(connection, may_read=False)
+            with capture_logs() as logs:
+                assert await nodes.of(["n1"]) == {"n1": Node("n1", {}, {})}
+            assert (world.asked, logs) == ([], [])
+        finally:
+            await connection.close()
+
+    with apiserver(world) as port:
+        asyncio.run(story(port))

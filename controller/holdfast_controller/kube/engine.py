@@ -87,7 +87,7 @@ class KubeEngine:
         self._settings = settings or PodSettings()
         self.last_words = LastWords(connection, pieces, endpoints, jobs)
         self._evidence = Evidence(connection, pieces, jobs)
-        self._nodes = Nodes(connection)
+        self._nodes = Nodes(connection, may_read=self._settings.read_nodes)
 
     # -------------------------------------------------------------- starting
 

@@ -1,7 +1,7 @@
 """What nodes say of themselves, asked for one by one when a pod lands there, and kept for a while.
 
-Of a thousand nodes those are read that a job runs on. Whoever takes the right to read nodes from the
-controller gets attempts whose capacity is unknown, and nothing else changes.
+Of a thousand nodes those are read that a job runs on. Whoever does not let the controller read nodes
+(`jobs.readNodes` of the chart) gets attempts whose capacity and cost are unknown; nothing else changes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ NODES_KEPT = 10_000
 class Nodes:
     """A cache of nodes by name."""
 
-    def __init__(self, connection: Connection, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, connection: Connection, clock: Callable[[], float] = time.monotonic, *, may_read: bool = True
+    ):
         self._connection = connection
+        self._may_read = may_read
         self._clock = clock
         self._known: dict[str, tuple[float, Node]] = {}
         """Until when, and what."""
@@ -40,6 +43,8 @@ class Nodes:
         return {name: await self._one(name) for name in set(names)}
 
     async def _one(self, name: str) -> Node:
+        if not self._may_read:
+            return Node(name, {}, {})
         now = self._clock()
         until, node = self._known.get(name, (0.0, None))
         if node is not None and now < until:

@@ -8,6 +8,7 @@ import pytest
 from local_world import waiting_job
 
 from holdfast_controller.kube.engine import KubeEngine
+from holdfast_controller.kube.prepared import KEPT, Prepared
 from holdfast_controller.pod_settings import PodSettings
 
 
@@ -30,3 +31,26 @@ def test_the_plan_of_a_share(gpus: str, replicas: int, told: tuple[str, ...]) ->
     assert len(plan.notes) == len(told)
     for note, words in zip(plan.notes, told, strict=True):
         assert words in note
+
+
+def test_a_start_is_made_of_its_plan_and_of_no_other() -> None:
+    prepared = Prepared(PodSettings(default_claim="runs", default_image="docker.io/library/trainer:1"))
+    job = waiting_job()
+    planned = prepared.manifests(job, 1)
+    assert prepared.manifests(job.model_copy(deep=True), 1) is planned
+    assert prepared.manifests(job, 2).pytorch_job["metadata"]["name"].endswith("-2")
+    changed = job.model_copy(update={"spec": job.spec.model_copy(update={"replicas": 3})})
+    worker = prepared.manifests(changed, 1).pytorch_job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    assert worker["replicas"] == 3
+    again = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "another"})})
+    owners = prepared.manifests(again, 1).config_map["metadata"]["ownerReferences"]
+    assert [owner["uid"] for owner in owners] == ["another"]
+
+
+def test_few_prepared_manifests_are_kept() -> None:
+    prepared = Prepared(PodSettings(default_claim="runs", default_image="docker.io/library/trainer:1"))
+    job = waiting_job()
+    first = prepared.manifests(job, 1)
+    for attempt in range(2, KEPT + 2):
+        prepared.manifests(job, attempt)
+    assert prepared.manifests(job, 1) is not first

@@ -30,7 +30,7 @@ from holdfast_controller.cluster import (
 )
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
-from holdfast_controller.manifests import attempt_manifests, attempt_name, pod_name
+from holdfast_controller.manifests import attempt_name, pod_name
 from holdfast_controller.pod_settings import PodSettings
 from holdfast_controller.policy.cost import place_of
 from holdfast_controller.policy.gpu_request import sharing_notes
@@ -49,10 +49,10 @@ from .observation import (
     index_of,
     node_of,
     running,
-    with_evidence,
 )
 from .pieces import Pieces, attempt_of, pod_path, pytorch_jobs_path
 from .podlogs import pod_lines
+from .prepared import Prepared
 from .reflector import Reflector, uid_of
 from .steps import read_steps
 
@@ -85,6 +85,7 @@ class KubeEngine:
         self._endpoints = endpoints
         self._jobs = jobs
         self._settings = settings or PodSettings()
+        self._prepared = Prepared(self._settings)
         self.last_words = LastWords(connection, pieces, endpoints, jobs)
         self._evidence = Evidence(connection, pieces, jobs)
         self._nodes = Nodes(connection, may_read=self._settings.read_nodes)
@@ -93,7 +94,7 @@ class KubeEngine:
 
     def plan(self, job: TrainingJob) -> Plan:
         try:
-            manifests = with_evidence(attempt_manifests(job, job.status.attempt + 1, self._settings))
+            manifests = self._prepared.manifests(job, job.status.attempt + 1)
         except Invalid as error:
             return Plan(self.name, (), tuple(error.errors or [str(error)]))
         notes = sharing_notes(job.spec.gpus)
@@ -104,7 +105,7 @@ class KubeEngine:
     async def start(self, job: TrainingJob, attempt: int) -> None:
         if self._pieces.operator_missing:
             return  # `observe` says what is missing, and once it is there, that the attempt is not started
-        manifests = with_evidence(attempt_manifests(job, attempt, self._settings))
+        manifests = self._prepared.manifests(job, attempt)
         namespace, name = job.metadata.namespace, manifests.pytorch_job["metadata"]["name"]
         await self._create(
             job, attempt, f"/api/v1/namespaces/{namespace}/configmaps", name, manifests.config_map

@@ -1,0 +1,35 @@
+"""The manifests of attempts that are about to start, made once: to see whether an attempt could start they
+have to be made, its start needs the same, and of what a job costs the controller they are a good part.
+"""
+
+from __future__ import annotations
+
+from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.manifests import Manifests, attempt_manifests
+from holdfast_controller.pod_settings import PodSettings
+from holdfast_controller.spec import Spec
+
+from .observation import with_evidence
+
+KEPT = 64
+"""Attempts: between a plan and its start there is one write, so a few more than are decided on at once."""
+
+
+class Prepared:
+    """Of the newest `KEPT` attempts that were asked for. What comes out is shared: not to be changed."""
+
+    def __init__(self, settings: PodSettings):
+        self._settings = settings
+        self._made: dict[tuple[str, str, int], tuple[Spec, Manifests]] = {}
+
+    def manifests(self, job: TrainingJob, attempt: int) -> Manifests:
+        """Made anew where the job's spec is another one. Raises Invalid, as `attempt_manifests`."""
+        which = (job.key, job.metadata.uid, attempt)
+        known = self._made.get(which)
+        if known is not None and known[0] == job.spec:
+            return known[1]
+        made = with_evidence(attempt_manifests(job, attempt, self._settings))
+        self._made[which] = (job.spec, made)
+        if len(self._made) > KEPT:
+            del self._made[next(iter(self._made))]
+        return made

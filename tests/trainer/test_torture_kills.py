@@ -28,7 +28,7 @@ from holdfast_trainer.contract import RunDir, raise_fence
 
 KILLS = int(os.environ.get("KILLS", "14"))
 SEED = int(os.environ.get("KILL_SEED", "7"))
-OPTIONS = {"save_every": 5, "keep": 2, "dropout": 0.1, "norm": True}
+OPTIONS = {"save_every": 5, "keep": 2, "dropout": 0.1, "norm": True, "size": 4200}
 ENDLESS = {**OPTIONS, "steps": 10**6, "pause": 0.005}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 30 * KILLS)]

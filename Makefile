@@ -14,7 +14,7 @@ RUN := $(VENV)/bin/python
 BENCHMARKS := $(filter-out report,$(basename $(notdir $(wildcard bench/[a-z]*.py))))
 ARGS ?=
 
-.PHONY: help install demo up test test-quick test-fuzz verify format generate lock bench cluster cluster-down clean
+.PHONY: help install demo up test test-quick test-fuzz test-faults verify format generate lock bench cluster cluster-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test-quick: install ## all tests but the slow ones and those that need a cluster
 test-fuzz: install ## 5,000 requests made of the API's own description, against a live controller
 	@FUZZ_CASES=5000 $(RUN) -m pytest tests/security/test_fuzz.py $(ARGS)
 
+test-faults: install ## every fault of tests/cluster/faults/table.py on three nodes; writes build/faults.json
+	@FAULTS=all $(RUN) -m pytest tests/cluster/test_faults.py $(ARGS)
+
 verify: install ## style, types, imports, lock file, generated files, Dockerfiles; shows all failures
 	@$(RUN) scripts/verify.py $(ARGS)
 
@@ -58,7 +61,7 @@ bench-%: install
 	@test -f bench/$*.py || { echo "holdfast: no benchmark '$*'; there are: $(BENCHMARKS)" >&2; exit 1; }
 	@$(RUN) -m bench.$* $(ARGS)
 
-cluster: install ## a Kubernetes on this machine, with the Training Operator; prints its kubeconfig; needs root
+cluster: install ## a Kubernetes on this machine, with the Training Operator; prints its kubeconfig; needs root; ARGS="--nodes 3" for more nodes
 	@$(RUN) -m tests.cluster up $(ARGS)
 
 cluster-down: install ## end it, leaving nothing behind; ARGS=--purge removes its images too

@@ -1,0 +1,75 @@
+"""The table of faults: what hits a job, and what has to come of it. To add a fault, add a row.
+
+Faults of one group hit one job, one after the other; its end is compared with that of an untouched twin.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from tests.cluster.faults import hits
+from tests.cluster.faults.hits import Hit
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row."""
+
+    name: str
+    hit: Hit
+    verdict: str
+    """Of the attempt that is hit; empty where it has to go on as if nothing were."""
+    says: str
+    """What the reason in the job's status begins with, after the replica's number; a regular expression."""
+    notice: bool = False
+    """Whether the ranks can save first: then no step may be lost."""
+    group: str = "platform"
+    pace: float = 0.05
+    """Seconds that a step rests while this fault is under way."""
+    short: bool = False
+    """Part of FAULTS=short."""
+
+
+TORCHRUNS = "ended with exit code 1$"
+"""torchrun ends so whatever has ended its rank."""
+
+FAULTS = (
+    # The platform takes a replica.
+    Fault("eviction", hits.evicted, "Disrupted", "EvictionByEvictionAPI", notice=True, short=True),
+    Fault("drain of its node", hits.drained, "Disrupted", "EvictionByEvictionAPI", notice=True),
+    Fault("NoExecute taint", hits.tainted, "Disrupted", "DeletionByTaintManager", notice=True),
+    Fault("preemption by priority", hits.preempted, "Disrupted", "PreemptionByScheduler", notice=True),
+    Fault("pod deleted with grace", hits.deleted, "Disrupted", "Deleted", notice=True),
+    Fault("pod deleted without grace", hits.deleted_by_force, "Disrupted", "Deleted"),
+    Fault(
+        "suspended by its queue", hits.suspended_by_its_queue, "Disrupted", "Preempted", notice=True,
+    ),
+    # A rank ends, or stands still.
+    Fault(
+        "SIGKILL of a rank", hits.signalled(signal.SIGKILL), "Failed", f".*SIGKILL|{TORCHRUNS}",
+        group="ranks", short=True,
+    ),
+    Fault(
+        "SIGSEGV in a rank", hits.signalled(signal.SIGSEGV), "Failed", f".*SIGSEGV|{TORCHRUNS}",
+        group="ranks",
+    ),
+    Fault("SIGSTOP of a rank", hits.signalled(signal.SIGSTOP), "Hung", "", group="hangs"),
+    Fault("out of memory", hits.out_of_memory, "OutOfMemory", "OutOfMemory", group="ranks"),
+    # The cluster around it.
+    Fault("apiserver restarted", hits.restarted("kube-apiserver"), "", "", group="control", short=True),
+    Fault("etcd restarted", hits.restarted("etcd"), "", "", group="control"),
+    Fault("operator restarted", hits.operator_killed, "", "", group="control"),
+    Fault("controller killed", hits.controller_killed, "", "", group="control", short=True),
+    Fault(
+        "DNS down during a restart", hits.evicted_while(hits.without_dns), "Disrupted",
+        "EvictionByEvictionAPI", notice=True, group="control",
+    ),
+    # Nodes and the network.
+    Fault("network to a pod cut", hits.cut_off, "Hung", "", group="hangs"),
+    Fault("node without power", hits.without_power, "Disrupted", "", group="nodes"),
+    Fault("kubelet stopped", hits.without_kubelet, "Disrupted", "", group="nodes", pace=0.5),
+)  # fmt: skip
+
+GROUPS = tuple(dict.fromkeys(fault.group for fault in FAULTS))
+HANG_SECONDS = 20

@@ -1,0 +1,265 @@
+"""Where faults happen: three nodes, the Training Operator, a controller, and a job of two replicas on them.
+
+The controller is a process of its own beside the cluster, so that a fault of a node never takes it by chance.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from tests.cluster import forked_controller, trainingjobs
+from tests.cluster.claims import host_claim
+from tests.cluster.cluster import Cluster
+from tests.cluster.kubectl import Kubectl
+from tests.cluster.site import Site
+from waiting import wait_until
+
+from holdfast_trainer.contract import RunDir, read_lines
+
+CRD = Path(__file__).parents[3] / "helm" / "holdfast" / "templates" / "crd.yaml"
+SCRIPT = Path(__file__).with_name("train.py")
+PATIENCE = 400.0
+"""Seconds that nothing should need, on a machine that does much else."""
+LEASE = "faults"
+EVERY = 20
+"""Steps between two checkpoints."""
+
+Document = dict[str, Any]
+
+
+@dataclass
+class World:
+    """A namespace with storage on a cluster of several nodes, and a controller at work."""
+
+    cluster: Cluster
+    site: Site
+    namespace: str
+    image: str
+    data: Path
+    runs: Path
+    directory: Path
+    _controllers: list[ForkServerProcess] = field(default_factory=list)
+
+    @property
+    def api(self) -> Kubectl:
+        return self.cluster.kubectl
+
+    def kubectl(self, *words: str, document: object = None, seconds: float = 120) -> str:
+        text = None if document is None else json.dumps(document)
+        return self.api.run(*words, f"-n={self.namespace}", document=text, seconds=seconds)
+
+    def items(self, kind: str, job: str) -> list[Document]:
+        found = self.api.get(kind, f"-n={self.namespace}", f"-l=holdfast.dev/job={job}")
+        return list(found["items"])
+
+    # ------------------------------------------------------------ controllers
+
+    def start_controller(self) -> None:
+        """Start one, and wait until it acts."""
+        settings = self.directory / "jobs.yaml"
+        settings.write_text(yaml.safe_dump({"defaultImage": self.image, "defaultClaim": "runs"}))
+        identity = f"faults-{len(self._controllers)}"
+        log = self.directory / f"{identity}.log"
+        log.touch()
+        process = forked_controller.start(self.api.kubeconfig, settings, identity, LEASE, log)
+        self._controllers.append(process)
+
+        def leads() -> bool:
+            assert process.is_alive(), log.read_text()[-3000:]
+            return forked_controller.LEADS in log.read_text()
+
+        wait_until(leads, "the controller to lead", PATIENCE)
+
+    def kill_controller(self) -> None:
+        """With SIGKILL; its lease goes too, or the next one would wait it out."""
+        process = self._controllers[-1]
+        process.kill()
+        process.join()
+        self.api.attempt("delete", "lease", LEASE, "-n=default")
+
+    @property
+    def controller_log(self) -> str:
+        return "".join(path.read_text()[-4000:] for path in sorted(self.directory.glob("faults-*.log")))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One of the suite's, seen from outside."""
+
+    world: World
+    name: str
+
+    def submit(self, steps: int, **spec: Any) -> None:
+        """By kubectl, as users do. Two replicas: each asks for more than half of a node."""
+        self.pace(spec.pop("pace", 0.0))
+        document = {
+            "apiVersion": "holdfast.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": self.name},
+            "spec": {
+                "command": ["python", f"/holdfast/data/{SCRIPT.name}"],
+                "replicas": 2,
+                "resources": {"cpu": "1100m", "memory": "1Gi"},
+                "checkpoint": {"every": str(EVERY), "keep": 2},
+                "retries": {"failures": 20},
+                "storage": {"claim": "runs", "data": "data"},
+                "env": {"STEPS": str(steps), "PACE": self.name, "OMP_NUM_THREADS": "1"},
+                "graceSeconds": 15,
+                **spec,
+            },
+        }
+        self.world.kubectl("apply", "-f", "-", document=document)
+
+    def pace(self, seconds: float) -> None:
+        """What each step rests from now on."""
+        beside = self.world.data / f"{self.name}.new"
+        beside.write_text(str(seconds))
+        beside.rename(self.world.data / self.name)
+
+    def document(self) -> Document:
+        return self.world.api.get("tj", self.name, f"-n={self.world.namespace}")
+
+    def status(self) -> Document:
+        return self.document().get("status") or {}
+
+    def run_directory(self) -> RunDir:
+        uid = self.document()["metadata"]["uid"]
+        return RunDir(self.world.runs / self.world.namespace / f"{self.name}-{uid[:8]}")
+
+    def until(
+        self, what: str, condition: Callable[[Document], object], seconds: float = PATIENCE
+    ) -> Document:
+        """The job's status once the condition holds."""
+        seen: Document = {}
+
+        def holds() -> bool:
+            seen.update(self.status())
+            return bool(seen) and bool(condition(seen))
+
+        try:
+            wait_until(holds, f"{self.name}: {what}", seconds)
+        except AssertionError as error:
+            raise AssertionError(
+                f"{error}\n{json.dumps(seen, indent=1)[-3000:]}\n{self.evidence()}"
+            ) from None
+        return seen
+
+    def evidence(self) -> str:
+        """What a person would look at first."""
+        logs = [f"{path}\n{path.read_text()[-1500:]}" for path in sorted(self.world.runs.rglob("rank-*.log"))]
+        pods = self.world.kubectl("get", "tj,pods,pytorchjobs", "-o=wide")
+        events = self.world.kubectl("get", "events", "--sort-by=.lastTimestamp")[-3000:]
+        return "\n".join([pods, events, *logs[-4:], self.world.controller_log])
+
+    def steps_of(self, run: RunDir, attempt: int) -> int:
+        """How many steps an attempt has done so far."""
+        return sum("loss_hex" in line for line in read_lines(run.steps(attempt)))
+
+    def trains(self, attempt: int, more: int = 8) -> None:
+        """Wait until this attempt has done `more` steps from now on."""
+        run = self.run_directory()
+        before = self.steps_of(run, attempt)
+
+        def on_its_way() -> bool:
+            if self.steps_of(run, attempt) >= before + more:
+                return True
+            status = self.status()
+            assert status.get("phase") not in ("Failed", "Succeeded"), status.get("message")
+            newest = status.get("attempt", 0)
+            assert newest <= attempt, f"attempt {attempt} ended: {status['attempts'][attempt - 1]}"
+            return False
+
+        try:
+            wait_until(on_its_way, f"{more} steps of attempt {attempt} of {self.name}", PATIENCE)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.evidence()}") from None
+
+    # --------------------------------------------------------------- replicas
+
+    def pods(self, attempt: int) -> list[Document]:
+        label = "holdfast.dev/attempt"
+        pods = self.world.items("pods", self.name)
+        return [pod for pod in pods if pod["metadata"]["labels"][label] == str(attempt)]
+
+    def seen(self, attempt: int) -> Document:
+        """All that Kubernetes has of an attempt now; empty where its pods are gone."""
+        pods = self.pods(attempt)
+        if not pods:
+            return {}
+        names = {pod["spec"]["nodeName"] for pod in pods if "nodeName" in pod["spec"]}
+        label = f"-l=holdfast.dev/job={self.name},holdfast.dev/attempt={attempt}"
+        jobs = self.world.api.get("pytorchjobs", f"-n={self.world.namespace}", label)["items"]
+        nodes = [node for node in self.world.api.get("nodes")["items"] if node["metadata"]["name"] in names]
+        return {
+            "pods": [_trimmed(pod) for pod in pods],
+            "pytorchJob": next((_trimmed(one) for one in jobs), None),
+            "nodes": [_trimmed(node) for node in nodes],
+        }
+
+    def victim(self, attempt: int) -> Document:
+        """A pod of the attempt that is not on the first node, where the cluster itself lives."""
+        away = [pod for pod in self.pods(attempt) if pod["spec"].get("nodeName") != self.world.site.node_name]
+        return max(away, key=lambda pod: pod["metadata"]["name"])
+
+
+def _trimmed(document: Document) -> Document:
+    """Without what says nothing of how it ended."""
+    meta = {key: value for key, value in document["metadata"].items() if key != "managedFields"}
+    spec = {
+        key: document["spec"][key] for key in ("nodeName", "taints", "runPolicy") if key in document["spec"]
+    }
+    status = {key: value for key, value in document["status"].items() if key != "images"}
+    return {**document, "metadata": meta, "spec": spec, "status": status}
+
+
+def rank_of(pod: Document) -> psutil.Process:
+    """The process of the pod's rank that trains, as this machine sees it."""
+    uid = pod["metadata"]["uid"]
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if len(words) > 1 and words[1].endswith(SCRIPT.name):
+                parent = process.parent()
+                ours = uid in Path(f"/proc/{process.pid}/cgroup").read_text()
+                if ours and parent is not None and SCRIPT.name not in (parent.cmdline() or ["", ""])[1]:
+                    return process
+        except (psutil.Error, OSError):
+            continue
+    raise AssertionError(f"{pod['metadata']['name']} has no rank that trains")
+
+
+@contextmanager
+def world(cluster: Cluster, site: Site, image: str, directory: Path) -> Iterator[World]:
+    """On a cluster of several nodes that is up; all gone afterwards."""
+    namespace = f"faults-{uuid.uuid4().hex[:6]}"
+    kubectl = cluster.kubectl
+    trainingjobs.install(kubectl, yaml.safe_load(CRD.read_text()))
+    kubectl.run("create", "namespace", namespace)
+    kubectl.run("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    with (
+        host_claim(cluster, site, namespace, "data") as data,
+        host_claim(cluster, site, namespace, "runs") as runs,
+    ):
+        shutil.copy(SCRIPT, data)
+        here = World(cluster, site, namespace, image, data, runs, directory)
+        try:
+            here.start_controller()
+            yield here
+            here.kubectl("delete", "tj", "--all", "--timeout=100s")
+        finally:
+            for process in here._controllers:
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+            trainingjobs.release(kubectl, namespace)
+            kubectl.attempt("delete", "namespace", namespace, "--wait=false")

@@ -4,15 +4,21 @@ On a control plane of its own, whose nodes kwok plays and whose operator bench/c
 jobs are submitted by REST until all of them run. The bare client makes the same writes for as many jobs,
 with nothing to decide and nothing to watch; both take turns, with the operator's part slowed down to the
 pace of the real one meanwhile, and let go afterwards. A pod runs for ever and says nothing of its progress.
+What the controller does meanwhile is taken from its own metrics, read before and after a turn and never
+while it is awaited; what reading takes is told apart, and charged to no job.
 
   jobs                 from the first submission to the last PyTorchJob
   submit               a REST request, in the crowd: 16 clients, each request after the other
   to PyTorchJob        from when a TrainingJob was seen to when its PyTorchJob was; in the crowd, and steady:
                        so many jobs a second as the machine can take
-  CPU per job          of the controller, from its submission until it runs, above what it takes at rest
+  CPU per job          of the controller, from its submission until its pods run and nothing is left to be
+                       written, above what it takes at rest
   requests per job     that the controller sends to the apiserver in the same time; writes among them
+  progress to status   of jobs whose trainers do a step every quarter of a second: from when a step is done
+                       until the job's status says that step or a later one
   at rest              memory and CPU of the controller while jobs run and nothing changes; asking every
                        job how far it is goes on
+  CPU of a scrape      to tell the metrics of all jobs once
 """
 
 from __future__ import annotations
@@ -27,8 +33,11 @@ from pathlib import Path
 from rich.console import Console
 from tests.cluster.errors import ClusterError
 
+from holdfast_controller.policy.decide import SILENT_SECONDS
+
 from .controlling.api import api
 from .controlling.load import sightings
+from .controlling.trainers import MOST, trainers
 from .controlling.turns import BARE, OPERATOR_PACE, OURS, Bench
 from .controlling.world import World, real_world, world
 from .report import ROOT, Report, ReportError
@@ -55,8 +64,23 @@ async def run(report: Report, there: World, options: argparse.Namespace, console
                     await take()
             bench.say("the operator's part is let go")
             operator.pace(0)
-            await bench.settled()
+            await bench.calm(options.calm)
             await bench.steady("all jobs", probe)
+    finally:
+        operator.close()
+
+
+async def run_progress(report: Report, there: World, options: argparse.Namespace, console: Console) -> None:
+    """Jobs that train: each has an endpoint of the trainer's own."""
+    jobs: int = options.training
+    controller, operator = there.controller(), there.operator(jobs)
+    try:
+        with trainers(jobs) as ranks:
+            async with api(there.kubectl.kubeconfig) as server, sightings(server) as seen:
+                bench = Bench(report, server, controller, operator, seen, options, console)
+                await bench.crowd(jobs, kept=False)
+                await bench.settled()
+                await bench.progress(ranks, jobs)
     finally:
         operator.close()
 
@@ -75,7 +99,7 @@ async def run_real(report: Report, there: World, options: argparse.Namespace, co
         )
 
 
-def ratios(report: Report, jobs: int) -> None:
+def ratios(report: Report, jobs: int, training: int) -> None:
     """The issue's figures, of the rows beside them; named after how many jobs there really were."""
     report.ratios["jobs_per_second"] = report.median(OURS, "jobs")
     report.ratio("share_of_raw_rate", "jobs", OURS, BARE)
@@ -83,6 +107,9 @@ def ratios(report: Report, jobs: int) -> None:
     few, everything = (report.median(OURS, f"CPU per job, {where}") for where in ("few jobs", "all jobs"))
     if min(few, everything) > 0:  # of a handful of jobs what rest takes can be more than what they cost
         report.ratios[f"cost_growth_{first_jobs(jobs)}_to_{jobs}"] = everything / few
+    if training:
+        told = f"progress to status, {training} jobs, p99"
+        report.ratios["progress_to_status_p99_seconds"] = report.median(OURS, told)
     report.ratios["rest_p99_seconds"] = report.median(OURS, "submit, p99")
 
 
@@ -106,10 +133,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--real-operator", type=int, default=100, metavar="JOBS", help="beside the real one (%(default)s)"
     )
+    parser.add_argument(
+        "--training", type=int, default=100, metavar="JOBS", help="whose progress is followed (%(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=80, help="that each of them trains (%(default)s)")
+    parser.add_argument(
+        "--calm",
+        type=float,
+        default=SILENT_SECONDS + 5,
+        metavar="SECONDS",
+        help="between the last pod's start and the last rest (%(default)g): the status of a job that says "
+        f"nothing changes {SILENT_SECONDS:g} s after its start, which is no cost of the next ones",
+    )
     parser.add_argument("--rest", type=float, default=10, help="seconds that rest is watched (%(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where the JSON goes")
     options = parser.parse_args(arguments)
-    for name, least in (("jobs", 20), ("nodes", 1), ("replicas", 1), ("rounds", 1), ("raw", 1)):
+    for name, least in (("jobs", 20), ("nodes", 1), ("replicas", 1), ("rounds", 1), ("raw", 1), ("steps", 1)):
         if getattr(options, name) < least:
             parser.error(f"--{name} {getattr(options, name)}: at least {least} is needed")
 
@@ -119,19 +158,24 @@ def main(arguments: list[str]) -> int:
             parser.error(f"--{name} {getattr(options, name):g}: more than 0 {unit}")
     if options.real_operator < 0:
         parser.error(f"--real-operator {options.real_operator}: 0 or more jobs")
+    if not 0 <= options.training <= MOST:
+        parser.error(f"--training {options.training}: 0 to {MOST} jobs")
 
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and end what was started
     console, report = Console(), Report("controller")
     try:
         with world(options.nodes) as there:
             asyncio.run(run(report, there, options, console))
+        if options.training:
+            with world(min(options.nodes, options.training)) as there:
+                asyncio.run(run_progress(report, there, options, console))
         if options.real_operator:
             with real_world(min(options.nodes, options.real_operator)) as there:
                 asyncio.run(run_real(report, there, options, console))
     except (ReportError, ClusterError) as error:
         console.print(f"bench-controller: {error}", highlight=False, markup=False)
         return 1
-    ratios(report, options.jobs)
+    ratios(report, options.jobs, options.training)
     path = report.write(options.out)
     report.show(console)
     console.print(f"written to {path}", highlight=False)

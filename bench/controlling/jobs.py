@@ -48,6 +48,10 @@ def namespace_of(number: int) -> str:
     return f"team-{number % NAMESPACES}"
 
 
+def key_of(number: int) -> str:
+    return f"{namespace_of(number)}/job-{number}"
+
+
 def submission(number: int, replicas: int) -> tuple[str, bytes]:
     """(path, body) of the REST request that submits job `number`."""
     namespace = namespace_of(number)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 from bench.controlling.api import Api, side_by_side
-from bench.controlling.jobs import namespace_of, submission
+from bench.controlling.jobs import key_of, submission
 from bench.controlling.world import Controller
 from bench.report import ReportError
 
@@ -34,8 +34,14 @@ class Sightings:
     jobs: dict[str, float] = field(default_factory=dict)
     pytorch_jobs: dict[str, float] = field(default_factory=dict)
     running: set[str] = field(default_factory=set)
+    last_running: float = 0.0
+    """When the newest of them was first seen to run."""
     last_pod: float = 0.0
     """When the newest was first seen."""
+    last_change: float = 0.0
+    """When a TrainingJob was last written, its status too."""
+    steps: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    """By job, what its status said of its step, and when; where `follow_steps` runs."""
 
     async def follow(self, server: Api) -> None:
         async with asyncio.TaskGroup() as group:
@@ -45,8 +51,8 @@ class Sightings:
 
     async def _jobs(self, server: Api) -> None:
         async for event in server.watch(JOBS, metadata_only=True):
-            meta = event["object"]["metadata"]
-            self.jobs.setdefault(f"{meta['namespace']}/{meta['name']}", time.perf_counter())
+            meta, self.last_change = event["object"]["metadata"], time.perf_counter()
+            self.jobs.setdefault(f"{meta['namespace']}/{meta['name']}", self.last_change)
 
     async def _pytorch_jobs(self, server: Api) -> None:
         async for event in server.watch(PYTORCH_JOBS, metadata_only=True):
@@ -60,8 +66,17 @@ class Sightings:
             key = f"{meta['namespace']}/{meta['name']}"
             if event["type"] == "ADDED":
                 self.last_pod = time.perf_counter()
-            if event["object"]["status"].get("phase") == "Running":
+            if event["object"]["status"].get("phase") == "Running" and key not in self.running:
                 self.running.add(key)
+                self.last_running = time.perf_counter()
+
+    async def follow_steps(self, server: Api) -> None:
+        async for event in server.watch(JOBS):
+            meta, status = event["object"]["metadata"], event["object"].get("status") or {}
+            step = (status.get("progress") or {}).get("step")
+            if step is not None:
+                key = f"{meta['namespace']}/{meta['name']}"
+                self.steps.setdefault(key, []).append((step, time.perf_counter()))
 
 
 @asynccontextmanager
@@ -115,4 +130,4 @@ async def until(
 
 
 def keys(numbers: range) -> list[str]:
-    return [f"{namespace_of(number)}/job-{number}" for number in numbers]
+    return [key_of(number) for number in numbers]

@@ -5,10 +5,10 @@ PyTorchJob a headless Service and a pod for every replica, then the condition Cr
 the nodes here too, in turn: the scheduler is not what is measured. What the real one does besides (its
 Events, the conditions that follow its pods) nothing here waits for.
 
-    python -m bench.controlling.operator KUBECONFIG NODES
+    python -m bench.controlling.operator KUBECONFIG NODES TRAINERS
 
 reads from standard input how many PyTorchJobs it may take a second (0: no limit), again and again, and
-ends with it.
+ends with it. The pods of so many first jobs get the addresses of trainers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.controlling.api import MERGE_PATCH, Api, api
+from bench.controlling.jobs import key_of
+from bench.controlling.trainers import ADDRESS, address_of
 
 from holdfast_controller.manifests import INDEX_LABEL, REPLICA_TYPE
+from holdfast_controller.pod_template import JOB_LABEL
 
 PYTORCH_JOBS = "/apis/kubeflow.org/v1/pytorchjobs"
 WORKERS = 16
@@ -33,8 +36,9 @@ WORKERS = 16
 class Operator:
     """Of one cluster; `pace` is PyTorchJobs a second, 0 for no limit."""
 
-    def __init__(self, server: Api, nodes: int):
+    def __init__(self, server: Api, nodes: int, trainers: int):
         self._server = server
+        self._addresses = {key_of(n): address_of(n) for n in range(trainers)}
         self._nodes = itertools.cycle(range(nodes))
         self._new: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._turn = asyncio.Lock()
@@ -61,8 +65,11 @@ class Operator:
     async def _start(self, job: dict[str, Any]) -> None:
         meta = job["metadata"]
         place = f"/api/v1/namespaces/{meta['namespace']}"
+        address = self._addresses.get(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
         for index in range(job["spec"]["pytorchReplicaSpecs"][REPLICA_TYPE]["replicas"]):
             service, pod = pieces(job, index, f"node-{next(self._nodes)}")
+            if address is not None:
+                pod["metadata"]["annotations"] = {ADDRESS: address}
             await self._server.send("POST", f"{place}/services", json.dumps(service).encode())
             await self._server.send("POST", f"{place}/pods", json.dumps(pod).encode())
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -114,9 +121,9 @@ def pieces(job: dict[str, Any], index: int, node: str) -> tuple[dict[str, Any], 
     return service, pod
 
 
-async def main(kubeconfig: Path, nodes: int) -> None:
+async def main(kubeconfig: Path, nodes: int, trainers: int) -> None:
     async with api(kubeconfig) as server:
-        operator = Operator(server, nodes)
+        operator = Operator(server, nodes, trainers)
         loop = asyncio.get_running_loop()
         working = asyncio.ensure_future(operator.run())
 
@@ -133,4 +140,4 @@ async def main(kubeconfig: Path, nodes: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

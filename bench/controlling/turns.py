@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from bench.controlling.api import Api, side_by_side
 from bench.controlling.jobs import raw_writes
 from bench.controlling.load import CLIENTS, Sightings, keys, submit, until
-from bench.controlling.world import Controller, OperatorPart
+from bench.controlling.trainers import Trainers
+from bench.controlling.world import Controller, Figures, OperatorPart, cpu_between
 from bench.report import Report
 from rich.console import Console
 
@@ -20,6 +21,7 @@ OURS, BARE = "holdfast", "bare client"
 WRITES_A_JOB = 4
 OPERATOR_PACE = 10.0
 """PyTorchJobs of one pod a second: the real operator makes about ten pods a second on two cores."""
+STEP_SECONDS = 0.25
 QUIET_SECONDS = 2.0
 """Without a write, after which the controller counts as done."""
 
@@ -45,7 +47,7 @@ class Bench:
 
     def check(self) -> None:
         """Raises ReportError where somebody who takes part has ended."""
-        self.controller.figures()
+        self.controller.check()
         if self.operator is not None:
             self.operator.check()
 
@@ -100,9 +102,8 @@ class Bench:
         idle = await self.rest(where)
         numbers, before, began = self.take(count), self.controller.figures(), time.perf_counter()
         await submit(self.controller, numbers, self.options.replicas, self.options.steady)
-        await self.settled()
-        after, seconds = self.controller.figures(), time.perf_counter() - began
-        cpu = (after.cpu_seconds - before.cpu_seconds - idle * seconds) / count
+        after, seconds = await self.settled(), time.perf_counter() - began
+        cpu = (cpu_between(before, after) - idle * seconds) / count
         self.say(f"steady, {where}: {count} jobs, {cpu * 1000:.1f} ms CPU each")
         self.report.add(self.subject, f"CPU per job, {where}", "s", cpu)
         self.report.add(
@@ -116,22 +117,58 @@ class Bench:
         self.report.add(self.subject, f"to PyTorchJob, {where}, p50", "s", statistics.median(delays))
         self.report.add(self.subject, f"to PyTorchJob, {where}, p99", "s", percentile(delays, 99))
 
+    # --------------------------------------------------------------- progress
+
+    async def progress(self, there: Trainers, jobs: int) -> None:
+        """Train at an even pace; how long it takes until a step that is done stands in the job's status."""
+        done: list[float] = []
+        following = asyncio.create_task(self.seen.follow_steps(self.server))
+        try:
+            for step in range(1, self.options.steps + 1):
+                there.step_done(step)
+                done.append(time.perf_counter())
+                await asyncio.sleep(STEP_SECONDS)
+            await until("the last step in every status", lambda: self._all_at(len(done), jobs), self.check)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        delays = [delay for told in self.seen.steps.values() for delay in told_after(done, told)]
+        for name, value in (("p50", statistics.median(delays)), ("p99", percentile(delays, 99))):
+            self.report.add(self.subject, f"progress to status, {jobs} jobs, {name}", "s", value)
+        self.say(f"progress of {jobs} jobs in their status after {percentile(delays, 99):.2f} s (p99)")
+
+    def _all_at(self, step: int, jobs: int) -> bool:
+        return len(self.seen.steps) == jobs and all(told[-1][0] >= step for told in self.seen.steps.values())
+
     # ------------------------------------------------------------------- rest
 
-    async def settled(self) -> None:
-        """Until all pods run, and the controller has nothing more to write."""
+    async def settled(self) -> Figures:
+        """Until all pods run, and the controller writes of no job any more; what it has spent by then.
+
+        Its metrics are read when the apiserver has heard nothing for a while, not to wait for that.
+        """
         pods = (self.submitted + self.raw) * self.options.replicas
         await until("all pods to run", lambda: len(self.seen.running) >= pods, self.check, 0.5)
-        quiet, writes = time.perf_counter(), -1.0
+        while True:
+            began = time.perf_counter()
 
-        def rests() -> bool:
-            nonlocal quiet, writes
-            now = self.controller.figures()
-            if now.writes != writes or now.waiting:
-                quiet, writes = time.perf_counter(), now.writes
-            return time.perf_counter() - quiet > QUIET_SECONDS
+            def rests(since: float = began) -> bool:
+                return time.perf_counter() - max(since, self.seen.last_change) > QUIET_SECONDS
 
-        await until("the controller to rest", rests, self.check, 0.2)
+            await until("the controller to rest", rests, self.check, 0.2)
+            figures = self.controller.figures()
+            if not figures.waiting:
+                return figures
+
+    async def calm(self, seconds: float) -> None:
+        """Until nothing is to come of the jobs there are: so long after the last of them has started."""
+        await self.settled()
+
+        def passed() -> bool:
+            return time.perf_counter() - self.seen.last_running > seconds
+
+        await until(f"{seconds:g} s since the last start", passed, self.check, 0.5)
+        await self.settled()
 
     async def rest(self, where: str) -> float:
         """What it takes while nothing changes; returns the cores that are busy."""
@@ -139,13 +176,22 @@ class Bench:
         before = self.controller.figures()
         await asyncio.sleep(seconds)
         after = self.controller.figures()
-        cores = (after.cpu_seconds - before.cpu_seconds) / seconds
+        cores = cpu_between(before, after) / seconds
         self.report.add(self.subject, f"memory at rest, {where}", "MiB", after.memory_mib)
         self.report.add(self.subject, f"CPU at rest, {where}", "cores", cores)
+        self.report.add(self.subject, f"CPU of a scrape, {where}", "s", after.reading_seconds)
         requests = (after.requests - before.requests) / seconds
         self.report.add(self.subject, f"requests at rest, {where}", "1/s", requests)
         self.say(f"at rest, {where}: {after.memory_mib:.0f} MiB, {cores:.3f} cores")
         return cores
+
+
+def told_after(done: Sequence[float], told: Sequence[tuple[int, float]]) -> list[float]:
+    """For each step, done at `done[step - 1]`, the seconds until a status said it or a later one."""
+    delays: list[float] = []
+    for step, when in told:
+        delays += [when - at for at in done[len(delays) : step]]
+    return delays
 
 
 def percentile(values: Sequence[float], percent: int) -> float:

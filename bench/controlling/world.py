@@ -44,19 +44,26 @@ UNWATCHED = 40_000
 
 STAGES = Path(__file__).parent / "stages.yaml"
 """A pod runs as soon as its node sees it. Nobody listens at its address, so asking it for progress fails
-at once: how far a fake job is would be made up."""
+at once: how far a fake job is would be made up. Trainers that answer (trainers.py) are named by ADDRESS."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a controller has spent and done since it started."""
+    """What a controller has spent and done since it started; reading them is no part of it."""
 
     cpu_seconds: float
+    reading_seconds: float
+    """CPU that it takes to tell its metrics: of a span it is taken off (`cpu_between`)."""
     memory_mib: float
     requests: float
     writes: float
     passes: float
     waiting: float
+
+
+def cpu_between(before: Figures, after: Figures) -> float:
+    """Seconds that the controller took between two readings, without what reading took."""
+    return after.cpu_seconds - before.cpu_seconds - before.reading_seconds
 
 
 @dataclass(frozen=True)
@@ -68,14 +75,26 @@ class Controller:
     process: psutil.Process
     log: Path
 
-    def figures(self) -> Figures:
+    def check(self) -> None:
         """Raises ReportError where it has ended."""
+        self._cpu_seconds()
+
+    def _cpu_seconds(self) -> float:
         try:
-            times, memory = self.process.cpu_times(), self.process.memory_info()
+            if self.process.status() == psutil.STATUS_ZOMBIE:
+                raise psutil.NoSuchProcess(self.process.pid)
+            times = self.process.cpu_times()
         except psutil.Error:
             raise ReportError(f"the controller has ended; {self.log}:\n{_end_of(self.log)}") from None
+        return times.user + times.system
+
+    def figures(self) -> Figures:
+        """Raises ReportError where it has ended."""
+        cpu = self._cpu_seconds()
+        text = self.metrics()
+        reading, memory = self._cpu_seconds() - cpu, self.process.memory_info()
         requests = writes = passes = waiting = 0.0
-        for family in text_string_to_metric_families(self.metrics()):
+        for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name == "holdfast_apiserver_requests_total":
                     requests += sample.value
@@ -86,8 +105,7 @@ class Controller:
                     passes = sample.value
                 elif sample.name == "holdfast_queue_depth":
                     waiting = sample.value
-        cpu = times.user + times.system
-        return Figures(cpu, memory.rss / 2**20, requests, writes, passes, waiting)
+        return Figures(cpu, reading, memory.rss / 2**20, requests, writes, passes, waiting)
 
     def metrics(self) -> str:
         """In the text format. Raises ReportError."""
@@ -136,13 +154,13 @@ class World:
     kubectl: Kubectl
     nodes: int
 
-    def operator(self) -> OperatorPart:
-        """Start what plays the operator's part; close it in the end."""
+    def operator(self, trainers: int = 0) -> OperatorPart:
+        """Start what plays the operator's part; close it in the end. The first jobs have `trainers`."""
         words = [sys.executable, "-m", "bench.controlling.operator", str(self.kubectl.kubeconfig)]
         log = self.site.logs / "operator-part.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [*words, str(self.nodes)],
+                [*words, str(self.nodes), str(trainers)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

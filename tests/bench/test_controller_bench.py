@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from bench.controller import main
-from bench.controlling.turns import BARE, OURS, percentile
+from bench.controlling.turns import BARE, OURS, percentile, told_after
 from bench.report import ROOT
 from processes import Processes
 from tests.cluster.system import CONTROL_PLANE_PACKAGES, is_root, missing
@@ -19,8 +19,20 @@ RATIOS = {
     "share_of_raw_rate",
     "memory_mib_at_20",
     "rest_p99_seconds",
+    "progress_to_status_p99_seconds",
 }
-SMALL = ("--jobs=20", "--nodes=3", "--raw=5", "--rounds=1", "--rest=1", "--steady=10", "--real-operator=0")
+SMALL = (
+    "--jobs=20",
+    "--nodes=3",
+    "--raw=5",
+    "--rounds=1",
+    "--rest=1",
+    "--steady=10",
+    "--calm=1",
+    "--real-operator=0",
+    "--training=3",
+    "--steps=8",
+)
 LONGEST_SECONDS = 1200
 """The first run builds the programs it needs."""
 
@@ -50,6 +62,7 @@ def test_both_sides_take_turns_on_one_apiserver(processes: Processes, tmp_path: 
         ("--jobs=3", "--jobs 3: at least 20 is needed"),
         ("--nodes=0", "--nodes 0: at least 1 is needed"),
         ("--real-operator=-1", "--real-operator -1: 0 or more jobs"),
+        ("--training=251", "--training 251: 0 to 250 jobs"),
         ("--steady=0", "--steady 0: more than 0 jobs/s"),
     ],
 )
@@ -57,6 +70,11 @@ def test_what_it_cannot_do_is_refused(option: str, said: str, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         main([option])
     assert said in capsys.readouterr().err
+
+
+def test_a_step_counts_as_told_with_the_first_status_that_says_it_or_a_later_one() -> None:
+    done = [1.0, 2.0, 3.0, 4.0]
+    assert told_after(done, [(0, 0.5), (1, 1.5), (1, 1.75), (4, 4.5)]) == [0.5, 2.5, 1.5, 0.5]
 
 
 def test_a_percentile_is_a_value_that_was_measured() -> None:

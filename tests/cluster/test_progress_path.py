@@ -1,21 +1,19 @@
 """A hundred jobs run, and what their trainers say reaches `kubectl get tj`, without a flood of writes.
 
-The apiserver and the controller are real, pods and trainers are not: a hundred addresses of this machine
-answer `/progress` as rank 0 would, and pods that no kubelet runs have them. What is proven: the newest
+The apiserver and the controller are real, and so is the endpoint of each trainer, at a hundred addresses of
+this machine; pods that no kubelet runs have them, and training itself is played. What is proven: the newest
 figures of all jobs arrive, figures alone are written at most once in `PROGRESS_SECONDS` for a job, and a
-controller that is started anew has lost nothing. How long the figures took is printed, not asserted.
+controller that is started anew has lost nothing. How long the figures take `make bench-controller` tells.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -23,6 +21,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from bench.controlling.trainers import Trainers, address_of, trainers
+from bench.report import ReportError
 from processes import Processes
 from tests.cluster import training_operator, trainingjobs
 from tests.cluster.control_plane import ControlPlane
@@ -30,7 +30,6 @@ from waiting import wait_until
 
 from holdfast_controller.manifests import INDEX_LABEL
 from holdfast_controller.on_cluster import PROGRESS_SECONDS
-from holdfast_trainer.contract import DEFAULT_PORT, Progress
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
@@ -40,66 +39,14 @@ CRD = Path(__file__).parents[2] / "helm" / "holdfast" / "templates" / "crd.yaml"
 STARTED = "2026-01-01T00:00:00Z"
 
 
-class Trainers:
-    """Rank 0 of every job, each on an address of its own; all are at `step`."""
-
-    def __init__(self) -> None:
-        self.step = 0
-        self.addresses = [f"127.88.0.{number + 1}" for number in range(JOBS)]
-        self._loop = asyncio.new_event_loop()
-        self._listening = threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
-
-    def start(self) -> None:
-        self._thread.start()
-        assert self._listening.wait(60)
-
-    def end(self) -> None:
-        self._loop.call_soon_threadsafe(self._done.set)
-        self._thread.join()
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        self._done = asyncio.Event()
-        server = await asyncio.start_server(self._answer, self.addresses, DEFAULT_PORT, family=socket.AF_INET)
-        self._listening.set()
-        await self._done.wait()
-        server.close()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            asked = await reader.readuntil(b"\r\n\r\n")
-            body = b"" if b"/ledger" in asked.split()[1] else self._progress().to_json().encode()
-            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-            writer.write(head.encode() + body)
-            await writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
-            pass  # the controller was ended in the middle of a question
-        finally:
-            writer.close()
-
-    def _progress(self) -> Progress:
-        return Progress(
-            1, self.step, 10_000, 0, "training",
-            world_size=1, resumed_step=0, first_step=1, first_step_time=1767225601.0, checkpoints=0,
-            useful_seconds=0.5 * self.step, durable_seconds=0.0, updated=time.time(),
-        )  # fmt: skip
-
-
 @pytest.fixture
-def trainers() -> Iterator[Trainers]:
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def ranks() -> Iterator[Trainers]:
+    with ExitStack() as stack:
         try:
-            trial.bind(("127.88.0.1", DEFAULT_PORT))
-        except OSError:
-            pytest.skip(f"port {DEFAULT_PORT} of this machine, where pods are asked, is taken")
-    there = Trainers()
-    try:
-        there.start()
+            there = stack.enter_context(trainers(JOBS))
+        except ReportError as error:
+            pytest.skip(str(error))
         yield there
-    finally:
-        there.end()
 
 
 @pytest.fixture
@@ -203,7 +150,7 @@ def status_writes(plane: ControlPlane) -> float:
 
 
 def test_the_figures_of_a_hundred_jobs_arrive_without_a_flood_of_writes(
-    plane: ControlPlane, processes: Processes, trainers: Trainers, tmp_path: Path
+    plane: ControlPlane, processes: Processes, ranks: Trainers, tmp_path: Path
 ) -> None:
     kubectl = plane.kubectl
     where = f"-n={NAMESPACE}"
@@ -216,7 +163,7 @@ def test_the_figures_of_a_hundred_jobs_arrive_without_a_flood_of_writes(
 
     pods = [pod_of(one) for one in wait_until(opened, "an attempt of each job", 180)]
     kubectl.run("create", "-f", "-", document=as_list(pods))
-    alive = [running(pod, address) for pod, address in zip(pods, trainers.addresses, strict=True)]
+    alive = [running(pod, address) for pod, address in zip(pods, map(address_of, range(JOBS)), strict=True)]
     kubectl.run("apply", "--server-side", "--subresource=status", "-f", "-", document=as_list(alive))
 
     def all_at(step: int) -> bool:
@@ -224,12 +171,10 @@ def test_the_figures_of_a_hundred_jobs_arrive_without_a_flood_of_writes(
         at = [((job.get("status") or {}).get("progress") or {}).get("step") for job in jobs]
         return len(at) == JOBS and all(one is not None and one >= step for one in at)
 
-    trainers.step = 10
+    ranks.step_done(10)
     wait_until(lambda: all_at(10), "the figures of every job", 180)
-    began = time.monotonic()
-    trainers.step = 20
+    ranks.step_done(20)
     wait_until(lambda: all_at(20), "the next figures of every job", 180)
-    print(f"\nnew figures of {JOBS} jobs were in their status after {time.monotonic() - began:.1f} s")
     for job in kubectl.get("tj", where)["items"]:
         assert job["status"]["phase"] == "Running"
         assert job["status"]["usefulSeconds"] == 10.0
@@ -237,17 +182,17 @@ def test_the_figures_of_a_hundred_jobs_arrive_without_a_flood_of_writes(
     # They train on, a step every moment; the apiserver hears of a job every few seconds.
     before, began = status_writes(plane), time.monotonic()
     while time.monotonic() < began + 3 * PROGRESS_SECONDS:
-        trainers.step += 1
+        ranks.step_done(ranks.step + 1)
         time.sleep(0.05)
     written, seconds = status_writes(plane) - before, time.monotonic() - began
-    print(f"{written:.0f} writes of status in {seconds:.1f} s while {trainers.step} steps were done")
+    print(f"{written:.0f} writes of status in {seconds:.1f} s while {ranks.step} steps were done")
     assert written <= JOBS * (seconds / PROGRESS_SECONDS + 2)
 
     # A controller that is started anew goes on from what the status says.
     first.kill()
     first.wait()
     kubectl.run("delete", "lease", "many", where)  # or it would wait for the dead one's to run out
-    trainers.step = 1000
+    ranks.step_done(1000)
     second = controller(plane, processes, tmp_path)
     wait_until(lambda: all_at(1000), "the figures told to the next controller", 180)
     for job in kubectl.get("tj", where)["items"]:

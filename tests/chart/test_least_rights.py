@@ -21,7 +21,7 @@ from tests.cluster.kubectl import Kubectl
 from tests.cluster.trainingjobs import clear
 from waiting import wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 SYSTEM, TEAM = "holdfast-rights", "team-rights"
 JOB: dict[str, Any] = {
@@ -67,6 +67,32 @@ def there(kubectl: Kubectl, kind: str) -> list[str]:
     return [item["metadata"]["name"] for item in items]
 
 
+def start_replica(kubectl: Kubectl, attempt: int) -> None:
+    """The pod of an attempt of one replica, as the operator would make it and a kubelet run it."""
+    job = kubectl.get("pytorchjob", f"-n={TEAM}", f"a-{attempt}")
+    template, name = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"], f"a-{attempt}-worker-0"
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        **template,
+        "metadata": {
+            **template["metadata"],
+            "name": name,
+            "namespace": TEAM,
+            "labels": {**template["metadata"]["labels"], "training.kubeflow.org/replica-index": "0"},
+        },
+    }
+    kubectl.run("create", "-f", "-", document=json.dumps(pod))
+    status = {"phase": "Running", "conditions": [], "containerStatuses": []}
+    where = (f"-n={TEAM}", "pod", name, "--subresource=status", "--type=merge")
+    kubectl.run("patch", *where, f"-p={json.dumps({'status': status})}")
+
+
+def drilled(running: Running, kind: str) -> bool:
+    drill = f"/v1/namespaces/{TEAM}/jobs/a/drill"
+    return running.call("edit", "POST", drill, json={"kind": kind}).status_code < 300
+
+
 def test_a_job_lives_and_dies_with_the_rights_of_the_chart(running: Running) -> None:
     kubectl = running.kubectl
     jobs = f"/v1/namespaces/{TEAM}/jobs"
@@ -83,29 +109,16 @@ def test_a_job_lives_and_dies_with_the_rights_of_the_chart(running: Running) -> 
     wait_until(lambda: there(kubectl, "pytorchjobs") == ["a-1"], "the first attempt", seconds=60)
     assert there(kubectl, "configmaps") == ["a-1"]
 
-    # A replica appears, is drilled, and ends: all of it is seen and written down.
-    (job,) = kubectl.get("pytorchjobs", f"-n={TEAM}")["items"]
-    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        **template,
-        "metadata": {
-            **template["metadata"],
-            "name": "a-1-worker-0",
-            "namespace": TEAM,
-            "labels": {**template["metadata"]["labels"], "training.kubeflow.org/replica-index": "0"},
-        },
-    }
-    kubectl.run("create", "-f", "-", document=json.dumps(pod))
-    status = {"phase": "Running", "conditions": [], "containerStatuses": []}
-    where = (f"-n={TEAM}", "pod", "a-1-worker-0", "--subresource=status", "--type=merge")
-    kubectl.run("patch", *where, f"-p={json.dumps({'status': status})}")
-
-    def drilled() -> bool:
-        return running.call("edit", "POST", f"{jobs}/a/drill", json={"kind": "notice"}).status_code < 300
-
-    wait_until(drilled, "the drill to be accepted", seconds=60)
+    # Replicas appear, are drilled in every way that a cluster has, and end: each costs an attempt.
+    for attempt, kind in enumerate(("notice", "evict", "kill"), 1):
+        start_replica(kubectl, attempt)
+        wait_until(lambda kind=kind: drilled(running, kind), f"the drill {kind} to be accepted", seconds=60)
+        following = f"a-{attempt + 1}"
+        wait_until(
+            lambda following=following: following in there(kubectl, "pytorchjobs"), following, seconds=90
+        )
+    ended = kubectl.get("trainingjob", f"-n={TEAM}", "a")["status"]["attempts"][:3]
+    assert [one["verdict"] for one in ended] == ["Disrupted"] * 3, ended
     assert running.call("view", "GET", f"{jobs}/a/events").status_code == 200
 
     # Deleted, it leaves nothing, and at no time was anything asked that the chart does not allow.

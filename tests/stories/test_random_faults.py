@@ -24,7 +24,9 @@ FAULTS = int(os.environ.get("RANDOM_FAULTS", "3"))
 SEED = int(os.environ.get("FAULT_SEED", "20261121"))
 A_JOB = 25
 """Faults that one job gets."""
-HANG_SECONDS = 5
+HANG_SECONDS = 8
+STEPS, STEPS_A_FAULT = 40, 40
+"""What a job has to do: more than it does before it is struck as often as it will be."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900 + 60 * FAULTS)]
 
@@ -84,6 +86,7 @@ def steps_again(here: Platform, name: str, attempt: int, verdicts: list[Verdict]
         job = here.job(name)
         status = job.status
         for record in status.attempts[:-1]:
+            assert record.number <= len(verdicts), f"attempt {record.number} met no fault: {record.reason}"
             assert record.verdict is verdicts[record.number - 1], (record.number, record.reason)
         assert not status.phase.final, f"{status.phase} after {len(verdicts)} incidents: {status.message}"
         before = max((record.last_step or 0 for record in status.attempts[:-1]), default=0)
@@ -104,11 +107,11 @@ def test_faults_in_a_row_cost_an_incident_each_and_no_bit(tmp_path: Path, proces
     with platform(tmp_path / "holdfast", processes) as here:
         for number, first in enumerate(range(0, FAULTS, A_JOB)):
             faults = min(A_JOB, FAULTS - first)
-            steps = 200 + 120 * faults
-            layout = ((2, 1), (1, 2))[number % 2]
+            steps = STEPS + STEPS_A_FAULT * faults
+            layout = ((1, 2), (2, 1))[number % 2]
             twin, victim = f"twin-{number}", f"victim-{number}"
             for name in (twin, victim):
-                job = document(name, data, steps=steps, layout=layout, global_batch=32, dropout=0.1)
+                job = document(name, data, steps=steps, layout=layout, global_batch=128, dropout=0.1)
                 job["spec"] |= {"hangSeconds": HANG_SECONDS, "retries": {"failures": faults}}
                 here.ask(lambda client, job=job: client.submit(job, "default"))
                 if name == twin:

@@ -118,7 +118,8 @@ def first_jobs(jobs: int) -> int:
     return max(1, jobs // 100)
 
 
-def main(arguments: list[str]) -> int:
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options. Ends with a line that names the value where one cannot be."""
     parser = argparse.ArgumentParser(
         prog="make bench-controller",
         description=__doc__,
@@ -151,7 +152,6 @@ def main(arguments: list[str]) -> int:
     for name, least in (("jobs", 20), ("nodes", 1), ("replicas", 1), ("rounds", 1), ("raw", 1), ("steps", 1)):
         if getattr(options, name) < least:
             parser.error(f"--{name} {getattr(options, name)}: at least {least} is needed")
-
     for name in ("steady", "rest"):
         if getattr(options, name) <= 0:
             unit = "jobs/s" if name == "steady" else "s"
@@ -160,7 +160,11 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--real-operator {options.real_operator}: 0 or more jobs")
     if not 0 <= options.training <= MOST:
         parser.error(f"--training {options.training}: 0 to {MOST} jobs")
+    return options
 
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and end what was started
     console, report = Console(), Report("controller")
     try:

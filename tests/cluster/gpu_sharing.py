@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,18 @@ from tests.cluster.oci import Image
 from tests.cluster.system import run
 from waiting import wait_until
 
+from holdfast_controller.cluster import GpuUse
+from holdfast_controller.gpu_exporters import USES
+from holdfast_controller.policy.gpu_request import SHARED, SLICES_LABEL
+
 CHART = Path(__file__).parents[2] / "helm" / "holdfast"
 PLUGIN = "docker.io/holdfast/device-plugin:1"
-SHARED = "nvidia.com/gpu.shared"
+SLICES = 4
 METRICS_PORT = 9401
+ASK = """import asyncio, sys
+from holdfast_controller.gpu_exporters import USES, GpuExporters
+print(USES.dump_json(asyncio.run(GpuExporters(sys.argv[1]).look())).decode())
+"""
 
 
 def plugin_image(library: Path) -> Image:
@@ -73,30 +82,56 @@ def chart(release: str, namespace: str, template: str, *values: str) -> list[dic
 
 @contextmanager
 def sliced(cluster: Cluster, namespace: str, driver: Path, node: str) -> Iterator[None]:
-    """The node's GPUs are advertised in quarters, as the chart configures it, while this holds."""
+    """The node's GPUs are advertised in quarters, as the chart configures it, while this holds.
+
+    GPU feature discovery would say so by the node's label.
+    """
     (config,) = chart("slices", namespace, "gpu-sharing", "--set=gpuSharing.slices.quarters=4")
     (driver / "config.yaml").write_text(config["data"]["quarters"])
     cluster.kubectl.apply(plugin_pod(driver, node), namespace=namespace)
+    cluster.kubectl.run("label", "node", node, f"{SLICES_LABEL}={SLICES}", "--overwrite")
     try:
         yield
     finally:
+        cluster.kubectl.attempt("label", "node", node, f"{SLICES_LABEL}-")
         cluster.kubectl.run("delete", "pod", "device-plugin", f"-n={namespace}", "--ignore-not-found")
         wait_until(lambda: shares(cluster, node) == 0, "the shares to be gone", seconds=180)
 
 
+@dataclass(frozen=True)
+class Exporter:
+    """One at work, and where it answers."""
+
+    cluster: Cluster
+    namespace: str
+    pod: str
+    address: str
+    """Its own host and port."""
+    name: str
+    """That of the headless Service, and the port, as the chart tells them to the controller."""
+
+    def scrape(self) -> str:
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{self.pod}:{METRICS_PORT}/proxy/metrics"
+        return self.cluster.kubectl.run("get", "--raw", path)
+
+    def uses(self) -> list[GpuUse]:
+        """What jobs do with their GPUs, as a controller in a pod asks: of all exporters behind the name."""
+        words = ("exec", f"-n={self.namespace}", self.pod, "--", "python", "-c", ASK, self.name)
+        return USES.validate_json(self.cluster.kubectl.run(*words))
+
+
 @contextmanager
-def exporting(cluster: Cluster, namespace: str, driver: Path, node: str, image: str) -> Iterator[str]:
-    """The chart's exporter runs while this holds; yields the path of its metrics at the apiserver."""
+def exporting(cluster: Cluster, namespace: str, driver: Path, node: str, image: str) -> Iterator[Exporter]:
+    """The chart's exporter runs while this holds."""
     repository, _, tag = image.rpartition(":")
     here = {"kubernetes.io/hostname": node, "nvidia.com/gpu.present": None}
-    documents = chart(
-        namespace,  # what is not in the namespace is named after the release
-        namespace,
-        "exporter",
+    values = (
         "--set=exporter.enabled=true,exporter.ranks=true,image.pullPolicy=Never",
         f"--set=exporter.driverDirectory={driver},image.repository={repository},image.tag={tag}",
         f"--set-json=exporter.nodeSelector={json.dumps(here)}",
     )
+    # What is not in the namespace is named after the release.
+    documents = chart(namespace, namespace, "exporter", *values)
     cluster.kubectl.apply(*documents)
     name = next(one["metadata"]["name"] for one in documents if one["kind"] == "DaemonSet")
     try:
@@ -106,8 +141,11 @@ def exporting(cluster: Cluster, namespace: str, driver: Path, node: str, image: 
         (pod,) = cluster.kubectl.get("pods", f"-n={namespace}", "-l=app.kubernetes.io/component=exporter")[
             "items"
         ]
-        where = f"{pod['metadata']['name']}:{METRICS_PORT}"
-        yield f"/api/v1/namespaces/{namespace}/pods/{where}/proxy/metrics"
+        address = f"{pod['status']['podIP']}:{METRICS_PORT}"
+        (controller,) = chart(namespace, namespace, "deployment", *values)
+        (container,) = controller["spec"]["template"]["spec"]["containers"]
+        told = {one["name"]: one.get("value") for one in container["env"]}
+        yield Exporter(cluster, namespace, pod["metadata"]["name"], address, told["HOLDFAST_GPU_EXPORTERS"])
     finally:
         for kind in ("clusterrolebinding", "clusterrole"):
             cluster.kubectl.run("delete", kind, name, "--ignore-not-found")
@@ -119,46 +157,14 @@ def shares(cluster: Cluster, node: str) -> int:
 
 
 def processes_of(machine: Machine, uids: list[str]) -> dict[str, int]:
-    """The `sleep` of each pod by the pod's uid, with the pid that it has on the node."""
+    """The stand-in for the trainer of each pod by the pod's uid, with the pid that it has on the node."""
     lines = machine.run(
         "for process in /proc/[0-9]*; do\n"
-        '  [ "$(cat $process/comm 2>/dev/null)" = sleep ] || continue\n'
+        '  [ "$(cat $process/comm 2>/dev/null)" = python ] || continue\n'
         '  echo "${process#/proc/} $(tr "\\n" " " <$process/cgroup)"\n'
         "done",
         "looking for the pods' processes",
     ).splitlines()
-    return {uid: int(line.split()[0]) for line in lines for uid in uids if uid in line}
-
-
-def quarter(name: str, image: str, namespace: str) -> dict[str, Any]:
-    """A pod as replica 0 of the first attempt of the job `name`, with a quarter of a GPU."""
-    names = {"HOLDFAST_JOB": f"{namespace}/{name}", "HOLDFAST_ATTEMPT": "1", "RANK": "0"}
-    labels = {
-        "holdfast.dev/job": name,
-        "holdfast.dev/attempt": "1",
-        "training.kubeflow.org/replica-index": "0",
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"{name}-1-worker-0", "labels": labels},
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {"runAsUser": 65532, "runAsGroup": 65532},
-            "containers": [
-                {
-                    "name": "pytorch",
-                    "image": image,
-                    "command": ["sleep", "100000"],
-                    "env": [{"name": key, "value": value} for key, value in names.items()],
-                    "resources": {"limits": {SHARED: "1"}, "requests": {"cpu": "1m"}},
-                }
-            ],
-        },
-    }
-
-
-def said(document: dict[str, Any]) -> str:
-    """A pod's status in few words, for a message."""
-    return json.dumps(document["status"].get("conditions", []))[:2000]
+    # A fork of it is called the same until it runs something else: the oldest is the one.
+    found = sorted(((int(line.split()[0]), line) for line in lines), reverse=True)
+    return {uid: pid for pid, line in found for uid in uids if uid in line}

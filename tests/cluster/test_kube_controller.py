@@ -105,7 +105,7 @@ class World:
             return bool(seen) and bool(condition(seen))
 
         try:
-            wait_until(holds, f"{name}: {what}", 90)
+            wait_until(holds, f"{name}: {what}", 300)
         except AssertionError as error:
             pods = self.kubectl("get", "pods", "-o=wide")
             logs = "\n".join(path.read_text()[-3000:] for path in self.directory.glob("*.log"))

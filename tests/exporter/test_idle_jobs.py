@@ -56,7 +56,7 @@ def test_a_job_that_leaves_its_gpu_idle_gives_it_back_and_goes_on_when_it_is_res
         condition = gpus_idle(job)
         assert condition is not None
         assert (condition.status, condition.reason) == ("False", "Stopped")
-        gpu = f"{script.gpus[0].uuid} of replica 0 (no process on it)"
+        gpu = f"{script.gpus[0].uuid} of replica 0 (no rank known to be on it)"
         why = f"1 of 1 GPUs not used: {gpu}, at most 1% busy since"
         assert condition.message.startswith(why)
         assert why in job.status.message

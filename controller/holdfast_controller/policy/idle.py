@@ -112,7 +112,7 @@ def _said(idle: list[Stretch], asked: int) -> str:
 def _one(stretch: Stretch) -> str:
     use, since = stretch.use, stretch.since
     assert since is not None
-    whose = f"replica {use.replica}" + (f" rank {use.ranks}" if use.ranks else " (no process on it)")
+    whose = f"replica {use.replica}" + (f" rank {use.ranks}" if use.ranks else " (no rank known to be on it)")
     return f"{use.gpu} of {whose}, at most {stretch.most:.0%} busy since {since:%Y-%m-%d %H:%M} UTC"
 
 

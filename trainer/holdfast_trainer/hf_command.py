@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
         description="Write the model of a run as model.safetensors and config.json, in the names and "
         "layout of its family (GPT-2, Llama). The checkpoint is verified first.",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument("run", metavar="RUN", help="run directory, or s3://BUCKET/PREFIX")
     parser.add_argument("--config", type=Path, required=True, help="the YAML file that the run was given")
     parser.add_argument("--out", type=Path, required=True, metavar="DIRECTORY")
     parser.add_argument("--step", type=int, help="which checkpoint (default: the newest)")

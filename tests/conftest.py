@@ -14,8 +14,10 @@ from tests.cluster.machine import why_no_node
 from tests.cluster.tools import BUILT_FOR, NEED_NODES
 from waiting import Deadline
 
-# An example takes as long as a busy machine makes it take.
-hypothesis.settings.register_profile("holdfast", deadline=None)
+# How long an example takes says how busy the machine is, and nothing of the code.
+hypothesis.settings.register_profile(
+    "holdfast", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("holdfast")
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import httpx
 from tests.cluster.build import program
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
+from tests.cluster.forwarding import forwarded
 from waiting import wait_until
 
 CHART = Path(__file__).parents[2] / "helm" / "holdfast"
@@ -68,6 +69,7 @@ def installed(
     No second controller may run on the cluster at the same time: each would take the other's jobs.
     """
     repository, _, tag = controller_image.rpartition(":")
+    reach = ExitStack()
     try:
         _helm(
             cluster, namespace, "install", RELEASE, str(CHART), "--create-namespace",
@@ -76,9 +78,7 @@ def installed(
             f"--set=image.repository={repository},image.tag={tag}",
             f"--set=jobs.defaultImage={trainer_image}",
         )  # fmt: skip
-        service = cluster.kubectl.get("service", RELEASE, f"-n={namespace}")
-        port = service["spec"]["ports"][0]["port"]
-        url = f"http://{service['spec']['clusterIP']}:{port}"
+        url = reach.enter_context(_reached(cluster, namespace))
         wait_until(lambda: _ready(url), "the installed controller to be ready", 120)
         yield Platform(cluster, namespace, url)
     except BaseException as error:
@@ -86,6 +86,7 @@ def installed(
         error.add_note(f"the controller said:\n{logs.stdout}")
         raise
     finally:
+        reach.close()
         _helm(cluster, namespace, "uninstall", RELEASE, "--wait", "--timeout=120s", "--ignore-not-found")
         cluster.kubectl.attempt("delete", "namespace", namespace, "--wait=false")
         wait_until(
@@ -93,6 +94,18 @@ def installed(
             "the controllers to end",
             120,
         )
+
+
+@contextmanager
+def _reached(cluster: Cluster, namespace: str) -> Iterator[str]:
+    """Base URL of the release's API as this machine reaches it."""
+    spec = cluster.kubectl.get("service", RELEASE, f"-n={namespace}")["spec"]
+    port = spec["ports"][0]["port"]
+    if cluster.site is not None:
+        yield f"http://{spec['clusterIP']}:{port}"
+        return
+    with forwarded(cluster.kubectl, namespace, RELEASE, port) as url:
+        yield url
 
 
 def _ready(url: str) -> bool:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import yaml
 from scripts.demo.proof import Evidence, differences
-from tests.cluster.claims import host_claim
+from tests.cluster.claims import Files, claim
 from tests.cluster.cluster import Cluster
 from tests.cluster.platform import Platform, installed
 from tests.cluster.trainingjobs import evict, release
@@ -46,7 +46,7 @@ class World:
 
     platform: Platform
     namespace: str
-    runs: Path
+    runs: Files
 
     def kubectl(self, *words: str, document: object = None) -> str:
         text = None if document is None else json.dumps(document)
@@ -56,9 +56,9 @@ class World:
         return self.platform.cluster.kubectl.get("tj", name, f"-n={self.namespace}")
 
     def run_directory(self, name: str) -> RunDir:
-        """As the job's pods see it, seen from here."""
+        """As the job's pods see it, seen from here as it is now."""
         uid = self.job(name)["metadata"]["uid"]
-        return RunDir(self.runs / self.namespace / f"{name}-{uid[:8]}")
+        return RunDir(self.runs(f"{self.namespace}/{name}-{uid[:8]}"))
 
     def until(self, name: str, what: str, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """The job's status once the condition holds."""
@@ -83,7 +83,7 @@ class World:
         controllers = kubectl.attempt(
             "logs", f"-n={self.platform.namespace}", "-l=app.kubernetes.io/name=holdfast", "--tail=40"
         )
-        logs = [path.read_text()[-1500:] for path in sorted(self.runs.rglob("*.log"))]
+        logs = [path.read_text()[-1500:] for path in sorted(self.runs("").rglob("*.log"))]
         return "\n".join([self.kubectl("get", "tj,pods", "-o=wide"), controllers.stdout, *logs])
 
 
@@ -104,17 +104,20 @@ def training_job(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def world(cluster: Cluster, trainer_image: str, controller_image: str) -> Iterator[World]:
-    site = cluster.site
-    if site is None:
-        pytest.skip("the test reads run directories on the node's disk: it needs a cluster started here")
+def world(
+    cluster: Cluster,
+    trainer_image: str,
+    controller_image: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[World]:
+    scratch = tmp_path_factory.mktemp("claims")
     namespace = f"path-{uuid.uuid4().hex[:8]}"
     cluster.kubectl.run("create", "namespace", namespace)
     cluster.kubectl.run("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     try:
         with (
-            host_claim(cluster, site, namespace, "training-data"),
-            host_claim(cluster, site, namespace, "training-runs") as runs,
+            claim(cluster, namespace, "training-data", scratch),
+            claim(cluster, namespace, "training-runs", scratch) as runs,
             installed(
                 cluster, f"{namespace}-system", controller_image=controller_image, trainer_image=trainer_image
             ) as platform,
@@ -211,11 +214,11 @@ def test_a_job_comes_by_rest_by_command_line_and_by_kubectl_and_survives_an_evic
     assert "on claim training-runs, in" in refused.json()["detail"]
 
     # Deleting a job takes its pods, and never the work.
-    directory = world.run_directory("by-cli").path
+    uid = world.job("by-cli")["metadata"]["uid"]
     said = platform.holdfast(editor, "delete", "by-cli", "-n", namespace, "--wait", seconds=150)
     assert f"{namespace}/by-cli is being deleted; what it wrote on a claim stays there" in said
     assert world.kubectl("get", "pods,pytorchjobs", "-l=holdfast.dev/job=by-cli", "-o=name") == ""
-    assert (directory / "checkpoints").exists()
+    assert (world.runs(f"{namespace}/by-cli-{uid[:8]}") / "checkpoints").exists()
 
 
 @dataclass(frozen=True)

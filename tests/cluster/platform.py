@@ -79,7 +79,7 @@ def installed(
             f"--set=jobs.defaultImage={trainer_image}",
         )  # fmt: skip
         url = reach.enter_context(_reached(cluster, namespace))
-        wait_until(lambda: _ready(url), "the installed controller to be ready", 120)
+        wait_until(lambda: is_ready(url), "the installed controller to be ready", 120)
         yield Platform(cluster, namespace, url)
     except BaseException as error:
         logs = cluster.kubectl.attempt("logs", f"-n={namespace}", f"deployment/{RELEASE}", "--tail=40")
@@ -108,7 +108,8 @@ def _reached(cluster: Cluster, namespace: str) -> Iterator[str]:
         yield url
 
 
-def _ready(url: str) -> bool:
+def is_ready(url: str) -> bool:
+    """Whether the API at `url` answers, and says that it is ready."""
     try:
         return httpx.get(f"{url}/readyz", trust_env=False, timeout=5).status_code == httpx.codes.OK
     except httpx.HTTPError:

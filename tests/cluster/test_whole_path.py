@@ -19,7 +19,7 @@ import yaml
 from scripts.demo.proof import Evidence, differences
 from tests.cluster.claims import Files, claim
 from tests.cluster.cluster import Cluster
-from tests.cluster.platform import Platform, installed
+from tests.cluster.platform import Platform, installed, is_ready
 from tests.cluster.trainingjobs import evict, release
 from waiting import wait_until
 
@@ -262,6 +262,7 @@ def restart_controllers(world: World) -> None:
         "the old controllers to be gone, and no request to reach them",
         180,
     )
+    wait_until(lambda: is_ready(world.platform.url), "a forwarded port to lead to a new one", 180)
 
 
 def tells_the_truth_of_an_evicted_job(world: World) -> None:

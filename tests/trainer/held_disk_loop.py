@@ -7,7 +7,7 @@ import runpy
 import time
 from pathlib import Path
 
-from holdfast_trainer.checkpoint import saver
+from holdfast_trainer.checkpoint import directory
 from holdfast_trainer.checkpoint.checksums import BLOCK
 from holdfast_trainer.checkpoint.storage import Storage
 
@@ -21,5 +21,5 @@ class HeldDisk(Storage):
         super().write(fd, data, offset)
 
 
-saver.Storage = HeldDisk  # type: ignore[misc]
+directory.Storage = HeldDisk  # type: ignore[misc]
 runpy.run_path(str(Path(__file__).with_name("loop_script.py")), run_name="__main__")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -28,6 +30,16 @@ def loss(model: nn.Module, batch: Tensor) -> Tensor:
 
 def make() -> Workload:
     return Workload(lambda: nn.Linear(8, 8), Numbers(), loss, Settings(batch=1, threads=1))
+
+
+def slow_loss(model: nn.Module, batch: Tensor) -> Tensor:
+    time.sleep(0.1)
+    return loss(model, batch)
+
+
+def steady() -> Workload:
+    """A step of it costs much, and a larger one hardly more: twice the batch is nearly twice the speed."""
+    return Workload(lambda: nn.Linear(8, 8), Numbers(), slow_loss, Settings(batch=1, threads=1))
 
 
 class Looping(nn.Module):

@@ -199,7 +199,7 @@ def test_a_configuration_is_tuned_and_what_is_written_can_be_trained(
 
 
 def test_a_model_of_ones_own_grows_to_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [f"{WORKLOADS}:make", "--grow", "--out", str(tmp_path), "-o", "json", *QUICK]
+    arguments = [f"{WORKLOADS}:steady", "--grow", "--out", str(tmp_path), "-o", "json", *QUICK]
     assert command.main(arguments) == 0
     captured = capsys.readouterr()
     told = json.loads(captured.out)
@@ -213,7 +213,7 @@ def test_a_model_of_ones_own_grows_to_what_fits(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.slow
 def test_ranks_tune_together(workshop: Workshop, tmp_path: Path) -> None:
-    arguments = ["tune", f"{WORKLOADS}:make", "--grow", "--out", str(tmp_path / "out"), *QUICK]
+    arguments = ["tune", f"{WORKLOADS}:steady", "--grow", "--out", str(tmp_path / "out"), *QUICK]
     gang = workshop.start(script=COMMAND, ranks=2, arguments=arguments)
     assert gang.wait(240) == [0, 0], gang.texts()
     assert "rank 0: out of memory" in gang.texts()

@@ -143,9 +143,6 @@ class Connection:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _unreachable(self.server, f"GET {path}", error) from error
         finally:
-            if response.connection is not None and response.connection.transport is not None:
-                # Whoever stops listening owes nobody a TLS farewell, which can take half a minute.
-                response.connection.transport.abort()
             response.close()
 
     async def _send(
@@ -197,6 +194,16 @@ class Connection:
         return document
 
 
+class _Answer(aiohttp.ClientResponse):
+    """One that is given up ends its connection at once: whoever stops listening owes nobody a TLS farewell,
+    which can take half a minute, and is never said where the event loop ends first."""
+
+    def close(self) -> None:
+        if self.connection is not None and self.connection.transport is not None:
+            self.connection.transport.abort()
+        super().close()
+
+
 async def connect(
     kubeconfig: Path | str | None = None,
     *,
@@ -229,7 +236,7 @@ async def connect(
         said = error if isinstance(error, config.ConfigException | OSError) else "it is no kubeconfig"
         raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: {said}") from error
     configuration.proxy = configuration.proxy or _proxy(configuration.host)
-    configuration.client_session_kwargs = {"trust_env": False}
+    configuration.client_session_kwargs = {"trust_env": False, "response_class": _Answer}
     return Connection(client.ApiClient(configuration), RateLimit(per_second, burst), metrics=metrics)
 
 

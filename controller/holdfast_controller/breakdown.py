@@ -5,6 +5,8 @@ The stages follow one another without a gap, so that those of a recovery add up 
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from .spec import Model
@@ -66,3 +68,21 @@ class Whereabouts(Model):
         description="Of all replicas' shares of their nodes; None where one of the nodes has no price.",
     )
     currency: str | None = None
+
+
+RecoverySeconds = Annotated[
+    float | None,
+    Field(
+        description="From the last sign of life of the attempt before to the end of this one's first step; "
+        "None for the first attempt and after a suspension."
+    ),
+]
+BreakdownOfStart = Annotated[
+    Breakdown | None,
+    Field(description="What the time up to the first step went into; once that is done."),
+]
+Placed = Annotated[Whereabouts | None, Field(description="The nodes it was placed on.")]
+CostOfAttempt = Annotated[
+    float | None,
+    Field(description="In whereabouts.currency, from its start to its end; None where a node has no price."),
+]

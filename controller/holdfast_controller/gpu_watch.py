@@ -8,12 +8,12 @@ exporters of a cluster's nodes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import structlog
 
 from .cluster import GpuUse, HoldfastError
-from .jobs import TrainingJob
+from .jobs import TrainingJob, utcnow
 from .policy.idle import GpuVerdict, Stretch, follow, judge
 
 MISSED_LOOKS = 3
@@ -25,14 +25,10 @@ Look = Callable[[], Awaitable[Sequence[GpuUse]]]
 log = structlog.get_logger(__name__)
 
 
-def _utcnow() -> datetime:
-    return datetime.now(UTC)
-
-
 class GpuWatch:
     """Belongs to one event loop; `look` is called every `every_seconds` by the reconciler."""
 
-    def __init__(self, look: Look, every_seconds: float, clock: Callable[[], datetime] = _utcnow):
+    def __init__(self, look: Look, every_seconds: float, clock: Callable[[], datetime] = utcnow):
         self.every_seconds = every_seconds
         self._look = look
         self._clock = clock

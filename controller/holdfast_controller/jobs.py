@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from .breakdown import Breakdown, Whereabouts
+from .breakdown import BreakdownOfStart, CostOfAttempt, Placed, RecoverySeconds
 from .spec import (
     RESERVED_ENV,
     RESERVED_ENV_PREFIXES,
@@ -99,19 +99,10 @@ class AttemptRecord(Model):
         default=None, description="When it was known that it had lost a replica."
     )
     ended_at: datetime | None = None
-    recovery_seconds: float | None = Field(
-        default=None,
-        description="From the last sign of life of the attempt before to the end of this one's first step; "
-        "None for the first attempt and after a suspension.",
-    )
-    breakdown: Breakdown | None = Field(
-        default=None, description="What the time up to the first step went into; once that is done."
-    )
-    whereabouts: Whereabouts | None = Field(default=None, description="The nodes it was placed on.")
-    cost: float | None = Field(
-        default=None,
-        description="In whereabouts.currency, from its start to its end; None where a node has no price.",
-    )
+    recovery_seconds: RecoverySeconds = None
+    breakdown: BreakdownOfStart = None
+    whereabouts: Placed = None
+    cost: CostOfAttempt = None
     ending: Verdict | None = Field(
         default=None,
         description="What Holdfast ends it for, where it could not go on and did not end by itself.",
@@ -205,11 +196,15 @@ class Status(Model):
     conditions: list[Condition] = Field(default_factory=list)
     attempts: list[AttemptRecord] = Field(default_factory=list)
 
+    def record(self, attempt: int) -> AttemptRecord | None:
+        """Of this number; None where it is not remembered."""
+        return next((one for one in self.attempts if one.number == attempt), None)
+
 
 # ------------------------------------------------------------------------ job
 
 
-def _now() -> datetime:
+def utcnow() -> datetime:
     return datetime.now(UTC)
 
 
@@ -219,7 +214,7 @@ class Metadata(Model):
     uid: str = Field(default_factory=lambda: str(uuid.uuid4()))
     resource_version: str = Field(default="", description="Changes with every write.")
     generation: int = Field(default=1, description="Changes with every write of spec.")
-    creation_timestamp: datetime = Field(default_factory=_now)
+    creation_timestamp: datetime = Field(default_factory=utcnow)
     deletion_timestamp: datetime | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)

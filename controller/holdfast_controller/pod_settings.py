@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import Field, StringConstraints, ValidationError
 
 from .cluster import HoldfastError
 from .policy.gpu_request import SLICES_LABEL
 from .policy.placement import Provider
 from .prices import Prices
+from .spec import FrozenModel
 
 Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
 
@@ -26,13 +26,7 @@ class PodSettingsError(HoldfastError):
     """The file cannot be used; the message names it, the key and the remedy."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, validate_default=True
-    )
-
-
-class Limits(_Frozen):
+class Limits(FrozenModel):
     """The most that one job may ask for; not given means no limit of ours (a ResourceQuota may have one)."""
 
     replicas: int | None = Field(default=None, ge=1, description="Pods of one job.")
@@ -41,7 +35,7 @@ class Limits(_Frozen):
     memory: Quantity | None = Field(default=None, description="Memory of one replica.")
 
 
-class PodSettings(_Frozen):
+class PodSettings(FrozenModel):
     """Frozen; the defaults fit any cluster that enforces the restricted Pod Security Standard."""
 
     provider: Provider = Field(

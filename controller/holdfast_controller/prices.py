@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import Field
+
+from .spec import FrozenModel
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, validate_default=True
-    )
-
-
-class NodePrice(_Frozen):
+class NodePrice(FrozenModel):
     """Of the nodes that fit; what is not given fits all."""
 
     instance_type: str = Field(
@@ -24,7 +19,7 @@ class NodePrice(_Frozen):
     price: float = Field(gt=0, allow_inf_nan=False, description="Of the whole node, for an hour.")
 
 
-class Prices(_Frozen):
+class Prices(FrozenModel):
     """Of all nodes; the first entry that fits a node counts."""
 
     currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$", description="ISO 4217.")

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, cast
 
 import structlog
@@ -28,7 +28,7 @@ import structlog
 from .cluster import AttemptObservation, Conflict, Engine, Event, HoldfastError, JobStore, NotFound, NotReady
 from .gpu_watch import GpuWatch
 from .job_series import JobFigures
-from .jobs import TrainingJob, Verdict
+from .jobs import TrainingJob, Verdict, utcnow
 from .metrics import Metrics
 from .policy.classify import classify
 from .policy.decide import Evidence, decide, open_record, over
@@ -53,10 +53,6 @@ TAILS_SECONDS = 5.0
 """For all logs of an attempt."""
 
 log = structlog.get_logger(__name__)
-
-
-def utcnow() -> datetime:
-    return datetime.now(UTC)
 
 
 class Reconciler:

@@ -39,6 +39,12 @@ class Model(BaseModel):
     )
 
 
+class FrozenModel(Model):
+    """As Model; it cannot be changed, and has a hash."""
+
+    model_config = ConfigDict(frozen=True)
+
+
 class Capacity(StrEnum):
     SPOT = "Spot"
     ON_DEMAND = "OnDemand"

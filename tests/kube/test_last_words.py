@@ -62,6 +62,8 @@ class Server:
         self.said: dict[str, list[str]] = {}
         self.will_say: dict[str, list[str]] = {}
         self.removed = False
+        self.refused = 0
+        """So many writes of a ConfigMap are refused before the first is taken."""
         self.config_maps: dict[str, dict[str, Any]] = {}
         self.end = asyncio.Event()
 
@@ -98,6 +100,9 @@ class Server:
 
     async def keep(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if self.refused:
+            self.refused -= 1
+            return web.json_response({"message": "etcdserver: request timed out"}, status=500)
         self.config_maps[body["metadata"]["name"]] = body
         return web.json_response(body)
 
@@ -200,14 +205,18 @@ def test_a_node_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypatch
     asyncio.run(story())
 
 
-def test_the_ledger_of_a_finished_job_outlives_the_controller(tmp_path: Path) -> None:
+def test_the_ledger_of_a_finished_job_outlives_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_words, "KEEP_AGAIN_SECONDS", 0.01)
     lines = [{"event": "attempt_start", "attempt": 1}, {"event": "stop", "attempt": 1, "outcome": "finished"}]
     done = JOB.model_copy(update={"status": JOB.status.model_copy(update={"phase": Phase.SUCCEEDED})})
 
     async def story() -> None:
         server = Server(pod(0, "terminated"))
+        server.refused = 3
         endpoints_ledger = lambda self, job: list(lines)  # noqa: E731 - what rank 0 told while it ran
-        with pytest.MonkeyPatch.context() as patch:
+        with monkeypatch.context() as patch:
             patch.setattr(Endpoints, "ledger_of", endpoints_ledger)
             async with running(server, tmp_path):
                 await wait_until_async(lambda: server.config_maps, "the ledger to be kept")

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import Field
 
-from ..breakdown import Breakdown, Whereabouts
+from ..breakdown import Breakdown, BreakdownOfStart, CostOfAttempt, Placed, RecoverySeconds
 from ..jobs import AttemptRecord, Model, Phase, TrainingJob, Verdict
 from ..policy.lost_work import Work, lost_steps, work_of
 from ..policy.recovery import breakdown
@@ -39,19 +39,10 @@ class AttemptAccount(Model):
     started_at: datetime | None = None
     first_step_at: datetime | None = None
     ended_at: datetime | None = None
-    recovery_seconds: float | None = Field(
-        default=None,
-        description="From the last sign of life of the attempt before to the end of this one's first step; "
-        "None for the first attempt and after a suspension.",
-    )
-    breakdown: Breakdown | None = Field(
-        default=None, description="What the time up to the first step went into; once that is done."
-    )
-    whereabouts: Whereabouts | None = Field(default=None, description="The nodes it was placed on.")
-    cost: float | None = Field(
-        default=None,
-        description="In whereabouts.currency, from its start to its end; None where a node has no price.",
-    )
+    recovery_seconds: RecoverySeconds = None
+    breakdown: BreakdownOfStart = None
+    whereabouts: Placed = None
+    cost: CostOfAttempt = None
     outcome: str | None = Field(default=None, description="As its rank 0 told at the end, if it could.")
     digest: str | None = Field(
         default=None, description="Of the state in the checkpoint of durableStep, over all ranks."

@@ -153,8 +153,8 @@ class KubeEngine:
     async def _places(self, job: TrainingJob, attempt: int, pods: list[Document]) -> tuple[Place, ...]:
         """Where the replicas are, until the attempt's record has all of them."""
         named = [name for pod in pods if (name := node_of(pod)) is not None]
-        records = [record for record in job.status.attempts if record.number == attempt]
-        where = records[0].whereabouts if records else None
+        record = job.status.record(attempt)
+        where = record.whereabouts if record is not None else None
         if where is not None and sum(where.capacity.values()) >= len(named):
             return ()
         nodes = await self._nodes.of(named)
@@ -216,10 +216,9 @@ class KubeEngine:
         for pod in self._pieces.pods_of(job, attempt):
             if index_of(pod) == replica and (noted := self.last_words.tail_of(pod)):
                 return noted
-        for record in job.status.attempts:
-            if record.number == attempt and str(rank) in record.log_tail:
-                return record.log_tail[str(rank)].split("\n")
-        return None
+        record = job.status.record(attempt)
+        kept = record.log_tail.get(str(rank)) if record is not None else None
+        return None if kept is None else kept.split("\n")
 
     # ---------------------------------------------------------------- ending
 

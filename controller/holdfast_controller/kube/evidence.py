@@ -8,11 +8,10 @@ from contextlib import suppress
 import structlog
 
 from holdfast_controller.cluster import HoldfastError, Invalid, NotFound
-from holdfast_controller.pod_template import JOB_LABEL
 
 from .connection import JSON_PATCH, Connection, Document
 from .observation import EVIDENCE
-from .pieces import Pieces, attempt_of, pod_path
+from .pieces import Pieces, attempt_of, job_of, pod_path
 from .reflector import Reflector, uid_of
 
 log = structlog.get_logger(__name__)
@@ -43,14 +42,10 @@ class Evidence:
 
     def _needed(self, pod: Document) -> bool:
         """Whether the attempt it belongs to is open: that has no verdict yet."""
-        whose = attempt_of(pod)
-        if whose is None:
+        whose, job = attempt_of(pod), job_of(pod, self._jobs)
+        if whose is None or job is None:
             return False
-        uid, number = whose
-        meta = pod["metadata"]
-        job = self._jobs.get(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
-        if job is None or uid_of(job) != uid:
-            return False
+        _, number = whose
         records = (job.get("status") or {}).get("attempts") or []
         return any(record["number"] == number and not record.get("verdict") for record in records)
 

@@ -21,13 +21,12 @@ import structlog
 from holdfast_controller.cluster import AlreadyExists, HoldfastError, NotFound
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.manifests import attempt_name, owned_metadata
-from holdfast_controller.pod_template import JOB_LABEL
 from holdfast_trainer.contract import parse_lines
 
 from .connection import MERGE_PATCH, Connection, Document
 from .endpoint import Endpoints
-from .observation import index_of, running
-from .pieces import Pieces, attempt_of, pod_path
+from .observation import index_of, is_disrupted, running
+from .pieces import Pieces, attempt_of, job_of, pod_path
 from .podlogs import pod_lines
 from .reflector import Notice, Reflector, uid_of
 from .resource import decode
@@ -44,6 +43,9 @@ LEDGER_CHARACTERS = 512 * 1024
 READ_SECONDS = 2.0
 """For the logs of all pods that are about to be deleted: a lost node never answers."""
 FOLLOW_SECONDS = 3600.0
+KEEP_TRIES = 30
+KEEP_AGAIN_SECONDS = 1.0
+"""Between two tries to keep a ledger: who could write it has it in memory alone."""
 FOLLOWED = 32
 """Logs that are followed at a time, each on a connection of its own; of more pods what they said before."""
 
@@ -96,11 +98,10 @@ class LastWords:
 
     def _job_of(self, pod: Document) -> TrainingJob | None:
         """None where it is gone or going: nobody will ask. Raises Invalid where it cannot be read."""
-        meta, whose = pod["metadata"], attempt_of(pod)
-        document = self._jobs.get(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
+        document = job_of(pod, self._jobs)
         if document is None or "deletionTimestamp" in document["metadata"]:
             return None
-        return decode(document) if whose is not None and uid_of(document) == whose[0] else None
+        return decode(document)
 
     # ------------------------------------------------------------------ tails
 
@@ -158,8 +159,23 @@ class LastWords:
             "immutable": True,
             "data": {LEDGER_FILE: "\n".join(lines)},
         }
-        with suppress(AlreadyExists):
-            await self._connection.post(f"/api/v1/namespaces/{job.metadata.namespace}/configmaps", body)
+        try:
+            await self._write(f"/api/v1/namespaces/{job.metadata.namespace}/configmaps", body)
+        except BaseException:
+            self._kept.discard(uid_of(pod))  # for when we lead again, or the pod changes
+            raise
+
+    async def _write(self, path: str, body: Document) -> None:
+        """Unless it is there; an apiserver that is away is asked again."""
+        for left in reversed(range(KEEP_TRIES)):
+            try:
+                with suppress(AlreadyExists):
+                    await self._connection.post(path, body)
+                return
+            except HoldfastError:
+                if not left:
+                    raise
+                await asyncio.sleep(KEEP_AGAIN_SECONDS)
 
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         """What was kept of it when its newest attempt, or the one before, ended; empty where nothing was."""
@@ -174,10 +190,7 @@ class LastWords:
 
 def _to_go(pod: Document) -> bool:
     """Whether somebody wants its end."""
-    conditions = pod["status"].get("conditions") or []
-    return "deletionTimestamp" in pod["metadata"] or any(
-        condition["type"] == "DisruptionTarget" and condition["status"] == "True" for condition in conditions
-    )
+    return "deletionTimestamp" in pod["metadata"] or is_disrupted(pod)
 
 
 def has_ended(pod: Document) -> bool:

@@ -145,11 +145,9 @@ def _taken(pod: Document, ours: float | None, pytorch_job: Document | None) -> t
     drill = _annotation(pod, DRILLED)
     if drill is not None:
         return True, f"Drilled: {'killed' if drill == 'kill' else 'given notice'} on request"
-    for condition in pod["status"].get("conditions") or []:
-        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
-            return True, f"{condition.get('reason', 'Disrupted')}: {condition.get('message', '')}".rstrip(
-                ": "
-            )
+    if is_disrupted(pod):
+        condition = _condition(pod, "DisruptionTarget")
+        return True, f"{condition.get('reason', 'Disrupted')}: {condition.get('message', '')}".rstrip(": ")
     reason = pod["status"].get("reason")
     if reason in _TAKEN:
         return True, f"{reason}: {pod['status'].get('message', '')}".rstrip(": ")
@@ -203,34 +201,37 @@ def _why_pending(pod: Document) -> str:
     waiting = _state(pod).get("waiting") or {}
     if waiting.get("reason") in _STUCK:
         return explain_wait(f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": "))
-    for condition in pod["status"].get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            said = f"{condition.get('reason', 'Pending')}: {condition.get('message', '')}".rstrip(": ")
-            return explain_wait(said)
-    return ""
+    condition = _condition(pod, "PodScheduled")
+    if condition.get("status") != "False":
+        return ""
+    return explain_wait(f"{condition.get('reason', 'Pending')}: {condition.get('message', '')}".rstrip(": "))
 
 
 def _stuck(pod: Document) -> Verdict | None:
     """What keeps it from starting, where that is the scheduler's or the image's."""
     if (_state(pod).get("waiting") or {}).get("reason") in _NO_IMAGE:
         return Verdict.IMAGE_PULL
-    return Verdict.UNSCHEDULABLE if _condition(pod, "PodScheduled") == "False" else None
+    return Verdict.UNSCHEDULABLE if _condition(pod, "PodScheduled").get("status") == "False" else None
 
 
 def _lost_node(pod: Document) -> bool:
     """Whether its node went: the platform says so, or nobody ever told that its container has ended."""
-    for condition in pod["status"].get("conditions") or []:
-        if condition["type"] == "DisruptionTarget" and condition.get("reason") == "DeletionByPodGC":
-            return True
+    if _condition(pod, "DisruptionTarget").get("reason") == "DeletionByPodGC":
+        return True
     if pod["status"].get("reason") == "NodeLost":
         return True
-    return _forced(pod) and running(pod) and _condition(pod, "Ready") == "False"
+    return _forced(pod) and running(pod) and _condition(pod, "Ready").get("status") == "False"
 
 
-def _condition(pod: Document, kind: str) -> str:
-    """Its status; empty where the pod has none of the kind."""
+def is_disrupted(pod: Document) -> bool:
+    """Whether the platform has said that it takes it."""
+    return _condition(pod, "DisruptionTarget").get("status") == "True"
+
+
+def _condition(pod: Document, kind: str) -> Document:
+    """The pod's, of which it has one of a kind; empty where it has none."""
     conditions = pod["status"].get("conditions") or []
-    return next((str(one["status"]) for one in conditions if one["type"] == kind), "")
+    return next((one for one in conditions if one["type"] == kind), {})
 
 
 def _limit(pod: Document) -> str:
@@ -270,11 +271,9 @@ def _placed(pods: Mapping[int, Document], replicas: int) -> datetime | None:
 
 
 def _scheduled(pod: Document) -> datetime | None:
-    for condition in pod["status"].get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "True":
-            at = condition.get("lastTransitionTime")
-            return datetime.fromisoformat(at) if at else None
-    return None
+    condition = _condition(pod, "PodScheduled")
+    at = condition.get("lastTransitionTime") if condition.get("status") == "True" else None
+    return datetime.fromisoformat(at) if at else None
 
 
 def _forced(pod: Document) -> bool:

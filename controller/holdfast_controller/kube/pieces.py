@@ -14,7 +14,7 @@ from holdfast_controller.pod_template import ATTEMPT_LABEL, JOB_LABEL, MANAGED_B
 from holdfast_controller.queueing import Keys
 
 from .connection import Connection, Document
-from .reflector import Notice, Reflector, Timing, key_of
+from .reflector import Notice, Reflector, Timing, key_of, uid_of
 
 PODS = "/api/v1/pods"
 PYTORCH_JOBS = "/apis/kubeflow.org/v1/pytorchjobs"
@@ -38,6 +38,15 @@ def attempt_of(document: Document) -> Attempt | None:
     labels = document["metadata"].get("labels") or {}
     uid, number = labels.get(UID_LABEL), labels.get(ATTEMPT_LABEL, "")
     return (uid, int(number)) if uid and number.isdecimal() and labels.get(JOB_LABEL) else None
+
+
+def job_of(document: Document, jobs: Reflector) -> Document | None:
+    """The job that it belongs to, as `jobs` sees it; None where that is gone, or another of the name."""
+    whose, meta = attempt_of(document), document["metadata"]
+    if whose is None:
+        return None
+    job = jobs.get(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
+    return job if job is not None and uid_of(job) == whose[0] else None
 
 
 class Pieces:

@@ -87,8 +87,7 @@ class Books:
         """Once, when the first step is done: what the time up to it went into."""
         if record.first_step_at is None or record.breakdown is not None:
             return
-        before = [old for old in self.status.attempts if old.number == record.number - 1]
-        last = before[0] if before else None
+        last = self.status.record(record.number - 1)
         record.recovery_seconds = recovery_seconds(last, record)
         record.breakdown = breakdown(last, record, work)
 

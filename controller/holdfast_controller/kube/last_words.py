@@ -17,6 +17,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import structlog
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from holdfast_controller.cluster import AlreadyExists, HoldfastError, NotFound
 from holdfast_controller.jobs import TrainingJob
@@ -167,15 +168,15 @@ class LastWords:
 
     async def _write(self, path: str, body: Document) -> None:
         """Unless it is there; an apiserver that is away is asked again."""
-        for left in reversed(range(KEEP_TRIES)):
-            try:
-                with suppress(AlreadyExists):
-                    await self._connection.post(path, body)
-                return
-            except HoldfastError:
-                if not left:
-                    raise
-                await asyncio.sleep(KEEP_AGAIN_SECONDS)
+        again = AsyncRetrying(
+            wait=wait_fixed(KEEP_AGAIN_SECONDS),
+            stop=stop_after_attempt(KEEP_TRIES),
+            retry=retry_if_exception_type(HoldfastError),
+            reraise=True,
+        )
+        async for attempt in again:
+            with attempt, suppress(AlreadyExists):
+                await self._connection.post(path, body)
 
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         """What was kept of it when its newest attempt, or the one before, ended; empty where nothing was."""

@@ -15,7 +15,7 @@ Adapters live in `local/` and `kube/`; nothing else knows which one it talks to.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -156,6 +156,11 @@ class RankExit:
     """Seconds since the epoch; the earliest is usually the cause, the others its victims."""
     peak_bytes: int | None = None
     """The most memory that one process of it had at a time."""
+
+    @classmethod
+    def from_document(cls, rank: int, end: Mapping[str, Any]) -> RankExit:
+        """As its supervisor tells it (holdfast_trainer/supervise.py). Raises KeyError where it does not."""
+        return cls(rank, end.get("code"), end.get("signal"), end["ended"], end.get("peak_bytes"))
 
 
 @dataclass(frozen=True)

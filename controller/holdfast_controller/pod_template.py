@@ -135,7 +135,7 @@ def _command(job: TrainingJob, attempt: int, grace: float, master: str, port: in
     """torchrun with static rendezvous around supervised ranks; every word but the node's rank is known."""
     spec = job.spec
     # The controller does not see ranks end: each pod must end by itself when its ranks have saved.
-    supervise = ("python", "-m", "holdfast_trainer.supervise", "--tee", "--fail-on-notice")
+    supervise = ("python", "-m", "holdfast_trainer.supervise", "--tee", "--fail-on-notice", "--tell-exit")
     rank = supervised_rank(job, attempt, RUN, supervise)
     return (
         "python",

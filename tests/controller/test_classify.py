@@ -123,6 +123,12 @@ CASES = [
         id="who, and how much",
     ),
     pytest.param(
+        (replace(large(0), termination=RESET), ours(1)),
+        Verdict.OUT_OF_MEMORY,
+        "replica 0: OutOfMemory: the container reached its limit of 512Mi",
+        id="one rank of a replica, whose other one tells of the connection",
+    ),
+    pytest.param(
         (bad(0, HOST), ours(1)), Verdict.OUT_OF_MEMORY, "ran out of memory in step 6", id="the host"
     ),
     pytest.param((bad(0, HUNG), ours(1)), Verdict.HUNG, "no step for 600 s", id="hung"),

@@ -6,72 +6,25 @@ import copy
 from typing import Any
 
 import pytest
+from tests.kube.documents import (
+    FINISHED,
+    NOON,
+    NOON_SECONDS,
+    RUNNING,
+    SAVED,
+    UNREADY,
+    disruption,
+    ended,
+    job,
+    limited,
+    pod,
+    verdict,
+)
 
 from holdfast_controller.cluster import ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import Verdict
 from holdfast_controller.kube.observation import DRILLED, KILLED, STOPPED, TAKEN, attempt_observation
-from holdfast_controller.policy.classify import classify
 from holdfast_trainer.contract import Termination
-
-NOON = "2026-05-01T12:00:00Z"
-NOON_SECONDS = 1777636800.0
-
-
-def job(**changes: Any) -> dict[str, Any]:
-    """The attempt's PyTorchJob; `annotations`, `suspend`, `going`."""
-    document: dict[str, Any] = {
-        "metadata": {
-            "name": "gpt-1",
-            "namespace": "team",
-            "labels": {"kueue.x-k8s.io/queue-name": "team-queue"},
-            "annotations": changes.get("annotations", {}),
-        },
-        "spec": {"runPolicy": {"suspend": changes.get("suspend", False)}},
-    }
-    if changes.get("going"):
-        document["metadata"]["deletionTimestamp"] = NOON
-    return document
-
-
-def pod(index: int = 0, phase: str = "Running", state: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """One as a kubelet reports it; `deleted` is (deletionTimestamp, grace)."""
-    metadata: dict[str, Any] = {
-        "name": f"gpt-1-worker-{index}",
-        "labels": {"training.kubeflow.org/replica-index": str(index)},
-        "annotations": changes.get("annotations", {}),
-    }
-    if "deleted" in changes:
-        metadata["deletionTimestamp"], metadata["deletionGracePeriodSeconds"] = changes["deleted"]
-    status: dict[str, Any] = {"phase": phase, "conditions": changes.get("conditions", [])}
-    if "reason" in changes:
-        status["reason"], status["message"] = changes["reason"], "The node was low on resource: memory."
-    if state is not None:
-        status["containerStatuses"] = [{"name": "pytorch", "state": state}]
-    return {"metadata": metadata, "spec": {}, "status": status}
-
-
-RUNNING = {"running": {"startedAt": NOON}}
-
-
-def ended(code: int, message: str = "", reason: str = "Error", at: str = "2026-05-01T12:10:00Z") -> Any:
-    end = {"exitCode": code, "startedAt": NOON, "finishedAt": at, "reason": reason, "message": message}
-    return {"terminated": end}
-
-
-def disruption(reason: str, message: str = "") -> dict[str, Any]:
-    return {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
-
-
-UNREADY = {"type": "Ready", "status": "False"}
-
-
-def limited(one: Any, memory: str) -> Any:
-    one["status"]["containerStatuses"][0]["resources"] = {"limits": {"memory": memory}}
-    return one
-
-
-SAVED = Termination("interrupted", 812, 812).to_json()
-FINISHED = Termination("finished", 900, 900).to_json()
 
 CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
     ("runs", job(), pod(state=RUNNING), {"state": ReplicaState.RUNNING, "reason": ""}),
@@ -311,13 +264,6 @@ def test_why_an_attempt_waits(attempt: Any, pods: list[Any], said: str) -> None:
 def test_an_attempt_nobody_started_is_gone() -> None:
     seen = attempt_observation(3, 2, None, [])
     assert (seen.attempt, seen.exists, seen.gone, seen.replicas) == (3, False, True, ())
-
-
-def verdict(attempt: Any, *pods: Any) -> tuple[Verdict, str]:
-    seen = attempt_observation(1, len(pods), attempt, pods)
-    assert seen.gone
-    incident = classify(seen)
-    return incident.verdict, incident.reason
 
 
 def test_the_peers_of_an_evicted_rank_fail_first_and_loudest_and_it_is_one_disruption() -> None:

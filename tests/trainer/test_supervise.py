@@ -209,3 +209,31 @@ def test_a_rank_that_saved_on_notice_keeps_no_torchrun_waiting(
     environment = {**os.environ, ENV_TERMINATION_LOG: str(message)}
     assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == code
     assert ended(tmp_path / "exit")["code"] == 0, "how the rank itself ended stays true"
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "told"),
+    [
+        ("kill -9 $$", None, {"rank": 3, "signal": 9}),
+        ("kill -SEGV $$", None, {"rank": 3, "signal": 11}),
+        ("exit 7", None, {"rank": 3, "code": 7}),
+        ("exit 0", None, None),
+        ("kill -9 $$", Termination("failed", 5, 0, "ValueError: nan"), None),
+    ],
+    ids=["killed", "crashed", "a bad code", "all is well", "it has spoken itself"],
+)
+def test_a_bad_end_that_nobody_explains_is_told_by_the_supervisor(
+    tmp_path: Path, script: str, said: Termination | None, told: dict[str, int] | None
+) -> None:
+    """In a pod: torchrun exits 1 whatever ended its rank."""
+    message = tmp_path / "message"
+    message.write_text(said.to_json() if said else "")
+    command = [*SUPERVISE, "--exit", str(tmp_path / "exit"), "--tell-exit", "--", "sh", "-c", script]
+    environment = {**os.environ, ENV_TERMINATION_LOG: str(message), "RANK": "3"}
+    subprocess.run(command, env=environment, check=False, timeout=60)
+    if told is None:
+        assert message.read_text() == (said.to_json() if said else "")
+        return
+    end = json.loads(message.read_text())
+    assert {key: end[key] for key in told} == told
+    assert {key: value for key, value in end.items() if key != "rank"} == ended(tmp_path / "exit")

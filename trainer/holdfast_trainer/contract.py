@@ -427,7 +427,7 @@ def _progress_of(told: Any) -> Progress | None:
         return None
 
 
-def write_termination(path: Path, message: Termination) -> None:
+def write_termination(path: Path, message: Termination | str) -> None:
     """Write the message unless one is there: of a replica's ranks the first to speak is heard.
 
     A missing or read-only file is no error: outside a job there is nobody to read it.
@@ -437,6 +437,6 @@ def write_termination(path: Path, message: Termination) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             if not file.read(1):
-                file.write(message.to_json())
+                file.write(message if isinstance(message, str) else message.to_json())
     except OSError:
         pass

@@ -1,6 +1,6 @@
 """Run one command so that its end is always known and it never outlives its supervisor.
 
-``python -m holdfast_trainer.supervise [--log PATH] [--exit PATH] [--tee] [--fail-on-notice]
+``python -m holdfast_trainer.supervise [--log PATH] [--exit PATH] [--tee] [--fail-on-notice] [--tell-exit]
 [--die-with-parent] -- CMD ...``
 
 The command runs as a child in a session of its own. Its output is appended to the log, SIGTERM and
@@ -18,6 +18,10 @@ A rank that saved on notice exits 0, and torchrun calls that success: it then wa
 its exit barrier for agents that the same notice has ended, deaf to signals. With ``--fail-on-notice`` the
 supervisor leaves with `EXIT_NOTICE` where the termination message says `interrupted`; torchrun ends its
 other ranks and itself. The exit file tells how the command ended all the same.
+
+A rank that a signal ends says nothing, and torchrun exits 1 whatever ended it. With ``--tell-exit`` the exit
+file's text, with the rank's number, becomes the termination message of a bad end that nobody has explained:
+``{"rank": 1, "signal": 9, ...}``. It is for an engine that cannot read the run directory.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ from .contract import (
 
 USAGE = (
     "usage: python -m holdfast_trainer.supervise "
-    "[--log PATH] [--exit PATH] [--tee] [--fail-on-notice] [--die-with-parent] -- CMD ..."
+    "[--log PATH] [--exit PATH] [--tee] [--fail-on-notice] [--tell-exit] [--die-with-parent] -- CMD ..."
 )
 ENV_PARENT = "HOLDFAST_SUPERVISED_PID"
 """The pid of the supervised command, told to what runs below it."""
@@ -67,6 +71,7 @@ class Options:
         self.exit: Path | None = None
         self.tee = False
         self.fail_on_notice = False
+        self.tell_exit = False
         self.die_with_parent = False
         self.command: list[str] = []
 
@@ -81,6 +86,8 @@ def parse(argv: list[str]) -> Options:
             options.tee = True
         elif word == "--fail-on-notice":
             options.fail_on_notice = True
+        elif word == "--tell-exit":
+            options.tell_exit = True
         elif word == "--die-with-parent":
             options.die_with_parent = True
         elif word in ("--log", "--exit"):
@@ -245,7 +252,10 @@ def run(options: Options) -> int:
         code = child.copy_until_end(pipe, [log, 1])
     else:
         code = child.wait()
-    record(options.exit, code, child.peak_bytes)
+    end = how_it_ended(code, child.peak_bytes)
+    record(options.exit, end)
+    if code != 0 and options.tell_exit:
+        write_termination(_termination_log(), json.dumps({"rank": int(os.environ.get("RANK", "0")), **end}))
     if code == 0 and options.fail_on_notice and _was_interrupted():
         return EXIT_NOTICE
     return code if code >= 0 else 128 - code
@@ -276,17 +286,22 @@ def _refuse(options: Options, error: OSError, log: int | None) -> int:
     message = f"cannot run {name!r}: {remedy}"
     _write_all(2 if log is None else log, f"supervise: {message}\n".encode())
     write_termination(_termination_log(), Termination("failed", 0, 0, message, config_error=True))
-    record(options.exit, EXIT_CONFIG_ERROR)
+    record(options.exit, how_it_ended(EXIT_CONFIG_ERROR))
     return EXIT_CONFIG_ERROR
 
 
-def record(path: Path | None, code: int, peak_bytes: int | None = None) -> None:
+def how_it_ended(code: int, peak_bytes: int | None = None) -> dict[str, float | None]:
+    """What the exit file says of a command that has just ended; a negative code is a signal's."""
+    how = {"code": code} if code >= 0 else {"signal": -code}
+    return {**how, "ended": time.time(), "peak_bytes": peak_bytes}
+
+
+def record(path: Path | None, end: dict[str, float | None]) -> None:
     """Write the exit file; on a full disk the exit code alone has to do."""
     if path is None:
         return
-    how = {"code": code} if code >= 0 else {"signal": -code}
     try:
-        replace_durably(path, json.dumps({**how, "ended": time.time(), "peak_bytes": peak_bytes}))
+        replace_durably(path, json.dumps(end))
     except OSError as error:
         print(f"supervise: cannot write {path}: {error.strerror}", file=sys.stderr)
 

@@ -12,6 +12,7 @@ compared, because a pod that was evicted is also deleted by us when the rest of 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -22,6 +23,8 @@ from holdfast_controller.jobs import Verdict
 from holdfast_controller.manifests import CONTAINER, INDEX_LABEL, QUEUE_LABEL, Manifests
 from holdfast_controller.policy.waits import explain_wait
 from holdfast_trainer.contract import Progress, Termination
+
+from .rank_ends import rank_ends
 
 Document = Mapping[str, Any]
 
@@ -136,6 +139,7 @@ def _replica(
         exit_code=None if by_signal else code,
         exit_signal=code - _SIGNAL_BASE if by_signal and code is not None else None,
         termination=Termination.from_json(message),
+        ranks=rank_ends(message),
         ended_at=_seconds((end or {}).get("finishedAt")) or _asked_to_go(pod),
     )
 
@@ -174,8 +178,12 @@ def _ended_by_deletion(pod: Document, asked: float) -> bool:
         return True
     if pod["metadata"].get("deletionGracePeriodSeconds"):
         return (_seconds(end.get("finishedAt")) or asked) >= asked
-    said = Termination.from_json(end.get("message") or "")
-    return end.get("exitCode", 0) > _SIGNAL_BASE or (said is not None and said.outcome == "interrupted")
+    message = end.get("message") or ""
+    said = Termination.from_json(message)
+    noticed = said is not None and said.outcome == "interrupted"
+    # A program that knows of no notices ends by it, and its torchrun with code 1.
+    by_notice = any(rank.signal == signal.SIGTERM for rank in rank_ends(message))
+    return end.get("exitCode", 0) > _SIGNAL_BASE or noticed or by_notice
 
 
 def _waiting(

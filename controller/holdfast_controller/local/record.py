@@ -85,12 +85,11 @@ class Lost:
 
 @dataclass(frozen=True)
 class Exit:
-    """replica-N.exit or rank-N.exit, written by the supervisor: exactly one of code and signal is set."""
+    """replica-N.exit, written by the supervisor: exactly one of code and signal is set."""
 
     ended: float
     code: int | None = None
     signal: int | None = None
-    peak_bytes: int | None = None
 
     @property
     def bad(self) -> bool:
@@ -159,11 +158,12 @@ class AttemptFiles:
     # ------------------------------------------------------------ supervisors'
 
     def replica_exit(self, replica: int) -> Exit | None:
-        return _exit(self.run.replica_exit(self.attempt, replica))
+        end = _read(self.run.replica_exit(self.attempt, replica))
+        return None if end is None else Exit(end["ended"], end.get("code"), end.get("signal"))
 
     def rank_exit(self, rank: int) -> RankExit | None:
-        end = _exit(self.run.rank_exit(self.attempt, rank))
-        return None if end is None else RankExit(rank, end.code, end.signal, end.ended, end.peak_bytes)
+        end = _read(self.run.rank_exit(self.attempt, rank))
+        return None if end is None else RankExit.from_document(rank, end)
 
     def rank_started(self, rank: int) -> bool:
         return self.run.rank_log(self.attempt, rank).exists()
@@ -181,15 +181,6 @@ class AttemptFiles:
         except OSError:
             return None
         return text.strip() or None
-
-
-def _exit(path: Path) -> Exit | None:
-    body = _read(path)
-    return (
-        None
-        if body is None
-        else Exit(body["ended"], body.get("code"), body.get("signal"), body.get("peak_bytes"))
-    )
 
 
 def _read(path: Path) -> dict[str, Any] | None:

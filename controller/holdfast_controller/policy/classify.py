@@ -62,7 +62,7 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
         first = min(noticed, key=_any_end)
         return Incident(Verdict.DISRUPTED, f"replica {first.index} was given notice and saved", first.index)
     silent = [replica for replica in replicas if _silent(replica)]
-    if failures and silent and all(lost_its_peer(failure.termination) for failure in failures):
+    if failures and silent and all(_only_lost_its_peer(failure) for failure in failures):
         return Incident(
             Verdict.DISRUPTED,
             f"replica {silent[0].index} fell silent, and its peers lost the connection to it",
@@ -70,7 +70,7 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
         )
     if failures:
         # Ends are told in whole seconds on a cluster: a peer's broken connection may seem to come first.
-        causes = [replica for replica in failures if not lost_its_peer(replica.termination)]
+        causes = [replica for replica in failures if not _only_lost_its_peer(replica)]
         first = min(causes or failures, key=_bad_end)
         return Incident(_kind(first), _say(first), first.index)
     if noticed:
@@ -97,6 +97,11 @@ _LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe|remote p
 def lost_its_peer(message: Termination | None) -> bool:
     """Whether all that a replica has to say is that another one went away."""
     return message is not None and message.outcome == "failed" and bool(_LOST_PEER.search(message.error))
+
+
+def _only_lost_its_peer(replica: ReplicaObservation) -> bool:
+    """Of several ranks in a replica the first to speak is heard: the kernel may know of a worse end there."""
+    return lost_its_peer(replica.termination) and not replica.out_of_memory
 
 
 def _silent(replica: ReplicaObservation) -> bool:
@@ -174,9 +179,10 @@ def _names_memory(error: str) -> bool:
 def _say(replica: ReplicaObservation) -> str:
     """The evidence: the trainer's message, else how its first bad rank ended, else its own exit."""
     where = f"replica {replica.index}"
-    if replica.termination is not None and replica.termination.error.strip():
+    said = replica.termination.error.strip() if replica.termination is not None else ""
+    if said and not (replica.out_of_memory and lost_its_peer(replica.termination)):
         # Of a traceback its last line, which names the exception; the log tail has all of it.
-        return f"{where}: {replica.termination.error.strip().splitlines()[-1]}"
+        return f"{where}: {said.splitlines()[-1]}"
     if replica.out_of_memory:
         return f"{where}: {replica.reason or 'the kernel killed it for memory'}{_peak(replica)}"
     ranks = sorted((rank for rank in replica.ranks if bad(rank)), key=lambda rank: rank.ended)
@@ -193,7 +199,10 @@ def _peak(replica: ReplicaObservation) -> str:
     return f"; rank {largest.rank} had {largest.peak_bytes / 2**20:.0f} MiB at its peak"
 
 
+_NAMES = {number.value: number.name for number in signal.Signals}
+
+
 def _how(code: int | None, number: int | None) -> str:
     if number is not None:
-        return f"ended by {signal.Signals(number).name}"
+        return f"ended by {_NAMES.get(number, f'signal {number}')}"
     return f"ended with exit code {code}" if code is not None else "ended without an exit code"

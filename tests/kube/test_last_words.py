@@ -213,7 +213,9 @@ def test_the_ledger_of_a_finished_job_outlives_the_controller(
     done = JOB.model_copy(update={"status": JOB.status.model_copy(update={"phase": Phase.SUCCEEDED})})
 
     async def story() -> None:
-        server = Server(pod(0, "terminated"))
+        rank_0 = pod(0, "terminated")
+        rank_0["status"]["phase"] = "Running"  # as kubelets tell it first
+        server = Server(rank_0)
         server.refused = 3
         endpoints_ledger = lambda self, job: list(lines)  # noqa: E731 - what rank 0 told while it ran
         with monkeypatch.context() as patch:

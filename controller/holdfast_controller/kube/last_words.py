@@ -26,7 +26,7 @@ from holdfast_trainer.contract import parse_lines
 
 from .connection import MERGE_PATCH, Connection, Document
 from .endpoint import Endpoints
-from .observation import index_of, is_disrupted, running
+from .observation import index_of, is_disrupted, running, terminated
 from .pieces import Pieces, attempt_of, job_of, pod_path
 from .podlogs import pod_lines
 from .reflector import Notice, Reflector, uid_of
@@ -195,8 +195,9 @@ def _to_go(pod: Document) -> bool:
 
 
 def has_ended(pod: Document) -> bool:
-    """Whether nothing of it runs any more."""
-    return not running(pod) and pod["status"].get("phase") in ("Succeeded", "Failed")
+    """Whether nothing of it runs any more: that its container has ended is told before its phase says so,
+    and is enough for a verdict."""
+    return not running(pod) and (terminated(pod) or pod["status"].get("phase") in ("Succeeded", "Failed"))
 
 
 def ledger_name(job: TrainingJob, attempt: int) -> str:

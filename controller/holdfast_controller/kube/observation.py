@@ -110,6 +110,11 @@ def running(pod: Document) -> bool:
     return "running" in _state(pod)
 
 
+def terminated(pod: Document) -> bool:
+    """Whether its container has ended."""
+    return "terminated" in _state(pod)
+
+
 def _replica(
     index: int, pod: Document | None, ours: float | None, pytorch_job: Document | None, whole: bool
 ) -> ReplicaObservation:

@@ -10,32 +10,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
 from ..token_index import FORMAT, INDEX_FILE, ITEM_SIZE, SPLITS, TokenIndex, read_index
-from .corpus import PIECE_BYTES, PrepareError, Request, SourceFile, corpus_digest, list_files, units
+from .arguments import arguments_of, check, check_same, source_of
+from .corpus import PrepareError, Request, SourceFile, list_files, read_documents, units
 from .encode import EncodedUnit, EncoderSettings, encode_units
+from .encoder import Engine, choose
 from .progress import reporting, say
 from .store import STATE_FILE, ShardStore, State, Tally, read_state, storage_error, write_state, write_text
-from .tokenizer import (
-    LEAST_VOCABULARY,
-    SAMPLE_BYTES,
-    end_of_text,
-    parse_tokenizer,
-    read_tokenizer,
-    sample,
-    train_tokenizer,
-    vocabulary,
-)
+from .tokenizer import end_of_text, parse_tokenizer, read_tokenizer, sample, train_tokenizer, vocabulary
 
 TOKENIZER_FILE = "tokenizer.json"
 SAVE_SECONDS = 2.0
 """Between two records of the place reached: a killed preparation does at most this much again."""
 
-LEAST_SHARD = 1024
-"""Tokens; below it a large corpus would be a crowd of files."""
+TRIED_CHARACTERS = 1 << 18
+"""Of the text, encoded by both libraries before the start: a tenth of a second."""
 
 
 def prepare(request: Request) -> TokenIndex:
@@ -44,21 +36,21 @@ def prepare(request: Request) -> TokenIndex:
     Goes on where an earlier call with the same text and arguments was stopped, and returns at once
     where it had finished. Raises PrepareError; what was done until then is kept.
     """
-    _check(request)
+    check(request)
     files = list_files(request)
-    arguments, source = _arguments(request), _source(files)
+    arguments, source = arguments_of(request), source_of(files)
     if not source["bytes"]:
         raise PrepareError(f"the {len(files)} files of the sources are all empty")
     with _exclusive(request.out):
         if (request.out / INDEX_FILE).exists():
             index = read_index(request.out)
-            _same_request(request.out, index.arguments, index.source, arguments, source)
+            check_same(request.out, index.arguments, index.source, arguments, source)
             ShardStore(request.out, index.dtype, request.shard_tokens, _finished_state(index))
             (request.out / STATE_FILE).unlink(missing_ok=True)
             say(f"{request.out} is already prepared: {_summary(index)}")
             return index
         state = read_state(request.out) or _begin(request.out, State(arguments, source))
-        _same_request(request.out, state.arguments, state.source, arguments, source)
+        check_same(request.out, state.arguments, state.source, arguments, source)
         return _build(request, files, state)
 
 
@@ -68,7 +60,14 @@ def _build(request: Request, files: Sequence[SourceFile], state: State) -> Token
     path = request.out / TOKENIZER_FILE
     size = vocabulary(tokenizer)
     dtype = "uint16" if size <= 1 << 16 else "uint32"
-    settings = EncoderSettings(path, dtype, request.seed, request.validation_fraction, request.text_field)
+    settings = EncoderSettings(
+        path,
+        dtype,
+        request.seed,
+        request.validation_fraction,
+        request.text_field,
+        _engine(request, files, tokenizer),
+    )
     with ShardStore(request.out, dtype, request.shard_tokens, state) as store:
         if state.next_unit:
             say(f"continuing in {request.out}: {state.tally.text_bytes / 1e6:.1f} MB of text are done")
@@ -161,81 +160,32 @@ def _tokenizer(request: Request, files: Sequence[SourceFile], state: State) -> t
     return parse_tokenizer(text, path), state
 
 
+def _engine(request: Request, files: Sequence[SourceFile], tokenizer: Tokenizer) -> Engine:
+    """What encodes: the fast library where it makes the same tokens of a part of this text."""
+    if request.encoder == "tokenizers":
+        return request.encoder
+    engine, reason = choose(tokenizer, _tried(request, files))
+    if reason:
+        say(f"note: encoding with the tokenizers library alone: {reason}")
+    return engine
+
+
+def _tried(request: Request, files: Sequence[SourceFile]) -> Iterator[str]:
+    left = TRIED_CHARACTERS
+    for piece in sample(files, request.seed, TRIED_CHARACTERS):
+        for document in read_documents(piece, request.text_field):
+            yield document.text[:left]
+            left -= len(document.text)
+            if left <= 0:
+                return
+
+
 def _sampled_bytes(request: Request, files: Sequence[SourceFile]) -> int:
     return sum(piece.end - piece.start for piece in sample(files, request.seed))
 
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
-
-
-# --------------------------------------------------------------- what is asked
-
-
-def _check(request: Request) -> None:
-    if request.tokenizer is None and request.vocab_size < LEAST_VOCABULARY:
-        raise PrepareError(
-            f"--vocab-size {request.vocab_size}: must be at least {LEAST_VOCABULARY}, which is every byte "
-            f"and the end of text"
-        )
-    if request.workers < 1:
-        raise PrepareError(f"--workers {request.workers}: must be at least 1")
-    if not 0 <= request.validation_fraction < 1:
-        raise PrepareError(
-            f"--validation-fraction {request.validation_fraction}: must be at least 0 and below 1"
-        )
-    if request.shard_tokens < LEAST_SHARD:
-        raise PrepareError(f"--shard-tokens {request.shard_tokens}: must be at least {LEAST_SHARD}")
-
-
-def _arguments(request: Request) -> dict[str, Any]:
-    """What determines the output apart from the text."""
-    custom = request.tokenizer
-    if custom is not None:
-        read_tokenizer(custom)
-    return {
-        "tokenizer": hashlib.sha256(custom.read_bytes()).hexdigest() if custom else None,
-        "vocab_size": None if custom else request.vocab_size,
-        "validation_fraction": request.validation_fraction,
-        "text_field": request.text_field,
-        "shard_tokens": request.shard_tokens,
-        "seed": request.seed,
-        "sample_bytes": None if custom else SAMPLE_BYTES,
-        "piece_bytes": PIECE_BYTES,
-    }
-
-
-def _source(files: Sequence[SourceFile]) -> dict[str, Any]:
-    return {
-        "sha256": corpus_digest(files),
-        "files": len(files),
-        "bytes": sum(file.size for file in files),
-    }
-
-
-def _same_request(
-    out: Path,
-    old_arguments: dict[str, Any],
-    old_source: dict[str, Any],
-    arguments: dict[str, Any],
-    source: dict[str, Any],
-) -> None:
-    """Raises PrepareError where a directory belongs to another preparation, and says how it differs."""
-    differences = [
-        f"--{name.replace('_', '-')} was {old_arguments.get(name)}, now {value}"
-        for name, value in arguments.items()
-        if old_arguments.get(name) != value
-    ]
-    if old_source.get("sha256") != source["sha256"]:
-        differences.append(
-            f"the text was {old_source.get('files')} files with {old_source.get('bytes')} bytes, now "
-            f"{source['files']} files with {source['bytes']} bytes (or their contents changed)"
-        )
-    if differences:
-        raise PrepareError(
-            f"{out} belongs to another preparation: {'; '.join(differences)}. Choose another --out, or "
-            f"remove {out}"
-        )
 
 
 def _finished_state(index: TokenIndex) -> State:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from ..token_index import DataError, Split
 
@@ -35,10 +35,12 @@ class PrepareError(DataError):
 
 @dataclass(frozen=True)
 class Request:
-    """What to prepare. All but `sources`, `out` and `workers` is recorded in the index."""
+    """What to prepare. All but `sources`, `out`, `workers` and `encoder` is recorded in the index."""
 
     sources: tuple[Path, ...]
     out: Path
+    encoder: Literal["auto", "tokenizers"] = "auto"
+    """`tokenizers` alone, or gigatoken where it makes the same tokens."""
     tokenizer: Path | None = None
     """A tokenizer.json to use; None trains one of `vocab_size`."""
     vocab_size: int = 4096
@@ -268,8 +270,8 @@ def _place(file: SourceFile, start: int, number: int) -> str:
     return f"{file.path}:{before + number + 1}"
 
 
-def split_of(document: str, seed: int, validation_fraction: float) -> Split:
+def split_of(document: bytes, seed: int, validation_fraction: float) -> Split:
     """By hash of the content: the same wherever it stands, so that copies can not leak across."""
-    digest = hashlib.sha256(f"{seed}:".encode() + document.encode("utf-8")).digest()
+    digest = hashlib.sha256(f"{seed}:".encode() + document).digest()
     fraction = int.from_bytes(digest[:8], "big") / 2**64
     return "validation" if fraction < validation_fraction else "train"

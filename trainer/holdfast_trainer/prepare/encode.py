@@ -24,6 +24,7 @@ import numpy as np
 
 from ..token_index import Split
 from .corpus import PrepareError, Unit, read_documents, split_of
+from .encoder import Engine, Tokens, load
 from .tokenizer import end_of_text, read_tokenizer
 
 UNITS_AHEAD = 3
@@ -39,6 +40,7 @@ class EncoderSettings:
     seed: int
     validation_fraction: float
     text_field: str
+    engine: Engine
 
 
 @dataclass
@@ -58,8 +60,9 @@ class UnitEncoder:
 
     def __init__(self, settings: EncoderSettings):
         self.settings = settings
-        self.tokenizer = read_tokenizer(settings.tokenizer)
-        self.end = end_of_text(self.tokenizer, settings.tokenizer)
+        tokenizer = read_tokenizer(settings.tokenizer)
+        self.encoder = load(settings.engine, tokenizer)
+        self.end = end_of_text(tokenizer, settings.tokenizer)
 
     def encode(self, unit: Unit) -> EncodedUnit:
         """Read and encode one unit; each document is closed by the end-of-text token."""
@@ -74,20 +77,26 @@ class UnitEncoder:
                 if not document.text:
                     result.empty += 1
                     continue
+                encoded = document.text.encode("utf-8")
                 texts.append(document.text)
-                splits.append(split_of(document.text, settings.seed, settings.validation_fraction))
-                result.text_bytes += len(document.text.encode("utf-8"))
-        gathered: dict[Split, list[int]] = {}
-        for encoding, split in zip(
-            self.tokenizer.encode_batch_fast(texts, add_special_tokens=False), splits, strict=True
-        ):
-            ids = gathered.setdefault(split, [])
-            ids.extend(encoding.ids)
-            ids.append(self.end)
-            result.documents[split] = result.documents.get(split, 0) + 1
-        dtype = np.dtype(settings.dtype).newbyteorder("<")
-        result.tokens = {split: np.array(ids, dtype=dtype).tobytes() for split, ids in gathered.items()}
+                splits.append(split_of(encoded, settings.seed, settings.validation_fraction))
+                result.text_bytes += len(encoded)
+        gathered: dict[Split, list[Tokens]] = {}
+        for tokens, split in zip(self.encoder.encode(texts), splits, strict=True):
+            gathered.setdefault(split, []).append(tokens)
+        result.documents = {split: len(documents) for split, documents in gathered.items()}
+        result.tokens = {split: self._joined(documents) for split, documents in gathered.items()}
         return result
+
+    def _joined(self, documents: list[Tokens]) -> bytes:
+        """The tokens of documents one after the other, each with the end of text."""
+        length = sum(map(len, documents)) + len(documents)
+        joined = np.full(length, self.end, dtype=np.dtype(self.settings.dtype).newbyteorder("<"))
+        place = 0
+        for tokens in documents:
+            joined[place : place + len(tokens)] = tokens
+            place += len(tokens) + 1
+        return joined.tobytes()
 
 
 def encode_units(units: Iterable[Unit], settings: EncoderSettings, workers: int) -> Iterator[EncodedUnit]:

@@ -61,7 +61,7 @@ def _sample_texts(files: Sequence[SourceFile], request: Request) -> Iterator[str
     found = False
     for piece in sample(files, request.seed):
         for document in read_documents(piece, request.text_field):
-            if split_of(document.text, request.seed, request.validation_fraction) == "train":
+            if split_of(document.text.encode("utf-8"), request.seed, request.validation_fraction) == "train":
                 found = found or bool(document.text)
                 yield document.text
             elif not found:

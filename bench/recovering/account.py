@@ -1,0 +1,81 @@
+"""What a run cost, worked out from what its rank 0 told and when it was hit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A replica was taken at `time`, seconds since the epoch."""
+
+    time: float
+    notice: bool
+
+
+@dataclass(frozen=True)
+class Account:
+    """Of one run."""
+
+    wall: float
+    """Seconds from submission to the last step."""
+    step: float
+    """Usual seconds of a step."""
+    recoveries: tuple[float, ...]
+    """Seconds from the last step before a loss to the end of the next step that anybody did."""
+    lost_with_notice: int
+    lost_without: int
+    """Steps that were done again."""
+
+
+def account(lines: Sequence[Line], hits: Sequence[Hit], submitted: float) -> Account:
+    """`lines` in the order in which they were written; the run has done all its steps."""
+    steps = [line for line in lines if line["event"] == "step"]
+    gaps: list[float] = []
+    recoveries: list[float] = []
+    lost = {True: 0, False: 0}
+    farthest, started = 0, False
+    before: float | None = None
+    for line in lines:
+        if line["event"] == "start":
+            again = farthest - line["step"]
+            if again > 0:
+                lost[_cause(hits, line["time"])] += again
+                farthest = line["step"]
+            started = before is not None
+            continue
+        if before is not None:
+            (recoveries if started else gaps).append(line["time"] - before)
+        before, started, farthest = line["time"], False, max(farthest, line["step"])
+    return Account(
+        wall=steps[-1]["time"] - submitted,
+        step=median(gaps),
+        recoveries=tuple(recoveries),
+        lost_with_notice=lost[True],
+        lost_without=lost[False],
+    )
+
+
+def _cause(hits: Sequence[Hit], started: float) -> bool:
+    """Whether what came before this start was a hit with notice; a start that nobody caused had none."""
+    before = [hit for hit in hits if hit.time < started]
+    return bool(before) and before[-1].notice
+
+
+def bound(steps: int, step: float, floor: float, hits: int) -> float:
+    """The least wall time: every step done once, and a start at its floor for the first and every hit."""
+    return steps * step + (hits + 1) * floor
+
+
+def first_useful(lines: Sequence[Line]) -> float:
+    """Seconds from the birth of rank 0's process to the end of its first step."""
+    for start, step in pairwise(lines):
+        if start["event"] == "start" and step["event"] == "step":
+            return float(step["time"] - start["born"])
+    raise ValueError("no start is followed by a step")

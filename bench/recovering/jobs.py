@@ -1,0 +1,116 @@
+"""The same training as a TrainingJob, as a plain PyTorchJob, and as a process alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.claims import USER
+
+SCRIPT = Path(__file__).with_name("train.py")
+COMMAND = ["python", f"/holdfast/data/{SCRIPT.name}"]
+GRACE = 15
+"""Seconds between the notice to a pod and its end."""
+TOLD = "told.jsonl"
+REQUESTS = {"cpu": "100m", "memory": "1Gi"}
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained."""
+
+    steps: int
+    every: int
+    """Steps between two checkpoints."""
+    pace: float
+    """Seconds that a step rests."""
+
+    def environment(self, way: str) -> dict[str, str]:
+        return {
+            "WAY": way,
+            "STEPS": str(self.steps),
+            "EVERY": str(self.every),
+            "PACE": str(self.pace),
+            "TOLD": f"/holdfast/run/{TOLD}",
+            "OMP_NUM_THREADS": "1",
+        }
+
+
+def training_job(name: str, work: Work) -> Document:
+    return {
+        "apiVersion": "holdfast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {
+            "command": COMMAND,
+            "replicas": 2,
+            "resources": REQUESTS,
+            "checkpoint": {"every": str(work.every), "keep": 2},
+            "storage": {"claim": "runs", "data": "data"},
+            "env": work.environment("holdfast"),
+            "graceSeconds": GRACE,
+        },
+    }
+
+
+def pytorch_job(name: str, work: Work, image: str) -> Document:
+    """As the operator's own examples have it. Restarts are not what it should run out of."""
+
+    def replica() -> Document:
+        return {"replicas": 1, "restartPolicy": "OnFailure", "template": {"spec": _pod(name, work, image)}}
+
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name},
+        "spec": {
+            "runPolicy": {"backoffLimit": 1000, "cleanPodPolicy": "None"},
+            "pytorchReplicaSpecs": {"Master": replica(), "Worker": replica()},
+        },
+    }
+
+
+def lone_pod(name: str, work: Work, image: str) -> Document:
+    """One process alone, which nobody disturbs."""
+    spec = _pod(name, work, image) | {"restartPolicy": "Never"}
+    gang = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456"}
+    spec["containers"][0]["env"] += _variables(gang)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def _pod(name: str, work: Work, image: str) -> Document:
+    return {
+        "terminationGracePeriodSeconds": GRACE,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "pytorch",
+                "image": image,
+                "command": COMMAND,
+                "env": _variables(work.environment("usual")),
+                "resources": {"requests": REQUESTS},
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                "volumeMounts": [
+                    {"name": "data", "mountPath": "/holdfast/data", "readOnly": True},
+                    {"name": "runs", "mountPath": "/holdfast/run", "subPath": name},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": each, "persistentVolumeClaim": {"claimName": each}} for each in ("data", "runs")
+        ],
+    }
+
+
+def _variables(values: Mapping[str, str]) -> list[Document]:
+    return [{"name": name, "value": value} for name, value in values.items()]

@@ -1,0 +1,168 @@
+"""What interruptions cost: Holdfast beside a plain PyTorchJob, under the same trace, on a real cluster.
+
+One and the same training of a small GPT on two pods of one node (bench/recovering/train.py): as a
+TrainingJob, and as a PyTorchJob whose pods restart on failure and whose script saves every so many steps
+and goes on from there. Both save at the same steps. A replica is taken again and again, at the instants of
+a Poisson process with a seed, the same for both; half of them with a notice (an eviction), half without (the
+pod is deleted by force). A step rests most of its time, as a rank does whose GPU works. Time is scaled: real
+interruptions are hours apart and starts take as long as here, so goodput is far better in earnest; what
+compares is the ratio.
+
+  goodput          seconds that the steps take, each once and at the PyTorchJob's pace, of all seconds from
+                   submission to the last step
+  bound            the goodput without any lost step, where every start takes what a process alone does
+  start alone      from a process' birth to the end of its first step: imports, model, first step; two at once
+  recovery         from the last step before a loss to the end of the next step
+  lost steps       done again
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from tests.cluster.buildkit import build_image, image_name
+from tests.cluster.errors import ClusterError
+from tests.cluster.faults.world import World, world
+from tests.cluster.machine import Machine, why_no_node
+from tests.cluster.site import DEFAULT_NAME, site
+from tests.cluster.users import used
+
+from .recovering.account import account, bound, first_useful
+from .recovering.jobs import SCRIPT, Work
+from .recovering.runs import Bench, Planned, Told, trace
+from .report import Report, ReportError
+
+OURS, PEER, ALONE = "holdfast", "PyTorchJob, OnFailure", "a process alone"
+LONG = 3600.0
+"""Seconds that a trace goes on, however long a run takes."""
+
+
+def prepare(data: Path) -> None:
+    """A part of the standard library's sources, as tokens. Raises ReportError."""
+    source = Path(os.__file__).parent / "asyncio"
+    command = [sys.executable, "-m", "holdfast_trainer", "prepare", "--source", str(source)]
+    command += ["--pattern", "*.py", "--vocab-size", "512", "--out", str(data)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ReportError(f"the text could not be prepared: {done.stderr[-800:]}")
+
+
+def one_round(report: Report, bench: Bench, number: int, planned: tuple[Planned, ...], say: Console) -> None:
+    """Both sides, in turns, and the floor of a start."""
+    said = f"round {number + 1}: "
+    say.print(f"{said}{ALONE}")
+    floor = median([first_useful(lines) for lines in bench.alone(f"alone-{number}")])
+    report.add(ALONE, "start", "s", floor)
+    ways = {OURS: bench.holdfast, PEER: bench.usual}
+    told: dict[str, Told] = {}
+    for subject in ways if number % 2 == 0 else reversed(ways):
+        say.print(f"{said}{subject}")
+        told[subject] = ways[subject](f"{'ours' if subject == OURS else 'usual'}-{number}", planned)
+    add(report, bench.work.steps, floor, told)
+
+
+def add(report: Report, steps: int, floor: float, told: Mapping[str, Told]) -> None:
+    """The samples of a round. A run that was given up has no goodput."""
+    accounts = {subject: account(each.lines, each.hits, each.submitted) for subject, each in told.items()}
+    for subject, found in accounts.items():
+        run = told[subject]
+        report.add(subject, "unfinished", "runs", float(not run.finished))
+        report.add(subject, "hits", "hits", len(run.hits))
+        report.add(subject, "step", "s", found.step)
+        report.add(subject, "lost steps, with notice", "steps", found.lost_with_notice)
+        report.add(subject, "lost steps, without", "steps", found.lost_without)
+        for seconds in found.recoveries:
+            report.add(subject, "recovery", "s", seconds)
+        if run.finished:
+            step = accounts[PEER].step
+            report.add(subject, "goodput", "", steps * step / found.wall)
+            report.add(subject, "goodput/bound", "", bound(steps, step, floor, len(run.hits)) / found.wall)
+
+
+def ratios(report: Report) -> None:
+    """The issue's figures, as far as runs have finished; median and worst where both say something."""
+    rows = {(row.subject, row.metric): row for row in report.rows()}
+    report.ratios["unfinished"] = rows[OURS, "unfinished"].max
+    report.ratios["lost_steps_with_notice"] = rows[OURS, "lost steps, with notice"].max
+    if (OURS, "goodput") in rows:
+        report.ratios["goodput_vs_bound"] = report.median(OURS, "goodput/bound")
+    if {(OURS, "goodput"), (PEER, "goodput")} <= rows.keys():
+        report.ratio("goodput_vs_pytorchjob", "goodput", OURS, PEER)
+    if {(OURS, "recovery"), (PEER, "recovery")} <= rows.keys():
+        report.ratio("recovery_vs_pytorchjob", "recovery", OURS, PEER)
+        report.ratios["worst_recovery_vs_pytorchjob"] = (
+            rows[OURS, "recovery"].max / rows[PEER, "recovery"].max
+        )
+
+
+def measure(report: Report, there: World, options: argparse.Namespace, say: Console) -> None:
+    prepare(there.data / "text")
+    (there.data / SCRIPT.name).write_text(SCRIPT.read_text())
+    bench = Bench(there, Work(options.steps, options.every, options.pace), there.image)
+    for number in range(options.rounds):
+        planned = trace(options.seed + number, options.mean, LONG)
+        one_round(report, bench, number, planned, say)
+    report.facts |= {"seed": options.seed, "mean_seconds": options.mean, "steps": options.steps}
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="make bench-recovery", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each side (%(default)s)")
+    parser.add_argument("--steps", type=int, default=600, help="of a run (%(default)s)")
+    parser.add_argument("--every", type=int, default=50, help="steps between checkpoints (%(default)s)")
+    parser.add_argument("--pace", type=float, default=0.1, help="seconds that a step rests (%(default)s)")
+    parser.add_argument("--mean", type=float, default=40, help="seconds between hits (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the trace (%(default)s)")
+    parser.add_argument("--out", type=Path, default=None, help="where the JSON goes (build/bench)")
+    options = parser.parse_args(arguments)
+    for name in ("rounds", "steps", "every", "mean"):
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name} {getattr(options, name)}: more than 0 is needed")
+    if options.steps % options.every:
+        parser.error(f"--steps {options.steps}: a multiple of --every {options.every}, for the last save")
+    if options.pace < 0:
+        parser.error(f"--pace {options.pace}: at least 0 s")
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and end what was started
+    console, report = Console(), Report("recovery")
+    if reason := why_no_node():
+        console.print(f"bench-recovery: {reason}", highlight=False, markup=False)
+        return 1
+    where = site(DEFAULT_NAME)
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="holdfast-bench-") as scratch,
+            used(where, console.print) as cluster,
+        ):
+            image = build_image(Machine.running(where), "trainer.Dockerfile", image_name("trainer")).name
+            with world(cluster, where, image, Path(scratch)) as there:
+                measure(report, there, options, console)
+    except (ReportError, ClusterError) as error:
+        console.print(f"bench-recovery: {error}", highlight=False, markup=False)
+        return 1
+    ratios(report)
+    if options.out is None:
+        report.finish(console)
+    else:
+        report.write(options.out)
+        report.show(console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

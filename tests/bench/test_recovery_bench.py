@@ -1,0 +1,116 @@
+"""What bench-recovery makes of a run, and that it runs at all."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import recovery
+from bench.recovering.account import Hit, account, bound, first_useful
+from bench.recovering.runs import Told, trace
+from bench.report import Report
+from tests.cluster.conftest import cluster, trainer_image
+
+__all__ = ["cluster", "trainer_image"]
+
+
+def lines(*runs: tuple[float, int, int]) -> list[dict[str, Any]]:
+    """Of starts at a time, from a step to another; a step takes a second."""
+    told: list[dict[str, Any]] = []
+    for at, first, last in runs:
+        told.append({"event": "start", "step": first, "time": at, "born": at - 3})
+        told += [
+            {"event": "step", "step": step, "time": at + step - first} for step in range(first + 1, last + 1)
+        ]
+    return told
+
+
+def test_a_run_that_nobody_disturbs_has_lost_nothing() -> None:
+    found = account(lines((10, 0, 20)), [], submitted=2)
+    assert (found.wall, found.step, found.recoveries) == (28, 1, ())
+    assert (found.lost_with_notice, found.lost_without) == (0, 0)
+
+
+def test_what_was_done_again_is_charged_to_the_hit_before_it() -> None:
+    # Steps 1 to 30; taken with notice, which cost nothing; taken without, at 52 with 40 saved; taken twice
+    # before a step was done.
+    told = lines((0, 0, 30), (40, 30, 52), (70, 40, 45), (80, 40, 40), (90, 40, 100))
+    hits = [Hit(30, True), Hit(62, False), Hit(75, False), Hit(82, True)]
+    found = account(told, hits, submitted=0)
+    assert (found.lost_with_notice, found.lost_without) == (0, 12 + 5)
+    assert found.recoveries == (11, 9, 16)
+    assert (found.wall, found.step) == (150, 1)
+    assert first_useful(told) == 4
+    assert bound(100, 1, 4, len(hits)) == 100 + 5 * 4
+
+
+def test_a_trace_is_a_poisson_process_and_the_same_for_a_seed() -> None:
+    once = trace(1, 10, 20_000)
+    assert once == trace(1, 10, 20_000)
+    assert once != trace(2, 10, 20_000)
+    gaps = [after.after - before.after for before, after in pairwise(once)]
+    assert sum(gaps) / len(gaps) == pytest.approx(10, rel=0.1)
+    assert sum(gap > 10 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.03)
+    assert 0.45 < sum(one.notice for one in once) / len(once) < 0.55
+
+
+def test_the_figures_are_of_the_rows_beside_them() -> None:
+    report = Report("recovery")
+    ours = Told(lines((10, 0, 50), (70, 50, 100)), [Hit(60, True)], 0, True)
+    peer = Told(lines((10, 0, 50), (90, 40, 100)), [Hit(60, False)], 0, True)
+    recovery.add(report, 100, 4, {recovery.OURS: ours, recovery.PEER: peer})
+    recovery.ratios(report)
+    assert report.ratios == {
+        "unfinished": 0,
+        "lost_steps_with_notice": 0,
+        "goodput_vs_bound": pytest.approx(108 / 120),
+        "goodput_vs_pytorchjob": pytest.approx(150 / 120),
+        "recovery_vs_pytorchjob": pytest.approx(11 / 31),
+        "worst_recovery_vs_pytorchjob": pytest.approx(11 / 31),
+    }
+
+
+def test_a_run_that_was_given_up_is_said_and_has_no_goodput() -> None:
+    report = Report("recovery")
+    ours = Told(lines((10, 0, 100)), [], 0, True)
+    peer = Told(lines((10, 0, 50)), [Hit(60, False)], 0, False)
+    recovery.add(report, 100, 4, {recovery.OURS: ours, recovery.PEER: peer})
+    recovery.ratios(report)
+    assert report.median(recovery.PEER, "unfinished") == 1
+    assert report.ratios.keys() == {"unfinished", "lost_steps_with_notice", "goodput_vs_bound"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rounds", "0"], "--rounds 0: more than 0 is needed"),
+        (["--steps", "70"], "--steps 70: a multiple of --every 50, for the last save"),
+        (["--pace", "-1"], "--pace -1.0: at least 0 s"),
+    ],
+)
+def test_options_that_cannot_be(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        recovery.parse(words)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.usefixtures("trainer_image")
+def test_both_sides_train_are_hit_and_go_on(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The cluster and the image are there already when it starts; it would see to both itself."""
+    if request.getfixturevalue("cluster").site is None:
+        pytest.skip("it runs on the cluster of this machine")
+    words = ["--rounds", "1", "--steps", "60", "--every", "10", "--mean", "8", "--out", str(tmp_path)]
+    assert recovery.main(words) == 0
+    written = json.loads((tmp_path / "recovery.json").read_text())
+    rows = {(row["subject"], row["metric"]): row["median"] for row in written["rows"]}
+    for subject in (recovery.OURS, recovery.PEER):
+        assert rows[subject, "unfinished"] == 0
+        assert rows[subject, "hits"] >= 1
+        assert 0 < rows[subject, "goodput"] < 1
+    assert written["ratios"]["lost_steps_with_notice"] == 0

@@ -23,7 +23,14 @@ from tests.kube.documents import (
 
 from holdfast_controller.cluster import ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import Verdict
-from holdfast_controller.kube.observation import DRILLED, KILLED, STOPPED, TAKEN, attempt_observation
+from holdfast_controller.kube.observation import (
+    DRILLED,
+    KILLED,
+    STOPPED,
+    TAKEN,
+    attempt_observation,
+    deleted_by_others,
+)
 from holdfast_trainer.contract import Termination
 
 CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
@@ -144,7 +151,12 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
     (
         "somebody deleted it, then we killed the rest",
         job(annotations={KILLED: "2026-05-01T12:10:20+00:00"}, going=True),
-        pod(phase="Failed", state=ended(143), deleted=("2026-05-01T12:10:30Z", 45)),
+        pod(
+            phase="Failed",
+            state=ended(143),
+            annotations={TAKEN: "2026-05-01T12:10:20+00:00"},
+            deleted=("2026-05-01T12:10:30Z", 45),
+        ),
         {"disrupted": True, "reason": "Deleted: somebody deleted the pod"},
     ),
     (
@@ -176,6 +188,34 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         job(annotations={KILLED: "2026-05-01T12:09:58+00:00"}, going=True),
         pod(phase="Failed", state=ended(137), annotations={TAKEN: NOON}, deleted=(NOON, 0)),
         {"disrupted": True, "reason": "Deleted: somebody deleted the pod"},
+    ),
+    (
+        "we killed it, and our clock is ahead of the apiserver's",
+        job(annotations={KILLED: "2026-05-01T12:10:40+00:00"}, going=True),
+        pod(phase="Failed", state=ended(137), deleted=("2026-05-01T12:10:02Z", 0)),
+        {"disrupted": False, "reason": "Killed: by Holdfast, with its peers"},
+    ),
+    (
+        "we killed it, and its node's clock is behind",
+        job(annotations={KILLED: "2026-05-01T12:09:59.7+00:00"}, going=True),
+        pod(phase="Failed", state=ended(137, at="2026-05-01T12:05:00Z"), deleted=("2026-05-01T12:10:02Z", 0)),
+        {"disrupted": False, "reason": "Killed: by Holdfast, with its peers"},
+    ),
+    (
+        "somebody deleted it, it saved, and its node's clock is behind",
+        job(),
+        pod(
+            phase="Failed",
+            state=ended(1, SAVED, at="2026-05-01T12:05:00Z"),
+            deleted=("2026-05-01T12:10:30Z", 45),
+        ),
+        {"disrupted": True, "reason": "Deleted: somebody deleted the pod"},
+    ),
+    (
+        "the queue took the room back from one that was saving when we killed its peers",
+        job(annotations={KILLED: "2026-05-01T12:09:58+00:00"}, suspend=True),
+        pod(phase="Failed", state=ended(137), annotations={TAKEN: NOON}, deleted=(NOON, 0)),
+        {"disrupted": True, "reason": "Preempted: the queue suspended the attempt"},
     ),
     (
         "the queue took the room back",
@@ -264,6 +304,19 @@ def test_why_an_attempt_waits(attempt: Any, pods: list[Any], said: str) -> None:
 def test_an_attempt_nobody_started_is_gone() -> None:
     seen = attempt_observation(3, 2, None, [])
     assert (seen.attempt, seen.exists, seen.gone, seen.replicas) == (3, False, True, ())
+
+
+@pytest.mark.parametrize(
+    ("one", "others"),
+    [
+        pytest.param(pod(state=RUNNING, deleted=(NOON, 45)), True, id="and it is still saving"),
+        pytest.param(pod(state=ended(1, SAVED), deleted=(NOON, 0)), True, id="and it has saved"),
+        pytest.param(pod(state=ended(1, "Traceback"), deleted=(NOON, 0)), False, id="after it had failed"),
+        pytest.param(pod(state=RUNNING), False, id="not at all"),
+    ],
+)
+def test_what_others_have_deleted_is_noted_before_we_ask_for_the_end(one: Any, others: bool) -> None:
+    assert deleted_by_others(one, job()) is others
 
 
 def test_the_peers_of_an_evicted_rank_fail_first_and_loudest_and_it_is_one_disruption() -> None:

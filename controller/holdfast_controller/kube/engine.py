@@ -46,9 +46,9 @@ from .observation import (
     STOPPED,
     TAKEN,
     attempt_observation,
+    deleted_by_others,
     index_of,
     node_of,
-    running,
 )
 from .pieces import Pieces, attempt_of, pod_path, pytorch_jobs_path
 from .podlogs import pod_lines
@@ -239,7 +239,7 @@ class KubeEngine:
         pytorch_job = self._pieces.pytorch_job_of(job, attempt)
         if pytorch_job is not None:
             if not {STOPPED, KILLED} & set(pytorch_job["metadata"].get("annotations") or {}):
-                await self._note_taken(job, attempt)
+                await self._note_taken(job, attempt, pytorch_job)
             await self._mark(job, attempt, pytorch_job, mark)
         pods = self._pieces.pods_of(job, attempt)
         if job.metadata.deletion_timestamp is None:
@@ -252,10 +252,10 @@ class KubeEngine:
             with suppress(NotFound):
                 await self._connection.delete(path, {"propagationPolicy": "Foreground", **precondition})
 
-    async def _note_taken(self, job: TrainingJob, attempt: int) -> None:
+    async def _note_taken(self, job: TrainingJob, attempt: int, pytorch_job: Document) -> None:
         """Keep in mind which pods somebody else has deleted: later nothing would tell."""
         for pod in self._pieces.pods_of(job, attempt):
-            if "deletionTimestamp" in pod["metadata"] and running(pod):
+            if deleted_by_others(pod, pytorch_job):
                 change = {"metadata": {"annotations": {TAKEN: datetime.now(UTC).isoformat()}}}
                 with suppress(NotFound):
                     await self._connection.patch(pod_path(pod), change, MERGE_PATCH)

@@ -5,9 +5,10 @@ last, and who took it, cannot get lost while no controller looks; and the Traini
 every pod again that is missing, finds the name taken, so no replica is ever restarted in place.
 
 Who ended a pod: the platform says so itself (a DisruptionTarget condition, a reason such as Evicted), or
-it was deleted at a time when we had not asked for that. Our own stops and kills are marked on the
-PyTorchJob before they are done, drills and what was being deleted before us on the pod. The times are
-compared, because a pod that was evicted is also deleted by us when the rest of its gang is.
+somebody deleted it before we did. Our own stops and kills are marked on the PyTorchJob before they are done,
+and before that mark what somebody else has deleted is marked on the pod (`deleted_by_others`), for it is
+also deleted by us when the rest of its gang is. No time of ours is compared with one of the cluster, nor one
+node's with another's: where their clocks differ, a failure would pass for a disruption.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ STOPPED = "holdfast.dev/stopped-at"
 KILLED = "holdfast.dev/killed-at"
 DRILLED = "holdfast.dev/drilled"
 TAKEN = "holdfast.dev/taken"
-"""On a pod that somebody had deleted already when we first asked for the end of its attempt."""
+"""On a pod that somebody else had deleted when we first asked for the end of its attempt."""
 
 _TAKEN = ("Evicted", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated")
 """Reasons of a pod's status that mean the node, not the program, ended it."""
@@ -59,7 +60,7 @@ def attempt_observation(
     silence: Silence | None = None,
 ) -> AttemptObservation:
     """A snapshot. `replicas` is how many there should be."""
-    ours = _marks(pytorch_job)
+    ours = _asked_by_us(pytorch_job)
     by_index = {index_of(pod): pod for pod in pods}
     whole = pytorch_job is not None and "deletionTimestamp" not in pytorch_job["metadata"]
     seen = tuple(_replica(index, by_index.get(index), ours, pytorch_job, whole) for index in range(replicas))
@@ -116,7 +117,7 @@ def terminated(pod: Document) -> bool:
 
 
 def _replica(
-    index: int, pod: Document | None, ours: float | None, pytorch_job: Document | None, whole: bool
+    index: int, pod: Document | None, ours: bool, pytorch_job: Document | None, whole: bool
 ) -> ReplicaObservation:
     if pod is None:
         if whole:
@@ -149,8 +150,13 @@ def _replica(
     )
 
 
-def _taken(pod: Document, ours: float | None, pytorch_job: Document | None) -> tuple[bool, str]:
-    """Whether the platform took this pod, and the evidence in words."""
+def deleted_by_others(pod: Document, pytorch_job: Document | None) -> bool:
+    """Whether somebody has deleted this pod, of an attempt whose end we have not asked for."""
+    return "deletionTimestamp" in pod["metadata"] and _taken(pod, False, pytorch_job)[0]
+
+
+def _taken(pod: Document, ours: bool, pytorch_job: Document | None) -> tuple[bool, str]:
+    """Whether the platform took this pod, and the evidence in words; `ours`: we have asked for its end."""
     drill = _annotation(pod, DRILLED)
     if drill is not None:
         return True, f"Drilled: {'killed' if drill == 'kill' else 'given notice'} on request"
@@ -160,13 +166,12 @@ def _taken(pod: Document, ours: float | None, pytorch_job: Document | None) -> t
     reason = pod["status"].get("reason")
     if reason in _TAKEN:
         return True, f"{reason}: {pod['status'].get('message', '')}".rstrip(": ")
-    if _annotation(pod, TAKEN) is not None:
-        return True, "Deleted: somebody deleted the pod"
-    asked = _asked_to_go(pod)
-    if asked is None or not _ended_by_deletion(pod, asked):
-        return False, ""
-    if ours is not None and ours <= asked:
-        return False, "Killed: by Holdfast, with its peers"
+    if _annotation(pod, TAKEN) is None:
+        asked = _asked_to_go(pod)
+        if asked is None or not _ended_by_deletion(pod, asked):
+            return False, ""
+        if ours:
+            return False, "Killed: by Holdfast, with its peers"
     if _suspended(pytorch_job):
         return True, "Preempted: the queue suspended the attempt"
     return True, "Deleted: somebody deleted the pod"
@@ -176,19 +181,22 @@ def _ended_by_deletion(pod: Document, asked: float) -> bool:
     """Whether its end came of its deletion, and not before it.
 
     The kubelet's last delete takes the grace away, and with it the time of the first one: then only the way
-    in which it ended can tell.
+    in which it ended can tell. That tells more than times do, too: `asked` is by the apiserver's clock, and
+    the end by the node's.
     """
     end = _state(pod).get("terminated")
     if end is None:
         return True
-    if pod["metadata"].get("deletionGracePeriodSeconds"):
-        return (_seconds(end.get("finishedAt")) or asked) >= asked
     message = end.get("message") or ""
     said = Termination.from_json(message)
-    noticed = said is not None and said.outcome == "interrupted"
+    if said is not None and said.outcome == "interrupted":
+        return True
     # A program that knows of no notices ends by it, and its torchrun with code 1.
-    by_notice = any(rank.signal == signal.SIGTERM for rank in rank_ends(message))
-    return end.get("exitCode", 0) > _SIGNAL_BASE or noticed or by_notice
+    if any(rank.signal == signal.SIGTERM for rank in rank_ends(message)):
+        return True
+    if pod["metadata"].get("deletionGracePeriodSeconds"):
+        return (_seconds(end.get("finishedAt")) or asked) >= asked
+    return bool(end.get("exitCode", 0) > _SIGNAL_BASE)
 
 
 def _waiting(
@@ -296,23 +304,14 @@ def _forced(pod: Document) -> bool:
 
 
 def _asked_to_go(pod: Document) -> float | None:
-    """When its deletion was asked for, at the latest: the timestamp is that of the end of the grace."""
+    """When its deletion was asked for: the timestamp is that of the end of the grace."""
     end = _seconds(pod["metadata"].get("deletionTimestamp"))
-    if end is None:
-        return None
-    grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
-    finished = _seconds((_state(pod).get("terminated") or {}).get("finishedAt"))
-    return end - grace if grace or finished is None else min(end, finished)
+    return None if end is None else end - float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
 
 
-def _marks(pytorch_job: Document | None) -> float | None:
-    """When we first asked for the end of the whole attempt; whole seconds, as the API's times are."""
-    times = [
-        float(int(_seconds(mark) or 0))
-        for name in (STOPPED, KILLED)
-        if (mark := _annotation(pytorch_job, name)) is not None
-    ]
-    return min(times, default=None)
+def _asked_by_us(pytorch_job: Document | None) -> bool:
+    """Whether we have asked for the end of the whole attempt."""
+    return any(_annotation(pytorch_job, name) is not None for name in (STOPPED, KILLED))
 
 
 def _suspended(pytorch_job: Document | None) -> bool:

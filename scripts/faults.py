@@ -1,6 +1,6 @@
 """docs/faults.md, from what the fault suite has seen: `make test-faults` writes build/faults.json.
 
-python -m scripts.faults    take the results of a whole run over into docs/
+python -m scripts.faults    take its results over into docs/, and what was captured into tests/kube/captured
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "build" / "faults.json"
 KEPT = ROOT / "docs" / "faults.json"
+CAPTURED = ROOT / "build" / "captured"
+FIXTURES = ROOT / "tests" / "kube" / "captured"
+"""What the tests of the policy judge again, and must judge as the cluster's controller did."""
 
 HEAD = """# Every way a job was hit, and what it cost
 
 `make test-faults` trains jobs of two replicas under DDP, on a cluster of three real nodes (kubelet and
 containerd each, in network namespaces of one machine), and hits them by one fault after another, in the order
-of the [table](../tests/cluster/faults/table.py). This page is made of its last whole run.
+of the [table](../tests/cluster/faults/table.py). This page is made of its results, on a machine with {cores}
+cores ({cpu}) and {memory_gib:.0f} GiB of memory for all of it.
 
 *Steps lost* were done again; a save is made every {every} steps. *Resume* compares the job's end with that
 of an untouched twin: the state of both ranks and the loss of every step, those done twice included, to the
@@ -29,11 +33,37 @@ last bit. *Seconds* are from the hit until the next attempt has done a step, wit
 | fault | verdict | budget spent | steps lost | resume | seconds | reason in the job's status |
 | --- | --- | --- | --- | --- | --- | --- |
 """
+WRONG = """
+## Not as it should be
+
+These faults were tried, and something went otherwise than the table asks:
+
+"""
+UNTRIED = """
+## Not tried
+
+"""
+BEYOND = """- nodes whose clocks differ: the nodes of the suite share one machine's clock
+- a full disk under the run directory: on one machine `tests/trainer` fills it; not on the cluster yet
+- Kueue itself: the suite suspends the PyTorchJob as Kueue does
+"""
 
 
 def page(results: Mapping[str, Any]) -> str:
     """The page's whole text."""
-    return HEAD.format(every=results["every"]) + "".join(_row(row) for row in results["rows"])
+    rows = results["rows"]
+    passed = [row for row in rows if row.get("resume") == "exact" and "wrong" not in row]
+    wrong = [row for row in rows if row not in passed and len(row) > 1]
+    untried = [row for row in rows if len(row) == 1]
+    head = HEAD.format(every=results["every"], **results["machine"])
+    text = head + "".join(_row(row) for row in passed)
+    if wrong:
+        text += WRONG + "".join(f"- {row['fault']}: {_cell(_fault_of(row))}\n" for row in wrong)
+    return text + UNTRIED + "".join(f"- {row['fault']}\n" for row in untried) + BEYOND
+
+
+def _fault_of(row: Mapping[str, Any]) -> str:
+    return str(row.get("wrong") or row.get("resume") or "the job did not come to its end")
 
 
 def _row(row: Mapping[str, Any]) -> str:
@@ -45,9 +75,13 @@ def _row(row: Mapping[str, Any]) -> str:
         row["lost_steps"],
         row["resume"],
         "" if seconds is None else f"{seconds:.0f}",
-        row["reason"].replace("|", "\\|").replace("\n", " "),
+        _cell(row["reason"]),
     )
     return f"| {' | '.join(str(cell) for cell in cells)} |\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def kept() -> str:
@@ -60,8 +94,9 @@ def main() -> int:
         print(f"{RESULTS} is not there: `make test-faults` writes it", file=sys.stderr)
         return 1
     shutil.copyfile(RESULTS, KEPT)
-    (KEPT.with_suffix(".md")).write_text(kept(), encoding="utf-8")
-    print(f"wrote {KEPT.with_suffix('.md')}")
+    KEPT.with_suffix(".md").write_text(kept(), encoding="utf-8")
+    shutil.copytree(CAPTURED, FIXTURES, dirs_exist_ok=True)
+    print(f"wrote {KEPT.with_suffix('.md')} and {FIXTURES}")
     return 0
 
 

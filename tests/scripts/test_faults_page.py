@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from scripts.faults import page
 
 ROW = {
@@ -16,12 +18,38 @@ ROW = {
 }
 
 
+def page_of(*rows: dict[str, Any]) -> str:
+    machine = {"cpu": "Some CPU", "cores": 2, "memory_gib": 23.5}
+    return page({"machine": machine, "every": 20, "rows": rows})
+
+
 def test_a_row_a_fault_with_what_was_seen() -> None:
-    text = page({"every": 20, "rows": [ROW, {**ROW, "fault": "etcd restarted", "recovery_seconds": None}]})
-    first, second = text.splitlines()[-2:]
+    text = page_of(ROW, {**ROW, "fault": "etcd restarted", "recovery_seconds": None})
+    first, second = (line for line in text.splitlines() if line.startswith(("| eviction", "| etcd")))
     assert first == (
         "| eviction | Disrupted | disruptions | 0 | exact | 6 | "
         "replica 1: EvictionByEvictionAPI: by \\| the API |"
     )
     assert "| exact |  |" in second, "what was not measured is not shown as zero"
     assert "a save is made every 20 steps" in text
+    assert "2\ncores (Some CPU) and 24 GiB" in text
+    assert "Not as it should be" not in text
+
+
+def test_a_fault_that_went_wrong_or_was_not_tried_is_no_row() -> None:
+    late = {key: value for key, value in ROW.items() if key != "resume"}
+    text = page_of(
+        ROW,
+        {"fault": "kubelet stopped", "wrong": "waited 400 s for a verdict"},
+        {**ROW, "fault": "drain of its node", "resume": "the digests of the final states differ"},
+        {**late, "fault": "NoExecute taint"},
+        {"fault": "etcd restarted"},
+    )
+    wrong, untried = text.split("## Not as it should be")[1].split("## Not tried")
+    assert wrong.strip().splitlines()[2:] == [
+        "- kubelet stopped: waited 400 s for a verdict",
+        "- drain of its node: the digests of the final states differ",
+        "- NoExecute taint: the job did not come to its end",
+    ]
+    assert "- etcd restarted\n" in untried
+    assert text.count("\n| ") == 3, "the head and one row"

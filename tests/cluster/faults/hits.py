@@ -20,6 +20,8 @@ from tests.cluster.nodes import cut_power, join, restart_kubelet
 from tests.cluster.site import MOST_NODES, Site
 from waiting import wait_until
 
+from holdfast_controller.manifests import INDEX_LABEL
+
 Hit = Callable[[Job, int], AbstractContextManager[None]]
 TAINT = "holdfast.dev/fault-suite=gone:NoExecute"
 PRIORITY = "fault-suite"
@@ -149,20 +151,13 @@ def signalled(number: signal.Signals) -> Hit:
     return hit
 
 
-HOG = "import time; held = bytearray(2**20) * 4096; time.sleep(1000)"
-
-
 @contextmanager
 def out_of_memory(job: Job, attempt: int) -> Iterator[None]:
-    """Another process of the container takes its memory up to the limit; the kernel picks the rank."""
+    """A rank takes more than its container's limit, and the kernel kills it; the next attempt does not."""
     pod = job.victim(attempt)
     rank = rank_of(pod)
-    with open(f"/proc/{rank.pid}/oom_score_adj", "w") as file:
-        file.write("1000")
-    # It ends with the pod, at the latest, and nobody cares how.
-    job.world.api.attempt(
-        "exec", f"-n={job.world.namespace}", name_of(pod), "--", "python", "-c", HOG, seconds=PATIENCE
-    )
+    with job.greedy(pod["metadata"]["labels"][INDEX_LABEL]):
+        wait_until(lambda: not rank.is_running(), "the kernel to kill the rank", PATIENCE)
     yield
 
 

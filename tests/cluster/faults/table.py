@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from tests.cluster.faults import hits
 from tests.cluster.faults.hits import Hit
 
+PACE = 0.2
+"""A step a fifth of a second: a job lasts through all faults of its group, and leaves the machine to them."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -25,39 +28,46 @@ class Fault:
     notice: bool = False
     """Whether the ranks can save first: then no step may be lost."""
     group: str = "platform"
-    pace: float = 0.05
+    spare: bool = False
+    """Whether it takes a node away, so that the next attempt needs another one."""
+    pace: float = PACE
     """Seconds that a step rests while this fault is under way."""
     short: bool = False
     """Part of FAULTS=short."""
 
 
-TORCHRUNS = "ended with exit code 1$"
-"""torchrun ends so whatever has ended its rank."""
-
 FAULTS = (
     # The platform takes a replica.
     Fault("eviction", hits.evicted, "Disrupted", "EvictionByEvictionAPI", notice=True, short=True),
-    Fault("drain of its node", hits.drained, "Disrupted", "EvictionByEvictionAPI", notice=True),
-    Fault("NoExecute taint", hits.tainted, "Disrupted", "DeletionByTaintManager", notice=True),
-    Fault("preemption by priority", hits.preempted, "Disrupted", "PreemptionByScheduler", notice=True),
+    Fault(
+        "drain of its node", hits.drained, "Disrupted", "EvictionByEvictionAPI", notice=True, spare=True,
+    ),
+    Fault("NoExecute taint", hits.tainted, "Disrupted", "DeletionByTaintManager", notice=True, spare=True),
+    Fault(
+        "preemption by priority", hits.preempted, "Disrupted", "PreemptionByScheduler", notice=True,
+        spare=True,
+    ),
     Fault("pod deleted with grace", hits.deleted, "Disrupted", "Deleted", notice=True),
     Fault("pod deleted without grace", hits.deleted_by_force, "Disrupted", "Deleted"),
-    Fault(
-        "suspended by its queue", hits.suspended_by_its_queue, "Disrupted", "Preempted", notice=True,
-    ),
+    Fault("suspended by its queue", hits.suspended_by_its_queue, "Disrupted", "Preempted", notice=True),
     # A rank ends, or stands still.
     Fault(
-        "SIGKILL of a rank", hits.signalled(signal.SIGKILL), "Failed", f".*SIGKILL|{TORCHRUNS}",
+        "SIGKILL of a rank", hits.signalled(signal.SIGKILL), "Failed", r"rank \d ended by SIGKILL$",
         group="ranks", short=True,
     ),
     Fault(
-        "SIGSEGV in a rank", hits.signalled(signal.SIGSEGV), "Failed", f".*SIGSEGV|{TORCHRUNS}",
+        "SIGSEGV in a rank", hits.signalled(signal.SIGSEGV), "Failed", r"rank \d ended by SIGSEGV$",
         group="ranks",
     ),
-    Fault("SIGSTOP of a rank", hits.signalled(signal.SIGSTOP), "Hung", "", group="hangs"),
-    Fault("out of memory", hits.out_of_memory, "OutOfMemory", "OutOfMemory", group="ranks"),
+    Fault(
+        "out of memory", hits.out_of_memory, "OutOfMemory",
+        r"OutOfMemory: the container reached its limit of 1Gi; rank \d had \d+ MiB at its peak$",
+        group="ranks",
+    ),
+    Fault("SIGSTOP of a rank", hits.signalled(signal.SIGSTOP), "Hung", r"no step for \d+ s", group="hangs"),
+    Fault("network to a pod cut", hits.cut_off, "Hung", r"no step for \d+ s", group="hangs"),
     # The cluster around it.
-    Fault("apiserver restarted", hits.restarted("kube-apiserver"), "", "", group="control", short=True),
+    Fault("apiserver restarted", hits.restarted("kube-apiserver"), "", "", group="control"),
     Fault("etcd restarted", hits.restarted("etcd"), "", "", group="control"),
     Fault("operator restarted", hits.operator_killed, "", "", group="control"),
     Fault("controller killed", hits.controller_killed, "", "", group="control", short=True),
@@ -65,10 +75,14 @@ FAULTS = (
         "DNS down during a restart", hits.evicted_while(hits.without_dns), "Disrupted",
         "EvictionByEvictionAPI", notice=True, group="control",
     ),
-    # Nodes and the network.
-    Fault("network to a pod cut", hits.cut_off, "Hung", "", group="hangs"),
-    Fault("node without power", hits.without_power, "Disrupted", "", group="nodes"),
-    Fault("kubelet stopped", hits.without_kubelet, "Disrupted", "", group="nodes", pace=0.5),
+    # Nodes.
+    Fault(
+        "node without power", hits.without_power, "LostNode", "DeletionByPodGC", group="nodes", spare=True,
+    ),
+    Fault(
+        "kubelet stopped", hits.without_kubelet, "LostNode", "DeletionByTaintManager", group="nodes",
+        spare=True, pace=0.5,
+    ),
 )  # fmt: skip
 
 GROUPS = tuple(dict.fromkeys(fault.group for fault in FAULTS))

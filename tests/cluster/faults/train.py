@@ -1,6 +1,7 @@
 """What the fault suite trains: small, exact, and at a pace that the suite sets while it runs.
 
-Every rank is alike; the seconds to rest in each step are in a file beside this one, read at every step.
+The seconds to rest in each step are in a file beside this one, read at every step; a second file, while it is
+there, names the rank that takes more memory than it is allowed.
 """
 
 import os
@@ -15,6 +16,7 @@ from holdfast_trainer.run import Run
 
 STEPS = int(os.environ["STEPS"])
 PACE = Path(__file__).with_name(os.environ["PACE"])
+GREEDY = PACE.with_suffix(".greedy")
 
 
 def batch(step, rank):
@@ -35,6 +37,8 @@ def main():
         inputs, targets = batch(step, run.rank)
         if rest := float(PACE.read_text()):
             time.sleep(rest)
+        if GREEDY.exists() and GREEDY.read_text() == str(run.rank):
+            print(len(b"x" * 2**32))
         loss = F.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()

@@ -22,7 +22,7 @@ from tests.cluster.claims import host_claim
 from tests.cluster.cluster import Cluster
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.site import Site
-from waiting import wait_until
+from tests.waiting import wait_until
 
 from holdfast_trainer.contract import RunDir, read_lines
 
@@ -122,9 +122,22 @@ class Job:
 
     def pace(self, seconds: float) -> None:
         """What each step rests from now on."""
-        beside = self.world.data / f"{self.name}.new"
-        beside.write_text(str(seconds))
-        beside.rename(self.world.data / self.name)
+        self._tell(self.name, str(seconds))
+
+    @contextmanager
+    def greedy(self, rank: str) -> Iterator[None]:
+        """While this holds, a rank takes more memory than it is allowed."""
+        name = f"{self.name}.greedy"
+        self._tell(name, rank)
+        try:
+            yield
+        finally:
+            (self.world.data / name).unlink()
+
+    def _tell(self, name: str, text: str) -> None:
+        beside = self.world.data / f"{name}.new"
+        beside.write_text(text)
+        beside.rename(self.world.data / name)
 
     def document(self) -> Document:
         return self.world.api.get("tj", self.name, f"-n={self.world.namespace}")
@@ -144,7 +157,10 @@ class Job:
 
         def holds() -> bool:
             seen.update(self.status())
-            return bool(seen) and bool(condition(seen))
+            if not seen or condition(seen):
+                return bool(seen)
+            assert seen["phase"] not in ("Succeeded", "Failed"), f"{self.name} has ended before: {what}"
+            return False
 
         try:
             wait_until(holds, f"{self.name}: {what}", seconds)
@@ -191,35 +207,10 @@ class Job:
         pods = self.world.items("pods", self.name)
         return [pod for pod in pods if pod["metadata"]["labels"][label] == str(attempt)]
 
-    def seen(self, attempt: int) -> Document:
-        """All that Kubernetes has of an attempt now; empty where its pods are gone."""
-        pods = self.pods(attempt)
-        if not pods:
-            return {}
-        names = {pod["spec"]["nodeName"] for pod in pods if "nodeName" in pod["spec"]}
-        label = f"-l=holdfast.dev/job={self.name},holdfast.dev/attempt={attempt}"
-        jobs = self.world.api.get("pytorchjobs", f"-n={self.world.namespace}", label)["items"]
-        nodes = [node for node in self.world.api.get("nodes")["items"] if node["metadata"]["name"] in names]
-        return {
-            "pods": [_trimmed(pod) for pod in pods],
-            "pytorchJob": next((_trimmed(one) for one in jobs), None),
-            "nodes": [_trimmed(node) for node in nodes],
-        }
-
     def victim(self, attempt: int) -> Document:
         """A pod of the attempt that is not on the first node, where the cluster itself lives."""
         away = [pod for pod in self.pods(attempt) if pod["spec"].get("nodeName") != self.world.site.node_name]
         return max(away, key=lambda pod: pod["metadata"]["name"])
-
-
-def _trimmed(document: Document) -> Document:
-    """Without what says nothing of how it ended."""
-    meta = {key: value for key, value in document["metadata"].items() if key != "managedFields"}
-    spec = {
-        key: document["spec"][key] for key in ("nodeName", "taints", "runPolicy") if key in document["spec"]
-    }
-    status = {key: value for key, value in document["status"].items() if key != "images"}
-    return {**document, "metadata": meta, "spec": spec, "status": status}
 
 
 def rank_of(pod: Document) -> psutil.Process:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.kubectl import Kubectl
+from tests.waiting import wait_until
 
 Document = dict[str, Any]
 KINDS = ("pods", "pytorchjobs", "trainingjobs")
@@ -82,7 +83,7 @@ class Witness:
 
 @contextmanager
 def witness(kubectl: Kubectl, namespace: str, job: str, directory: Path) -> Iterator[Witness]:
-    """Watches from the first version that it is told, which is there when this is entered."""
+    """Watches while this holds; what there is now has been told when it is entered."""
     directory.mkdir(parents=True, exist_ok=True)
     watches = []
     try:
@@ -93,6 +94,7 @@ def witness(kubectl: Kubectl, namespace: str, job: str, directory: Path) -> Iter
                 watches.append(
                     subprocess.Popen([*words, f"-n={namespace}", "--watch", "-o=json"], stdout=output)
                 )
+        wait_until(lambda: all((directory / kind).stat().st_size for kind in KINDS), "the watches", 120)
         yield Witness(directory, job)
     finally:
         for watch in watches:

@@ -107,6 +107,12 @@ def short_lived() -> Iterator[Site]:
     down(where, purge=True)
 
 
+@pytest.fixture(scope="session")
+def gathered() -> list[Site]:
+    """The places whose logs are gathered where a test fails; who makes a cluster of his own adds it."""
+    return _sites
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Where a test fails, gather the components' logs and the cluster's events before they go."""

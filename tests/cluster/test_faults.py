@@ -67,13 +67,14 @@ CHOSEN = chosen(WANTED)
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def nodes(tmp_path_factory: pytest.TempPathFactory, gathered: list[Site]) -> Iterator[World]:
     """A cluster of its own, with the trainer's image of the tests' one: nodes are taken away from it."""
     if os.environ.get("KUBECONFIG_UNDER_TEST"):
         pytest.skip("nodes are taken away and parts of the cluster killed: it needs one started here")
     if reason := why_no_node():
         pytest.skip(reason)
     where = site(f"faults-{uuid.uuid4().hex[:6]}")
+    gathered.append(where)
     spare = any(fault.spare for faults in CHOSEN.values() for fault in faults)
     try:
         image = with_trainer_image(where)

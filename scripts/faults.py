@@ -29,6 +29,7 @@ cores ({cpu}) and {memory_gib:.0f} GiB of memory for all of it.
 *Steps lost* were done again; a save is made every {every} steps. *Resume* compares the job's end with that
 of an untouched twin: the state of both ranks and the loss of every step, those done twice included, to the
 last bit. *Seconds* are from the hit until the next attempt has done a step, with what the fault itself takes.
+A rank that somebody kills inside its pod is a failure: what takes pods from a job says so, and nothing did.
 
 | fault | verdict | budget spent | steps lost | resume | seconds | reason in the job's status |
 | --- | --- | --- | --- | --- | --- | --- |

@@ -10,10 +10,11 @@ import sys
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from gangs import free_port
 from processes import Processes
 from waiting import wait_until
@@ -89,3 +90,15 @@ class ObjectServer:
 def names(bucket: Bucket, below: str = "") -> Sequence[str]:
     """Keys, sorted."""
     return sorted(bucket.keys(below))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """One for a file of tests; each makes its own buckets."""
+    started = Processes()
+    try:
+        there = ObjectServer(started, tmp_path_factory.mktemp("objects"))
+        yield there
+        there.kill()
+    finally:
+        started.end_all()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lone_gang import Alone
 
 from holdfast_trainer.checkpoint import Fenced, Saver, load_newest
 from holdfast_trainer.checkpoint.directory import CheckpointDirectory
@@ -24,16 +25,6 @@ from holdfast_trainer.contract import RunDir, raise_fence
 
 STEPS, EVERY, KEEP = 8, 2, 2
 FENCED = 7
-
-
-class Alone:
-    rank, world_size = 0, 1
-
-    def broadcast(self, value: Any) -> Any:
-        return value
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
 
 
 class Struck(Storage):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -14,7 +14,7 @@ from typing import Any
 from misbehaving_apiserver import Server
 from structlog.testing import capture_logs
 
-from holdfast_controller.kube.connection import connect
+from holdfast_controller.kube.connection import Connection, connect
 from holdfast_controller.kube.nodes import KEPT_SECONDS, UNREAD_SECONDS, Nodes
 from holdfast_controller.policy.cost import Node
 
@@ -65,17 +65,25 @@ def apiserver(world: World) -> Iterator[int]:
         server.server_close()
 
 
+@asynccontextmanager
+async def connected(port: int, directory: Path) -> AsyncIterator[Connection]:
+    there = Server()
+    there.port = port
+    file = directory / "kubeconfig"
+    file.write_text(there.kubeconfig())
+    connection = await connect(file)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
 def test_a_node_is_read_once_and_what_was_known_of_it_outlives_it(tmp_path: Path) -> None:
     world, now = World(), [0.0]
     world.put("n1")
 
     async def story(port: int) -> None:
-        there = Server()
-        there.port = port
-        file = tmp_path / "kubeconfig"
-        file.write_text(there.kubeconfig())
-        connection = await connect(file)
-        try:
+        async with connected(port, tmp_path) as connection:
             nodes = Nodes(connection, clock=lambda: now[0])
             known = Node("n1", LABELS, {"cpu": "8"})
             for _ in range(3):
@@ -96,8 +104,6 @@ def test_a_node_is_read_once_and_what_was_known_of_it_outlives_it(tmp_path: Path
             world.put("n2")
             now[0] += UNREAD_SECONDS + 1
             assert (await nodes.of(["n2"]))["n2"].labels == LABELS
-        finally:
-            await connection.close()
 
     with apiserver(world) as port:
         asyncio.run(story(port))
@@ -108,18 +114,11 @@ def test_where_nodes_may_not_be_read_none_is_asked_for(tmp_path: Path) -> None:
     world.put("n1")
 
     async def story(port: int) -> None:
-        there = Server()
-        there.port = port
-        file = tmp_path / "kubeconfig"
-        file.write_text(there.kubeconfig())
-        connection = await connect(file)
-        try:
+        async with connected(port, tmp_path) as connection:
             nodes = Nodes(connection, may_read=False)
             with capture_logs() as logs:
                 assert await nodes.of(["n1"]) == {"n1": Node("n1", {}, {})}
             assert (world.asked, logs) == ([], [])
-        finally:
-            await connection.close()
 
     with apiserver(world) as port:
         asyncio.run(story(port))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from disks import fill, real_disk, remount
+from lone_gang import Alone
 from waiting import wait_until
 
 from holdfast_trainer.checkpoint import (
@@ -28,20 +29,6 @@ from holdfast_trainer.checkpoint import (
 from holdfast_trainer.checkpoint.storage import Storage
 from holdfast_trainer.checkpoint.tensorfile import Written
 from holdfast_trainer.contract import RunDir, raise_fence
-
-
-@dataclass
-class Alone:
-    """The gang of one rank."""
-
-    rank: int = 0
-    world_size: int = 1
-
-    def broadcast(self, value: Any) -> Any:
-        return value
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
 
 
 @dataclass

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from object_stores import ObjectServer
-from processes import Processes
+from lone_gang import Alone
+from object_stores import ObjectServer, server
 
 from holdfast_trainer.checkpoint import CheckpointError, Fenced, load_newest, tensorfile
 from holdfast_trainer.checkpoint.bucket import Bucket, ObjectPath
@@ -24,28 +22,7 @@ from holdfast_trainer.checkpoint.stores import admit, open_store
 from holdfast_trainer.checkpoint.tree import pack
 from holdfast_trainer.contract import RunDir
 
-
-@dataclass
-class Alone:
-    rank: int = 0
-    world_size: int = 1
-
-    def broadcast(self, value: Any) -> Any:
-        return value
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    started = Processes()
-    try:
-        server = ObjectServer(started, tmp_path_factory.mktemp("objects"))
-        yield server
-        server.kill()
-    finally:
-        started.end_all()
+__all__ = ["server"]
 
 
 @pytest.fixture(params=["directory", "objects"])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gangs import KILL, Gang, History, RankServer, Workshop, free_port
-from object_stores import ObjectServer
+from object_stores import ObjectServer, server
 from processes import Processes
 from waiting import wait_until
 
@@ -24,19 +23,10 @@ from holdfast_trainer.contract import RunDir
 from holdfast_trainer.place import Place
 from holdfast_trainer.schema import ConfigError
 
+__all__ = ["server"]
+
 LARGE = {"size": 80_000, "steps": 12}
 """Files of more than one part."""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    started = Processes()
-    try:
-        server = ObjectServer(started, tmp_path_factory.mktemp("objects"))
-        yield server
-        server.kill()
-    finally:
-        started.end_all()
 
 
 class InBucket:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import os
 import shutil
 import sys
@@ -32,6 +31,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from scripts import peers
 
 from holdfast_trainer.contract import ENV_TELEMETRY
 from holdfast_trainer.model import flops_per_token
@@ -117,7 +117,7 @@ class Bench:
     ) -> None:
         self._report, self._folder, self._path, self._heard = report, folder, path, heard
         self.left_out: dict[str, str] = {}
-        self._missing = {name for name in PEER_PACKAGES.values() if not _is_here(name, path)}
+        self._missing = peers.missing(PEER_PACKAGES.values(), path)
 
     def run(self, stage: Stage) -> None:
         data = self._folder / stage.title.replace(" ", "-") / "data"
@@ -171,11 +171,6 @@ class Bench:
         take_turns(self._report, subjects, UNITS, rounds=stage.rounds, warmup=1, heard=self._heard)
 
 
-def _is_here(package: str, path: Sequence[Path]) -> bool:
-    found = any((place / package).is_dir() for place in path)
-    return found or importlib.util.find_spec(package) is not None
-
-
 def tokens_a_step(shape: str) -> int:
     config = Work.of(shape, Path("none"), "fp32", 0, 1).config
     return config.train.global_batch * config.model.context
@@ -223,19 +218,6 @@ def place_for_runs(where: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def find_peers(heard: Callable[[str], None]) -> list[Path]:
-    """Where peers are: in this environment, or in one made from uv.lock; said where neither can be."""
-    if all(importlib.util.find_spec(name) for name in set(PEER_PACKAGES.values())):
-        return []
-    try:
-        from scripts.peers import PeersError, install
-
-        return [install()]
-    except (PeersError, OSError) as error:
-        heard(f"peers are left out: {error}")
-        return []
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="make bench-trainer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -262,7 +244,8 @@ def main() -> int:
     if unknown:
         parser.error(f"no stage {', '.join(unknown)}; there are: {', '.join(s.title for s in plan)}")
     with place_for_runs(options.place) as folder:
-        bench = Bench(report, folder, [] if options.no_peers else find_peers(heard), heard)
+        path = [] if options.no_peers else peers.find(PEER_PACKAGES.values(), heard)
+        bench = Bench(report, folder, path, heard)
         for stage in plan:
             if not options.stages or stage.title in options.stages:
                 bench.run(stage)

@@ -8,10 +8,12 @@ depend on them, and the environment that tests run in is that of the product.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -21,6 +23,26 @@ STAMP = ".holdfast-stamp"
 
 class PeersError(Exception):
     """The message says what failed and what to do."""
+
+
+def find(packages: Iterable[str], heard: Callable[[str], None]) -> list[Path]:
+    """Where `packages` are: in this environment, or in one made from uv.lock; said where neither can be."""
+    if all(importlib.util.find_spec(name) for name in packages):
+        return []
+    try:
+        return [install()]
+    except (PeersError, OSError) as error:
+        heard(f"peers are left out: {error}")
+        return []
+
+
+def missing(packages: Iterable[str], path: Sequence[Path]) -> set[str]:
+    """Those that are neither in this environment nor in a directory of `path`."""
+    return {
+        name
+        for name in packages
+        if not any((place / name).is_dir() for place in path) and importlib.util.find_spec(name) is None
+    }
 
 
 def only_of(group: str, others: str) -> list[str]:

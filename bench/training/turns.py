@@ -50,8 +50,9 @@ class Training:
         threads: int,
         path: Sequence[Path],
         environment: Mapping[str, str],
+        module: str = "bench.training",
     ) -> Training:
-        """`python -m bench.training WORDS` for each rank; they pass their first step by themselves."""
+        """`python -m MODULE WORDS` for each rank; trainings pass their first step by themselves."""
         training = cls(name, began_at=time.time())
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -75,16 +76,18 @@ class Training:
                 env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
                 env |= {"LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "bench"}
                 env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            training.ranks.append(_spawn([sys.executable, "-m", "bench.training", *words], env))
+            training.ranks.append(_spawn([sys.executable, "-m", module, *words], env))
         return training
 
     def window(self, steps: int) -> float:
         """Seconds of so many steps; of the slowest rank. Raises ReportError where a rank ends."""
-        for rank in self.ranks:
-            with contextlib.suppress(BrokenPipeError):  # what it said is told below
-                rank.words.write(f"{steps}\n")
-                rank.words.flush()
+        self._tell(steps)
         return max(float(self._hear(rank)["seconds"]) for rank in self.ranks)
+
+    def answer(self, amount: int) -> dict[str, Any]:
+        """What the first rank has to say about so much work. Raises ReportError where it ends."""
+        self._tell(amount)
+        return self.figure()
 
     def first_step(self) -> float:
         """Seconds from the start of the processes to the end of their first step; waits for it."""
@@ -93,6 +96,12 @@ class Training:
     def figure(self) -> dict[str, Any]:
         """What the first rank says next."""
         return self._hear(self.ranks[0])
+
+    def _tell(self, amount: int) -> None:
+        for rank in self.ranks:
+            with contextlib.suppress(BrokenPipeError):  # what it said is told by `_hear`
+                rank.words.write(f"{amount}\n")
+                rank.words.flush()
 
     def _hear(self, rank: Rank) -> dict[str, Any]:
         ready, _, _ = select.select([rank.answers], [], [], LONGEST_SECONDS)

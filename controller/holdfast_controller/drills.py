@@ -26,6 +26,9 @@ class DrillKind(StrEnum):
     """SIGTERM, then SIGKILL after the grace: a spot reclaim."""
     EVICT = "evict"
     """As a drained node does it: Kubernetes' eviction API, which heeds disruption budgets; else a notice."""
+    NODE = "node"
+    """As `kubectl drain`: its node is cordoned, until somebody uncordons it, and each replica there evicted.
+    Where the chart's `jobs.drillNodes` allows it."""
     FREEZE = "freeze"
     """SIGSTOP of its last rank: a hang, which its peers find. One machine only."""
     OOM = "oom"

@@ -70,6 +70,10 @@ class PodSettings(FrozenModel):
         default=True,
         description="Whether the controller may get nodes; else no attempt's capacity or cost is known.",
     )
+    drill_nodes: bool = Field(
+        default=False,
+        description="Whether a drill may cordon a node (`--kind node`), which others may use too.",
+    )
     prices: Prices = Field(
         default_factory=Prices, description="Of nodes, for what jobs cost; without them no cost is shown."
     )

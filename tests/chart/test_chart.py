@@ -105,6 +105,8 @@ def test_no_right_is_wide(helm: Helm) -> None:
         if " nodes" in line:  # their labels say what is spot; nobody may list or change them
             assert line.endswith("controller: get nodes")
     assert not any(" nodes" in line for line in rights(helm.documents("--set=jobs.readNodes=false")))
+    drilling = [line for line in rights(helm.documents("--set=jobs.drillNodes=true")) if " nodes" in line]
+    assert [line.split(": ")[1] for line in drilling] == ["get nodes", "patch nodes"]
     for line in rights(helm.documents()):
         if "-view:" in line:
             assert line.split()[2] in ("get", "list", "watch")

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_controller.drills import DrillReport, drill_report
+from holdfast_controller.cli.drilling import DONE
+from holdfast_controller.drills import DrillKind, DrillReport, drill_report
 
 
 def attempt(number: int, last: int | None, verdict: str | None = None, **more: Any) -> dict[str, Any]:
@@ -80,3 +81,7 @@ def test_disrupted_once_more_on_the_way_it_is_reported_when_it_got_there() -> No
 def test_a_job_that_finished_all_the_same_says_so() -> None:
     told = report(attempt(1, 90, "Finished", lostSteps=0, durableStep=90), lines=steps(1, 1, 90))
     assert (told.verdict, told.resumed_step, told.proof[:9]) == ("Finished", None, "not known")
+
+
+def test_every_kind_is_told_in_words() -> None:
+    assert DONE.keys() == set(DrillKind)

@@ -15,7 +15,7 @@ from local_world import all_running, at_work, end, local_engine, ranks_up, until
 from processes import Processes
 from waiting import wait_until, wait_until_async
 
-from holdfast_controller.cluster import AttemptObservation, ReplicaState, Unavailable
+from holdfast_controller.cluster import AttemptObservation, Invalid, ReplicaState, Unavailable
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid, shutdown_timeout
 from holdfast_controller.jobs import TrainingJob, Verdict
@@ -378,6 +378,19 @@ def test_logs_are_followed_to_their_end_and_a_tail_is_a_tail(tmp_path: Path) -> 
             assert [line async for line in lines] == ["the end"]
             assert [line async for line in engine.logs(job, 1, 0, tail=1)] == ["the end"]
             assert [line async for line in engine.logs(job, 1, 0, tail=0)] == []
+
+    asyncio.run(story())
+
+
+def test_one_machine_is_no_node_that_a_drill_can_take(tmp_path: Path) -> None:
+    async def story() -> None:
+        job = waiting_job()
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            with pytest.raises(Invalid, match=r"node: one machine cannot be taken .*: try kill or notice"):
+                await engine.drill(job, 1, 0, DrillKind.NODE)
+            await engine.kill(job, 1)
+            await until(engine, job, 1, "the end", gone)
 
     asyncio.run(story())
 

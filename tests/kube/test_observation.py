@@ -230,6 +230,12 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         {"disrupted": True, "reason": "Drilled: killed on request"},
     ),
     (
+        "drilled with its node",
+        job(),
+        pod(phase="Failed", state=ended(1, SAVED), annotations={DRILLED: "node"}, deleted=(NOON, 45)),
+        {"disrupted": True, "reason": "Drilled: its node drained on request"},
+    ),
+    (
         "never scheduled and deleted",
         job(annotations={STOPPED: NOON}),
         pod(phase="Pending", deleted=("2026-05-01T12:00:01Z", 0)),

@@ -21,6 +21,7 @@ DONE = {
     DrillKind.KILL: "killed",
     DrillKind.NOTICE: "given notice",
     DrillKind.EVICT: "evicted",
+    DrillKind.NODE: "evicted with its node, which stays cordoned: `kubectl uncordon` it in the end",
     DrillKind.FREEZE: "frozen: its peers notice after the job's hangSeconds",
     DrillKind.OOM: "driven into its memory limit",
 }
@@ -45,7 +46,8 @@ def drill(
         DrillKind,
         typer.Option(
             help="kill: a lost machine. notice: a spot reclaim, SIGTERM first. "
-            "evict: a drained node. freeze, oom: a rank that hangs, or runs out of memory; on one machine "
+            "evict: a drained node's eviction. node: its whole node is drained, where the cluster's operator "
+            "allows it. freeze, oom: a rank that hangs, or runs out of memory; on one machine "
             "only, and each costs one of retries.failures."
         ),
     ] = DrillKind.KILL,

@@ -41,7 +41,6 @@ from .evidence import Evidence
 from .last_words import LastWords, has_ended, ledger_name
 from .nodes import Nodes
 from .observation import (
-    DRILLED,
     KILLED,
     STOPPED,
     TAKEN,
@@ -55,9 +54,8 @@ from .podlogs import pod_lines
 from .prepared import Prepared
 from .reflector import Reflector, uid_of
 from .steps import read_steps
+from .taking import KILL_GRACE_SECONDS, refuse, take
 
-KILL_GRACE_SECONDS = 1
-"""Not 0: the apiserver would call the pod gone at once, while its processes still run."""
 LOST_SECONDS = 60.0
 """After the end of its grace a pod whose node says nothing is given up: the fence keeps it from writing."""
 NO_OPERATOR = (
@@ -285,11 +283,7 @@ class KubeEngine:
             await self._connection.delete(pod_path(pod), options)
 
     async def drill(self, job: TrainingJob, attempt: int, replica: int, kind: DrillKind) -> None:
-        if kind in (DrillKind.FREEZE, DrillKind.OOM):
-            raise Invalid(
-                f"{kind.value}: only the local engine can do that to a rank; on a cluster the controller has "
-                "no right to run anything in a pod: try kill, notice or evict"
-            )
+        refuse(kind, may_cordon=self._settings.drill_nodes)
         seen = await self.observe(job, attempt)
         if not seen.exists or seen.gone:
             raise NotReady(f"attempt {attempt} of {job.key} is not running")
@@ -298,22 +292,7 @@ class KubeEngine:
         found = seen.replicas[replica]
         if found.state is not ReplicaState.RUNNING or found.disrupted:
             raise NotReady(f"replica {replica} of {job.key} is not running: there is nothing to disrupt")
-        namespace, name = job.metadata.namespace, pod_name(job, attempt, replica)
-        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-        change = {"metadata": {"annotations": {DRILLED: kind.value}}}
-        await self._connection.patch(path, change, MERGE_PATCH)
-        if kind is DrillKind.KILL:
-            await self._connection.delete(path, {"gracePeriodSeconds": KILL_GRACE_SECONDS})
-            return
-        if kind is DrillKind.NOTICE:
-            await self._connection.delete(path)  # with the pod's own grace
-            return
-        eviction = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": name, "namespace": namespace},
-        }
-        await self._connection.post(f"{path}/eviction", eviction)
+        await take(self._connection, self._pieces, job, attempt, replica, kind)
 
     async def delete(self, job: TrainingJob) -> None:
         """Remove all objects of the job. Its run directory stays: the controller does not mount it."""

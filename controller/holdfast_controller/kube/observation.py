@@ -38,6 +38,7 @@ TAKEN = "holdfast.dev/taken"
 
 _TAKEN = ("Evicted", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated")
 """Reasons of a pod's status that mean the node, not the program, ended it."""
+_DRILLED = {"kill": "killed", "node": "its node drained"}
 _STUCK = (
     "CreateContainerConfigError",
     "CreateContainerError",
@@ -159,7 +160,7 @@ def _taken(pod: Document, ours: bool, pytorch_job: Document | None) -> tuple[boo
     """Whether the platform took this pod, and the evidence in words; `ours`: we have asked for its end."""
     drill = _annotation(pod, DRILLED)
     if drill is not None:
-        return True, f"Drilled: {'killed' if drill == 'kill' else 'given notice'} on request"
+        return True, f"Drilled: {_DRILLED.get(drill, 'given notice')} on request"
     if is_disrupted(pod):
         condition = _condition(pod, "DisruptionTarget")
         return True, f"{condition.get('reason', 'Disrupted')}: {condition.get('message', '')}".rstrip(": ")

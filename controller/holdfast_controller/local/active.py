@@ -259,6 +259,8 @@ class ActiveAttempt:
         self.tend()
         if replica not in self._running:
             raise NotReady(f"replica {replica} of job {self.key} is not running, so it cannot be disrupted")
+        if kind is DrillKind.NODE:
+            raise Invalid("node: one machine cannot be taken from what runs on it: try kill or notice")
         if kind is DrillKind.FREEZE:
             self._freeze(replica)
             return

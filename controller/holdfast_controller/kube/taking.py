@@ -1,0 +1,69 @@
+"""Drills on a cluster: a replica is taken as the platform takes one, and says so (`DRILLED`)."""
+
+from __future__ import annotations
+
+from holdfast_controller.cluster import Invalid, NotReady
+from holdfast_controller.drills import DrillKind
+from holdfast_controller.jobs import TrainingJob
+
+from .connection import MERGE_PATCH, Connection, Document
+from .observation import DRILLED, index_of, node_of
+from .pieces import Pieces, pod_path
+
+KILL_GRACE_SECONDS = 1
+"""Not 0: the apiserver would call the pod gone at once, while its processes still run."""
+CORDONED = "holdfast.dev/cordoned-for"
+"""On a node: the job of which a drill took it."""
+
+
+def refuse(kind: DrillKind, *, may_cordon: bool) -> None:
+    """Raises Invalid for what cannot be done on this cluster."""
+    if kind in (DrillKind.FREEZE, DrillKind.OOM):
+        raise Invalid(
+            f"{kind.value}: only the local engine can do that to a rank; on a cluster the controller has "
+            "no right to run anything in a pod: try kill, notice or evict"
+        )
+    if kind is DrillKind.NODE and not may_cordon:
+        raise Invalid(
+            "node: it cordons a node that others use too, and the operator of this cluster has not allowed "
+            "that (jobs.drillNodes in the chart's values): try evict, notice or kill"
+        )
+
+
+async def take(
+    connection: Connection, pieces: Pieces, job: TrainingJob, attempt: int, replica: int, kind: DrillKind
+) -> None:
+    """Disrupt a replica that runs. Raises NotReady where it has no pod any more."""
+    pods = pieces.pods_of(job, attempt)
+    one = next((pod for pod in pods if index_of(pod) == replica), None)
+    if one is None:
+        raise NotReady(f"replica {replica} of {job.key} has no pod any more: there is nothing to disrupt")
+    hit = [one]
+    if kind is DrillKind.NODE:
+        node = node_of(one)
+        if node is None:
+            raise NotReady(f"replica {replica} of {job.key} has no node yet: there is nothing to take")
+        hit = [pod for pod in pods if node_of(pod) == node]
+        cordon = {"metadata": {"annotations": {CORDONED: job.key}}, "spec": {"unschedulable": True}}
+        await connection.patch(f"/api/v1/nodes/{node}", cordon, MERGE_PATCH)
+    for pod in hit:  # all of them, before the first one's end can be taken for a fault
+        await connection.patch(
+            pod_path(pod), {"metadata": {"annotations": {DRILLED: kind.value}}}, MERGE_PATCH
+        )
+    for pod in hit:
+        await _end(connection, pod, kind)
+
+
+async def _end(connection: Connection, pod: Document, kind: DrillKind) -> None:
+    path, meta = pod_path(pod), pod["metadata"]
+    if kind is DrillKind.KILL:
+        await connection.delete(path, {"gracePeriodSeconds": KILL_GRACE_SECONDS})
+    elif kind is DrillKind.NOTICE:
+        await connection.delete(path)  # with the pod's own grace
+    else:
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
+        }
+        await connection.post(f"{path}/eviction", eviction)

@@ -16,7 +16,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from holdfast_trainer.prepare import PrepareError, Request, main, prepare
-from holdfast_trainer.prepare.corpus import PIECE_BYTES, pieces, read_documents
+from holdfast_trainer.prepare.corpus import PIECE_BYTES, pieces
+from holdfast_trainer.prepare.listing import list_files
+from holdfast_trainer.prepare.reading import Reader
 from holdfast_trainer.token_index import DataError, TokenIndex, read_index
 
 WORDS = [
@@ -194,7 +196,7 @@ def test_a_long_text_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> 
     (tmp_path / "unbroken.txt").write_text(unbroken)
     for text, name in ((lines, "lines"), (unbroken, "unbroken")):
         files = list(_listed(tmp_path / f"{name}.txt"))
-        found = [doc for piece in pieces(files) for doc in read_documents(piece, "text")]
+        found = [doc for piece in pieces(files) for doc in Reader("text").documents(piece)]
         assert "".join(doc.text for doc in found) == text
         assert not any(doc.replaced for doc in found)
         assert len(found) >= 3
@@ -204,8 +206,6 @@ def test_a_long_text_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> 
 
 
 def _listed(path: Path) -> Iterator[object]:
-    from holdfast_trainer.prepare.corpus import list_files
-
     yield from list_files(Request(sources=(path,), out=path.parent / "out"))
 
 
@@ -214,7 +214,7 @@ def test_long_json_lines_belong_to_the_piece_they_start_in(tmp_path: Path) -> No
     path = tmp_path / "long.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     assert path.stat().st_size > 3 * PIECE_BYTES
-    found = [doc.text for piece in pieces(_listed(path)) for doc in read_documents(piece, "text")]  # type: ignore[arg-type]
+    found = [doc.text for piece in pieces(_listed(path)) for doc in Reader("text").documents(piece)]  # type: ignore[arg-type]
     assert found == texts
 
 

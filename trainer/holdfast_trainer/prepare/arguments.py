@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .corpus import PIECE_BYTES, PrepareError, Request, SourceFile, corpus_digest
+from .corpus import PIECE_BYTES, PrepareError, Request, SourceFile
+from .listing import corpus_digest
 from .tokenizer import LEAST_VOCABULARY, SAMPLE_BYTES, read_tokenizer
 
 LEAST_SHARD = 1024

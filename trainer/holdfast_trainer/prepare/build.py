@@ -15,10 +15,12 @@ from tokenizers import Tokenizer
 
 from ..token_index import FORMAT, INDEX_FILE, ITEM_SIZE, SPLITS, TokenIndex, read_index
 from .arguments import arguments_of, check, check_same, source_of
-from .corpus import PrepareError, Request, SourceFile, list_files, read_documents, units
+from .corpus import PrepareError, Request, SourceFile, units
 from .encode import EncodedUnit, EncoderSettings, encode_units
 from .encoder import Engine, choose
+from .listing import list_files
 from .progress import reporting, say
+from .reading import Reader
 from .store import STATE_FILE, ShardStore, State, Tally, read_state, storage_error, write_state, write_text
 from .tokenizer import end_of_text, parse_tokenizer, read_tokenizer, sample, train_tokenizer, vocabulary
 
@@ -112,7 +114,7 @@ def _encode_all(
     todo = islice(units(files), number, None)
     workers = max(1, min(request.workers, len(lengths) - number))
     saved = time.monotonic()
-    with reporting(total, done) as report:
+    with reporting("encoding", total, done) as report:
         for result in encode_units(todo, settings, workers):
             for split, tokens in result.tokens.items():
                 store.append(split, tokens)
@@ -171,9 +173,9 @@ def _engine(request: Request, files: Sequence[SourceFile], tokenizer: Tokenizer)
 
 
 def _tried(request: Request, files: Sequence[SourceFile]) -> Iterator[str]:
-    left = TRIED_CHARACTERS
+    left, reader = TRIED_CHARACTERS, Reader(request.text_field)
     for piece in sample(files, request.seed, TRIED_CHARACTERS):
-        for document in read_documents(piece, request.text_field):
+        for document in reader.documents(piece):
             yield document.text[:left]
             left -= len(document.text)
             if left <= 0:

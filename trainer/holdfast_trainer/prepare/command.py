@@ -13,9 +13,11 @@ from .corpus import DEFAULT_PATTERNS, Request
 from .progress import say
 
 EPILOG = """\
-A file is text (one document; a long one is cut at line ends into several) or, by its suffix .jsonl or
-.ndjson, JSON lines (one document a line). Equal text and equal arguments give equal bytes, whatever
---workers is. A preparation that was stopped goes on when the same command is given again.
+A file is text (one document; a long one is cut at line ends into several) or, by its suffix, JSON lines
+(.jsonl, .ndjson: one document a line) or a table (.parquet, .arrow: one document a row). Text and JSON lines
+may be compressed (.gz, .zst). A directory that Hugging Face's `datasets` saved is read as it says itself.
+Sources are read in pieces: they may be larger than memory. Equal text and equal arguments give equal bytes,
+whatever --workers is. A preparation that was stopped goes on when the same command is given again.
 
 example: the standard library's sources, without its tests
   python -m holdfast_trainer prepare --source /usr/lib/python3.11 --pattern '*.py' \\
@@ -54,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--exclude", action="append", default=[], metavar="GLOB",
         help="files and directories to leave out, by name or by path below the source; may be repeated")
     add("--text-field", default=default.text_field, metavar="KEY",
-        help="where the text is in a JSON line (%(default)s)")
+        help="where the text is in a JSON line or a row (%(default)s)")
     add("--shard-tokens", type=int, default=default.shard_tokens, metavar="N",
         help="tokens a shard file (%(default)s)")
     add("--seed", type=int, default=default.seed, metavar="N",

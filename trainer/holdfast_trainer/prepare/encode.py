@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from ..token_index import Split
-from .corpus import PrepareError, Unit, read_documents, split_of
+from .corpus import PrepareError, Unit, split_of
 from .encoder import Engine, Tokens, load
+from .reading import Reader
 from .tokenizer import end_of_text, read_tokenizer
 
 UNITS_AHEAD = 3
@@ -63,6 +64,7 @@ class UnitEncoder:
         tokenizer = read_tokenizer(settings.tokenizer)
         self.encoder = load(settings.engine, tokenizer)
         self.end = end_of_text(tokenizer, settings.tokenizer)
+        self.reader = Reader(settings.text_field)
 
     def encode(self, unit: Unit) -> EncodedUnit:
         """Read and encode one unit; each document is closed by the end-of-text token."""
@@ -71,7 +73,7 @@ class UnitEncoder:
         texts: list[str] = []
         splits: list[Split] = []
         for piece in unit:
-            for document in read_documents(piece, settings.text_field):
+            for document in self.reader.documents(piece):
                 if document.replaced:
                     result.replaced.append(piece.file.name)
                 if not document.text:

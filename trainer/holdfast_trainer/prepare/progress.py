@@ -26,21 +26,22 @@ def say(message: str) -> None:
 
 
 @contextmanager
-def reporting(total: int, done: int) -> Iterator[Report]:
-    """Shows progress from `done` to `total` bytes while it is open."""
+def reporting(doing: str, total: int, done: int) -> Iterator[Report]:
+    """Shows progress of what is done, from `done` to `total` bytes, while it is open."""
     if sys.stderr.isatty():
-        columns = (TextColumn("encoding"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+        columns = (TextColumn(doing), BarColumn(), TextColumn("{task.percentage:.0f} %"))
         with Progress(
             *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True)
         ) as bar:
-            task = bar.add_task("encoding", total=total, completed=done)
+            task = bar.add_task(doing, total=total, completed=done)
             yield lambda done: bar.update(task, completed=done)
     else:
-        yield _Lines(total, done)
+        yield _Lines(doing, total, done)
 
 
 class _Lines:
-    def __init__(self, total: int, done: int):
+    def __init__(self, doing: str, total: int, done: int):
+        self.doing = doing
         self.total, self.first = max(1, total), done
         self.started = self.last = time.monotonic()
 
@@ -49,4 +50,8 @@ class _Lines:
         if now - self.last >= LINE_SECONDS:
             self.last = now
             speed = (done - self.first) / (now - self.started) / 1e6
-            say(f"encoding: {100 * done // self.total} % of {self.total / 1e6:.1f} MB, {speed:.1f} MB/s")
+            left = f", about {(self.total - done) / 1e6 / speed:.0f} s left" if speed else ""
+            say(
+                f"{self.doing}: {100 * done // self.total} % of {self.total / 1e6:.1f} MB, "
+                f"{speed:.1f} MB/s{left}"
+            )

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from .corpus import Piece, PrepareError, Request, SourceFile, pieces, read_documents, split_of
+from .corpus import Piece, PrepareError, Request, SourceFile, pieces, split_of
+from .reading import Reader
 
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
@@ -42,25 +43,27 @@ def train_tokenizer(files: Sequence[SourceFile], request: Request) -> Tokenizer:
 
 
 def sample(files: Sequence[SourceFile], seed: int, limit: int = SAMPLE_BYTES) -> list[Piece]:
-    """Pieces of `limit` bytes together (at least one), chosen and ordered by hash."""
+    """Pieces of `limit` bytes together (at least one), chosen by hash, in their order."""
 
     def rank(piece: Piece) -> bytes:
         return hashlib.sha256(f"{seed}:{piece.file.sha256}:{piece.start}".encode()).digest()
 
+    everything = list(pieces(files))
     chosen = []
-    for piece in sorted(pieces(files), key=rank):
-        chosen.append(piece)
-        limit -= piece.end - piece.start
+    for number in sorted(range(len(everything)), key=lambda number: rank(everything[number])):
+        chosen.append(number)
+        limit -= everything[number].end - everything[number].start
         if limit <= 0:
             break
-    return chosen
+    return [everything[number] for number in sorted(chosen)]
 
 
 def _sample_texts(files: Sequence[SourceFile], request: Request) -> Iterator[str]:
     held_out = []
     found = False
+    reader = Reader(request.text_field)
     for piece in sample(files, request.seed):
-        for document in read_documents(piece, request.text_field):
+        for document in reader.documents(piece):
             if split_of(document.text.encode("utf-8"), request.seed, request.validation_fraction) == "train":
                 found = found or bool(document.text)
                 yield document.text

@@ -1,0 +1,104 @@
+"""Which files a corpus is made of, in which order, and what is in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import hashlib
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .corpus import PrepareError, Request, SourceFile
+from .progress import reporting
+from .streams import blocks, telling
+from .tables import open_table, saved_files
+
+
+def list_files(request: Request) -> list[SourceFile]:
+    """The files, hashed, in the order of the sources and of their names. Raises PrepareError."""
+    listed: dict[Path, SourceFile] = {}
+    for source in request.sources:
+        if source.is_dir() and (saved := saved_files(source)) is not None:
+            found = [(path.relative_to(source).as_posix(), path) for path in saved]
+        elif source.is_dir():
+            found = _walk(source, request)
+            if not found:
+                raise PrepareError(
+                    f"no file in {source} matches {' or '.join(request.patterns)}"
+                    f"{' after ' + str(len(request.excludes)) + ' exclusions' if request.excludes else ''}; "
+                    f"choose others with --pattern"
+                )
+        elif source.exists():
+            found = [(source.name, source)]
+        else:
+            raise PrepareError(f"source {source} does not exist")
+        for name, path in found:
+            listed.setdefault(path.resolve(), _stat(name, path))
+    files, done = [], 0
+    total = sum(file.stored for file in listed.values())
+    with ThreadPoolExecutor(request.workers) as pool, reporting("reading", total, 0) as report:
+        for file in pool.map(lambda file: _examined(file, request.text_field), listed.values()):
+            files.append(file)
+            done += file.stored
+            report(done)
+    return files
+
+
+def _walk(root: Path, request: Request) -> list[tuple[str, Path]]:
+    out = request.out.resolve()
+    found = []
+    for directory, names, files in os.walk(root, onerror=_unreadable):
+        here = Path(directory)
+        relative = here.relative_to(root)
+        names[:] = [n for n in names if not _excluded(relative / n, request) and (here / n).resolve() != out]
+        for name in files:
+            path = relative / name
+            wanted = any(
+                fnmatch.fnmatch(name, p) or fnmatch.fnmatch(path.as_posix(), p) for p in request.patterns
+            )
+            if wanted and not _excluded(path, request) and (here / name).is_file():
+                found.append((path.as_posix(), here / name))
+    return sorted(found)
+
+
+def _excluded(relative: Path, request: Request) -> bool:
+    return any(
+        fnmatch.fnmatch(relative.name, pattern) or fnmatch.fnmatch(relative.as_posix(), pattern)
+        for pattern in request.excludes
+    )
+
+
+def _unreadable(error: OSError) -> None:
+    raise PrepareError(f"source {error.filename} cannot be read: {error.strerror}") from error
+
+
+def _stat(name: str, path: Path) -> SourceFile:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise PrepareError(f"source {path} cannot be read: {error.strerror}") from error
+    return SourceFile(name, path, status.st_size, status.st_mtime_ns)
+
+
+def _examined(file: SourceFile, text_field: str) -> SourceFile:
+    """With its digest and the size of its text. Raises PrepareError where it is not what its name says."""
+    with telling(file.path), open(file.path, "rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if file.kind == "table" and file.compression:
+        raise PrepareError(f"source {file.path} is compressed around its own compression: unpack it first")
+    if file.kind == "table":
+        size = open_table(file.path, text_field).size
+    elif file.compression:
+        with telling(file.path):
+            size = sum(map(len, blocks(file)))
+    else:
+        size = file.stored
+    return dataclasses.replace(file, size=size, sha256=digest)
+
+
+def corpus_digest(files: Iterable[SourceFile]) -> str:
+    """SHA-256 (hex) of names, sizes and contents; not of times or of where the files are."""
+    lines = "".join(f"{f.name}\0{f.size}\0{f.sha256}\n" for f in files)
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()

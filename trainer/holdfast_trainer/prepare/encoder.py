@@ -91,7 +91,8 @@ class CheckedEncoder:
         if not agree(self._fast, self._reference, [part]):
             raise PrepareError(
                 f"gigatoken and tokenizers make different tokens of {part[:60]!r}...: remove what was "
-                f"prepared, and prepare it again with --encoder tokenizers"
+                f"prepared, and prepare it again with --encoder tokenizers (a TokenStream: encoder="
+                f"'tokenizers', in a new run directory)"
             )
         return self._fast.encode(texts)
 

@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from .corpus import PrepareError, Request, SourceFile
@@ -16,8 +17,8 @@ from .streams import blocks, telling
 from .tables import open_table, saved_files
 
 
-def list_files(request: Request) -> list[SourceFile]:
-    """The files, hashed, in the order of the sources and of their names. Raises PrepareError."""
+def list_files(request: Request, *, digests: bool = True) -> list[SourceFile]:
+    """The files in the order of the sources and of their names, hashed if asked to. Raises PrepareError."""
     listed: dict[Path, SourceFile] = {}
     for source in request.sources:
         if source.is_dir() and (saved := saved_files(source)) is not None:
@@ -37,9 +38,10 @@ def list_files(request: Request) -> list[SourceFile]:
         for name, path in found:
             listed.setdefault(path.resolve(), _stat(name, path))
     files, done = [], 0
+    examined = partial(_examined, text_field=request.text_field, digests=digests)
     total = sum(file.stored for file in listed.values())
     with ThreadPoolExecutor(request.workers) as pool, reporting("reading", total, 0) as report:
-        for file in pool.map(lambda file: _examined(file, request.text_field), listed.values()):
+        for file in pool.map(examined, listed.values()):
             files.append(file)
             done += file.stored
             report(done)
@@ -82,10 +84,10 @@ def _stat(name: str, path: Path) -> SourceFile:
     return SourceFile(name, path, status.st_size, status.st_mtime_ns)
 
 
-def _examined(file: SourceFile, text_field: str) -> SourceFile:
+def _examined(file: SourceFile, *, text_field: str, digests: bool) -> SourceFile:
     """With its digest and the size of its text. Raises PrepareError where it is not what its name says."""
     with telling(file.path), open(file.path, "rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.file_digest(stream, "sha256").hexdigest() if digests else ""
     if file.kind == "table" and file.compression:
         raise PrepareError(f"source {file.path} is compressed around its own compression: unpack it first")
     if file.kind == "table":
@@ -99,6 +101,6 @@ def _examined(file: SourceFile, text_field: str) -> SourceFile:
 
 
 def corpus_digest(files: Iterable[SourceFile]) -> str:
-    """SHA-256 (hex) of names, sizes and contents; not of times or of where the files are."""
+    """SHA-256 (hex) of names, sizes and, where hashed, contents; not of times or of where the files are."""
     lines = "".join(f"{f.name}\0{f.size}\0{f.sha256}\n" for f in files)
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,36 @@
+"""A loop that trains on text as it lies there: in `HOLDFAST_STREAM`, by the file `HOLDFAST_TOKENIZER`."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from holdfast_trainer.run import Run
+from holdfast_trainer.token_stream import TokenStream
+
+run = Run(checkpoint_every=7)
+torch.manual_seed(1)
+model = run.wrap(nn.Sequential(nn.Embedding(512, 16), nn.Dropout(0.1), nn.Linear(16, 512)))
+optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+stream = TokenStream(
+    [Path(name) for name in os.environ["HOLDFAST_STREAM"].split(":")],
+    Path(os.environ["HOLDFAST_TOKENIZER"]),
+    context=512,
+    batch=20,
+    rank=run.rank,
+    world_size=run.world_size,
+)
+run.track(model=model, optimizer=optimizer, stream=stream)
+for _step in run.steps(60):
+    tokens, targets = stream.batch()
+    loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    run.log(loss=loss, tokens=tokens.numel())
+    optimizer.step()
+    time.sleep(float(os.environ.get("PAUSE", "0")))  # so that a signal can meet it

@@ -1,0 +1,122 @@
+"""Training on text that nobody prepared: the position is in the checkpoint, no token is lost or doubled."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from gangs import KILL, NOTICE, Workshop
+from pyarrow import parquet
+
+from holdfast_trainer.prepare import Request, prepare
+from holdfast_trainer.token_index import DataError
+from holdfast_trainer.token_stream import TokenStream
+
+SCRIPT = Path(__file__).parent / "stream_script.py"
+CONTEXT = 512
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some MB of text, packed and in a table with many row groups; prepared, too, for its tokens."""
+    root = tmp_path_factory.mktemp("corpus")
+    chance = random.Random(4)
+    texts = [" ".join(str(chance.randrange(500)) for _ in range(chance.randrange(1200))) for _ in range(2600)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[:1300])
+    (root / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode(), compresslevel=1))
+    parquet.write_table(pyarrow.table({"text": texts[1300:]}), root / "b.parquet", row_group_size=90)
+    request = Request((root,), root / "out", vocab_size=512, validation_fraction=0, shard_tokens=1 << 30)
+    assert prepare(request).source["documents"]["train"] > 2500
+    return root
+
+
+def stream(corpus: Path, rank: int = 0, world_size: int = 1, batch: int = 7) -> TokenStream:
+    tokenizer = corpus / "out" / "tokenizer.json"
+    sources = [corpus / "a.jsonl.gz", corpus / "b.parquet"]
+    return TokenStream(sources, tokenizer, context=CONTEXT, batch=batch, rank=rank, world_size=world_size)
+
+
+def prepared(corpus: Path) -> np.ndarray:
+    return np.fromfile(corpus / "out" / "train-00000.bin", dtype="<u2")
+
+
+def test_it_has_the_tokens_that_prepare_makes_over_and_over(corpus: Path) -> None:
+    expected = np.tile(prepared(corpus), 2)
+    read = stream(corpus)
+    for start in range(0, len(expected) - 7 * CONTEXT - 1, 7 * CONTEXT):
+        tokens, targets = read.batch()
+        assert tokens.shape == (7, CONTEXT)
+        assert np.array_equal(tokens.flatten(), expected[start : start + 7 * CONTEXT])
+        assert np.array_equal(targets.flatten(), expected[start + 1 : start + 1 + 7 * CONTEXT])
+    assert read.state_dict()["epoch"] == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_from_any_position_it_goes_on_with_the_next_token(corpus: Path, world_size: int) -> None:
+    """Beyond an epoch, too; another process would do the same."""
+    untouched = stream(corpus, world_size - 1, world_size)
+    batches, states = [], []
+    for _ in range(3 * len(prepared(corpus)) // world_size // (2 * 7 * CONTEXT)):
+        states.append(json.loads(json.dumps(untouched.state_dict())))
+        batches.append(untouched.batch())
+    assert len({state["unit"] for state in states}) > 2
+    for place in random.Random(1).sample(range(len(states) - 2), 12):
+        resumed = stream(corpus, world_size - 1, world_size)
+        resumed.load_state_dict(states[place])
+        assert resumed.state_dict() == states[place]
+        for tokens, targets in batches[place : place + 3]:
+            again = resumed.batch()
+            assert again[0].equal(tokens)
+            assert again[1].equal(targets)
+
+
+def test_ranks_share_all_of_it(corpus: Path) -> None:
+    counted = np.zeros(512, dtype=int)
+    for rank in range(2):
+        read = stream(corpus, rank, 2, batch=1)
+        while not read.state_dict()["epoch"]:
+            counted += np.bincount(read.batch()[0].flatten(), minlength=512)
+    # Each rank's last window reaches into its next epoch.
+    assert abs(counted - np.bincount(prepared(corpus), minlength=512)).sum() <= 2 * CONTEXT
+
+
+def test_killed_and_noticed_equals_untouched(corpus: Path, workshop: Workshop) -> None:
+    sources = f"{corpus / 'a.jsonl.gz'}:{corpus / 'b.parquet'}"
+    env = {"HOLDFAST_STREAM": sources, "HOLDFAST_TOKENIZER": str(corpus / "out" / "tokenizer.json")}
+    untouched = workshop.finish("untouched", ranks=2, script=SCRIPT, env=env)
+    for number, signal in ((17, KILL), (38, NOTICE)):
+        gang = workshop.start(ranks=2, script=SCRIPT, env={**env, "PAUSE": "0.02"})
+        gang.wait_for_step(number)
+        gang.signal(signal)
+        gang.wait()
+    interrupted = workshop.finish(ranks=2, script=SCRIPT, env=env)
+    starts = [line["resumed_step"] for line in interrupted.events("attempt_start")]
+    assert 0 == starts[0] < starts[1] < starts[2] < 60, starts
+    assert sorted(interrupted.losses()) == list(range(1, 61))
+    assert interrupted.losses() == untouched.losses()
+    assert interrupted.stop()["digest"] == untouched.stop()["digest"] != ""
+
+
+def test_another_source_or_other_ranks_are_refused(corpus: Path, tmp_path: Path) -> None:
+    state = stream(corpus, 0, 2).state_dict()
+    with pytest.raises(DataError, match=r"was read by 2 ranks, now there are 1: start as many, or prepare"):
+        stream(corpus).load_state_dict(state)
+    (tmp_path / "other.txt").write_text("other text")
+    other = TokenStream([tmp_path], corpus / "out" / "tokenizer.json", context=4, batch=1)
+    with pytest.raises(DataError, match="the stream's sources are not those of the checkpoint"):
+        other.load_state_dict(state)
+
+
+def test_a_rank_without_text_is_told(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("a short text")
+    tokenizer = corpus / "out" / "tokenizer.json"
+    read = TokenStream([tmp_path], tokenizer, context=4, batch=1, rank=1, world_size=2)
+    with pytest.raises(DataError, match=r"hold no train text for rank 1 of 2: .*prepare them, or start"):
+        read.batch()
+    with pytest.raises(ValueError, match="no stream for rank 2 of 2, 1 windows of 4 tokens"):
+        TokenStream([tmp_path], tokenizer, context=4, batch=1, rank=2, world_size=2)

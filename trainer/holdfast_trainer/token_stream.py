@@ -1,0 +1,149 @@
+"""Batches straight from text, tokenised on the way: for what is never prepared.
+
+The units of the corpus (prepare/corpus.py) are dealt to the ranks: rank r of w reads units r, r + w, and so
+on, in the order of the sources, over and over. What they hold, each document closed by the end of text, is
+one stream of tokens, cut into windows that do not overlap; a sample is a window and the token after it.
+
+The position is a unit and a token in it. Track the stream, and every checkpoint has the position of each
+rank: a resume encodes that unit again and goes on with the very next token, however much came before. In a
+compressed file the way to the unit must be unpacked again.
+
+    stream = TokenStream([Path("texts")], Path("tokenizer.json"), context=1024, batch=8,
+                         rank=run.rank, world_size=run.world_size)
+    run.track(model=model, optimizer=optimizer, stream=stream)
+    for step in run.steps(10_000):
+        tokens, targets = stream.batch()
+
+Nothing is shuffled, and a step waits while a unit of about one MiB is encoded. A prepared directory
+(`data.py`) has neither limit, and any number of ranks can go on with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .prepare.corpus import DEFAULT_PATTERNS, Request, units
+from .prepare.encode import EncoderSettings, UnitEncoder
+from .prepare.encoder import choose
+from .prepare.listing import corpus_digest, list_files
+from .prepare.tokenizer import read_tokenizer
+from .token_index import DataError, Split
+
+NOWHERE = Path(os.devnull)
+"""Nothing is written, so no directory among the sources is left out for it."""
+
+
+class _Chunk(NamedTuple):
+    epoch: int
+    unit: int
+    """Number among this rank's units."""
+    tokens: np.ndarray[Any, np.dtype[np.uint32]]
+
+
+class TokenStream:
+    """The tokens of one rank, from a place on. `identity` names the sources: names and sizes, not content."""
+
+    def __init__(
+        self,
+        sources: Sequence[Path],
+        tokenizer: Path,
+        *,
+        context: int,
+        batch: int,
+        rank: int = 0,
+        world_size: int = 1,
+        split: Split = "train",
+        validation_fraction: float = 0.0,
+        seed: int = 1337,
+        encoder: Literal["auto", "tokenizers"] = "auto",
+        text_field: str = "text",
+        patterns: Sequence[str] = DEFAULT_PATTERNS,
+    ):
+        """`batch` windows of `context` tokens a step; the split is by hash of a document, as in `prepare`.
+
+        Raises DataError (PrepareError) for sources or a tokenizer that can not be read.
+        """
+        if context < 1 or batch < 1 or not 0 <= rank < world_size:
+            raise ValueError(
+                f"no stream for rank {rank} of {world_size}, {batch} windows of {context} tokens"
+            )
+        request = Request(tuple(sources), NOWHERE, patterns=tuple(patterns), text_field=text_field)
+        self._files = list_files(request, digests=False)
+        self.identity = corpus_digest(self._files)
+        self._context, self._batch, self._split = context, batch, split
+        self._rank, self._world_size = rank, world_size
+        engine = choose(read_tokenizer(tokenizer), ())[0] if encoder == "auto" else encoder
+        self._encoder = UnitEncoder(
+            EncoderSettings(tokenizer, "uint32", seed, validation_fraction, text_field, engine)
+        )
+        self._go_to(0, 0, 0)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """The next tokens and targets of this rank: int64 on CPU, [batch, context]. Raises DataError."""
+        length = self._batch * self._context
+        while sum(len(chunk.tokens) for chunk in self._chunks) - self._offset <= length:
+            self._chunks.append(next(self._ahead))
+        joined = np.concatenate([chunk.tokens for chunk in self._chunks])
+        window = torch.from_numpy(joined[self._offset : self._offset + length + 1].astype(np.int64))
+        self._offset += length
+        while self._offset >= len(self._chunks[0].tokens):
+            self._offset -= len(self._chunks.popleft().tokens)
+        shape = (self._batch, self._context)
+        return window[:-1].view(shape), window[1:].view(shape)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch begins."""
+        epoch, unit = self._chunks[0][:2] if self._chunks else self._begun_at
+        return {
+            "sources": self.identity,
+            "world_size": self._world_size,
+            "epoch": epoch,
+            "unit": unit,
+            "token": self._offset,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there. Raises DataError where these are other sources, or other ranks share them."""
+        if state["sources"] != self.identity:
+            raise DataError(
+                "the stream's sources are not those of the checkpoint (names or sizes differ): name the same "
+                "ones, or use a new run directory"
+            )
+        if state["world_size"] != self._world_size:
+            raise DataError(
+                f"the checkpoint's stream was read by {state['world_size']} ranks, now there are "
+                f"{self._world_size}: start as many, or prepare the text, which any number of ranks can read"
+            )
+        self._go_to(state["epoch"], state["unit"], state["token"])
+
+    def _go_to(self, epoch: int, unit: int, token: int) -> None:
+        self._begun_at = epoch, unit
+        self._offset = token
+        self._chunks: deque[_Chunk] = deque()
+        self._ahead = self._read(epoch, unit)
+
+    def _read(self, epoch: int, first: int) -> Iterator[_Chunk]:
+        """This rank's units from number `first` on, without end."""
+        while True:
+            found = 0
+            own = islice(units(self._files), self._rank, None, self._world_size)
+            for number, unit in enumerate(own):
+                if number >= first:
+                    content = self._encoder.encode(unit).tokens.get(self._split, b"")
+                    found += len(content)
+                    yield _Chunk(epoch, number, np.frombuffer(content, dtype="<u4"))
+            if not found and first == 0:
+                raise DataError(
+                    f"the sources hold no {self._split} text for rank {self._rank} of {self._world_size}: "
+                    f"they are dealt in parts of about 1 MiB; prepare them, or start fewer ranks"
+                )
+            epoch, first = epoch + 1, 0

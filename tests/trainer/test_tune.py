@@ -239,7 +239,7 @@ def test_what_cannot_be_tuned(words: list[str], message: str, capsys: pytest.Cap
     ("argv", "message"),
     [
         ([], "give CONFIG (or set HOLDFAST_CONFIG)"),
-        (["a.yaml", "b.yaml"], "one at a time, not a.yaml, b.yaml"),
+        (["a.yaml", "b.yaml"], "one configuration at a time, not a.yaml, b.yaml"),
         (["a.yaml", "--rounds", "0"], "--rounds 0 --steps 3: at least 1 is needed"),
         (["a.py:make", "train.steps=3"], "train.steps=3: a function's settings are those of its Workload"),
     ],

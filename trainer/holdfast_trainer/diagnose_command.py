@@ -20,6 +20,7 @@ from . import contract
 from .config import Config, ConfigError, check_world, load
 from .diagnosis import Facts, Finding, estimate, findings
 from .memory_need import Need, memory_need
+from .target_words import add_target_words, target_of
 from .token_index import DataError
 from .tune.diagnose import diagnose_workload, is_workload
 
@@ -38,28 +39,18 @@ def main(argv: Sequence[str]) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="CONFIG|FILE.py:FUNCTION section.key=value",
-        help=f"YAML file (default: the one that {contract.ENV_CONFIG} names), and what wins over it",
-    )
+    add_target_words(parser, "what to look at")
     parser.add_argument("--run-dir", type=Path, help="whose disk to measure (default: here)")
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps to time (%(default)s)")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
     arguments = parser.parse_intermixed_args(argv)
-    files = [word for word in arguments.words if "=" not in word]
-    if len(files) > 1:
-        parser.error(f"one configuration at a time, not {', '.join(files)}; values are section.key=value")
-    path = files[0] if files else os.environ.get(contract.ENV_CONFIG)
-    if path is None:
-        parser.error(f"give CONFIG (or set {contract.ENV_CONFIG})")
+    target, overrides = target_of(parser, arguments)
     if arguments.steps < 1:
         parser.error(f"--steps {arguments.steps}: at least 1 is needed")
-    if is_workload(path):
-        return diagnose_workload(path, arguments.steps, arguments.output)
+    if is_workload(target):
+        return diagnose_workload(target, arguments.steps, arguments.output)
     try:
-        config = load(Path(path), [word for word in arguments.words if "=" in word])
+        config = load(Path(target), overrides)
         check_world(config, int(os.environ.get("WORLD_SIZE", "1")))
         from .probing import probe  # torch, after what needs none
 

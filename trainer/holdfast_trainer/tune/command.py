@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 
 from .. import contract
 from ..config import Config, ConfigError, check_world, load
+from ..target_words import add_target_words, target_of
 from ..token_index import DataError
 from .diagnose import is_workload
 
@@ -154,12 +155,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="CONFIG|FILE.py:FUNCTION section.key=value",
-        help=f"what to tune (default: the file that {contract.ENV_CONFIG} names), and what wins over it",
-    )
+    add_target_words(parser, "what to tune")
     parser.add_argument("--out", type=Path, default=Path("tune"), help="directory for results (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of the table (%(default)s)")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="at least, a row (%(default)s)")
@@ -170,13 +166,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
     arguments = parser.parse_intermixed_args(argv)
-    targets = [word for word in arguments.words if "=" not in word]
-    arguments.overrides = [word for word in arguments.words if "=" in word]
-    if len(targets) > 1:
-        parser.error(f"one at a time, not {', '.join(targets)}; values are section.key=value")
-    arguments.target = targets[0] if targets else os.environ.get(contract.ENV_CONFIG)
-    if arguments.target is None:
-        parser.error(f"give CONFIG (or set {contract.ENV_CONFIG})")
+    arguments.target, arguments.overrides = target_of(parser, arguments)
     if arguments.rounds < 1 or arguments.steps < 1:
         parser.error(f"--rounds {arguments.rounds} --steps {arguments.steps}: at least 1 is needed")
     if is_workload(arguments.target) and arguments.overrides:

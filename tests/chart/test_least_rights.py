@@ -34,22 +34,30 @@ JOB: dict[str, Any] = {
         "storage": {"claim": "runs"},
     },
 }
+NODE: dict[str, Any] = {"apiVersion": "v1", "kind": "Node"}
 
 
 @pytest.fixture
 def running(
-    control_plane: ControlPlane, helm: Helm, processes: Processes, tmp_path: Path
+    control_plane: ControlPlane,
+    helm: Helm,
+    processes: Processes,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Running]:
+    """With values of the chart's `jobs` where a test gives some."""
+    jobs: dict[str, Any] = getattr(request, "param", {})
     kubectl = control_plane.kubectl
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
     kubectl.apply(*training_operator.crds(kubectl))
-    install(kubectl, helm, "rights", SYSTEM)
+    values = [f"--set-json=jobs.{key}={json.dumps(value)}" for key, value in jobs.items()]
+    install(kubectl, helm, "rights", SYSTEM, *values)
     kubectl.run("create", "namespace", TEAM)
     give(kubectl, TEAM, view="view", edit="edit", stranger=None)
     started: list[Running] = []
     try:
         started.append(
-            start(kubectl, helm, processes, tmp_path, release="rights", system=SYSTEM, namespace=TEAM)
+            start(kubectl, helm, processes, tmp_path, release="rights", system=SYSTEM, namespace=TEAM, **jobs)
         )
         yield started[0]
     finally:
@@ -67,7 +75,7 @@ def there(kubectl: Kubectl, kind: str) -> list[str]:
     return [item["metadata"]["name"] for item in items]
 
 
-def start_replica(kubectl: Kubectl, attempt: int) -> None:
+def start_replica(kubectl: Kubectl, attempt: int, node: str | None = None) -> None:
     """The pod of an attempt of one replica, as the operator would make it and a kubelet run it."""
     job = kubectl.get("pytorchjob", f"-n={TEAM}", f"a-{attempt}")
     template, name = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"], f"a-{attempt}-worker-0"
@@ -81,6 +89,7 @@ def start_replica(kubectl: Kubectl, attempt: int) -> None:
             "namespace": TEAM,
             "labels": {**template["metadata"]["labels"], "training.kubeflow.org/replica-index": "0"},
         },
+        "spec": {**template["spec"], "nodeName": node},
     }
     kubectl.run("create", "-f", "-", document=json.dumps(pod))
     status = {"phase": "Running", "conditions": [], "containerStatuses": []}
@@ -121,6 +130,10 @@ def test_a_job_lives_and_dies_with_the_rights_of_the_chart(running: Running) -> 
     assert [one["verdict"] for one in ended] == ["Disrupted"] * 3, ended
     assert running.call("view", "GET", f"{jobs}/a/events").status_code == 200
 
+    refused = running.call("edit", "POST", f"{jobs}/a/drill", json={"kind": "node", "replica": 0})
+    assert refused.status_code == 422
+    assert "has not allowed that (jobs.drillNodes in the chart's values)" in refused.text
+
     # Deleted, it leaves nothing, and at no time was anything asked that the chart does not allow.
     assert running.call("edit", "DELETE", f"{jobs}/a").status_code < 300
     wait_until(
@@ -132,3 +145,28 @@ def test_a_job_lives_and_dies_with_the_rights_of_the_chart(running: Running) -> 
         lambda: not kubectl.get("trainingjobs", f"-n={TEAM}")["items"], "the job to be gone", seconds=60
     )
     assert running.refusals() == []
+
+
+@pytest.mark.parametrize("running", [{"drillNodes": True}], indirect=True)
+def test_a_node_is_drilled_where_the_values_allow_it(running: Running) -> None:
+    kubectl, node = running.kubectl, "drilled"
+    kubectl.run("create", "-f", "-", document=json.dumps(NODE | {"metadata": {"name": node}}))
+    try:
+        document = JOB | {"metadata": {"name": "a", "namespace": TEAM}}
+        assert running.call("edit", "POST", f"/v1/namespaces/{TEAM}/jobs", json=document).status_code == 201
+        wait_until(lambda: there(kubectl, "pytorchjobs") == ["a-1"], "the first attempt", seconds=60)
+        start_replica(kubectl, 1, node)
+        wait_until(lambda: drilled(running, "node"), "the drill to be accepted", seconds=60)
+        assert kubectl.get("node", node)["spec"]["unschedulable"]
+        assert (
+            kubectl.get("node", node)["metadata"]["annotations"]["holdfast.dev/cordoned-for"] == f"{TEAM}/a"
+        )
+        kubectl.run(
+            "delete", "pod", f"-n={TEAM}", "a-1-worker-0", "--grace-period=0", "--force", "--wait=false"
+        )
+        wait_until(lambda: "a-2" in there(kubectl, "pytorchjobs"), "the next attempt", seconds=90)
+        first = kubectl.get("trainingjob", f"-n={TEAM}", "a")["status"]["attempts"][0]
+        assert first["reason"] == "replica 0: Drilled: its node drained on request"
+        assert running.refusals() == []
+    finally:
+        kubectl.run("delete", "node", node)

@@ -34,10 +34,14 @@ class Component:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
+    began: int = 0
+    """Bytes of the log that are of a program of the same name before it."""
 
     def tail(self, lines: int = 20) -> str:
-        """The end of its log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        """The end of what it has written to its log."""
+        with self.log.open("rb") as log:
+            log.seek(self.began)
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
 
     def check(self) -> None:
         """Raises ComponentFailed, with the end of the log, where it has ended."""
@@ -73,6 +77,7 @@ def start(site: Site, name: str, command: Sequence[str | Path], *, prefix: Seque
     log = site.logs / f"{name}.log"
     words = [*prefix, *(str(word) for word in command)]
     with log.open("ab") as output:
+        began = output.tell()
         try:
             process = subprocess.Popen(
                 words,
@@ -86,7 +91,7 @@ def start(site: Site, name: str, command: Sequence[str | Path], *, prefix: Seque
         except OSError as error:
             raise ComponentFailed(f"{name} does not start: {words[0]}: {error.strerror}") from error
     _children.setdefault(site.state, []).append(process)
-    return Component(name, process, log)
+    return Component(name, process, log, began)
 
 
 def running(site: Site) -> list[psutil.Process]:

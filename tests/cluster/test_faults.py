@@ -147,6 +147,8 @@ def hit(job: Job, fault: Fault) -> dict[str, Any]:
     before = job.until("an attempt that runs", lambda status: status["phase"] == "Running")
     attempt = before["attempt"]
     job.pace(fault.pace)
+    if fault.verdict and not fault.notice:
+        job.saves()  # so that it goes on from there, and not from the start
     job.trains(attempt)
     began = time.monotonic()
     if not fault.verdict:

@@ -200,6 +200,14 @@ class Job:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.evidence()}") from None
 
+    def saves(self) -> None:
+        """Wait until a further checkpoint is durable."""
+        before = self._durable_steps()
+        wait_until(lambda: self._durable_steps() - before, f"{self.name} to save", PATIENCE)
+
+    def _durable_steps(self) -> set[str]:
+        return {path.parent.name for path in self.run_directory().path.glob("checkpoints/*/manifest.json")}
+
     # --------------------------------------------------------------- replicas
 
     def pods(self, attempt: int) -> list[Document]:

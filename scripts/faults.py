@@ -1,6 +1,7 @@
 """docs/faults.md, from what the fault suite has seen: `make test-faults` writes build/faults.json.
 
-python -m scripts.faults    take its results over into docs/, and what was captured into tests/kube/captured
+python -m scripts.faults [NOTE]    take its results over into docs/, with a word on how they were taken, and
+                                   what was captured into tests/kube/captured
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ cores ({cpu}) and {memory_gib:.0f} GiB of memory for all of it.
 of an untouched twin: the state of both ranks and the loss of every step, those done twice included, to the
 last bit. *Seconds* are from the hit until the next attempt has done a step, with what the fault itself takes.
 A rank that somebody kills inside its pod is a failure: what takes pods from a job says so, and nothing did.
-
+{note}
 | fault | verdict | budget spent | steps lost | resume | seconds | reason in the job's status |
 | --- | --- | --- | --- | --- | --- | --- |
 """
@@ -56,7 +57,8 @@ def page(results: Mapping[str, Any]) -> str:
     passed = [row for row in rows if row.get("resume") == "exact" and "wrong" not in row]
     wrong = [row for row in rows if row not in passed and len(row) > 1]
     untried = [row for row in rows if len(row) == 1]
-    head = HEAD.format(every=results["every"], **results["machine"])
+    note = f"{results['note']}\n" if results.get("note") else ""
+    head = HEAD.format(every=results["every"], note=note, **results["machine"])
     text = head + "".join(_row(row) for row in passed)
     if wrong:
         text += WRONG + "".join(f"- {row['fault']}: {_cell(_fault_of(row))}\n" for row in wrong)
@@ -94,7 +96,10 @@ def main() -> int:
     if not RESULTS.exists():
         print(f"{RESULTS} is not there: `make test-faults` writes it", file=sys.stderr)
         return 1
-    shutil.copyfile(RESULTS, KEPT)
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    KEPT.write_text(
+        json.dumps({**results, "note": " ".join(sys.argv[1:])}, indent=1) + "\n", encoding="utf-8"
+    )
     KEPT.with_suffix(".md").write_text(kept(), encoding="utf-8")
     shutil.copytree(CAPTURED, FIXTURES, dirs_exist_ok=True)
     print(f"wrote {KEPT.with_suffix('.md')} and {FIXTURES}")

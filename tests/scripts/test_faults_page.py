@@ -18,9 +18,11 @@ ROW = {
 }
 
 
+MACHINE = {"cpu": "Some CPU", "cores": 2, "memory_gib": 23.5}
+
+
 def page_of(*rows: dict[str, Any]) -> str:
-    machine = {"cpu": "Some CPU", "cores": 2, "memory_gib": 23.5}
-    return page({"machine": machine, "every": 20, "rows": rows})
+    return page({"machine": MACHINE, "every": 20, "rows": rows})
 
 
 def test_a_row_a_fault_with_what_was_seen() -> None:
@@ -34,6 +36,12 @@ def test_a_row_a_fault_with_what_was_seen() -> None:
     assert "a save is made every 20 steps" in text
     assert "2\ncores (Some CPU) and 24 GiB" in text
     assert "Not as it should be" not in text
+
+
+def test_how_the_figures_were_taken_is_told_before_them() -> None:
+    text = page({"machine": MACHINE, "every": 20, "rows": [ROW], "note": "Other work ran."})
+    assert "nothing did.\nOther work ran.\n\n| fault" in text
+    assert "nothing did.\n\n| fault" in page_of(ROW)
 
 
 def test_a_fault_that_went_wrong_or_was_not_tried_is_no_row() -> None:

@@ -64,8 +64,14 @@ FAULTS = (
         r"OutOfMemory: the container reached its limit of 1Gi; rank \d had \d+ MiB at its peak$",
         group="ranks",
     ),
-    Fault("SIGSTOP of a rank", hits.signalled(signal.SIGSTOP), "Hung", r"no step for \d+ s", group="hangs"),
-    Fault("network to a pod cut", hits.cut_off, "Hung", r"no step for \d+ s", group="hangs"),
+    Fault(
+        "SIGSTOP of a rank", hits.signalled(signal.SIGSTOP), "Hung",
+        r"no step for \d+ s: rank \d says nothing", group="hangs",
+    ),
+    Fault(
+        "network to a pod cut", hits.cut_off, "Hung", r"no step for \d+ s: every rank stands at",
+        group="hangs",
+    ),
     # The cluster around it.
     Fault("apiserver restarted", hits.restarted("kube-apiserver"), "", "", group="control"),
     Fault("etcd restarted", hits.restarted("etcd"), "", "", group="control"),

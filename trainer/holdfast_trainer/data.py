@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .permutation import epoch_keys, permute
+from .permutation import sample_order
 from .token_index import ITEM_SIZE, DataError, Shard, Split, TokenIndex, read_index
 
 __all__ = ["DataError", "TokenDataset"]
@@ -89,9 +89,7 @@ class TokenDataset:
 
     def order(self, seed: int, first: int, count: int) -> NDArray[np.uint64]:
         """The windows that samples `first` to `first + count - 1` of a run are, in order."""
-        numbers = np.arange(first, first + count, dtype=np.uint64)
-        size = np.uint64(self.samples)
-        return permute(numbers % size, epoch_keys(seed, numbers // size), self.samples)
+        return sample_order(seed, first, count, self.samples)
 
     def _read(self, start: int, out: NDArray[np.int64]) -> None:
         """Copy `len(out)` tokens of the stream from position `start`, over shard borders."""

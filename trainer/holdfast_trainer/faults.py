@@ -5,6 +5,7 @@
     Explained               told by its message alone
       NonFiniteStep         a loss or a gradient is NaN or infinite: the state is worth nothing from here on
       OutOfMemory           a step does not fit the device
+      DeadWorker            a process that loaded data is gone
 
 A run resumes bit for bit, so what a deterministic step did once it does again: such a fault is not
 retried. A step that ran out of memory after others fitted may fit another time, and is a failure like
@@ -34,6 +35,10 @@ class NonFiniteStep(Explained):
 
 class OutOfMemory(Explained):
     """The device, or the machine, has no memory left for this step."""
+
+
+class DeadWorker(Explained):
+    """A worker of a DataLoader was killed, or left without a word."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def dead_worker(error: BaseException, rank: int, step: int) -> DeadWorker | None:
+    """The error for what a DataLoader raises in step `step` (1 is the first); None for any other."""
+    if not (isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")):
+        return None
+    first_line = str(error).splitlines()[0].rstrip(". ")
+    return DeadWorker(
+        f"rank {rank} lost a process that loads data in step {step}: {first_line}. Where the log has no "
+        "error of its own for it, the machine ended it, mostly for want of memory: take fewer workers, a "
+        "smaller prefetch or batch, or more memory (of /dev/shm too, where batches are handed over)",
+        mendable=True,
+    )
 
 
 def out_of_memory(

@@ -42,6 +42,15 @@ def permute(points: U64, keys: U64, size: int) -> U64:
     return result
 
 
+def sample_order(seed: int, first: int, count: int, size: int) -> U64:
+    """Which of `size` samples those numbered `first` to `first + count - 1` of a run are, in order.
+
+    Each epoch of a seed has a permutation of its own.
+    """
+    numbers = np.arange(first, first + count, dtype=np.uint64)
+    return permute(numbers % np.uint64(size), epoch_keys(seed, numbers // np.uint64(size)), size)
+
+
 def _feistel(points: U64, round_keys: U64, rows: np.uint64, columns: np.uint64) -> U64:
     left, right = points // columns, points % columns
     for number in range(0, ROUNDS, 2):

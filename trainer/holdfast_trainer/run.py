@@ -42,7 +42,7 @@ from .alike import require_alike
 from .checkpoint import Cadence, CheckpointError, rng
 from .config import Snapshots
 from .ending import Ending
-from .faults import is_out_of_memory, out_of_memory
+from .faults import dead_worker, is_out_of_memory, out_of_memory
 from .interruption import Exchange, Notice
 from .ledger import useful_seconds
 from .losses import Losses
@@ -275,7 +275,7 @@ class Run:
 
     def _explain(self, error: BaseException) -> BaseException:
         if not is_out_of_memory(error):
-            return error
+            return dead_worker(error, self.rank, self.step + 1) or error
         fitted = self.step > self._started_at
         return out_of_memory(error, self.rank, self.step + 1, self.device, self.memory_remedy, fitted=fitted)
 

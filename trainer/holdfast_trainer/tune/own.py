@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSamp
 from ..optim import precision
 from ..parallel import Gang, accumulate, wrap
 from ..rehearsal import Clock, StepTimes
+from ..samples import to_device
 from .settings import Settings
 from .workload import Workload
 
@@ -88,16 +89,3 @@ def loader(workload: Workload, settings: Settings, gang: Gang, *, alone: bool = 
         drop_last=True,
         multiprocessing_context="fork" if settings.workers and gang.device.type == "cpu" else None,
     )
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Every tensor in it, whatever holds them."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch

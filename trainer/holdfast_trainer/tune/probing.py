@@ -10,10 +10,11 @@ from torch import nn
 
 from ..optim import native_bf16
 from ..parallel import Gang
+from ..samples import to_device
 from .census import Line, census
 from .diagnosis import WorkloadFacts
 from .measure import Effort, measure
-from .own import OwnTrial, loader, to_device
+from .own import OwnTrial, loader
 from .settings import ConfigError, Settings
 from .workload import Workload
 

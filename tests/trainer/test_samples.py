@@ -1,0 +1,173 @@
+"""A dataset with workers in a run that is interrupted: same batches, same bits, and a dead worker is told."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from gangs import KILL, NOTICE, Gang, Workshop
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+from waiting import wait_until
+
+from holdfast_trainer.samples import Samples, pad_ragged, workers_by_rule
+from holdfast_trainer.token_index import DataError
+
+EXAMPLE = Path(__file__).parents[2] / "k8s" / "examples" / "ragged" / "train.py"
+
+
+class Noisy(Dataset[Any]):
+    """Draws from all generators that there are."""
+
+    def __init__(self, size: int = 50) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor]:
+        return index, torch.rand(2) + np.random.rand() + random.random()
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_batch_is_a_function_of_the_step_whoever_loads_it_and_whenever() -> None:
+    alone, helped = Samples(Noisy(), batch=8, workers=0), Samples(Noisy(), batch=8, workers=2, prefetch=2)
+    expected = [alone.batch(step) for step in range(20)]
+    try:
+        for step in (*range(6), *range(15, 20), 2, 3):  # on and on, as after a resume, and back
+            assert same(helped.batch(step), expected[step]), step
+    finally:
+        helped.close()
+    seen = torch.cat([indices for indices, _ in expected])[:50]
+    assert sorted(seen.tolist()) == list(range(50)), "an epoch has every sample once"
+    assert not same(alone.batch(0), alone.batch(50)), "and the next one another order"
+
+
+def test_ranks_have_parts_of_one_order() -> None:
+    whole = [Samples(Noisy(), batch=8, workers=0).batch(step)[0] for step in range(5)]
+    for step, expected in enumerate(whole):
+        parts = [Samples(Noisy(), batch=4, workers=0, rank=r, world_size=2).batch(step)[0] for r in (0, 1)]
+        assert torch.equal(torch.cat(parts), expected)
+
+
+def test_training_draws_what_it_would_without_a_loader() -> None:
+    for workers in (0, 1):
+        samples = Samples(Noisy(), batch=4, workers=workers)
+        torch.manual_seed(3)
+        expected = torch.rand(3)
+        torch.manual_seed(3)
+        samples.batch(0)
+        assert torch.equal(torch.rand(3), expected)
+        samples.close()
+
+
+def test_samples_may_be_fetched_together() -> None:
+    class Together(Noisy):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return [-index for index in indices]
+
+    apart = Samples(Noisy(), batch=4, workers=0).batch(0)[0]
+    assert torch.equal(Samples(Together(), batch=4, workers=0, collate=default_collate).batch(0), -apart)
+
+
+def test_ragged_sequences_are_padded() -> None:
+    values, lengths = pad_ragged([[1, 2, 3], torch.tensor([4]), np.array([], dtype=int)], fill=-1, multiple=4)
+    assert values.tolist() == [[1, 2, 3, -1], [4, -1, -1, -1], [-1] * 4]
+    assert lengths.tolist() == [3, 1, 0]
+    assert pad_ragged([np.zeros(9, np.float32)])[0].shape == (1, 16)
+    assert pad_ragged([[1]], dtype=torch.float16)[0].dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "gpu", "workers"),
+    [
+        (2, 1, False, 0),
+        (8, 1, False, 6),
+        (64, 1, False, 8),
+        (8, 1, True, 4),
+        (64, 8, True, 4),
+        (16, 8, True, 1),
+    ],
+)
+def test_workers_by_rule(cores: int, ranks: int, gpu: bool, workers: int) -> None:
+    assert workers_by_rule(cores, ranks, gpu=gpu) == workers
+
+
+def test_what_can_not_be_loaded_is_refused() -> None:
+    with pytest.raises(DataError, match=r"the dataset \(Noisy\) has no samples"):
+        Samples(Noisy(0), batch=1)
+    with pytest.raises(ValueError, match="no batch of 4 samples for rank 2 of 2"):
+        Samples(Noisy(), batch=4, rank=2, world_size=2)
+
+
+# -------------------------------------------------------------------- in a run
+
+
+def test_the_readme_shows_the_lines_of_the_example() -> None:
+    readme = (EXAMPLE.parents[3] / "README.md").read_text()
+    shown = readme.split("sorts sequences into classes with it:\n\n```python\n")[1].split("```")[0]
+    lines = [line.strip() for line in EXAMPLE.read_text().splitlines()]
+    assert all(line.strip() in lines for line in shown.splitlines())
+
+
+def script(tmp_path: Path, workers: int, pause: float = 0) -> Path:
+    """The example, shorter, with so many workers; steps that take longer can be met by a signal."""
+    text = EXAMPLE.read_text()
+    for old, new in (("STEPS = 300", "STEPS = 100"), ("batch=64,", f"batch=64, workers={workers},")):
+        assert old in text
+        text = text.replace(old, new)
+    path = tmp_path / f"with-{workers}-{pause}.py"
+    path.write_text(text.replace("run.log(", f"import time; time.sleep({pause}); run.log("))
+    return path
+
+
+def workers_of(gang: Gang, rank: int) -> list[psutil.Process]:
+    return [p for p in psutil.Process(gang.ranks[rank].pid).children() if p.name() == "pt_data_worker"]
+
+
+def test_killed_noticed_and_bereft_of_a_worker_equals_untouched(workshop: Workshop, tmp_path: Path) -> None:
+    """The untouched run has no workers: they change nothing but who waits."""
+    env = {"HOLDFAST_CHECKPOINT_EVERY": "8"}
+    untouched = workshop.finish("untouched", ranks=2, script=script(tmp_path, 0), env=env)
+    helped = script(tmp_path, 2, pause=0.05)
+
+    killed = workshop.start(ranks=2, script=helped, env=env)
+    killed.wait_for_step(12)
+    killed.signal(KILL)
+    killed.wait()
+
+    noticed = workshop.start(ranks=2, script=helped, env=env)
+    noticed.wait_for_step(26)
+    for rank in noticed.ranks:
+        os.killpg(rank.pid, NOTICE)  # as torchrun does: to the rank and what is in its group
+    assert noticed.wait() == [0, 0], noticed.texts()
+    assert noticed.termination().step == noticed.termination().durable_step >= 26
+
+    bereft = workshop.start(ranks=2, script=helped, env=env)
+    bereft.wait_for_step(noticed.termination().step + 9)
+    wait_until(lambda: len(workers_of(bereft, 1)) == 2, "the workers of rank 1", 30)
+    victim = workers_of(bereft, 1)[0]
+    victim.kill()
+    assert bereft.ranks[1].wait() == 1, bereft.texts()
+    bereft.ranks[0].wait()
+    told = bereft.termination(1)
+    assert (told.outcome, told.config_error) == ("failed", False), "it may be tried again"
+    assert told.error.startswith("rank 1 lost a process that loads data in step "), told.error
+    assert str(victim.pid) in told.error
+    assert "take fewer workers, a smaller prefetch or batch, or more memory" in told.error
+
+    interrupted = workshop.finish(ranks=2, script=script(tmp_path, 2), env=env)
+    starts = [line["resumed_step"] for line in interrupted.events("attempt_start")]
+    assert 0 == starts[0] < starts[1] < starts[2] <= starts[3] < 100, starts
+    assert interrupted.losses() == untouched.losses()
+    assert sorted(interrupted.losses()) == list(range(1, 101))
+    assert interrupted.stop()["digest"] == untouched.stop()["digest"] != ""

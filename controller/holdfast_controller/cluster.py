@@ -184,6 +184,8 @@ class ReplicaObservation:
     ranks: tuple[RankExit, ...] = ()
     ended_at: float | None = None
     """Seconds since the epoch; None while it runs, and where nobody knows."""
+    due: float | None = None
+    """Of one that has not ended: when its grace is over, in seconds since the epoch; None: nobody took it."""
 
 
 @dataclass(frozen=True)

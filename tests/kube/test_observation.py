@@ -128,7 +128,7 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         "evicted, and still saving",
         job(),
         pod(state=RUNNING, conditions=[disruption("EvictionByEvictionAPI")], deleted=(NOON, 45)),
-        {"state": ReplicaState.RUNNING, "disrupted": True},
+        {"state": ReplicaState.RUNNING, "disrupted": True, "due": NOON_SECONDS},
     ),
     (
         "the node is lost and the pod was deleted by force",

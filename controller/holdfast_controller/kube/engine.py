@@ -34,6 +34,7 @@ from holdfast_controller.manifests import attempt_name, pod_name
 from holdfast_controller.pod_settings import PodSettings
 from holdfast_controller.policy.cost import place_of
 from holdfast_controller.policy.gpu_request import sharing_notes
+from holdfast_controller.policy.peers import LOST_SECONDS
 
 from .connection import MERGE_PATCH, Connection, Document
 from .endpoint import Endpoints
@@ -56,8 +57,6 @@ from .reflector import Reflector, uid_of
 from .steps import read_steps
 from .taking import KILL_GRACE_SECONDS, refuse, take
 
-LOST_SECONDS = 60.0
-"""After the end of its grace a pod whose node says nothing is given up: the fence keeps it from writing."""
 NO_OPERATOR = (
     "waits for the Kubeflow Training Operator: the cluster has no CRD pytorchjobs.kubeflow.org; "
     "install the operator (README, Kubernetes) and it goes on by itself"

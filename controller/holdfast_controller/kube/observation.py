@@ -130,7 +130,8 @@ def _replica(
     if end is None and phase in ("Pending", "Running", "Unknown") and not _forced(pod):
         state = ReplicaState.RUNNING if running(pod) or phase == "Running" else ReplicaState.PENDING
         why = reason or _why_pending(pod)
-        return ReplicaObservation(index, state, why, disrupted=taken, stuck=_stuck(pod))
+        due = _seconds(pod["metadata"].get("deletionTimestamp"))
+        return ReplicaObservation(index, state, why, disrupted=taken, stuck=_stuck(pod), due=due)
     code = end.get("exitCode") if end is not None else None
     well = code == 0 if end is not None else phase == "Succeeded"
     memory = end is not None and end.get("reason") == "OOMKilled" and not taken

@@ -26,7 +26,7 @@ from .decision import Decision
 from .half_placed import half_placed
 from .hang import hangs
 from .lost_work import Line
-from .peers import SETTLE_SECONDS, kill_at
+from .peers import SETTLE_SECONDS, kill_at, lost_at
 from .repeats import failures_in_a_row, in_a_row, same_failure, standstill
 
 ATTEMPTS_KEPT = 20
@@ -176,6 +176,9 @@ class _Deciding:
 
     def _kill_at(self, observation: AttemptObservation) -> float | None:
         """When to end the rest of a broken attempt, in seconds since the epoch; None: it is in order."""
+        lost = lost_at(observation)
+        if lost is not None and lost <= self.now.timestamp():
+            return lost
         return kill_at(
             observation, self.spec.processes_per_replica, self.spec.grace_seconds, self.settle_seconds
         )
@@ -183,7 +186,8 @@ class _Deciding:
     def _with_kill(self, record: AttemptRecord, at: float | None, stop: int | None = None) -> Decision:
         """Kill what is left of a broken attempt from `at` on (see `_kill_at`); else come back for it."""
         if at is None:
-            return self._done(stop=stop)
+            lost = lost_at(self.observation) if self.observation is not None else None
+            return self._done(stop=stop, requeue_after=lost and lost - self.now.timestamp())
         left = at - self.now.timestamp()
         if left > 0:
             return self._done(stop=stop, requeue_after=left)

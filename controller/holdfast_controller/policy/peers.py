@@ -3,6 +3,9 @@
 It cannot go on, and every second it lingers delays the next attempt. Peers mostly crash by themselves
 on the broken connection, and get a moment for that: a first cause is easier to read when nobody killed
 the witnesses. Ranks that agreed to stop on a notice are saving, and have the whole grace.
+
+A replica whose grace is long over and of which nobody says that it has ended is on a lost node. It may even
+train on, where the node is cut off from Kubernetes alone: it is given up all the same, for nobody can tell.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, 
 from .classify import bad, finished
 
 SETTLE_SECONDS = 1.0
+LOST_SECONDS = 60.0
+"""After its grace a replica whose node says nothing is given up: the fence keeps it from writing."""
 OVER_SECONDS = 0.3
 """For torchrun to end by itself once every rank has ended."""
 
@@ -36,6 +41,12 @@ def kill_at(
     if any(_noticed(replica) for replica in observation.replicas):
         return min(ends) + max(grace_seconds, settle_seconds)
     return min(ends) + settle_seconds
+
+
+def lost_at(observation: AttemptObservation) -> float | None:
+    """Seconds since the epoch from which on a replica is given up that does not end; None: none is to end."""
+    due = [replica.due for replica in observation.replicas if replica.due is not None]
+    return min(due) + LOST_SECONDS if due else None
 
 
 def trouble_at(replica: ReplicaObservation) -> float | None:

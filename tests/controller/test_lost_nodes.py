@@ -1,0 +1,45 @@
+"""A replica that was taken, and of which nobody tells that it has ended, holds up no job for ever."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
+from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob
+from holdfast_controller.policy.decide import Evidence, decide
+from holdfast_controller.policy.decision import Decision
+from holdfast_controller.policy.peers import LOST_SECONDS
+
+NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
+RUNS = ReplicaObservation(0, ReplicaState.RUNNING)
+
+
+def taken(due: datetime) -> ReplicaObservation:
+    """By the platform; its grace ends then."""
+    reason = "DeletionByTaintManager: its node is silent"
+    return ReplicaObservation(1, ReplicaState.RUNNING, reason, disrupted=True, due=due.timestamp())
+
+
+def decided(*replicas: ReplicaObservation, stopping: bool = False) -> Decision:
+    record = AttemptRecord(number=1, started_at=NOON, first_step_at=NOON)
+    status = Status(phase=Phase.RUNNING, attempt=1, attempts=[record])
+    spec = Spec(command=["true"], replicas=2, suspend=stopping)
+    job = TrainingJob(metadata=Metadata(name="a"), spec=spec, status=status)
+    seen = AttemptObservation(1, exists=True, gone=False, replicas=replicas, stopping=stopping)
+    return decide(job, seen, Evidence(), NOON)
+
+
+def test_one_that_is_saving_has_its_grace_and_is_looked_at_again_when_it_may_be_lost() -> None:
+    decision = decided(RUNS, taken(NOON + timedelta(seconds=20)))
+    assert decision.kill is None
+    assert decision.requeue_after == pytest.approx(20 + LOST_SECONDS)
+    assert decided(RUNS, RUNS).requeue_after is None
+
+
+@pytest.mark.parametrize("stopping", [False, True], ids=["while it trains", "while it is suspended"])
+def test_one_whose_grace_is_long_over_is_given_up_with_its_attempt(stopping: bool) -> None:
+    decision = decided(RUNS, taken(NOON - timedelta(seconds=LOST_SECONDS)), stopping=stopping)
+    assert decision.kill == 1
+    assert decision.status.attempts[0].verdict is None, "it has one when nothing of it can write any more"

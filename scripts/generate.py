@@ -51,6 +51,13 @@ def chart_values() -> str:
     return values_schema()
 
 
+def faults() -> str:
+    """What the fault suite has seen."""
+    from scripts.faults import kept
+
+    return kept()
+
+
 POD_RESOURCES = "controller/holdfast_controller/exporter/pod_resources"
 
 
@@ -85,6 +92,7 @@ MONITORING = (
 GENERATORS: Mapping[str, Callable[[], str]] = {
     "docs/trainingjob.schema.json": job_schema,
     "docs/openapi.json": openapi,
+    "docs/faults.md": faults,
     "helm/holdfast/templates/crd.yaml": crd,
     "helm/holdfast/values.schema.json": chart_values,
     **{name: partial(monitoring, name) for name in MONITORING},

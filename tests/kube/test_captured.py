@@ -1,0 +1,77 @@
+"""What a real cluster said when a job was hit is judged here as it was judged there.
+
+`make test-faults` keeps the documents of each fault of tests/cluster/faults/table.py as they were at the
+moment of the verdict, without what names the machine; `python -m scripts.faults` takes them over.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.faults.table import FAULTS
+
+from holdfast_controller.jobs import Verdict
+from holdfast_controller.kube.observation import KILLED, STOPPED, attempt_observation
+from holdfast_controller.policy.classify import Incident, classify
+
+DOCUMENTS = sorted(Path(__file__).with_name("captured").glob("*.json"))
+
+
+def judged(captured: dict[str, Any]) -> tuple[str, str]:
+    """Verdict and reason of the documents alone, and of what Holdfast had put on record before."""
+    record, pods = captured["record"], captured["pods"]
+    seen = attempt_observation(1, len(pods), captured["pytorchJob"], pods)
+    assert seen.gone
+    ending = Incident(Verdict(record["ending"]), record["reason"]) if "ending" in record else None
+    incident = classify(seen, ending)
+    return incident.verdict, incident.reason
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=[path.stem for path in DOCUMENTS])
+def test_what_a_cluster_said_is_judged_as_it_was_there(path: Path) -> None:
+    captured = json.loads(path.read_text(encoding="utf-8"))
+    assert judged(captured) == (captured["record"]["verdict"], captured["record"]["reason"])
+
+
+CLOCKS = pytest.mark.parametrize("seconds", [-90, 90], ids=["behind", "ahead"])
+
+
+@CLOCKS
+@pytest.mark.parametrize("path", DOCUMENTS, ids=[path.stem for path in DOCUMENTS])
+def test_a_node_whose_clock_is_wrong_changes_no_verdict(path: Path, seconds: int) -> None:
+    """Of the kubelet's times, those of one pod after the other; the apiserver's stay as they are."""
+    captured = json.loads(path.read_text(encoding="utf-8"))
+    for number, pod in enumerate(captured["pods"]):
+        moved = copy.deepcopy(captured)
+        for container in moved["pods"][number]["status"]["containerStatuses"]:
+            for state in container["state"].values():
+                move(state, ("startedAt", "finishedAt"), seconds)
+        assert judged(moved)[0] == captured["record"]["verdict"], pod["metadata"]["name"]
+
+
+@CLOCKS
+@pytest.mark.parametrize("path", DOCUMENTS, ids=[path.stem for path in DOCUMENTS])
+def test_a_controller_whose_clock_is_wrong_changes_no_verdict(path: Path, seconds: int) -> None:
+    """It has put on record when it asked for the end of the attempt."""
+    captured = json.loads(path.read_text(encoding="utf-8"))
+    marks = (captured["pytorchJob"] or {"metadata": {}})["metadata"].get("annotations", {})
+    move(marks, (STOPPED, KILLED), seconds)
+    assert judged(captured)[0] == captured["record"]["verdict"]
+
+
+def move(times: dict[str, str], names: tuple[str, str], seconds: int) -> None:
+    """In place, those that are there."""
+    for name in names:
+        if name in times:
+            times[name] = (datetime.fromisoformat(times[name]) + timedelta(seconds=seconds)).isoformat()
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.verdict], ids=lambda fault: fault.name)
+def test_every_fault_of_the_suite_has_its_documents(fault: Any) -> None:
+    [captured] = [one for path in DOCUMENTS if (one := json.loads(path.read_text()))["fault"] == fault.name]
+    assert judged(captured)[0] == fault.verdict

@@ -45,8 +45,8 @@ UNTRIED = """
 ## Not tried
 
 """
-BEYOND = """- nodes whose clocks differ: those of the suite share one machine's clock; the documents it kept are judged
-  with other clocks instead (`tests/kube/test_captured.py`)
+BEYOND = """- nodes whose clocks differ: those of the suite share one machine's clock; the documents it kept
+  are judged with other clocks instead (`tests/kube/test_captured.py`)
 - a full disk under the run directory: on one machine `tests/trainer` fills it; not on the cluster yet
 - Kueue itself: the suite suspends the PyTorchJob as Kueue does
 """

@@ -188,7 +188,9 @@ def test_a_configuration_is_tuned_and_what_is_written_can_be_trained(
     assert told == json.loads((out / "tune.json").read_text())
     names = [row["name"] for row in told["rows"]]
     assert names[:2] == ["as it is", "all off"]
-    assert {"batch", "fused optimizer", "all on", "all on, recomputing"} <= set(names)
+    # Which of the others has a row depends on what was found to be faster here.
+    assert {"all on", "all on, recomputing"} <= set(names)
+    assert len({size["batch"] for size in told["batch_sizes"]}) > 1
     assert all(row["median"] > 0 and row["memory"] > 0 for row in told["rows"])
     tuned, today = load(out / "tuned.yaml", environ={}), load(file, environ={})
     assert tuned.train.global_batch == today.train.global_batch == 12

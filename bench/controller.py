@@ -40,7 +40,7 @@ from .controlling.load import sightings
 from .controlling.trainers import MOST, trainers
 from .controlling.turns import BARE, OPERATOR_PACE, OURS, Bench
 from .controlling.world import World, real_world, world
-from .report import ROOT, Report, ReportError
+from .report import RESULTS, Report, ReportError
 
 REAL = f"{OURS}, real operator"
 
@@ -147,7 +147,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         f"nothing changes {SILENT_SECONDS:g} s after its start, which is no cost of the next ones",
     )
     parser.add_argument("--rest", type=float, default=10, help="seconds that rest is watched (%(default)s)")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where the JSON goes")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     options = parser.parse_args(arguments)
     for name, least in (("jobs", 20), ("nodes", 1), ("replicas", 1), ("rounds", 1), ("raw", 1), ("steps", 1)):
         if getattr(options, name) < least:
@@ -180,9 +180,7 @@ def main(arguments: list[str]) -> int:
         console.print(f"bench-controller: {error}", highlight=False, markup=False)
         return 1
     ratios(report, options.jobs, options.training)
-    path = report.write(options.out)
-    report.show(console)
-    console.print(f"written to {path}", highlight=False)
+    report.finish(console, options.out)
     return 0
 
 

@@ -19,9 +19,8 @@ import contextlib
 import os
 import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from scripts import peers
 
 from .loading.encoders import TOKENIZER, prepare, same_tokens, write_corpus
 from .loading.resumes import TOKENS_A_STEP, write_sparse
-from .report import ROOT, Report, ReportError, take_turns
+from .report import RESULTS, ROOT, Report, ReportError, scratch, take_turns
 from .training.turns import Training, ending
 from .training.work import SHAPES, write_tokens
 
@@ -213,16 +212,6 @@ def ratios(report: Report, far: int) -> None:
         report.ratios[f"resume_{far:.0e}_vs_1e3".replace("e+0", "e")] = late / early
 
 
-@contextlib.contextmanager
-def place_for_data(where: Path) -> Iterator[Path]:
-    where.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="data-", dir=where))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="make bench-data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -237,7 +226,7 @@ def main() -> int:
     add("--megabytes", type=float, default=40, help="of text to encode (%(default)s)")
     add("--stages", nargs="*", choices=("serve", "resume", "encode"), help="those to run; all by default")
     add("--no-peers", action="store_true", help="install none; those that are here are used")
-    add("--out", type=Path, default=ROOT / "build" / "bench", help="where the JSON goes")
+    add("--out", type=Path, default=RESULTS, help="where the JSON goes")
     add("--place", type=Path, default=ROOT / "build", help="for the data")
     options = parser.parse_args()
     sizes = Sizes(
@@ -247,7 +236,7 @@ def main() -> int:
         parser.error("--rounds, --batches, --steps, --far and --megabytes must be above 0")
     report = Report("data")
     subjects = [*loaders(1), *RESUMES, *ENCODERS]
-    with place_for_data(options.place) as folder:
+    with scratch(options.place, "data") as folder:
         found = [] if options.no_peers else peers.find({s.needs for s in subjects if s.needs}, print)
         bench = Bench(report, folder, sizes, found)
         for stage in ("serve", "resume", "encode"):

@@ -39,7 +39,7 @@ from tests.cluster.users import used
 from .recovering.account import account, bound, first_useful
 from .recovering.jobs import SCRIPT, Work
 from .recovering.runs import Bench, Planned, Told, trace
-from .report import Report, ReportError
+from .report import RESULTS, Report, ReportError
 
 OURS, PEER, ALONE = "holdfast", "PyTorchJob, OnFailure", "a process alone"
 LONG = 3600.0
@@ -127,7 +127,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--pace", type=float, default=0.1, help="seconds that a step rests (%(default)s)")
     parser.add_argument("--mean", type=float, default=40, help="seconds between hits (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the trace (%(default)s)")
-    parser.add_argument("--out", type=Path, default=None, help="where the JSON goes (build/bench)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     options = parser.parse_args(arguments)
     for name in ("rounds", "steps", "every", "mean"):
         if getattr(options, name) <= 0:
@@ -159,11 +159,7 @@ def main(arguments: list[str]) -> int:
         console.print(f"bench-recovery: {error}", highlight=False, markup=False)
         return 1
     ratios(report)
-    if options.out is None:
-        report.finish(console)
-    else:
-        report.write(options.out)
-        report.show(console)
+    report.finish(console, options.out)
     return 0
 
 

@@ -20,9 +20,12 @@ import json
 import math
 import os
 import platform
+import shutil
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "build" / "bench"
 
 
 class ReportError(Exception):
@@ -109,7 +113,7 @@ class Report:
             "ratios": dict(self.ratios),
         }
 
-    def write(self, folder: Path = ROOT / "build" / "bench") -> Path:
+    def write(self, folder: Path = RESULTS) -> Path:
         """Write NAME.json, whole or not at all. Raises ReportError where there is no row."""
         if not self._samples:
             raise ReportError(f"{self.name}: nothing was measured, so nothing is written")
@@ -136,13 +140,24 @@ class Report:
         for name, value in self.ratios.items():
             console.print(f"{name} = {value:,.4g}", highlight=False)
 
-    def finish(self, console: Console | None = None) -> Path:
+    def finish(self, console: Console | None = None, folder: Path = RESULTS) -> Path:
         """Write and show; what a benchmark ends with."""
-        path = self.write()
+        path = self.write(folder)
         console = console or Console()
         self.show(console)
         console.print(f"written to {path}", highlight=False)
         return path
+
+
+@contextmanager
+def scratch(where: Path, name: str) -> Iterator[Path]:
+    """A directory below `where` for what is measured; gone afterwards."""
+    where.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=where))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 Measure = Callable[[], Mapping[str, float]]

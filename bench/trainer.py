@@ -21,11 +21,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +34,7 @@ from scripts import peers
 from holdfast_trainer.contract import ENV_TELEMETRY
 from holdfast_trainer.model import flops_per_token
 
-from .report import ROOT, Report, ReportError, take_turns
+from .report import RESULTS, ROOT, Report, ReportError, scratch, take_turns
 from .training.turns import Training, ending
 from .training.work import Work, write_tokens
 
@@ -208,16 +206,6 @@ def ratios(report: Report, shape: str, ranks: int) -> None:
         report.ratios["around_a_step_cost"] = (watched - bare) / seconds
 
 
-@contextlib.contextmanager
-def place_for_runs(where: Path) -> Iterator[Path]:
-    where.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="trainer-", dir=where))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="make bench-trainer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -228,7 +216,7 @@ def main() -> int:
     parser.add_argument("--window", type=int, default=20 if gpus else 3, help="steps a sample (%(default)s)")
     parser.add_argument("--no-peers", action="store_true", help="install none; those that are here are used")
     parser.add_argument("--stages", nargs="*", help="titles of those to run; all by default")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where the JSON goes")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     parser.add_argument("--place", type=Path, default=ROOT / "build", help="for run directories")
     options = parser.parse_args()
     if options.rounds < 1 or options.window < 1:
@@ -243,7 +231,7 @@ def main() -> int:
     unknown = set(options.stages or ()) - {stage.title for stage in plan}
     if unknown:
         parser.error(f"no stage {', '.join(unknown)}; there are: {', '.join(s.title for s in plan)}")
-    with place_for_runs(options.place) as folder:
+    with scratch(options.place, "trainer") as folder:
         path = [] if options.no_peers else peers.find(PEER_PACKAGES.values(), heard)
         bench = Bench(report, folder, path, heard)
         for stage in plan:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from holdfast_trainer.tune.measure import Effort, measure
 from holdfast_trainer.tune.own import OwnTrial
 from holdfast_trainer.tune.settings import Settings
 
-from .report import ROOT, Measure, Report, ReportError, take_turns
+from .report import RESULTS, ROOT, Measure, Report, ReportError, scratch, take_turns
 from .training.work import write_tokens
 from .tuning import setups
 
@@ -165,7 +164,7 @@ def main() -> int:
         "--run-steps", type=int, default=60, help="of the run that is estimated (%(default)s)"
     )
     parser.add_argument("--only", choices=[*CAUSES, "estimate"], nargs="*", help="leave the others out")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where the JSON goes")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     parser.add_argument("--place", type=Path, default=ROOT / "build", help="for what is written meanwhile")
     options = parser.parse_args()
     if options.rounds < 1:
@@ -176,10 +175,8 @@ def main() -> int:
         console.print(f"{time.monotonic() - began:5.0f} s  {text}", highlight=False)
 
     wanted = options.only or [*CAUSES, "estimate"]
-    options.place.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="tune-", dir=options.place))
-    guide = Guide(folder, ("--steps", str(options.steps), "--seconds", str(options.seconds)), heard)
-    try:
+    with scratch(options.place, "tune") as folder:
+        guide = Guide(folder, ("--steps", str(options.steps), "--seconds", str(options.seconds)), heard)
         for name in CAUSES:
             if name in wanted:
                 take_turns(report, guide.subjects(name), UNITS, rounds=options.rounds, warmup=0, heard=heard)
@@ -190,8 +187,6 @@ def main() -> int:
             subjects = {ESTIMATED: estimated(guide, folder, options.run_steps)}
             take_turns(report, subjects, UNITS, rounds=options.rounds, warmup=0, heard=heard)
             report.ratios["estimate_error"] = report.median(ESTIMATED, "error")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     report.facts["guide"] = guide.said
     report.write(options.out)
     report.show(console)

@@ -242,6 +242,19 @@ class Workshop:
         assert gang.history.stop(gang.attempt)["outcome"] == "finished", gang.texts()
         return gang.history
 
+    def finish_interrupted(self, *hits: tuple[int, int], pause: str = "", **arguments: Any) -> History:
+        """Run an attempt for each (step, signal), which comes at that step, and then one to its end.
+
+        `pause` is the PAUSE of those that are hit.
+        """
+        slow = {**arguments, "env": {**arguments.get("env", {}), "PAUSE": pause}} if pause else arguments
+        for step, number in hits:
+            gang = self.start(**slow)
+            gang.wait_for_step(step)
+            gang.signal(number)
+            gang.wait()
+        return self.finish(**arguments)
+
     def end(self) -> None:
         """Kill what still runs."""
         for rank in self.started:

@@ -87,7 +87,7 @@ class Bench:
         with self._cleared(kind, [name]):
             submitted = time.time()
             self.world.api.apply(document, namespace=self.world.namespace)
-            self._until(lambda: self._steps(name) > 0, f"the first step of {name}")
+            self._until(lambda: _steps(self._told(name)) > 0, f"the first step of {name}")
             began, hits = time.monotonic(), []
             for one in planned:
                 while time.monotonic() < began + one.after and not self._done(name):
@@ -96,8 +96,8 @@ class Bench:
                     break
                 if self._hit(one, label):
                     hits.append(Hit(time.time(), one.notice))
-            finished = self._to_the_end(name)
-            return Told(self._told(name), hits, submitted, finished)
+            lines, finished = self._to_the_end(name)
+            return Told(lines, hits, submitted, finished)
 
     def _hit(self, one: Planned, label: str) -> bool:
         """Take the replica, or the other where it is not there; False where no pod runs just now."""
@@ -117,16 +117,18 @@ class Bench:
             self.world.kubectl("delete", "pod", victim, "--grace-period=0", "--force", "--wait=false")
         return True
 
-    def _to_the_end(self, name: str) -> bool:
-        """False where no step is done for too long."""
-        steps, since = self._steps(name), time.monotonic()
-        while not self._done(name):
-            if (now := self._steps(name)) != steps:
+    def _to_the_end(self, name: str) -> tuple[list[Line], bool]:
+        """What it told, and True; or False where no step is done for too long."""
+        steps, since = -1, time.monotonic()
+        while True:
+            lines = self._told(name)
+            if self._has_all(lines):
+                return lines, True
+            if (now := _steps(lines)) != steps:
                 steps, since = now, time.monotonic()
             if time.monotonic() - since > PATIENCE:
-                return False
+                return lines, False
             time.sleep(POLL_SECONDS)
-        return True
 
     # ------------------------------------------------------------------- what it told
 
@@ -139,11 +141,11 @@ class Bench:
         path = self._file(name)
         return [] if path is None else read_lines(path)
 
-    def _steps(self, name: str) -> int:
-        return sum(line["event"] == "step" for line in self._told(name))
-
     def _done(self, name: str) -> bool:
-        return any(line["event"] == "step" and line["step"] == self.work.steps for line in self._told(name))
+        return self._has_all(self._told(name))
+
+    def _has_all(self, lines: list[Line]) -> bool:
+        return any(line["event"] == "step" and line["step"] == self.work.steps for line in lines)
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         ends = time.monotonic() + PATIENCE
@@ -167,3 +169,8 @@ class Bench:
             self.world.api.attempt(*gone, f"-n={self.world.namespace}", seconds=110)
             for name in names:
                 shutil.rmtree(self.world.runs / name, ignore_errors=True)
+
+
+def _steps(lines: list[Line]) -> int:
+    """How many were done, those done again included."""
+    return sum(line["event"] == "step" for line in lines)

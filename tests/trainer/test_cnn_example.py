@@ -57,12 +57,7 @@ def test_killed_and_noticed_equals_untouched(workshop: Workshop, tmp_path: Path)
     script = short(tmp_path, "safe.py")
     env = {"HOLDFAST_CHECKPOINT_EVERY": "8"}
     untouched = workshop.finish("untouched", ranks=2, script=script, env=env)
-    for number, signal in ((13, KILL), (34, NOTICE)):
-        gang = workshop.start(ranks=2, script=script, env=env)
-        gang.wait_for_step(number)
-        gang.signal(signal)
-        gang.wait()
-    interrupted = workshop.finish(ranks=2, script=script, env=env)
+    interrupted = workshop.finish_interrupted((13, KILL), (34, NOTICE), ranks=2, script=script, env=env)
     starts = [line["resumed_step"] for line in interrupted.events("attempt_start")]
     assert 0 == starts[0] < starts[1] < starts[2] < 60, starts
     assert interrupted.losses() == untouched.losses()

@@ -89,12 +89,9 @@ def test_killed_and_noticed_equals_untouched(corpus: Path, workshop: Workshop) -
     sources = f"{corpus / 'a.jsonl.gz'}:{corpus / 'b.parquet'}"
     env = {"HOLDFAST_STREAM": sources, "HOLDFAST_TOKENIZER": str(corpus / "out" / "tokenizer.json")}
     untouched = workshop.finish("untouched", ranks=2, script=SCRIPT, env=env)
-    for number, signal in ((17, KILL), (38, NOTICE)):
-        gang = workshop.start(ranks=2, script=SCRIPT, env={**env, "PAUSE": "0.02"})
-        gang.wait_for_step(number)
-        gang.signal(signal)
-        gang.wait()
-    interrupted = workshop.finish(ranks=2, script=SCRIPT, env=env)
+    interrupted = workshop.finish_interrupted(
+        (17, KILL), (38, NOTICE), pause="0.02", ranks=2, script=SCRIPT, env=env
+    )
     starts = [line["resumed_step"] for line in interrupted.events("attempt_start")]
     assert 0 == starts[0] < starts[1] < starts[2] < 60, starts
     assert sorted(interrupted.losses()) == list(range(1, 61))

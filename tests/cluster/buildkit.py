@@ -186,7 +186,7 @@ def _start(machine: Machine) -> None:
     """buildkitd, unless it runs, and the base image for it to build on."""
     site = machine.site
     with locked(site.home / "buildkit.lock"):
-        if any(process.name() == "buildkitd" for process in running(site)):
+        if running(site, "buildkitd"):
             return
         archive, digest = base_image.archive()
         ImageStore(site, machine.enter).add_archive(base_image.NAME, archive, digest)

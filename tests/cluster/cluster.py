@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.cluster import dns, images, training_operator
 from tests.cluster.build import build, program
-from tests.cluster.component import end_all, running
+from tests.cluster.component import end_all, names_of, nodes_of
 from tests.cluster.control_plane import ON_A_NODE, ControlPlane, start_control_plane
 from tests.cluster.errors import ClusterError
 from tests.cluster.images import ImageStore
@@ -25,7 +25,6 @@ from tests.cluster.locks import locked
 from tests.cluster.machine import Machine, erase, remove_outside
 from tests.cluster.node import start_containerd, start_kubelet, start_proxy, wait_node_ready
 from tests.cluster.nodes import join
-from tests.cluster.nodes import numbers as nodes_of
 from tests.cluster.settings import restore_settings
 from tests.cluster.site import Site
 from tests.cluster.tools import COREDNS, KUBERNETES, SMALL, TRAINING_OPERATOR
@@ -180,7 +179,7 @@ def _clear(site: Site, *, keep_logs: bool = False) -> None:
 
 def status(site: Site) -> str:
     """A few words on what is there."""
-    names = sorted({process.name() for process in running(site)})
+    names = sorted({name for _, name in names_of(site)})
     if not names:
         return f"cluster {site.name} is down"
     state = "up" if cluster(site).is_up else "half up: `down` clears it"

@@ -11,13 +11,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 from tests.cluster.errors import ComponentFailed
 from tests.cluster.site import MARK, NODE_MARK, Site
+
+MACHINE = "pause"
+"""Name of a node's first process. Pods have one of that name too, which carries no mark."""
 
 # What marks the processes of a test: a cluster outlives the test that happened to ask for it first.
 _NOT_INHERITED = ("TEST_MARK", "PYTEST_CURRENT_TEST")
@@ -94,29 +97,47 @@ def start(site: Site, name: str, command: Sequence[str | Path], *, prefix: Seque
     return Component(name, process, log, began)
 
 
-def running(site: Site) -> list[psutil.Process]:
-    """Whatever carries the cluster's mark and has not ended; never this process."""
+def running(site: Site, name: str = "") -> list[psutil.Process]:
+    """Whatever carries the cluster's mark and has not ended, or what of it has that name; not this process."""
+    return [one.process for one in _marked(site) if name in ("", one.name)]
+
+
+def on_node(site: Site, name: str = "") -> list[psutil.Process]:
+    """As `running`, of this node alone."""
+    return [one.process for one in _marked(site) if one.node == site.number and name in ("", one.name)]
+
+
+def names_of(site: Site) -> list[tuple[int, str]]:
+    """Process id and name of all that runs for a cluster."""
+    return [(one.process.pid, one.name) for one in _marked(site)]
+
+
+def nodes_of(site: Site) -> list[int]:
+    """Numbers of the nodes that a cluster has now, in order."""
+    return sorted({one.node for one in _marked(site) if one.name == MACHINE})
+
+
+class _Marked(NamedTuple):
+    """What is asked of a process is asked at once: the next moment it may be gone."""
+
+    process: psutil.Process
+    name: str
+    node: int
+
+
+def _marked(site: Site) -> list[_Marked]:
     found = []
     for process in psutil.process_iter():
         try:
+            environment = process.environ()
             if (
                 process.pid != os.getpid()
-                and process.environ().get(MARK) == str(site.state)
+                and environment.get(MARK) == str(site.state)
                 and process.status() != psutil.STATUS_ZOMBIE
             ):
-                found.append(process)
+                found.append(_Marked(process, process.name(), int(environment[NODE_MARK])))
         except psutil.Error:
             continue  # ended meanwhile, or another user's
-    return found
-
-
-def on_node(site: Site) -> list[psutil.Process]:
-    """As `running`, of this node alone."""
-    found = []
-    for process in running(site):
-        with suppress(psutil.Error):
-            if process.environ().get(NODE_MARK) == str(site.number):
-                found.append(process)
     return found
 
 
@@ -131,7 +152,7 @@ def end_all(site: Site, seconds: float = 60) -> None:
                 pass
         psutil.wait_procs(left, timeout=0.2)
         if time.monotonic() > end:
-            names = ", ".join(f"{process.pid} {process.name()}" for process in left)
+            names = ", ".join(f"{pid} {name}" for pid, name in names_of(site))
             raise ComponentFailed(f"these do not end {seconds:g} s after SIGKILL: {names}")
     for child in _children.pop(site.state, []):
         child.wait()

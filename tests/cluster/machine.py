@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 from tests.cluster.build import program
-from tests.cluster.component import on_node, start
+from tests.cluster.component import MACHINE, on_node, start
 from tests.cluster.errors import CannotRunNode, ClusterError, ComponentFailed
 from tests.cluster.settings import KUBELET, remember_settings, write_setting
 from tests.cluster.site import MOST_NODES, Site
@@ -59,7 +59,7 @@ class Machine:
         remember_settings(site)
         site.node_state.mkdir(exist_ok=True)
         command = ["unshare", "--fork", "--kill-child", "--pid", "--mount", "--mount-proc", "--net", "--ipc"]
-        component = start(site, "machine", [*command, program("pause")])
+        component = start(site, "machine", [*command, program(MACHINE)])
         component.wait_ready(lambda: "ready" in component.tail(), 20)
         children = psutil.Process(component.process.pid).children()
         if len(children) != 1:
@@ -73,10 +73,8 @@ class Machine:
     @classmethod
     def running(cls, site: Site) -> Machine:
         """A node's machine, of a cluster that is up. Raises ComponentFailed where it is not."""
-        for process in on_node(site):
-            # Pods have such a process too, but without the cluster's mark.
-            if process.name() == "pause":
-                return cls(site, process.pid)
+        for process in on_node(site, MACHINE):
+            return cls(site, process.pid)
         raise ComponentFailed(f"cluster {site.name} has no node {site.node_name}; `make cluster` starts it")
 
     @property

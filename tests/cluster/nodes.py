@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
-from tests.cluster.component import Component, on_node, running
+from tests.cluster.component import Component, nodes_of, on_node
 from tests.cluster.control_plane import running_control_plane
 from tests.cluster.errors import ComponentFailed
 from tests.cluster.images import ImageStore
 from tests.cluster.machine import Machine, erase
 from tests.cluster.node import start_containerd, start_kubelet, start_proxy, wait_node_ready
-from tests.cluster.site import NODE_MARK, Site
+from tests.cluster.site import Site
 from tests.cluster.system import run
 
 LINKED = ("io.containerd.content.v1.content", "io.containerd.snapshotter.v1.overlayfs")
@@ -29,12 +29,6 @@ DATABASES = (
     "io.containerd.metadata.v1.bolt/meta.db",
     "io.containerd.snapshotter.v1.overlayfs/metadata.db",
 )
-
-
-def numbers(site: Site) -> list[int]:
-    """Of the nodes that a cluster has now, in order."""
-    found = [process for process in running(site) if process.name() == "pause"]
-    return sorted({int(process.environ()[NODE_MARK]) for process in found})
 
 
 def join(site: Site) -> None:
@@ -83,7 +77,7 @@ def take_images(source: Site, target: Site) -> None:
 @contextmanager
 def _standing_still(site: Site) -> Iterator[None]:
     """The node's containerd stopped: its databases are then as a crash would leave them, which is whole."""
-    stopped = [process for process in on_node(site) if process.name() == "containerd"]
+    stopped = on_node(site, "containerd")
     for process in stopped:
         process.suspend()
     try:
@@ -96,7 +90,7 @@ def _standing_still(site: Site) -> Iterator[None]:
 def share_image(site: Site, name: str) -> None:
     """Give an image of the first node to the others, where they have not got it."""
     source = _images(site)
-    for number in numbers(site)[1:]:
+    for number in nodes_of(site)[1:]:
         target = _images(site.node(number))
         if target.digests().get(name) != source.digests()[name]:
             _send(source, target, name)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from tests.cluster import training_operator
-from tests.cluster.component import running, start
+from tests.cluster.component import names_of, running, start
 from tests.cluster.control_plane import ControlPlane, start_control_plane
 from tests.cluster.errors import ComponentFailed
 from tests.cluster.kubectl import Kubectl
@@ -73,7 +73,7 @@ def test_two_stand_beside_each_other_and_leave_no_process(
     other = start_control_plane(short_lived)
     other.kubectl.run("create", "namespace", "only-here")
     assert control_plane.kubectl.attempt("get", "namespace", "only-here").returncode == 1
-    assert {process.name() for process in running(short_lived)} >= {"etcd", "kube-apiserver"}
+    assert {name for _, name in names_of(short_lived)} >= {"etcd", "kube-apiserver"}
     end_all(short_lived)
     assert running(short_lived) == []
     assert control_plane.kubectl.run("get", "--raw=/readyz") == "ok"

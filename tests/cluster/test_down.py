@@ -13,7 +13,7 @@ import pytest
 from processes import Processes
 from tests.cluster.build import build
 from tests.cluster.cluster import Cluster, down, status, up
-from tests.cluster.component import running
+from tests.cluster.component import names_of, running
 from tests.cluster.machine import Machine, cgroup_roots, why_no_node
 from tests.cluster.settings import KUBELET, KUBELET_MARK, NAMES
 from tests.cluster.site import Site, sites
@@ -53,7 +53,7 @@ def look(site: Site) -> Host:
         return frozenset(line for line in done.stdout.splitlines() if not line.startswith(("#", ":")))
 
     return Host(
-        processes=frozenset(f"{process.pid} {process.name()}" for process in running(site)),
+        processes=frozenset(f"{pid} {name}" for pid, name in names_of(site)),
         mounts=frozenset(Path("/proc/self/mounts").read_text().splitlines()),
         links=frozenset(os.listdir("/sys/class/net")),
         routes=lines("ip", "route"),

@@ -89,7 +89,7 @@ def test_an_apiserver_that_is_killed_and_comes_back_costs_no_change(short_lived:
         watching = asyncio.create_task(watch())
         try:
             await wait_until_async(lambda: told == [("ADDED", "before")], "the first job")
-            [apiserver] = [p for p in running(short_lived) if p.name() == "kube-apiserver"]
+            [apiserver] = running(short_lived, "kube-apiserver")
             command, environment = apiserver.cmdline(), apiserver.environ()
             os.kill(apiserver.pid, signal.SIGKILL)
             await asyncio.to_thread(apiserver.wait, 30)

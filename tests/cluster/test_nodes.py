@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from tests.cluster.cluster import Cluster, down, up
+from tests.cluster.component import nodes_of
 from tests.cluster.errors import ClusterError
 from tests.cluster.machine import why_no_node
-from tests.cluster.nodes import numbers
 from tests.cluster.site import Site, site
 from tests.cluster.test_down import Host, before, left, look
 from tests.cluster.test_node import finish, pod
@@ -48,10 +48,10 @@ def test_pods_of_two_nodes_find_each_other_and_nothing_is_left_of_either(
     short_lived: Site, before: Host
 ) -> None:
     there = up(short_lived, operator=False, say=lambda _: None)
-    assert numbers(short_lived) == [1]
+    assert nodes_of(short_lived) == [1]
     up(short_lived, nodes=2, operator=False, say=lambda _: None)
     nodes = [short_lived.node(number) for number in (1, 2)]
-    assert numbers(short_lived) == [1, 2]
+    assert nodes_of(short_lived) == [1, 2]
 
     web = "mkdir /tmp/www; hostname >/tmp/www/name; exec httpd -f -p 8080 -h /tmp/www"
     service = {

@@ -169,9 +169,8 @@ def without_kubelet(job: Job, attempt: int) -> Iterator[None]:
     """Its pods train on, and nobody can reach them by way of Kubernetes."""
     world = job.world
     node = site_of(world, job.victim(attempt))
-    for process in on_node(node):
-        if process.name() == "kubelet":
-            process.kill()
+    for process in on_node(node, "kubelet"):
+        process.kill()
     try:
         yield
     finally:
@@ -223,7 +222,7 @@ def restarted(name: str) -> Hit:
     @contextmanager
     def hit(job: Job, attempt: int) -> Iterator[None]:
         site = job.world.site
-        [process] = [one for one in running(site) if one.name() == name]
+        [process] = running(site, name)
         command = process.cmdline()
         process.kill()
         with suppress(psutil.NoSuchProcess):

@@ -98,7 +98,7 @@ def start(site: Site, name: str, command: Sequence[str | Path], *, prefix: Seque
 
 
 def running(site: Site, name: str = "") -> list[psutil.Process]:
-    """Whatever carries the cluster's mark and has not ended, or what of it has that name; not this process."""
+    """Whatever carries the cluster's mark and has not ended, or what of it is named so; not this process."""
     return [one.process for one in _marked(site) if name in ("", one.name)]
 
 

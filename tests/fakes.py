@@ -194,6 +194,7 @@ class MemoryEngine:
         self._clock = clock
         self._keys = Keys()
         self.slots = slots
+        self.kept_logs: set[tuple[str, int]] = set()
         self.attempts: dict[tuple[str, int], Attempt] = {}
         self.launched: list[tuple[str, int]] = []
         """Every attempt that ever really started, by uid and number."""
@@ -281,6 +282,9 @@ class MemoryEngine:
 
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
         return []
+
+    async def keep_logs(self, job: TrainingJob, attempt: int) -> None:
+        self.kept_logs.add((job.metadata.uid, attempt))
 
     async def logs(
         self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None

@@ -69,6 +69,9 @@ class ScriptedEngine:
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
         return self.step_lines.get(job.key, [])
 
+    async def keep_logs(self, job: TrainingJob, attempt: int) -> None:
+        """`output` stays."""
+
     async def logs(
         self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
     ) -> AsyncIterator[str]:

@@ -302,6 +302,10 @@ class Engine(Protocol):
         Raises NotReady where they are out of reach, and says where they are.
         """
 
+    async def keep_logs(self, job: TrainingJob, attempt: int) -> None:
+        """See to it that `logs` has at least the last lines of every rank of an attempt that has ended, after
+        its processes are gone. What cannot be kept is logged, not raised."""
+
     def logs(
         self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
     ) -> AsyncIterator[str]:

@@ -43,6 +43,11 @@ __all__ = [  # of spec.py, that whoever works with jobs finds it here
 API_VERSION = "holdfast.dev/v1alpha1"
 KIND = "TrainingJob"
 
+ATTEMPTS_KEPT = 20
+"""In a job's status."""
+TAIL_RANKS = 8
+"""Of an attempt in status; `Engine.keep_logs` sees to those of a larger gang."""
+
 
 # --------------------------------------------------------------------- status
 

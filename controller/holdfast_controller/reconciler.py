@@ -28,7 +28,7 @@ import structlog
 from .cluster import AttemptObservation, Conflict, Engine, Event, HoldfastError, JobStore, NotFound, NotReady
 from .gpu_watch import GpuWatch
 from .job_series import JobFigures
-from .jobs import TrainingJob, Verdict, utcnow
+from .jobs import TAIL_RANKS, TrainingJob, Verdict, utcnow
 from .metrics import Metrics
 from .policy.classify import classify
 from .policy.decide import Evidence, decide, open_record, over
@@ -46,7 +46,6 @@ FIRST_RETRY_SECONDS = 0.1
 LONGEST_RETRY_SECONDS = 30.0
 TAIL_LINES = 20
 TAIL_CHARACTERS = 4000
-TAIL_RANKS = 8
 TAIL_TRIES = 3
 """Passes that fail because a log cannot be read, before the attempt is judged without it."""
 TAILS_SECONDS = 5.0
@@ -288,6 +287,8 @@ class Reconciler:
         incident = classify(observation)
         if incident.verdict is Verdict.FINISHED:
             return {}
+        if job.spec.world_size > TAIL_RANKS:
+            await self._engine.keep_logs(job, observation.attempt)
         per_replica = job.spec.processes_per_replica
         ranks = sorted(range(job.spec.world_size), key=lambda rank: rank // per_replica != incident.replica)
         tails = {}

@@ -116,6 +116,22 @@ def test_a_disruption_is_answered_at_once_and_peers_are_ended_soon() -> None:
     play(story)
 
 
+@pytest.mark.parametrize(("replicas", "kept"), [(8, False), (9, True)])
+def test_logs_that_status_has_no_room_for_are_kept_before_the_verdict(replicas: int, kept: bool) -> None:
+    async def story(scene: Scene) -> None:
+        scene.engine.slots = replicas
+        job = await scene.submit(make(replicas=replicas))
+        scene.engine.vanish(job, 1, 1)
+        await scene.look()
+        scene.now += timedelta(seconds=1)
+        job = await scene.look(passes=3)
+        assert len(job.status.attempts[0].log_tail) == 8
+        assert "1" in job.status.attempts[0].log_tail, "the one that was hit"
+        assert ((job.metadata.uid, 1) in scene.engine.kept_logs) is kept
+
+    play(story)
+
+
 def test_a_program_that_tells_nothing_of_its_steps_runs_all_the_same() -> None:
     async def story(scene: Scene) -> None:
         job = await scene.submit(make())

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import NotFound
@@ -103,8 +104,14 @@ class Server:
         if self.refused:
             self.refused -= 1
             return web.json_response({"message": "etcdserver: request timed out"}, status=500)
+        if body["metadata"]["name"] in self.config_maps:
+            return web.json_response({"reason": "AlreadyExists", "message": "exists"}, status=409)
         self.config_maps[body["metadata"]["name"]] = body
         return web.json_response(body)
+
+    async def drop(self, request: web.Request) -> web.Response:
+        del self.config_maps[request.match_info["name"]]
+        return web.json_response({})
 
     async def kept(self, request: web.Request) -> web.Response:
         found = self.config_maps.get(request.match_info["name"])
@@ -120,6 +127,7 @@ async def running(server: Server, tmp_path: Path) -> AsyncIterator[tuple[KubeEng
     app.router.add_patch("/api/v1/namespaces/team/pods/{pod}", server.patch)
     app.router.add_post("/api/v1/namespaces/team/configmaps", server.keep)
     app.router.add_get("/api/v1/namespaces/team/configmaps/{name}", server.kept)
+    app.router.add_delete("/api/v1/namespaces/team/configmaps/{name}", server.drop)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -182,6 +190,52 @@ def test_what_we_end_ourselves_is_read_before(tmp_path: Path) -> None:
         async with running(server, tmp_path) as (_, words, _):
             await words.read(list(server.pods.values()))
             assert [server.tail(0), server.tail(1)] == ["last line of 0", "last line of 1"]
+
+    asyncio.run(story())
+
+
+def test_the_last_lines_of_a_large_gang_outlive_its_pods(tmp_path: Path) -> None:
+    gang = JOB.model_copy(update={"spec": Spec(command=["python"], replicas=12)})
+
+    async def story() -> None:
+        server = Server(*(pod(n, "terminated") for n in range(12)))
+        server.said = {f"gpt-1-worker-{n}": [f"line {m} of {n}" for m in range(50)] for n in range(11)}
+        async with running(server, tmp_path) as (engine, _, _):
+            await engine.keep_logs(gang, 1)
+            await engine.keep_logs(gang, 1)  # as after a crash between this and the verdict
+        (kept,) = server.config_maps.values()
+        assert kept["metadata"]["name"] == "gpt-1-tails"
+        assert kept["metadata"]["ownerReferences"][0]["uid"] == "job-1", "it goes with the job"
+        server.pods, server.removed = {}, True
+        async with running(server, tmp_path) as (engine, _, _):
+            assert await lines_of(engine, gang, 10, tail=2) == ["line 48 of 10", "line 49 of 10"]
+            assert len(await lines_of(engine, gang, 3)) == last_words.LINES
+            with pytest.raises(NotFound, match=r"run directory: attempts/0001/rank-11.log"):
+                await lines_of(engine, gang, 11)
+        server.pods = {"gpt-1-worker-0": pod(0, "terminated")}
+        server.refused = 1
+        async with running(server, tmp_path) as (engine, _, _):
+            with capture_logs() as said:
+                await engine.keep_logs(gang, 1)
+        (told,) = [line for line in said if "are not kept" in line["event"]]
+        assert "etcdserver: request timed out" in told["error"]
+
+    asyncio.run(story())
+
+
+def test_kept_lines_go_with_the_attempt_that_status_forgets(tmp_path: Path) -> None:
+    async def story() -> None:
+        late = pod(0, "terminated")
+        late["metadata"] |= {
+            "name": "gpt-21-worker-0",
+            "labels": {**attempt_labels(JOB, 21), INDEX_LABEL: "0"},
+        }
+        server = Server(late)
+        server.said = {"gpt-21-worker-0": ["the end"]}
+        server.config_maps = {f"gpt-{n}-tails": {} for n in (1, 2)}
+        async with running(server, tmp_path) as (engine, _, _):
+            await engine.keep_logs(JOB, 21)
+        assert sorted(server.config_maps) == ["gpt-2-tails", "gpt-21-tails"]
 
     asyncio.run(story())
 

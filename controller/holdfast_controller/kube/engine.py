@@ -18,9 +18,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import structlog
+
 from holdfast_controller.cluster import (
     AlreadyExists,
     AttemptObservation,
+    HoldfastError,
     Invalid,
     NotFound,
     NotReady,
@@ -56,6 +59,8 @@ from .prepared import Prepared
 from .reflector import Reflector, uid_of
 from .steps import read_steps
 from .taking import KILL_GRACE_SECONDS, refuse, take
+
+log = structlog.get_logger(__name__)
 
 NO_OPERATOR = (
     "waits for the Kubeflow Training Operator: the cluster has no CRD pytorchjobs.kubeflow.org; "
@@ -178,6 +183,14 @@ class KubeEngine:
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
         return await read_steps(job, self._pieces.pods_of(job, job.status.attempt))
 
+    async def keep_logs(self, job: TrainingJob, attempt: int) -> None:
+        try:
+            await self.last_words.keep_tails(job, attempt)
+        except HoldfastError as error:  # readers alone miss them: they are in the run directory too
+            log.info(
+                "the last lines of its ranks are not kept", job=job.key, attempt=attempt, error=str(error)
+            )
+
     async def logs(
         self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
     ) -> AsyncIterator[str]:
@@ -197,7 +210,7 @@ class KubeEngine:
             async for line in pod_lines(self._connection, path, tail=tail, follow=follow, over=over):
                 yield line
         except NotFound:
-            kept = self._kept_tail(job, attempt, rank)
+            kept = await self._kept_tail(job, attempt, rank)
             if kept is not None:
                 for line in kept if tail is None else kept[max(0, len(kept) - tail) :]:
                     yield line
@@ -207,15 +220,17 @@ class KubeEngine:
                 f"directory: attempts/{attempt:04d}/rank-{rank}.log"
             ) from None
 
-    def _kept_tail(self, job: TrainingJob, attempt: int, rank: int) -> list[str] | None:
-        """Its last lines, where its pod or the attempt's record has them."""
+    async def _kept_tail(self, job: TrainingJob, attempt: int, rank: int) -> list[str] | None:
+        """Its last lines, where its pod, the attempt's record or a ConfigMap beside it has them."""
         replica = rank // job.spec.processes_per_replica
         for pod in self._pieces.pods_of(job, attempt):
             if index_of(pod) == replica and (noted := self.last_words.tail_of(pod)):
                 return noted
         record = job.status.record(attempt)
         kept = record.log_tail.get(str(rank)) if record is not None else None
-        return None if kept is None else kept.split("\n")
+        if kept is not None:
+            return kept.split("\n")
+        return await self.last_words.kept_tail(job, attempt, replica)
 
     # ---------------------------------------------------------------- ending
 

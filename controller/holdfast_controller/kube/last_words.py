@@ -3,8 +3,9 @@
 As soon as a pod that is being deleted has ended, its kubelet removes the container, and the log with it, long
 before the attempt is judged. So the log of a pod that is to go is read while it is there, first what it has
 said so far and then to its end, and its last lines are noted on the pod itself, which our finalizer keeps
-until the attempt has its verdict: a controller that comes later finds them. The ledger goes into a ConfigMap
-beside the attempt when rank 0 has ended, for the run directory is on storage that we do not mount.
+until the attempt has its verdict: a controller that comes later finds them. When these pods go, status has
+the lines of a few ranks; those of a larger gang are in a ConfigMap beside the attempt. The ledger goes into
+another when rank 0 has ended, for the run directory is on storage that we do not mount.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from holdfast_controller.cluster import AlreadyExists, HoldfastError, NotFound
-from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.jobs import ATTEMPTS_KEPT, TrainingJob
 from holdfast_controller.manifests import attempt_name, owned_metadata
 from holdfast_trainer.contract import parse_lines
 
@@ -44,6 +45,8 @@ LEDGER_CHARACTERS = 512 * 1024
 READ_SECONDS = 2.0
 """For the logs of all pods that are about to be deleted: a lost node never answers."""
 FOLLOW_SECONDS = 3600.0
+KEPT_CHARACTERS = 800 * 1024
+"""Of the last lines of all pods of an attempt together."""
 KEEP_TRIES = 30
 KEEP_AGAIN_SECONDS = 1.0
 """Between two tries to keep a ledger: who could write it has it in memory alone."""
@@ -118,6 +121,39 @@ class LastWords:
     def tail_of(self, pod: Document) -> list[str] | None:
         """What was noted of it, by us or by a controller before; None where nothing was."""
         text = self._noted.get(uid_of(pod)) or (pod["metadata"].get("annotations") or {}).get(TAIL)
+        return str(text).split("\n") if text else None
+
+    async def keep_tails(self, job: TrainingJob, attempt: int) -> None:
+        """Write down beside the attempt what its pods said last, which will go when it is judged; and remove
+        that of an attempt which status has no more."""
+        pods = self._pieces.pods_of(job, attempt)
+        if not pods:
+            return
+        await self.read(pods)
+        most = KEPT_CHARACTERS // len(pods)
+        said = {str(index_of(pod)): "\n".join(self.tail_of(pod) or [])[-most:] for pod in pods}
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {**owned_metadata(job, attempt), "name": tails_name(job, attempt)},
+            "immutable": True,
+            "data": {replica: text for replica, text in said.items() if text},
+        }
+        path = f"/api/v1/namespaces/{job.metadata.namespace}/configmaps"
+        with suppress(AlreadyExists):
+            await self._connection.post(path, body)
+        if attempt > ATTEMPTS_KEPT:
+            with suppress(NotFound):
+                await self._connection.delete(f"{path}/{tails_name(job, attempt - ATTEMPTS_KEPT)}")
+
+    async def kept_tail(self, job: TrainingJob, attempt: int, replica: int) -> list[str] | None:
+        """What `keep_tails` wrote down; None where it did not."""
+        path = f"/api/v1/namespaces/{job.metadata.namespace}/configmaps/{tails_name(job, attempt)}"
+        try:
+            kept = await self._connection.get(path)
+        except NotFound:
+            return None
+        text = (kept.get("data") or {}).get(str(replica))
         return str(text).split("\n") if text else None
 
     async def _to_the_end(self, pod: Document) -> None:
@@ -198,6 +234,10 @@ def has_ended(pod: Document) -> bool:
     """Whether nothing of it runs any more: that its container has ended is told before its phase says so,
     and is enough for a verdict."""
     return not running(pod) and (terminated(pod) or pod["status"].get("phase") in ("Succeeded", "Failed"))
+
+
+def tails_name(job: TrainingJob, attempt: int) -> str:
+    return f"{attempt_name(job, attempt)}-tails"
 
 
 def ledger_name(job: TrainingJob, attempt: int) -> str:

@@ -323,6 +323,9 @@ class LocalEngine:
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         return await asyncio.to_thread(self._lines, job, RunDir.ledger)
 
+    async def keep_logs(self, job: TrainingJob, attempt: int) -> None:
+        """They are files, which stay."""
+
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
         return await asyncio.to_thread(self._lines, job, RunDir.steps)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from holdfast_controller.cluster import AttemptObservation, Event, ReplicaState
-from holdfast_controller.jobs import AttemptRecord, Phase, Status, TrainingJob, Verdict
+from holdfast_controller.jobs import ATTEMPTS_KEPT, AttemptRecord, Phase, Status, TrainingJob, Verdict
 
 from . import explain, idle, refused
 from .backoff import backoff
@@ -29,7 +29,6 @@ from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at, lost_at
 from .repeats import failures_in_a_row, in_a_row, same_failure, standstill
 
-ATTEMPTS_KEPT = 20
 SILENT_SECONDS = 120.0
 """A program that has not reported for so long since all replicas are up is not going to: it uses no `Run`."""
 

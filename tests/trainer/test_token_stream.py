@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import random
+import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ import pyarrow
 import pytest
 from gangs import KILL, NOTICE, Workshop
 from pyarrow import parquet
+from waiting import Deadline
 
 from holdfast_trainer.prepare import Request, prepare
 from holdfast_trainer.token_index import DataError
@@ -117,3 +121,33 @@ def test_a_rank_without_text_is_told(corpus: Path, tmp_path: Path) -> None:
         read.batch()
     with pytest.raises(ValueError, match="no stream for rank 2 of 2, 1 windows of 4 tokens"):
         TokenStream([tmp_path], tokenizer, context=4, batch=1, rank=2, world_size=2)
+
+
+def test_the_next_unit_is_encoded_meanwhile_and_its_fault_waits_for_its_turn(
+    corpus: Path, tmp_path: Path, deadline: Deadline
+) -> None:
+    (tmp_path / "a.txt").write_text("three words more " * 70_000)  # more than a unit
+    later = tmp_path / "b.txt"
+    later.write_text("and what comes after them")
+    read = TokenStream([tmp_path], corpus / "out" / "tokenizer.json", context=512, batch=8)
+    later.unlink()
+    first = read.batch()[0]
+    assert read.batch()[0].shape == first.shape, "what came before the fault is served"
+    names = [thread.name for thread in threading.enumerate()]
+    assert any(name.startswith("token-stream") for name in names), names
+
+    def rest(of: TokenStream) -> None:
+        while of.state_dict()["epoch"] == 0:
+            of.batch()
+
+    for _ in range(2):
+        with pytest.raises(DataError, match=re.escape(str(later))):
+            rest(read)
+    read.load_state_dict({**read.state_dict(), "unit": 0, "token": 0})
+    assert read.batch()[0].equal(first), "it can be begun anew"
+    del read
+    gc.collect()  # the fault knew where it came from
+    deadline.wait_until(
+        lambda: not any(thread.name.startswith("token-stream") for thread in threading.enumerate()),
+        "its thread to end with it",
+    )

@@ -14,8 +14,9 @@ compressed file the way to the unit must be unpacked again.
     for step in run.steps(10_000):
         tokens, targets = stream.batch()
 
-Nothing is shuffled, and a step waits while a unit of about one MiB is encoded. A prepared directory
-(`data.py`) has neither limit, and any number of ranks can go on with it.
+The next unit, of about one MiB, is encoded in a thread of its own while steps use up the last: the encoders
+let go of the interpreter meanwhile. Nothing is shuffled. A prepared directory (`data.py`) has not that limit,
+and any number of ranks can go on with it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -85,13 +87,14 @@ class TokenStream:
         self._encoder = UnitEncoder(
             EncoderSettings(tokenizer, "uint32", seed, validation_fraction, text_field, engine)
         )
+        self._thread = ThreadPoolExecutor(1, "token-stream")
         self._go_to(0, 0, 0)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """The next tokens and targets of this rank: int64 on CPU, [batch, context]. Raises DataError."""
         length = self._batch * self._context
         while sum(len(chunk.tokens) for chunk in self._chunks) - self._offset <= length:
-            self._chunks.append(next(self._ahead))
+            self._chunks.append(self._next_chunk())
         joined = np.concatenate([chunk.tokens for chunk in self._chunks])
         window = torch.from_numpy(joined[self._offset : self._offset + length + 1].astype(np.int64))
         self._offset += length
@@ -130,6 +133,15 @@ class TokenStream:
         self._offset = token
         self._chunks: deque[_Chunk] = deque()
         self._ahead = self._read(epoch, unit)
+        self._coming: Future[_Chunk] | None = None
+
+    def _next_chunk(self) -> _Chunk:
+        """From the first call on one is being encoded; what cannot be is said by every further call."""
+        if self._coming is None:
+            self._coming = self._thread.submit(next, self._ahead)
+        chunk = self._coming.result()
+        self._coming = self._thread.submit(next, self._ahead)
+        return chunk
 
     def _read(self, epoch: int, first: int) -> Iterator[_Chunk]:
         """This rank's units from number `first` on, without end."""

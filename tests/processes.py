@@ -66,4 +66,4 @@ class Processes:
                     pass
             return not left
 
-        wait_until(none_left, f"the processes with {MARK}={self.mark} to end", seconds=20)
+        wait_until(none_left, f"the processes with {MARK}={self.mark} to end")

@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 FIRST_PAUSE = 0.005
 LONGEST_PAUSE = 0.1
+GENEROUS = 180.0  # a wait ends in the moment the condition holds: the limit is for what never comes
 
 
 class DeadlinePassed(AssertionError):
@@ -67,11 +68,13 @@ class Deadline:
             pause = min(pause * 1.5, LONGEST_PAUSE)
 
 
-def wait_until(condition: Callable[[], T], what: str, seconds: float = 30.0) -> T:
-    """The first true value of `condition` within `seconds`; `what` completes "waited 30 s for ..."."""
+def wait_until(condition: Callable[[], T], what: str, seconds: float = GENEROUS) -> T:
+    """The first true value of `condition` within `seconds`; `what` completes "waited 180 s for ..."."""
     return Deadline(seconds).wait_until(condition, what)
 
 
-async def wait_until_async(condition: Callable[[], T | Awaitable[T]], what: str, seconds: float = 30.0) -> T:
+async def wait_until_async(
+    condition: Callable[[], T | Awaitable[T]], what: str, seconds: float = GENEROUS
+) -> T:
     """As `wait_until`, for asynchronous tests."""
     return await Deadline(seconds).wait_until_async(condition, what)

@@ -33,11 +33,12 @@ RATIOS = {
 def bench(processes: Processes, *arguments: str | Path) -> tuple[int, str]:
     command = [sys.executable, "-m", "bench.checkpoint", *map(str, arguments)]
     process = processes.start(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    out, _ = process.communicate(timeout=240)
+    out, _ = process.communicate(timeout=1700)
     return process.returncode, out
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_subject_is_measured(processes: Processes, tmp_path: Path) -> None:
     status, out = bench(
         processes, "--small", "--variants", "--place", tmp_path / "disk", "--out", tmp_path / "out"

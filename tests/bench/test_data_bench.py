@@ -17,12 +17,13 @@ from tokenizers import Tokenizer
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_ours_and_what_is_here_take_turns(processes: Processes, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.data", "--shape", "tiny", "--rounds", "1", "--batches", "5"]
     command += ["--steps", "1", "--far", "1000000", "--megabytes", "0.3", "--no-peers"]
     command += ["--out", str(tmp_path / "out"), "--place", str(tmp_path / "place")]
     process = processes.start(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    out, _ = process.communicate(timeout=280)
+    out, _ = process.communicate(timeout=1700)
     assert process.returncode == 0, out
     body = json.loads((tmp_path / "out" / "data.json").read_text())
     median = {(row["subject"], row["metric"]): row["median"] for row in body["rows"]}

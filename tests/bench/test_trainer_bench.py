@@ -15,12 +15,13 @@ from processes import Processes
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_ours_and_the_bare_loop_take_turns(processes: Processes, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.trainer", "--shape", "tiny", "--rounds", "1", "--window", "1"]
     command += ["--no-peers", "--stages", "same dtype", "telemetry"]
     command += ["--out", str(tmp_path / "out"), "--place", str(tmp_path / "place")]
     process = processes.start(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    out, _ = process.communicate(timeout=280)
+    out, _ = process.communicate(timeout=1700)
     assert process.returncode == 0, out
     body = json.loads((tmp_path / "out" / "trainer.json").read_text())
     median = {(row["subject"], row["metric"]): row["median"] for row in body["rows"]}

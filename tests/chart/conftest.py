@@ -31,7 +31,7 @@ class Helm:
 
     def attempt(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(self.binary), *arguments], capture_output=True, text=True, check=False, timeout=60
+            [str(self.binary), *arguments], capture_output=True, text=True, check=False, timeout=300
         )
 
     def template(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -52,7 +52,7 @@ def kubectl(control_plane: ControlPlane, each_helm: Helm, team: str) -> Iterator
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
     if kubectl.attempt("get", "crd", "pytorchjobs.kubeflow.org").returncode:
         kubectl.apply(*training_operator.crds(kubectl))
-    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=60s")
+    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=300s")
     yield kubectl
     each_helm.attempt("uninstall", "holdfast", "-n", SYSTEM, "--kubeconfig", str(kubectl.kubeconfig))
     free = '-p={"metadata":{"finalizers":null}}'
@@ -85,7 +85,7 @@ def let_go(kubectl: Kubectl, directory: Path) -> subprocess.CompletedProcess[str
     environment["PATH"] = f"{directory}{os.pathsep}{environment['PATH']}"
     try:
         return subprocess.run(
-            ["sh", str(LET_GO)], capture_output=True, text=True, check=False, env=environment, timeout=120
+            ["sh", str(LET_GO)], capture_output=True, text=True, check=False, env=environment, timeout=300
         )
     finally:
         (directory / "kubectl").unlink()
@@ -99,9 +99,9 @@ def test_no_job_is_lost_and_nobody_gets_stuck(
     assert "MISSING" not in told
     assert "kubectl get tj -w" in told
     assert "port-forward svc/holdfast 8765" in told
-    kubectl.run("wait", "--for=condition=Established", "crd/trainingjobs.holdfast.dev", "--timeout=60s")
+    kubectl.run("wait", "--for=condition=Established", "crd/trainingjobs.holdfast.dev", "--timeout=300s")
     kubectl.run("create", "namespace", team)
-    kubectl.run("wait", there, "--for=create", "serviceaccount/default", "--timeout=60s")
+    kubectl.run("wait", there, "--for=create", "serviceaccount/default", "--timeout=300s")
     kubectl.apply(JOB, namespace=team)
     kubectl.run("create", there, "-f", "-", document=json.dumps(REPLICA))
     before = uid(kubectl, "tj", "a", there), uid(kubectl, "pod", "a-1-worker-0", there)
@@ -128,7 +128,7 @@ def test_no_job_is_lost_and_nobody_gets_stuck(
     assert going(kubectl, "pod", "a-1-worker-0", there)
     done = let_go(kubectl, tmp_path)
     assert done.returncode == 0, done.stderr
-    wait_until(lambda: kubectl.attempt("get", "tj", "a", there).returncode == 1, "the job to go", 60)
+    wait_until(lambda: kubectl.attempt("get", "tj", "a", there).returncode == 1, "the job to go")
     left = kubectl.get("pod", "a-1-worker-0", there)["metadata"]["finalizers"]
     assert left == ["example.org/theirs"], "what others hold is theirs"
     assert let_go(kubectl, tmp_path).returncode == 0, "again is no error"

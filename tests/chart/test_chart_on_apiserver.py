@@ -29,7 +29,7 @@ def kubectl(control_plane: ControlPlane, helm: Helm) -> Iterator[Kubectl]:
     kubectl = control_plane.kubectl
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
     kubectl.apply(*training_operator.crds(kubectl))
-    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=30s")
+    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=300s")
     yield kubectl
     if kubectl.attempt("get", "crd", "trainingjobs.holdfast.dev").returncode == 0:
         clear(kubectl)
@@ -42,7 +42,7 @@ def test_notes_say_what_is_missing(helm: Helm, kubectl: Kubectl) -> None:
     told = release(helm, kubectl, "upgrade", "--install", "holdfast", str(CHART), "--create-namespace")
     assert "MISSING: the Kubeflow Training Operator (no PyTorchJob in kubeflow.org/v1)" in told
     kubectl.apply(*training_operator.crds(kubectl))
-    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=30s")
+    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=300s")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_pod_security_admission_lets_the_replicas_in(kubectl: Kubectl, path: Pat
     template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
     pod["metadata"] = {**template["metadata"], "name": "a", "namespace": "restricted"}
-    kubectl.run("wait", "-n=restricted", "--for=create", "serviceaccount/default", "--timeout=30s")
+    kubectl.run("wait", "-n=restricted", "--for=create", "serviceaccount/default", "--timeout=300s")
     kubectl.run("create", "--dry-run=server", "-f", "-", document=json.dumps(pod))
     pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
     refused = kubectl.attempt("create", "--dry-run=server", "-f", "-", document=json.dumps(pod))

@@ -21,7 +21,7 @@ from tests.cluster.kubectl import Kubectl
 from tests.cluster.trainingjobs import clear
 from waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 SYSTEM, TEAM = "holdfast-rights", "team-rights"
 JOB: dict[str, Any] = {
@@ -115,17 +115,15 @@ def test_a_job_lives_and_dies_with_the_rights_of_the_chart(running: Running) -> 
     made = [running.call("edit", "POST", jobs, json=JOB, headers=key) for _ in range(2)]
     assert [one.status_code for one in made] == [201, 201], made[-1].text
     assert made[0].json()["metadata"]["uid"] == made[1].json()["metadata"]["uid"]
-    wait_until(lambda: there(kubectl, "pytorchjobs") == ["a-1"], "the first attempt", seconds=60)
+    wait_until(lambda: there(kubectl, "pytorchjobs") == ["a-1"], "the first attempt")
     assert there(kubectl, "configmaps") == ["a-1"]
 
     # Replicas appear, are drilled in every way that a cluster has, and end: each costs an attempt.
     for attempt, kind in enumerate(("notice", "evict", "kill"), 1):
         start_replica(kubectl, attempt)
-        wait_until(lambda kind=kind: drilled(running, kind), f"the drill {kind} to be accepted", seconds=60)
+        wait_until(lambda kind=kind: drilled(running, kind), f"the drill {kind} to be accepted")
         following = f"a-{attempt + 1}"
-        wait_until(
-            lambda following=following: following in there(kubectl, "pytorchjobs"), following, seconds=90
-        )
+        wait_until(lambda following=following: following in there(kubectl, "pytorchjobs"), following)
     ended = kubectl.get("trainingjob", f"-n={TEAM}", "a")["status"]["attempts"][:3]
     assert [one["verdict"] for one in ended] == ["Disrupted"] * 3, ended
     assert running.call("view", "GET", f"{jobs}/a/events").status_code == 200
@@ -139,11 +137,8 @@ def test_a_job_lives_and_dies_with_the_rights_of_the_chart(running: Running) -> 
     wait_until(
         lambda: not any(there(kubectl, kind) for kind in ("pytorchjobs", "configmaps", "pods")),
         "nothing of the job to be left",
-        seconds=90,
     )
-    wait_until(
-        lambda: not kubectl.get("trainingjobs", f"-n={TEAM}")["items"], "the job to be gone", seconds=60
-    )
+    wait_until(lambda: not kubectl.get("trainingjobs", f"-n={TEAM}")["items"], "the job to be gone")
     assert running.refusals() == []
 
 
@@ -154,9 +149,9 @@ def test_a_node_is_drilled_where_the_values_allow_it(running: Running) -> None:
     try:
         document = JOB | {"metadata": {"name": "a", "namespace": TEAM}}
         assert running.call("edit", "POST", f"/v1/namespaces/{TEAM}/jobs", json=document).status_code == 201
-        wait_until(lambda: there(kubectl, "pytorchjobs") == ["a-1"], "the first attempt", seconds=60)
+        wait_until(lambda: there(kubectl, "pytorchjobs") == ["a-1"], "the first attempt")
         start_replica(kubectl, 1, node)
-        wait_until(lambda: drilled(running, "node"), "the drill to be accepted", seconds=60)
+        wait_until(lambda: drilled(running, "node"), "the drill to be accepted")
         assert kubectl.get("node", node)["spec"]["unschedulable"]
         assert (
             kubectl.get("node", node)["metadata"]["annotations"]["holdfast.dev/cordoned-for"] == f"{TEAM}/a"
@@ -164,7 +159,7 @@ def test_a_node_is_drilled_where_the_values_allow_it(running: Running) -> None:
         kubectl.run(
             "delete", "pod", f"-n={TEAM}", "a-1-worker-0", "--grace-period=0", "--force", "--wait=false"
         )
-        wait_until(lambda: "a-2" in there(kubectl, "pytorchjobs"), "the next attempt", seconds=90)
+        wait_until(lambda: "a-2" in there(kubectl, "pytorchjobs"), "the next attempt")
         first = kubectl.get("trainingjob", f"-n={TEAM}", "a")["status"]["attempts"][0]
         assert first["reason"] == "replica 0: Drilled: its node drained on request"
         assert running.refusals() == []

@@ -194,7 +194,7 @@ def _start(machine: Machine) -> None:
         config.write_text(_config(site))
         daemon = program("buildkitd")
         component = start(site, "buildkitd", [daemon, f"--config={config}"], prefix=machine.enter)
-        component.wait_ready(lambda: "running server on" in component.tail(50), 30)
+        component.wait_ready(lambda: "running server on" in component.tail(200), 300)
 
 
 def _config(site: Site) -> str:

@@ -29,7 +29,7 @@ from tests.cluster.settings import restore_settings
 from tests.cluster.site import Site
 from tests.cluster.tools import COREDNS, KUBERNETES, SMALL, TRAINING_OPERATOR
 
-ROLLOUT_SECONDS = 120
+ROLLOUT_SECONDS = 320
 PUBLIC_BUSYBOX = "docker.io/library/busybox:1.36"
 
 

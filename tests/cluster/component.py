@@ -141,7 +141,7 @@ def _marked(site: Site) -> list[_Marked]:
     return found
 
 
-def end_all(site: Site, seconds: float = 60) -> None:
+def end_all(site: Site, seconds: float = 300) -> None:
     """SIGKILL by id, until nothing with the mark is left. Raises ComponentFailed when something stays."""
     end = time.monotonic() + seconds
     while left := running(site):

@@ -93,7 +93,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of `cluster` that goes with the test, ready for pods."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     cluster.kubectl.run("create", "namespace", name)
-    cluster.kubectl.run("wait", f"-n={name}", "--for=create", "serviceaccount/default", "--timeout=30s")
+    cluster.kubectl.run("wait", f"-n={name}", "--for=create", "serviceaccount/default", "--timeout=300s")
     yield name
     cluster.kubectl.run("delete", "namespace", name, "--wait=false")
 

@@ -95,7 +95,7 @@ def sliced(cluster: Cluster, namespace: str, driver: Path, node: str) -> Iterato
     finally:
         cluster.kubectl.attempt("label", "node", node, f"{SLICES_LABEL}-")
         cluster.kubectl.run("delete", "pod", "device-plugin", f"-n={namespace}", "--ignore-not-found")
-        wait_until(lambda: shares(cluster, node) == 0, "the shares to be gone", seconds=180)
+        wait_until(lambda: shares(cluster, node) == 0, "the shares to be gone")
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,7 @@ def exporting(cluster: Cluster, namespace: str, driver: Path, node: str, image: 
     cluster.kubectl.apply(*documents)
     name = next(one["metadata"]["name"] for one in documents if one["kind"] == "DaemonSet")
     try:
-        cluster.kubectl.run(
-            *("rollout", "status", f"daemonset/{name}", f"-n={namespace}", "--timeout=180s"), seconds=200
-        )
+        cluster.kubectl.run(*("rollout", "status", f"daemonset/{name}", f"-n={namespace}", "--timeout=300s"))
         (pod,) = cluster.kubectl.get("pods", f"-n={namespace}", "-l=app.kubernetes.io/component=exporter")[
             "items"
         ]

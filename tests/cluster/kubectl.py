@@ -18,7 +18,7 @@ class Kubectl:
     kubeconfig: Path
     binary: Path
 
-    def run(self, *arguments: str, document: str | None = None, seconds: float = 60) -> str:
+    def run(self, *arguments: str, document: str | None = None, seconds: float = 330) -> str:
         """Its standard output; `document` goes to its standard input. Raises ClusterError with its words."""
         done = self.attempt(*arguments, document=document, seconds=seconds)
         if done.returncode:
@@ -26,7 +26,7 @@ class Kubectl:
         return done.stdout
 
     def attempt(
-        self, *arguments: str, document: str | None = None, seconds: float = 60
+        self, *arguments: str, document: str | None = None, seconds: float = 330
     ) -> subprocess.CompletedProcess[str]:
         """As `run`, leaving a failure to the caller."""
         command = [str(self.binary), f"--kubeconfig={self.kubeconfig}", *arguments]

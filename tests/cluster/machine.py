@@ -60,7 +60,7 @@ class Machine:
         site.node_state.mkdir(exist_ok=True)
         command = ["unshare", "--fork", "--kill-child", "--pid", "--mount", "--mount-proc", "--net", "--ipc"]
         component = start(site, "machine", [*command, program(MACHINE)])
-        component.wait_ready(lambda: "ready" in component.tail(), 20)
+        component.wait_ready(lambda: "ready" in component.tail(), 300)
         children = psutil.Process(component.process.pid).children()
         if len(children) != 1:
             raise ComponentFailed(f"unshare has {len(children)} children, not one:\n{component.tail()}")
@@ -180,7 +180,7 @@ def _quietly(command: list[str]) -> bool:
     return True
 
 
-def _remove_cgroups(site: Site, seconds: float = 30) -> None:
+def _remove_cgroups(site: Site, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     for root in cgroup_roots():
         top = root / site.cgroup

@@ -15,7 +15,7 @@ from tests.cluster.system import find
 
 CAP_SYS_RESOURCE = 24
 CNI_PROGRAMS = "/usr/lib/cni"
-READY_SECONDS = 90
+READY_SECONDS = 300
 
 
 def start_containerd(machine: Machine) -> tuple[Component, ImageStore]:
@@ -27,7 +27,7 @@ def start_containerd(machine: Machine) -> tuple[Component, ImageStore]:
     config.write_text(_containerd_config(machine))
     command = [find("containerd") or "containerd", f"--config={config}"]
     component = start(site, "containerd", command, prefix=machine.enter)
-    component.wait_ready(lambda: "containerd successfully booted" in component.tail(200), 30)
+    component.wait_ready(lambda: "containerd successfully booted" in component.tail(200), READY_SECONDS)
     store = ImageStore(site, machine.enter)
     store.remove_containers()
     return component, store

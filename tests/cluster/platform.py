@@ -31,7 +31,7 @@ class Platform:
     url: str
     """Of its REST API, reachable from here."""
 
-    def helm(self, *words: str, seconds: float = 180) -> str:
+    def helm(self, *words: str, seconds: float = 660) -> str:
         """Output of helm. Raises ClusterError with its words."""
         return _helm(self.cluster, self.namespace, *words, seconds=seconds)
 
@@ -45,7 +45,7 @@ class Platform:
         )  # fmt: skip
         return self.cluster.kubectl.run("create", "token", account, where).strip()
 
-    def holdfast(self, token: str, *words: str, seconds: float = 60) -> str:
+    def holdfast(self, token: str, *words: str, seconds: float = 300) -> str:
         """Output of the command line, with this token. Raises ClusterError with its words."""
         done = subprocess.run(
             [str(Path(sys.executable).with_name("holdfast")), *words],
@@ -74,12 +74,12 @@ def installed(
         _helm(
             cluster, namespace, "install", RELEASE, str(CHART), "--create-namespace",
             # Other tests put the definition of TrainingJobs there without helm.
-            "--take-ownership", "--wait", "--timeout=150s",
+            "--take-ownership", "--wait", "--timeout=600s",
             f"--set=image.repository={repository},image.tag={tag}",
             f"--set=jobs.defaultImage={trainer_image}",
         )  # fmt: skip
         url = reach.enter_context(_reached(cluster, namespace))
-        wait_until(lambda: is_ready(url), "the installed controller to be ready", 120)
+        wait_until(lambda: is_ready(url), "the installed controller to be ready")
         yield Platform(cluster, namespace, url)
     except BaseException as error:
         logs = cluster.kubectl.attempt("logs", f"-n={namespace}", f"deployment/{RELEASE}", "--tail=40")
@@ -87,12 +87,11 @@ def installed(
         raise
     finally:
         reach.close()
-        _helm(cluster, namespace, "uninstall", RELEASE, "--wait", "--timeout=120s", "--ignore-not-found")
+        _helm(cluster, namespace, "uninstall", RELEASE, "--wait", "--timeout=300s", "--ignore-not-found")
         cluster.kubectl.attempt("delete", "namespace", namespace, "--wait=false")
         wait_until(
             lambda: cluster.kubectl.get("pods", f"-n={namespace}")["items"] == [],
             "the controllers to end",
-            120,
         )
 
 
@@ -116,7 +115,7 @@ def is_ready(url: str) -> bool:
         return False
 
 
-def _helm(cluster: Cluster, namespace: str, *words: str, seconds: float = 180) -> str:
+def _helm(cluster: Cluster, namespace: str, *words: str, seconds: float = 660) -> str:
     where = [f"--kubeconfig={cluster.kubectl.kubeconfig}", f"--namespace={namespace}"]
     done = subprocess.run(
         [str(program("helm")), *words, *where],

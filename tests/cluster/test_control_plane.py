@@ -28,7 +28,7 @@ def test_its_controllers_work(control_plane: ControlPlane) -> None:
     if not control_plane.has_controllers:
         pytest.skip("KUBEBUILDER_ASSETS has no controllers, and is of whatever release")
     control_plane.kubectl.run("create", "namespace", "team-a")
-    control_plane.kubectl.run("wait", "-n=team-a", "--for=create", "serviceaccount/default", "--timeout=30s")
+    control_plane.kubectl.run("wait", "-n=team-a", "--for=create", "serviceaccount/default", "--timeout=300s")
 
 
 def test_a_stranger_may_not_look(control_plane: ControlPlane) -> None:
@@ -42,7 +42,7 @@ def test_a_stranger_may_not_look(control_plane: ControlPlane) -> None:
 def test_pytorchjobs_can_be_stored_without_the_operator(control_plane: ControlPlane) -> None:
     kubectl = control_plane.kubectl
     kubectl.apply(*training_operator.crds(kubectl))
-    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=30s")
+    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=300s")
     replica = {"spec": {"containers": [{"name": "pytorch", "image": "any"}]}}
     job = {
         "apiVersion": "kubeflow.org/v1",

@@ -94,7 +94,7 @@ def test_nothing_is_left_of_a_cluster_with_a_running_pod(short_lived: Site, befo
     there = up(short_lived, operator=False, say=lambda _: None)
     image, command = there.busybox, ["sleep", "1000"]
     there.kubectl.run("run", "held", f"--image={image}", "--restart=Never", "--", *command)
-    there.kubectl.run("wait", "pod/held", "--for=condition=Ready", "--timeout=50s")
+    there.kubectl.run("wait", "pod/held", "--for=condition=Ready", "--timeout=300s")
     during = look(short_lived)
     there_is = left(short_lived, before, during)
     assert f"links: {short_lived.link}" in there_is
@@ -164,6 +164,6 @@ def test_another_cluster_is_not_disturbed(cluster: Cluster, namespace: str, shor
         "run", "after", f"-n={namespace}", f"--image={cluster.busybox}", "--restart=Never", "--", "true"
     )
     phase = "--for=jsonpath={.status.phase}=Succeeded"
-    there.run("wait", f"-n={namespace}", "pod/after", phase, "--timeout=50s")
+    there.run("wait", f"-n={namespace}", "pod/after", phase, "--timeout=300s")
     assert os.listdir(KUBELET) in ([], [KUBELET_MARK.name])
     assert there.run("get", "--raw=/readyz") == "ok"

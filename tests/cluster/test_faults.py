@@ -128,9 +128,9 @@ def test_a_job_is_hit_again_and_again_and_ends_as_its_untouched_twin(
     finally:
         results.write(rows)
         # The next job needs the room.
-        nodes.kubectl("delete", "tj", job.name, "--timeout=100s")
+        nodes.kubectl("delete", "tj", job.name, "--timeout=300s")
     for kind in KINDS:
-        wait_until(lambda kind=kind: nodes.items(kind, job.name) == [], f"{kind} to go", 180)
+        wait_until(lambda kind=kind: nodes.items(kind, job.name) == [], f"{kind} to go")
 
 
 def tried(job: Job, fault: Fault) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def hit(job: Job, fault: Fault) -> dict[str, Any]:
     assert told["lost_steps"] == judged["lastStep"] - resumed, (judged, resumed)
     if fault.notice:
         assert told["lost_steps"] == 0, judged
-    wait_until(lambda: job.pods(attempt) == [], f"pods of attempt {attempt} to be gone", 180)
+    wait_until(lambda: job.pods(attempt) == [], f"pods of attempt {attempt} to be gone")
     return {**told, "recovery_seconds": round(recovered, 1)}
 
 

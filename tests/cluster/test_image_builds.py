@@ -77,7 +77,7 @@ def restricted(name: str, image: str, **container: Any) -> dict[str, Any]:
 def said_by(cluster: Cluster, namespace: str, name: str) -> str:
     """Log of a pod that must end well, however busy the machine is."""
     ended = ("wait", f"-n={namespace}", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded")
-    done = cluster.kubectl.attempt(*ended, "--timeout=170s", seconds=180)
+    done = cluster.kubectl.attempt(*ended, "--timeout=300s")
     log = cluster.kubectl.attempt("logs", f"-n={namespace}", name).stdout
     assert done.returncode == 0, f"{done.stderr}{log}"
     return log

@@ -161,7 +161,7 @@ def test_a_job_goes_through_eviction_and_kill_to_its_end(world: World) -> None:
     # A drill by REST, without notice.
     headers = {"Authorization": f"Bearer {admin(world)}"}
     base = f"{world.urls[0]}/v1/namespaces/{world.namespace}/jobs/gpt"
-    with httpx.Client(headers=headers, trust_env=False, timeout=30) as client:
+    with httpx.Client(headers=headers, trust_env=False, timeout=300) as client:
         answer = client.post(f"{base}/drill", json={"replica": 0, "kind": "kill"})
         assert answer.status_code == 202, answer.text
         status = world.phase("gpt", "Succeeded")
@@ -180,7 +180,7 @@ def test_a_job_goes_through_eviction_and_kill_to_its_end(world: World) -> None:
     one.wait()
     world.controller("two", "story")
     base = f"{world.urls[-1]}/v1/namespaces/{world.namespace}/jobs/gpt"
-    with httpx.Client(headers=headers, trust_env=False, timeout=30) as client:
+    with httpx.Client(headers=headers, trust_env=False, timeout=300) as client:
         assert client.get(f"{base}/ledger").json()["lines"] == ledger["lines"]
         logs = client.get(f"{base}/logs", params={"attempt": 1, "rank": 1}).text
         assert "saved at step" in logs
@@ -191,7 +191,7 @@ def test_a_job_goes_through_eviction_and_kill_to_its_end(world: World) -> None:
     ], "earlier attempts to be cleared")  # fmt: skip
     reasons = {e["reason"] for e in world.cluster.kubectl.get("events", f"-n={world.namespace}")["items"]}
     assert {"AttemptOpened", "Disrupted", "Finished"} <= reasons
-    world.kubectl("delete", "tj", "gpt", "--timeout=30s")
+    world.kubectl("delete", "tj", "gpt", "--timeout=300s")
     wait_until(
         lambda: world.kubectl("get", "pods,pytorchjobs,configmaps", "-l=holdfast.dev/job", "-o=name") == "",
         "all objects of the job to go",
@@ -233,7 +233,7 @@ def test_failures_suspension_and_deletion(world: World) -> None:
     world.kubectl("patch", "tj", "long", "--type=merge", '-p={"spec":{"suspend":false}}')
     status = world.until("long", "attempt 3 at work", lambda s: s["attempt"] == 3 and s["phase"] == "Running")
     assert (status["failures"], status["disruptions"]) == (0, 1)
-    world.kubectl("delete", "tj", "long", "--timeout=60s")
+    world.kubectl("delete", "tj", "long", "--timeout=300s")
     wait_until(
         lambda: world.kubectl("get", "pods", "-l=holdfast.dev/job=long", "-o=name") == "", "no pod left"
     )
@@ -290,7 +290,7 @@ def test_rest_gives_each_caller_what_kubectl_would(world: World) -> None:
     ]
     world.until("gpt", "a status", lambda s: s["phase"] in ("Running", "Succeeded"))
     world.phase("gpt", "Succeeded")
-    with httpx.Client(base_url=world.urls[0], trust_env=False, timeout=30) as client:
+    with httpx.Client(base_url=world.urls[0], trust_env=False, timeout=300) as client:
         for method, path, options, expected in asked:
             for name, code in zip(("viewer", "editor", "stranger"), expected, strict=True):
                 headers = {"Authorization": f"Bearer {tokens[name]}"}

@@ -98,7 +98,7 @@ def test_an_apiserver_that_is_killed_and_comes_back_costs_no_change(short_lived:
             )
             again = await asyncio.create_subprocess_exec(*command, env=environment)
             try:
-                await wait_until_async(lambda: reflector.fault is None, "the watch to go on", 180)
+                await wait_until_async(lambda: reflector.fault is None, "the watch to go on")
                 await asyncio.to_thread(
                     plane.kubectl.run, "apply", "-f", "-", document=JOB.replace("NAME", "after")
                 )

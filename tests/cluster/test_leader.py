@@ -41,7 +41,7 @@ class Candidate:
         await asyncio.gather(self.task, return_exceptions=True)
 
     async def leads(self) -> None:
-        await wait_until_async(lambda: self.works and self.leadership.leads, "it to lead", 90)
+        await wait_until_async(lambda: self.works and self.leadership.leads, "it to lead")
 
 
 def told(control_plane: ControlPlane, story: Callable[[Connection], Coroutine[Any, Any, None]]) -> None:
@@ -112,7 +112,7 @@ def test_who_loses_the_lease_stops_and_writes_nothing(control_plane: ControlPlan
             await guarded.patch(LEASE, change, MERGE_PATCH)
             taken = {"spec": {"holderIdentity": "usurper", "leaseDurationSeconds": 3600}}
             await connection.patch(LEASE, taken, MERGE_PATCH)
-            await wait_until_async(lambda: not one.works, "its work to stop", 90)
+            await wait_until_async(lambda: not one.works, "its work to stop")
             with pytest.raises(NotLeader, match="not sent, this controller does not lead any more"):
                 await guarded.patch(LEASE, change, MERGE_PATCH)
             assert (await guarded.get(LEASE))["spec"]["holderIdentity"] == "usurper"  # it may still look

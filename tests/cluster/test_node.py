@@ -29,7 +29,7 @@ def pod(name: str, image: str, script: str, **spec: Any) -> dict[str, Any]:
 def finish(cluster: Cluster, namespace: str, name: str) -> str:
     """Log of a pod that must succeed."""
     cluster.kubectl.run(
-        "wait", f"-n={namespace}", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=50s"
+        "wait", f"-n={namespace}", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=300s"
     )
     return cluster.kubectl.run("logs", f"-n={namespace}", name)
 
@@ -43,7 +43,7 @@ def test_a_termination_message_and_exit_code_reach_the_api(cluster: Cluster, nam
     script = "echo out of ink >/dev/termination-log; exit 7"
     cluster.kubectl.apply(pod("clerk", cluster.busybox, script), namespace=namespace)
     cluster.kubectl.run(
-        "wait", f"-n={namespace}", "pod/clerk", "--for=jsonpath={.status.phase}=Failed", "--timeout=50s"
+        "wait", f"-n={namespace}", "pod/clerk", "--for=jsonpath={.status.phase}=Failed", "--timeout=300s"
     )
     ended = cluster.kubectl.get("pod", "clerk", f"-n={namespace}")["status"]["containerStatuses"][0]["state"]
     assert ended["terminated"]["exitCode"] == 7
@@ -91,5 +91,5 @@ def test_a_command_runs_in_a_pod_without_root(cluster: Cluster, namespace: str) 
     cluster.kubectl.apply(
         pod("safe", cluster.busybox, "sleep 1000", securityContext=secure), namespace=namespace
     )
-    cluster.kubectl.run("wait", f"-n={namespace}", "pod/safe", "--for=condition=Ready", "--timeout=50s")
+    cluster.kubectl.run("wait", f"-n={namespace}", "pod/safe", "--for=condition=Ready", "--timeout=300s")
     assert cluster.kubectl.run("exec", f"-n={namespace}", "safe", "--", "id", "-u") == "65532\n"

@@ -61,7 +61,7 @@ def test_pods_of_two_nodes_find_each_other_and_nothing_is_left_of_either(
         "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8080}]},
     }
     there.kubectl.apply(on(nodes[1], "server", there, web), service, namespace="default")
-    there.kubectl.run("wait", "pod/server", "--for=condition=Ready", "--timeout=50s")
+    there.kubectl.run("wait", "pod/server", "--for=condition=Ready", "--timeout=300s")
     address = there.kubectl.get("pod", "server")["status"]["podIP"]
     for node in nodes:
         asking = (

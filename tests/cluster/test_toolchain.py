@@ -103,7 +103,7 @@ def test_the_same_files_make_the_same_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)  # Go itself may have to come first
+@pytest.mark.timeout(1800)  # Go itself may have to come first
 def test_two_builders_build_once(
     tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +117,7 @@ def test_two_builders_build_once(
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_compilers_own_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
     broken = Module("small", {"gone": "./gone"})

@@ -46,8 +46,7 @@ def logs(cluster: Cluster, namespace: str, name: str) -> dict[str, str]:
         f"-n={namespace}",
         f"pytorchjob/{name}",
         "--for=condition=Succeeded",
-        "--timeout=150s",
-        seconds=160,
+        "--timeout=300s",
     )
     selected = f"--selector=training.kubeflow.org/job-name={name}"
     pods = [

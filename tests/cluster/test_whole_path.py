@@ -130,9 +130,7 @@ def world(
             try:
                 yield World(platform, namespace, runs)
             finally:
-                cluster.kubectl.attempt(
-                    "delete", "tj", f"-n={namespace}", "--all", "--timeout=100s", seconds=110
-                )
+                cluster.kubectl.attempt("delete", "tj", f"-n={namespace}", "--all", "--timeout=300s")
     finally:
         release(cluster.kubectl, namespace)
         cluster.kubectl.run("delete", "namespace", namespace, "--wait=false")
@@ -173,7 +171,7 @@ def test_a_job_comes_by_rest_by_command_line_and_by_kubectl_and_survives_an_evic
         json=training_job("by-rest"),
         headers={"Authorization": f"Bearer {editor}"},
         trust_env=False,
-        timeout=30,
+        timeout=300,
     )
     assert answer.status_code == httpx.codes.CREATED, answer.text
     file = tmp_path / "job.yaml"
@@ -215,7 +213,7 @@ def test_a_job_comes_by_rest_by_command_line_and_by_kubectl_and_survives_an_evic
 
     # Deleting a job takes its pods, and never the work.
     uid = world.job("by-cli")["metadata"]["uid"]
-    said = platform.holdfast(editor, "delete", "by-cli", "-n", namespace, "--wait", seconds=150)
+    said = platform.holdfast(editor, "delete", "by-cli", "-n", namespace, "--wait", seconds=330)
     assert f"{namespace}/by-cli is being deleted; what it wrote on a claim stays there" in said
     assert world.kubectl("get", "pods,pytorchjobs", "-l=holdfast.dev/job=by-cli", "-o=name") == ""
     assert (world.runs(f"{namespace}/by-cli-{uid[:8]}") / "checkpoints").exists()
@@ -232,7 +230,7 @@ class Rest:
     def get(self, path: str) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token}"}
         url = f"{self.url}/v1/namespaces/{self.namespace}/jobs/{path}"
-        return httpx.get(url, headers=headers, trust_env=False, timeout=60)
+        return httpx.get(url, headers=headers, trust_env=False, timeout=300)
 
     def ledger(self, name: str) -> dict[str, Any]:
         answer = self.get(f"{name}/ledger")
@@ -260,9 +258,8 @@ def restart_controllers(world: World) -> None:
     wait_until(
         lambda: len(kubectl.get("pods", where, selected)["items"]) == 2,
         "the old controllers to be gone, and no request to reach them",
-        180,
     )
-    wait_until(lambda: is_ready(world.platform.url), "a forwarded port to lead to a new one", 180)
+    wait_until(lambda: is_ready(world.platform.url), "a forwarded port to lead to a new one")
 
 
 def tells_the_truth_of_an_evicted_job(world: World) -> None:

@@ -42,7 +42,7 @@ def install(kubectl: Kubectl, *documents: dict[str, Any], namespaces: tuple[str,
     kubectl.apply(*crds)
     for crd in crds:
         name = crd["metadata"]["name"]
-        kubectl.run("wait", "--for=condition=Established", f"crd/{name}", "--timeout=30s")
+        kubectl.run("wait", "--for=condition=Established", f"crd/{name}", "--timeout=300s")
     there = kubectl.run("get", "namespaces", "-o", "name").split()
     for namespace in namespaces:
         if f"namespace/{namespace}" not in there:

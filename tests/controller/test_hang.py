@@ -135,7 +135,7 @@ def test_a_gang_that_is_stopped_whole_is_found_hung_and_told_where_it_stood(tmp_
                 async def heard() -> bool:
                     return (await engine.observe(job, 1)).silence is not None
 
-                await wait_until_async(heard, "rank 0 to be asked", 60)
+                await wait_until_async(heard, "rank 0 to be asked")
                 ranks = [p for r in (0, 1) for p in process.find(attempt_uid(job, 1), r, r)]
                 for rank in ranks:
                     process.send(rank, signal.SIGSTOP)
@@ -144,7 +144,7 @@ def test_a_gang_that_is_stopped_whole_is_found_hung_and_told_where_it_stood(tmp_
                     now = await store.get("default", "a")
                     return now if now.status.phase.final else None
 
-                done = await wait_until_async(judged, "the verdict", 90)
+                done = await wait_until_async(judged, "the verdict")
                 assert done is not None
                 (record,) = done.status.attempts
                 assert (record.verdict, record.ending) == (Verdict.HUNG, Verdict.HUNG)

@@ -86,12 +86,12 @@ def test_prometheus_is_told_where_a_running_trainer_listens(tmp_path: Path) -> N
     async def story() -> None:
         job = waiting_job("gpt", replicas=1)
         async with at_work(local_engine(tmp_path, cores=1)) as engine:
-            await wait_until_async(file.exists, "the file", 60)
+            await wait_until_async(file.exists, "the file")
             assert told() == [], "nothing runs yet, and Prometheus finds a file all the same"
             await engine.start(job, 1)
             await until(engine, job, 1, "the start", all_running)
             run_directory(tmp_path, job).progress_address(1).write_text("127.0.0.1:1\n")
-            await wait_until_async(told, "the address to be told", 60)
+            await wait_until_async(told, "the address to be told")
             assert told() == [
                 {
                     "targets": ["127.0.0.1:1"],
@@ -104,7 +104,7 @@ def test_prometheus_is_told_where_a_running_trainer_listens(tmp_path: Path) -> N
             ]
             end(tmp_path, job, 1, 0)
             await until(engine, job, 1, "the end", lambda seen: seen.gone)
-            await wait_until_async(lambda: not told(), "the address to be forgotten", 60)
+            await wait_until_async(lambda: not told(), "the address to be forgotten")
 
     asyncio.run(story())
 

@@ -369,9 +369,9 @@ def test_logs_that_cannot_be_read_do_not_keep_an_attempt_from_its_verdict() -> N
             async def phase(wanted: Phase) -> bool:
                 return (await store.get("default", "a")).status.phase is wanted
 
-            await wait_until_async(lambda: phase(Phase.STARTING), "the attempt", 60)
+            await wait_until_async(lambda: phase(Phase.STARTING), "the attempt")
             engine.end(job, 1, 0, 1)
-            await wait_until_async(lambda: phase(Phase.FAILED), "the verdict", 60)
+            await wait_until_async(lambda: phase(Phase.FAILED), "the verdict")
             record = (await store.get("default", "a")).status.attempts[0]
             assert record.log_tail == {"0": "(its log could not be read: the node does not answer)"}
         finally:
@@ -397,7 +397,7 @@ class Stage:
             job: TrainingJob = await self.store.get("default", name)
             return job if job.status.phase in phases else None
 
-        found = await wait_until_async(look, f"job {name} to be {phases}", 90)
+        found = await wait_until_async(look, f"job {name} to be {phases}")
         assert found is not None
         return found
 

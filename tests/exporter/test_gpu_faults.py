@@ -236,7 +236,7 @@ def started(processes: Processes, *options: str) -> tuple[subprocess.Popen[str],
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=300) as answer:
         return str(answer.read().decode())
 
 
@@ -248,7 +248,7 @@ def test_the_exporter_answers_ends_when_asked_and_tells_faults_once(
     asked = urllib.request.Request(
         f"{url}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
     )
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    with urllib.request.urlopen(asked, timeout=300) as answer:
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
         names = {family.name for family in open_metrics(answer.read().decode())}
     assert {"holdfast_gpu_info", "holdfast_gpu_energy_joules", "holdfast_gpu_xid_errors"} < names
@@ -260,7 +260,7 @@ def test_the_exporter_answers_ends_when_asked_and_tells_faults_once(
         get(f"{url}/other")
     refused.value.close()
     exporter.send_signal(signal.SIGTERM)
-    _, told = exporter.communicate(timeout=60)
+    _, told = exporter.communicate(timeout=300)
     assert exporter.returncode == 0
     assert told.count('"figures are missing"') == 1
     assert processes.running() == []
@@ -277,7 +277,7 @@ def test_the_reader_ends_with_its_exporter_even_while_it_hangs(script: Script, p
     )
     assert len(processes.running()) == 2
     exporter.kill()
-    exporter.communicate(timeout=60)
+    exporter.communicate(timeout=300)
     wait_until(lambda: not processes.running(), "the reader to follow", seconds=SECONDS)
 
 
@@ -286,8 +286,8 @@ def test_a_port_that_is_taken(script: Script, processes: Processes, tmp_path: Pa
     port = url.rpartition(":")[2]
     command = [sys.executable, "-m", "holdfast_controller", "exporter", "--port", port]
     second = processes.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    _, told = second.communicate(timeout=120)
+    _, told = second.communicate(timeout=300)
     assert second.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port" in told
     first.terminate()
-    first.communicate(timeout=60)
+    first.communicate(timeout=300)

@@ -156,7 +156,7 @@ def test_processes_of_a_local_job_are_told_apart_by_rank(
         """Between fork and exec a child still has its parent's environment."""
         return all((Path("/proc") / str(pid) / "comm").read_text() == "sleep\n" for pid in (*ranks, stranger))
 
-    wait_until(executed, "the processes to have started", seconds=60)
+    wait_until(executed, "the processes to have started")
     seen = look()
     mine = {"namespace": "team-a", "job": "gpt", "attempt": "3", "replica": "0", "pod": "", "gpu": "0"}
     assert seen.by("rank", "process_memory_bytes", **mine) == {"0": 4 * GIB, "1": 5 * GIB}

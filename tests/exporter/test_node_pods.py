@@ -120,7 +120,7 @@ def test_a_real_apiserver_lists_the_nodes_pods_to_who_may(
             """The apiserver's authorizer and its watch cache each take a moment."""
             return dict(NodePods(fetch).covering((), ())[0].by_name)
 
-        found = wait_until(listed, "the pods to be listed", seconds=120)
+        found = wait_until(listed, "the pods to be listed")
         assert list(found) == [(NAMESPACE, "ours")]
         assert found[NAMESPACE, "ours"].labels == {"app": "x"}
         (tmp_path / "token").unlink()

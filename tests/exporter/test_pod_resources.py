@@ -45,7 +45,7 @@ def test_no_kubelet_yet_then_one_then_another(tmp_path: Path) -> None:
         assert "is its directory mounted" in fault.message
         for _ in range(2):
             with kubelet(socket, one_pod, OFFERED):
-                wait_until(lambda: read_well(client), "the kubelet's answer", seconds=120)
+                wait_until(lambda: read_well(client), "the kubelet's answer")
             assert isinstance(client.read(), Fault)
 
 

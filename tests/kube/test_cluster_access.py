@@ -120,7 +120,7 @@ def test_a_flood_of_tokens_waits_for_nothing_and_blocks_nobody_for_ever(tmp_path
 
         waiting = [ask(number) for number in range(UNDER_WAY)]
         try:
-            await wait_until_async(lambda: asked == UNDER_WAY, "all of them to be asked about", 60)
+            await wait_until_async(lambda: asked == UNDER_WAY, "all of them to be asked about")
             told = await ask(UNDER_WAY)
             assert isinstance(told, Unavailable)
             assert str(told) == "too many tokens are being reviewed at the moment; try again in a second"
@@ -130,7 +130,7 @@ def test_a_flood_of_tokens_waits_for_nothing_and_blocks_nobody_for_ever(tmp_path
             waiting[0].cancel()
             await asyncio.gather(waiting[0], return_exceptions=True)
             waiting.append(ask(UNDER_WAY + 1))
-            await wait_until_async(lambda: asked == UNDER_WAY + 1, "the next one to be asked about", 60)
+            await wait_until_async(lambda: asked == UNDER_WAY + 1, "the next one to be asked about")
         finally:
             for task in waiting:
                 task.cancel()

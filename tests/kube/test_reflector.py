@@ -36,7 +36,7 @@ class World:
         self.heard.append((notice.type, meta["name"], int(meta["resourceVersion"])))
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
-        await wait_until_async(lambda: bool(condition()), what, 20)
+        await wait_until_async(lambda: bool(condition()), what)
 
     def restarts(self, reason: str) -> float:
         labels = {"resource": "trainingjobs", "reason": reason}

@@ -95,5 +95,5 @@ def test_promtool_agrees() -> None:
     except MissingTool as error:
         pytest.skip(str(error))
     for words in (("check", "rules", str(ROOT / RULES)), ("test", "rules", str(TESTS))):
-        done = subprocess.run(["promtool", *words], capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(["promtool", *words], capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -76,7 +76,7 @@ def prometheus(
         process = processes.start(command, stdout=out, stderr=out)
     try:
         address = _address(process, log, r'msg="Listening on" address=(\S+)')
-        with httpx.Client(base_url=f"http://{address}", timeout=60, trust_env=False) as client:
+        with httpx.Client(base_url=f"http://{address}", timeout=300, trust_env=False) as client:
             yield Prometheus(client, VARIABLES)
     finally:
         process.kill()
@@ -90,7 +90,7 @@ def _address(process: subprocess.Popen[str], log: Path, pattern: str) -> str:
         found = re.search(pattern, text)
         return found[1] if found else None
 
-    address = wait_until(said, f"{log} to say the address", 120)
+    address = wait_until(said, f"{log} to say the address")
     assert address is not None
     return address
 
@@ -123,7 +123,7 @@ def use_gpu(script: Script, processes: Processes, attempt: int) -> None:
                 return process.pid
         return None
 
-    pid = wait_until(rank, f"rank 0 of attempt {attempt}", 180)
+    pid = wait_until(rank, f"rank 0 of attempt {attempt}")
     assert pid is not None
     script.gpus[0].processes = [Process(pid, 4 * GIB, 55)]
     script.write()

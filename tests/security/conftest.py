@@ -59,7 +59,7 @@ class Live:
     def http(self, caller: str | None, **headers: str) -> httpx.Client:
         """A client with this caller's token; None: without any."""
         given = {"Authorization": f"Bearer {self.tokens[caller]}"} if caller else {}
-        return httpx.Client(base_url=self.url, headers={**given, **headers}, trust_env=False, timeout=60)
+        return httpx.Client(base_url=self.url, headers={**given, **headers}, trust_env=False, timeout=300)
 
     def submit(self, name: str, caller: str = "editor", namespace: str = TEAM, **spec: Any) -> dict[str, Any]:
         """Over REST; what was made."""
@@ -77,7 +77,7 @@ class Live:
             done = self.plane.kubectl.attempt(*words)
             return done.stdout if done.returncode == 0 else ""
 
-        made: dict[str, Any] = json.loads(wait_until(found, f"the first attempt of {name}", 120))
+        made: dict[str, Any] = json.loads(wait_until(found, f"the first attempt of {name}"))
         return made
 
 
@@ -135,5 +135,4 @@ def _wait_until_roles_count(live: Live) -> None:
         wait_until(
             lambda: live.plane.kubectl.attempt(*asked).stdout.strip() == "yes",  # noqa: B023
             f"{caller} to be allowed to {verb} jobs",
-            120,
         )

@@ -17,7 +17,7 @@ from tests.cluster.kubectl import Kubectl
 from tests.security.conftest import OTHER, SYSTEM, TEAM, Live, a_job
 from waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 JOBS = f"/v1/namespaces/{TEAM}/jobs"
 
 
@@ -169,7 +169,7 @@ def test_a_pod_of_another_namespace_is_no_replica(live: Live) -> None:
         "metadata": {"name": "victim-1-worker-0", "namespace": OTHER, "labels": labels},
         "spec": {"containers": [{"name": "pytorch", "image": "any"}]},
     }
-    kubectl.run("wait", f"-n={OTHER}", "--for=create", "serviceaccount/default", "--timeout=60s")
+    kubectl.run("wait", f"-n={OTHER}", "--for=create", "serviceaccount/default", "--timeout=300s")
     kubectl.run("create", "-f", "-", document=json.dumps(pod))
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}
     status = {
@@ -194,11 +194,11 @@ def test_a_pod_of_another_namespace_is_no_replica(live: Live) -> None:
         job = kubectl.get("tj", "victim", f"-n={TEAM}")
         return job["status"].get("observedGeneration") == job["metadata"]["generation"] and job["status"]
 
-    found = wait_until(seen, "the controller to look at the job", 120)
+    found = wait_until(seen, "the controller to look at the job")
     assert (found["failures"], found["disruptions"], found["attempt"]) == (0, 0, 1)
     with live.http("editor") as client:
         assert client.delete(f"{JOBS}/victim").status_code == 202
-        wait_until(lambda: client.get(f"{JOBS}/victim").status_code == 404, "the job to go", 120)
+        wait_until(lambda: client.get(f"{JOBS}/victim").status_code == 404, "the job to go")
     assert kubectl.get("pod", "victim-1-worker-0", f"-n={OTHER}")["metadata"].get("deletionTimestamp") is None
 
 

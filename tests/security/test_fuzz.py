@@ -72,7 +72,9 @@ def session(live: Live, token: str) -> Iterator[requests.Session]:
         client.trust_env = False
         client.headers["Authorization"] = f"Bearer {token}"
         for number in range(JOBS):
-            client.post(f"{live.url}/v1/namespaces/{NAMESPACE}/jobs", json=a_job(f"job-{number}"), timeout=60)
+            client.post(
+                f"{live.url}/v1/namespaces/{NAMESPACE}/jobs", json=a_job(f"job-{number}"), timeout=300
+            )
         yield client
 
 
@@ -114,7 +116,7 @@ def test_no_request_ends_in_an_error_of_ours(
     @given(case=described[path][method].as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
         aim(case)
-        answer = case.call(session=session, timeout=60)
+        answer = case.call(session=session, timeout=300)
         answers[answer.status_code] += 1
         case.validate_response(answer, checks=CHECKS)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.security.conftest import TEAM, Live, a_job
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 JOBS = f"/v1/namespaces/{TEAM}/jobs"
 
 

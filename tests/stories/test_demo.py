@@ -31,7 +31,7 @@ FIGURES = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_demo_shows_an_identical_resume_and_leaves_nothing_running(
     tmp_path: Path, processes: Processes
 ) -> None:
@@ -42,7 +42,7 @@ def test_the_demo_shows_an_identical_resume_and_leaves_nothing_running(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    printed, _ = demo.communicate(timeout=500)
+    printed, _ = demo.communicate(timeout=1700)
     assert demo.returncode == 0, printed
     assert "resume proof: identical" in printed
     assert not processes.running()

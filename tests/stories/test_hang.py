@@ -28,7 +28,7 @@ def test_a_frozen_rank_costs_one_failure_and_no_bit(tmp_path: Path, processes: P
             progress = here.job("frozen").status.progress
             return progress is not None and progress.step > 30
 
-        wait_until(stepping, "a first checkpoint", 120)
+        wait_until(stepping, "a first checkpoint")
         here.ask(lambda c: c.drill("default", "frozen", 1, "freeze"))
         done = here.until_done("frozen", 300)
         assert (done.status.failures, done.status.disruptions, done.status.attempt) == (1, 0, 2)

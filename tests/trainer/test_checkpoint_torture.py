@@ -207,7 +207,7 @@ def test_struck_at_any_operation_the_run_ends_as_its_twin(
     process = processes.start(
         [sys.executable, SCRIPT, mode, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    out, errors = process.communicate(timeout=240)
+    out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors[-3000:]
     told = json.loads(out)
     assert told["operations"] > 60

@@ -47,7 +47,7 @@ def test_the_plain_loop_runs(tmp_path: Path) -> None:
         check=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.stdout.startswith("step 0: loss ")

@@ -68,7 +68,7 @@ class AtOnce(Recorder):
 
     def truncate(self, fd: int, size: int) -> None:
         super().truncate(fd, size)  # the last thing before the sync, and of no other file
-        self._met.wait(20)
+        self._met.wait(300)
 
 
 def save_all(run: RunDir, recorder: Recorder, steps: list[int], bad: set[int]) -> None:

@@ -236,7 +236,7 @@ def test_real_steps_are_measured_and_leave_nothing_behind(
 def test_ranks_measure_what_lies_between_them(workshop: Workshop, tmp_path: Path) -> None:
     file = write_config(tmp_path)
     gang = workshop.start(script=COMMAND, ranks=2, arguments=["diagnose", str(file), "--steps", "1"])
-    assert gang.wait(120) == [0, 0], gang.texts()
+    assert gang.wait(300) == [0, 0], gang.texts()
     assert "2 rank(s)" in gang.ranks[0].text()
     assert "GB/s all-reduce bus bandwidth" in gang.ranks[0].text()
     assert "all-reduce" not in gang.ranks[1].text()

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("hf_script.py")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_transformers_and_we_compute_the_same_from_the_same_weights(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(peers.install()), str(tmp_path)],

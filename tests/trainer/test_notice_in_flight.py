@@ -30,7 +30,7 @@ def test_a_stuck_save_makes_way_for_the_step_of_the_stop(
         arguments=[json.dumps(options)],
         env={"HELD": str(held), "HOLDFAST_GRACE_SECONDS": str(GRACE)},
     )
-    wait_until(lambda: gang.history.events("checkpoint"), "a first save, which tells how long one takes", 120)
+    wait_until(lambda: gang.history.events("checkpoint"), "a first save, which tells how long one takes")
     held.touch()
     since: dict[str, float] = {}
 
@@ -41,15 +41,15 @@ def test_a_stuck_save_makes_way_for_the_step_of_the_stop(
                 return path.name
         return None
 
-    name = wait_until(stuck, f"a save to be stuck: {gang.texts()[-2000:]}", 120)
+    name = wait_until(stuck, f"a save to be stuck: {gang.texts()[-2000:]}")
     if every == 3:
         waiting = int(name[6:14]) + every
-        wait_until(lambda: gang.history.last_step() >= waiting, "the next save to be due", 120)
+        wait_until(lambda: gang.history.last_step() >= waiting, "the next save to be due")
     gang.signal(NOTICE, [1])
     gang.wait_for_text("giving up the save of step")
     held.unlink()
 
-    assert gang.wait(60) == [0, 0], gang.texts()[-3000:]
+    assert gang.wait(300) == [0, 0], gang.texts()[-3000:]
     stop = gang.history.stop()
     assert (stop["outcome"], stop["durable_step"]) == ("interrupted", stop["step"])
     assert every == "1s" or stop["step"] == waiting, "it stood where the next save was due"

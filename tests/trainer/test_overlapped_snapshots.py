@@ -42,7 +42,7 @@ class HeldPlaces(dict[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if threading.current_thread().name == "checkpoint-copy":
-            assert self.stage.go.wait(60)
+            assert self.stage.go.wait(300)
         return super().__getitem__(name)
 
 
@@ -270,7 +270,7 @@ def test_shards_are_copied_late_too(workshop: Workshop, tmp_path: Path) -> None:
     late = start(workshop, config, *sizes, name="late", ranks=2)
     at_once = start(workshop, config, *sizes, "checkpoint.snapshot=synchronous", name="at once", ranks=2)
     for gang in (late, at_once):
-        assert gang.wait(180) == [0, 0], gang.texts()
+        assert gang.wait(300) == [0, 0], gang.texts()
         assert gang.history.events("checkpoint_failed") == []
     assert [line["digest"] for line in late.history.events("checkpoint")] == [
         line["digest"] for line in at_once.history.events("checkpoint")

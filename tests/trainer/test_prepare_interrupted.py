@@ -39,13 +39,13 @@ def command(corpus: Path, out: Path, *more: str) -> list[str]:
 
 
 def give(words: list[str], *, check: bool = False) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, check=check, timeout=120, capture_output=True, text=True)
+    return subprocess.run(words, check=check, timeout=300, capture_output=True, text=True)
 
 
 def run_until(processes: Processes, words: list[str], out: Path, unit: int) -> subprocess.Popen[str]:
     """Start the command and let it record that `unit` units are done."""
     run = processes.start(words, stderr=subprocess.PIPE)
-    wait_until(lambda: units_done(out) >= unit or run.poll() is not None, f"unit {unit}", seconds=60)
+    wait_until(lambda: units_done(out) >= unit or run.poll() is not None, f"unit {unit}")
     return run
 
 
@@ -84,7 +84,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(
         assert not (out / "index.json").exists()
         assert units_done(out) >= max(reached, until)  # never back
         reached = units_done(out)
-        wait_until(lambda: not processes.running(), "the workers to leave with their parent", seconds=20)
+        wait_until(lambda: not processes.running(), "the workers to leave with their parent")
     finished = json.loads((out / ".prepare.json").read_text())["shards"]
     kept = {shard["file"]: (out / shard["file"]).stat().st_mtime_ns for shard in finished}
     assert kept
@@ -116,7 +116,7 @@ def test_ctrl_c_says_how_to_continue(
     out = tmp_path / "out"
     run = run_until(processes, command(corpus, out, "--workers", "2"), out, 1)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does
-    _, told = run.communicate(timeout=30)
+    _, told = run.communicate(timeout=300)
     assert run.returncode == 130
     assert told.endswith(f"stopped; the same command continues in {out}\n")
     assert "Traceback" not in told
@@ -131,7 +131,7 @@ def test_a_worker_that_dies_is_told_with_a_remedy(
     run = run_until(processes, command(untouched[0], out, "--workers", "2"), out, 1)
     workers = [p for p in processes.running() if "spawn_main" in " ".join(p.cmdline())]
     workers[0].kill()
-    _, told = run.communicate(timeout=60)
+    _, told = run.communicate(timeout=300)
     assert run.returncode == 1
     assert "error: a worker process died, perhaps for want of memory; run the same command again" in told
 

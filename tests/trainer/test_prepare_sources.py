@@ -199,11 +199,11 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_bytes(
     slow = [*command, "--encoder", "tokenizers", "--workers", "2", "--out", str(tmp_path / "killed")]
     for until in (1, 5):  # in the packed lines, in the table
         run = processes.start(slow, stderr=subprocess.PIPE)
-        wait_until(lambda: units_done() >= until or run.poll() is not None, f"unit {until}", seconds=120)  # noqa: B023
+        wait_until(lambda: units_done() >= until or run.poll() is not None, f"unit {until}")  # noqa: B023
         run.kill()
         run.communicate()
         assert run.returncode == -signal.SIGKILL
-        wait_until(lambda: not processes.running(), "the workers to leave with their parent", seconds=60)
+        wait_until(lambda: not processes.running(), "the workers to leave with their parent")
     for out in ("killed", "untouched"):
         subprocess.run([*command, "--out", str(tmp_path / out)], check=True, capture_output=True)
     written = [

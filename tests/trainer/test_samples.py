@@ -154,7 +154,7 @@ def test_killed_noticed_and_bereft_of_a_worker_equals_untouched(workshop: Worksh
 
     bereft = workshop.start(ranks=2, script=helped, env=env)
     bereft.wait_for_step(noticed.termination().step + 9)
-    wait_until(lambda: len(workers_of(bereft, 1)) == 2, "the workers of rank 1", 30)
+    wait_until(lambda: len(workers_of(bereft, 1)) == 2, "the workers of rank 1")
     victim = workers_of(bereft, 1)[0]
     victim.kill()
     assert bereft.ranks[1].wait() == 1, bereft.texts()

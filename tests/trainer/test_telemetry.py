@@ -29,7 +29,7 @@ from holdfast_trainer.telemetry import Spans, Telemetry
 
 
 def get(address: str, path: str) -> str:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=300) as answer:
         return str(answer.read().decode())
 
 
@@ -166,7 +166,7 @@ def test_steps_are_served_in_pages_of_whole_lines(tmp_path: Path) -> None:
     try:
         while True:
             url = f"http://{endpoint.address}/steps?attempt=2&offset={offset}"
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=300) as answer:
                 body = answer.read()
             if not body:
                 break
@@ -210,9 +210,7 @@ def test_lost_work_and_goodput_follow_from_the_lines_of_killed_runs(workshop: Wo
     for at in (13, 27):
         gang = workshop.start(ranks=2, **options, pause_at=at, pause_seconds=600)
         gang.wait_for_step(at)
-        wait_until(
-            lambda at=at, gang=gang: at - at % 10 in saved_steps(gang), "the save before it", seconds=120
-        )
+        wait_until(lambda at=at, gang=gang: at - at % 10 in saved_steps(gang), "the save before it")
         gang.signal(KILL)
         gang.wait()
         last.append(gang.history.last_step(gang.attempt))

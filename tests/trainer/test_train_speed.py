@@ -47,7 +47,7 @@ def test_what_was_compiled_is_found_again_by_the_next_attempt(tmp_path: Path) ->
     def compiled() -> set[Path]:
         env = {name: value for name, value in os.environ.items() if name != CACHE}
         command = [sys.executable, "-c", COMPILES, tmp_path / "compiled"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert "compiled in " in done.stdout, done.stdout + done.stderr
         return set((tmp_path / "compiled").rglob("*.so"))
 
@@ -64,7 +64,7 @@ def test_what_does_not_compile_runs_as_it_is_written(workshop: Workshop, config:
     assert eager.wait() == [0], eager.texts()
     nowhere = {"TORCHINDUCTOR_CACHE_DIR": "/dev/null/nowhere"}
     gang = start(workshop, config, *settings, "train.compile=true", env=nowhere)
-    assert gang.wait(180) == [0], gang.texts()
+    assert gang.wait(300) == [0], gang.texts()
     (line,) = [line for line in gang.texts().splitlines() if "torch.compile failed" in line]
     assert "all ranks go on without it (rank 0: " in line
     assert gang.history.losses() == eager.history.losses()

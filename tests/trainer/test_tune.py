@@ -217,7 +217,7 @@ def test_a_model_of_ones_own_grows_to_what_fits(tmp_path: Path, capsys: pytest.C
 def test_ranks_tune_together(workshop: Workshop, tmp_path: Path) -> None:
     arguments = ["tune", f"{WORKLOADS}:steady", "--grow", "--out", str(tmp_path / "out"), *QUICK]
     gang = workshop.start(script=COMMAND, ranks=2, arguments=arguments)
-    assert gang.wait(240) == [0, 0], gang.texts()
+    assert gang.wait(300) == [0, 0], gang.texts()
     assert "rank 0: out of memory" in gang.texts()
     assert "times as fast as it is" in gang.ranks[0].text()
     assert "times as fast" not in gang.ranks[1].text(), "rank 0 tells for all"

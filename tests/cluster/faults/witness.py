@@ -94,7 +94,7 @@ def witness(kubectl: Kubectl, namespace: str, job: str, directory: Path) -> Iter
                 watches.append(
                     subprocess.Popen([*words, f"-n={namespace}", "--watch", "-o=json"], stdout=output)
                 )
-        wait_until(lambda: all((directory / kind).stat().st_size for kind in KINDS), "the watches", 120)
+        wait_until(lambda: all((directory / kind).stat().st_size for kind in KINDS), "the watches")
         yield Witness(directory, job)
     finally:
         for watch in watches:

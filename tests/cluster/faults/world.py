@@ -254,7 +254,7 @@ def world(cluster: Cluster, site: Site, image: str, directory: Path) -> Iterator
         try:
             here.start_controller()
             yield here
-            here.kubectl("delete", "tj", "--all", "--timeout=100s")
+            here.kubectl("delete", "tj", "--all", "--timeout=300s")
         finally:
             for process in here._controllers:
                 if process.is_alive():

@@ -159,7 +159,7 @@ def processes_of(machine: Machine, uids: list[str]) -> dict[str, int]:
     lines = machine.run(
         "for process in /proc/[0-9]*; do\n"
         '  [ "$(cat $process/comm 2>/dev/null)" = python ] || continue\n'
-        '  echo "${process#/proc/} $(tr "\\n" " " <$process/cgroup)"\n'
+        '  echo "${process#/proc/} $(cat $process/cgroup 2>/dev/null | tr "\\n" " ")"\n'
         "done",
         "looking for the pods' processes",
     ).splitlines()

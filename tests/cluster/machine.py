@@ -186,11 +186,11 @@ def _remove_cgroups(site: Site, seconds: float = 300) -> None:
         top = root / site.cgroup
         while top.exists():
             # Children first. What is still dying in there makes it busy for a moment.
-            for path in sorted((path for path in [top, *top.rglob("*")] if path.is_dir()), reverse=True):
+            for path, _, _ in os.walk(top, topdown=False):
                 try:
-                    path.rmdir()
+                    os.rmdir(path)
                 except OSError:
-                    _kill_members(path)
+                    _kill_members(Path(path))
             if top.exists() and time.monotonic() > end:
                 raise ComponentFailed(f"{top} is still busy after {seconds:g} s; see its cgroup.procs")
             if top.exists():

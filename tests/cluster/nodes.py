@@ -23,6 +23,7 @@ from tests.cluster.machine import Machine, erase
 from tests.cluster.node import start_containerd, start_kubelet, start_proxy, wait_node_ready
 from tests.cluster.site import Site
 from tests.cluster.system import run
+from waiting import wait_until
 
 LINKED = ("io.containerd.content.v1.content", "io.containerd.snapshotter.v1.overlayfs")
 DATABASES = (
@@ -48,7 +49,7 @@ def join(site: Site) -> None:
         raise
 
 
-def cut_power(site: Site, seconds: float = 60) -> None:
+def cut_power(site: Site, seconds: float = 300) -> None:
     """End all that runs on a further node, at once and with no word to anybody. Raises ComponentFailed."""
     end = time.monotonic() + seconds
     while left := on_node(site):
@@ -81,10 +82,13 @@ def _standing_still(site: Site) -> Iterator[None]:
     for process in stopped:
         process.suspend()
     try:
+        stands = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
+        wait_until(lambda: all(one.status() in stands for one in stopped), "containerd to stand still")
         yield
     finally:
         for process in stopped:
-            process.resume()
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 def share_image(site: Site, name: str) -> None:

@@ -15,6 +15,7 @@ from tests.cluster.build import program
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.forwarding import forwarded
+from tests.cluster.rights import wait_until_allowed
 from waiting import wait_until
 
 CHART = Path(__file__).parents[2] / "helm" / "holdfast"
@@ -43,6 +44,7 @@ class Platform:
             "create", "rolebinding", account, where, f"--clusterrole={role}",
             f"--serviceaccount={namespace}:{account}",
         )  # fmt: skip
+        wait_until_allowed(self.cluster.kubectl, namespace, account, "list")
         return self.cluster.kubectl.run("create", "token", account, where).strip()
 
     def holdfast(self, token: str, *words: str, seconds: float = 300) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.cluster import Cluster
+from waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
@@ -39,8 +40,11 @@ def pytorch_job(name: str, container: dict[str, Any], **pod: Any) -> dict[str, A
     }
 
 
-def logs(cluster: Cluster, namespace: str, name: str) -> dict[str, str]:
-    """Log of each pod of a PyTorchJob that must succeed, by the pod's name."""
+def logs(cluster: Cluster, namespace: str, name: str, line: str) -> dict[str, str]:
+    """Log of each pod of a PyTorchJob that must succeed, by the pod's name, once all have said `line`.
+
+    The job succeeds with its master; its other pods may still be at it.
+    """
     ended = cluster.kubectl.attempt(
         "wait",
         f"-n={namespace}",
@@ -52,9 +56,17 @@ def logs(cluster: Cluster, namespace: str, name: str) -> dict[str, str]:
     pods = [
         pod["metadata"]["name"] for pod in cluster.kubectl.get("pods", f"-n={namespace}", selected)["items"]
     ]
-    said = {pod: cluster.kubectl.attempt("logs", f"-n={namespace}", pod).stdout for pod in pods}
-    assert ended.returncode == 0, (ended.stderr, said)
-    return said
+
+    def said() -> dict[str, str]:
+        return {pod: cluster.kubectl.attempt("logs", f"-n={namespace}", pod).stdout for pod in pods}
+
+    def all_said() -> dict[str, str] | None:
+        found = said()
+        return found if all(line in text for text in found.values()) else None
+
+    assert ended.returncode == 0, (ended.stderr, said())
+    assert len(pods) == RANKS
+    return wait_until(all_said, f"every pod to say {line!r}") or {}
 
 
 def test_pods_of_a_job_know_their_rank_and_find_rank_zero(cluster: Cluster, namespace: str) -> None:
@@ -70,7 +82,7 @@ def test_pods_of_a_job_know_their_rank_and_find_rank_zero(cluster: Cluster, name
     cluster.kubectl.apply(
         pytorch_job("ranks", container, terminationGracePeriodSeconds=0), namespace=namespace
     )
-    said = logs(cluster, namespace, "ranks")
+    said = logs(cluster, namespace, "ranks", "RANK=")
 
     assert sorted(said) == ["ranks-master-0", "ranks-worker-0"]
     for rank, pod in enumerate(sorted(said)):
@@ -133,7 +145,4 @@ def test_two_pods_of_the_trainer_image_reduce_together(
         "automountServiceAccountToken": False,
     }
     cluster.kubectl.apply(script, pytorch_job("reduce", container, **restricted), namespace=namespace)
-    said = logs(cluster, namespace, "reduce")
-    assert len(said) == RANKS
-    for text in said.values():
-        assert "sum 3.0 of 2 as 65532" in text
+    logs(cluster, namespace, "reduce", "sum 3.0 of 2 as 65532")

@@ -23,6 +23,7 @@ from tests.cluster.conftest import short_lived  # noqa: F401  a fixture
 from tests.cluster.control_plane import ControlPlane, start_control_plane
 from tests.cluster.errors import MissingTool
 from tests.cluster.machine import erase
+from tests.cluster.rights import wait_until_allowed
 from tests.cluster.site import site
 from waiting import wait_until
 
@@ -130,9 +131,4 @@ def _wait_until_roles_count(live: Live) -> None:
     """The cluster's own `view` and `edit` take the chart's rules in within a moment."""
     for caller, namespace, verb in (("viewer", TEAM, "watch"), ("editor", TEAM, "delete"),
                                     ("neighbour", OTHER, "delete")):  # fmt: skip
-        user = f"--as=system:serviceaccount:{namespace}:{caller}"
-        asked = ("auth", "can-i", verb, "trainingjobs.holdfast.dev", f"-n={namespace}", user)
-        wait_until(
-            lambda: live.plane.kubectl.attempt(*asked).stdout.strip() == "yes",  # noqa: B023
-            f"{caller} to be allowed to {verb} jobs",
-        )
+        wait_until_allowed(live.plane.kubectl, namespace, caller, verb)

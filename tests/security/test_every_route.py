@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from tests.cluster.rights import wait_until_allowed
 from tests.security.callers import claims_of, forgeries, signed
 from tests.security.conftest import OTHER, TEAM, Live, a_job
 from waiting import wait_until
@@ -220,6 +221,7 @@ def test_one_who_may_list_and_not_watch_does_not_watch(live: Live, jobs: None) -
     )
     account = f"--serviceaccount={TEAM}:lister"
     kubectl.run("create", "rolebinding", "lister", f"-n={TEAM}", "--role=lister", account)
+    wait_until_allowed(kubectl, TEAM, "lister", "list")
     headers = dict(bearer(live.running.token("lister")))
     path = filled("/v1/namespaces/{namespace}/jobs")
     with live.http(None) as client:

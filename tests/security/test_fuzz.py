@@ -28,6 +28,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from tests.cluster.rights import wait_until_allowed
 from tests.security.conftest import SPEC, Live, a_job
 
 CASES = int(os.environ.get("FUZZ_CASES", "260"))
@@ -62,6 +63,7 @@ def token(live: Live) -> str:
     for role in ("edit", "live-holdfast-metrics-reader"):
         account = f"--serviceaccount={NAMESPACE}:fuzzer"
         kubectl.run("create", "clusterrolebinding", f"fuzzer-{role}", f"--clusterrole={role}", account)
+    wait_until_allowed(kubectl, NAMESPACE, "fuzzer", "delete")
     return live.running.token("fuzzer", namespace=NAMESPACE)
 
 

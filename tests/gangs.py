@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,15 +20,10 @@ from typing import Any
 from processes import Processes
 from waiting import wait_until
 
+from holdfast_controller.local.ports import free_port
 from holdfast_trainer.contract import RunDir, Termination, read_lines
 
 LOOP = Path(__file__).parent / "trainer" / "loop_script.py"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

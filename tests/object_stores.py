@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gangs import free_port
 from processes import Processes
 from waiting import wait_until
 
+from holdfast_controller.local.ports import free_port
 from holdfast_trainer.checkpoint.bucket import Bucket
 
 SCRIPT = Path(__file__).parent / "object_server.py"

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import select
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from holdfast_controller.local.ports import free_port
 
 from ..report import ROOT, ReportError
 from .gate import ENV
@@ -54,9 +55,7 @@ class Training:
     ) -> Training:
         """`python -m MODULE WORDS` for each rank; trainings pass their first step by themselves."""
         training = cls(name, began_at=time.time())
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         here = [
             str(ROOT / "trainer"),
             str(ROOT),

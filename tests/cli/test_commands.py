@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from served import TOKEN, Served, free_port, job_yaml, served
+from served import TOKEN, Served, job_yaml, served
 from typer.testing import CliRunner, Result
 from waiting import wait_until
 
@@ -22,6 +22,7 @@ from holdfast_controller.cli.watching import looks
 from holdfast_controller.client import Client, Unreachable
 from holdfast_controller.cluster import Event
 from holdfast_controller.jobs import Phase
+from holdfast_controller.local.ports import free_port
 
 Holdfast = Callable[..., Result]
 

@@ -6,7 +6,6 @@ apiserver authenticates by certificate and token, authorizes by Node and RBAC, a
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,8 @@ from tests.cluster.component import Component, start
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.site import Site
 from tests.cluster.system import CONTROL_PLANE_PACKAGES, find, install
+
+from holdfast_controller.local.ports import free_port
 
 READY_SECONDS = 90
 SERVICE_ACCOUNT_ISSUER = "https://kubernetes.default.svc.cluster.local"
@@ -52,14 +53,7 @@ class Ports:
     @classmethod
     def free(cls) -> Ports:
         """Three that nobody has now."""
-        sockets = [socket.socket() for _ in range(3)]
-        try:
-            for one in sockets:
-                one.bind(("127.0.0.1", 0))
-            return cls(*(one.getsockname()[1] for one in sockets))
-        finally:
-            for one in sockets:
-                one.close()
+        return cls(free_port(), free_port(), free_port())
 
 
 ON_A_NODE = Ports(2379, 2380, 6443)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.cluster.kubectl import Kubectl
-from tests.served import free_port
+
+from holdfast_controller.local.ports import free_port
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from processes import Processes
 from waiting import wait_until
 
 from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.local.ports import free_port
 from holdfast_controller.manifests import attempt_manifests, pod_name
 from holdfast_controller.pod_settings import PodSettings
 from holdfast_trainer.contract import ENV_TERMINATION_LOG
@@ -53,12 +53,9 @@ def pods(job: TrainingJob, directory: Path) -> list[tuple[list[str], dict[str, s
     """Command and environment of each replica, as the kubelet would start it here."""
     template = attempt_manifests(job, 3, PodSettings()).pytorch_job["spec"]["pytorchReplicaSpecs"]["Worker"]
     container: dict[str, Any] = template["template"]["spec"]["containers"][0]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     here = {
         pod_name(job, 3, 0): "127.0.0.1",
-        "--master-port=23456": f"--master-port={port}",
+        "--master-port=23456": f"--master-port={free_port()}",
         "/holdfast/run": str(directory / "run"),
     }
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # as in the image

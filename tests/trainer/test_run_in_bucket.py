@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gangs import KILL, Gang, History, RankServer, Workshop, free_port
+from gangs import KILL, Gang, History, RankServer, Workshop
 from object_stores import ObjectServer, server
 from processes import Processes
 from waiting import wait_until
 
+from holdfast_controller.local.ports import free_port
 from holdfast_trainer.checkpoint import CheckpointError
 from holdfast_trainer.checkpoint.bucket import Bucket
 from holdfast_trainer.checkpoint.store import CheckpointStore

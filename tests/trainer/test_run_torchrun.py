@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gangs import LOOP, History, Workshop, free_port
+from gangs import LOOP, History, Workshop
 from processes import Processes
 from waiting import wait_until
 
+from holdfast_controller.local.ports import free_port
 from holdfast_trainer.contract import RunDir, Termination
 
 OPTIONS: dict[str, Any] = {"steps": 60, "save_every": 6, "dropout": 0.2, "chunks": 2}

@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable
 
 import pytest
-from gangs import KILL, LOOP, NOTICE, Gang, Workshop, free_port
+from gangs import KILL, LOOP, NOTICE, Gang, Workshop
 from processes import Processes
 from waiting import wait_until
 
+from holdfast_controller.local.ports import free_port
 from holdfast_trainer.checkpoint import CheckpointDirectory
 from holdfast_trainer.contract import RunDir, raise_fence
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +21,7 @@ from holdfast_trainer.contract import RunDir, raise_fence
 
 from .launch import HOST, ReplicaLaunch, Runtime, config_path, replica_launches
 from .memory import MemoryGroup, parent_group
+from .ports import free_port
 from .process import ProcessId, boot_id, identify, kill_all, out_of_memory_kills
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Machine
@@ -53,7 +53,7 @@ def start_attempt(
         attempt=attempt,
         boot=boot_id(),
         started=time.time(),
-        master_port=free_port(),
+        master_port=free_port(HOST),
         processes_per_replica=job.spec.processes_per_replica,
         out_of_memory_kills=out_of_memory_kills(),
         allocation=allocation,
@@ -128,12 +128,3 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if not name.startswith(_NOT_INHERITED) and name not in _NOT_INHERITED_NAMES
     }
-
-
-def free_port() -> int:
-    """A TCP port nobody listens on now. Another process may take it before torchrun does: then the
-    attempt fails at its rendezvous and the next one chooses again."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -12,7 +12,6 @@ import json
 import re
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from tests.cluster.component import Component, end_all, environment, start
 from tests.cluster.control_plane import start_control_plane
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.machine import erase
-from tests.cluster.site import Site, site
+from tests.cluster.site import Site, site_apart
 
 CRD = ROOT / "helm" / "holdfast" / "templates" / "crd.yaml"
 ACCOUNT = "bench"
@@ -200,7 +199,7 @@ class World:
 @contextmanager
 def world(nodes: int) -> Iterator[World]:
     """Up with so many fake nodes. Raises the cluster's own errors (MissingTool, ComponentFailed)."""
-    where = site(f"bench-{uuid.uuid4().hex[:8]}")
+    where = site_apart("bench")
     try:
         plane = start_control_plane(where)
         install(plane.kubectl)
@@ -220,7 +219,7 @@ def real_world(nodes: int) -> Iterator[World]:
 
     Needs root. Raises the cluster's own errors.
     """
-    where = site(f"bench-{uuid.uuid4().hex[:8]}")
+    where = site_apart("bench")
     try:
         kubectl = up(where).kubectl
         install(kubectl, operator=False)

@@ -22,7 +22,7 @@ from tests.cluster.control_plane import ControlPlane, start_control_plane
 from tests.cluster.errors import CannotRunNode, MissingTool
 from tests.cluster.machine import Machine, erase, why_no_node
 from tests.cluster.nodes import share_image
-from tests.cluster.site import DEFAULT_NAME, Site, site
+from tests.cluster.site import DEFAULT_NAME, Site, site, site_apart
 from tests.cluster.users import used
 
 GATHERED = Path(__file__).parents[2] / "build" / "cluster-logs"
@@ -101,7 +101,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 @pytest.fixture
 def short_lived() -> Iterator[Site]:
     """A place for a cluster of a test's own, cleared whatever the test leaves there."""
-    where = site(f"brief-{uuid.uuid4().hex[:8]}")
+    where = site_apart("brief")
     _sites.append(where)
     yield where
     down(where, purge=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import uuid
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,6 +149,15 @@ def site(name: str) -> Site:
             "beginning with a letter"
         )
     return Site(name, cache_directory() / "clusters" / name)
+
+
+def site_apart(kind: str) -> Site:
+    """One whose name begins with `kind`, and whose network no other cluster here has: there are but fifty."""
+    taken = {other.network for other in (site(DEFAULT_NAME), *sites())}
+    while True:
+        found = site(f"{kind}-{uuid.uuid4().hex[:8]}")
+        if found.network not in taken:
+            return found
 
 
 def sites() -> list[Site]:

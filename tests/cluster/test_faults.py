@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 import time
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +28,7 @@ from tests.cluster.faults.witness import Witness, nameless, witness
 from tests.cluster.faults.world import Job, World, world
 from tests.cluster.machine import Machine, why_no_node
 from tests.cluster.nodes import take_images
-from tests.cluster.site import DEFAULT_NAME, MOST_NODES, Site, site
+from tests.cluster.site import DEFAULT_NAME, MOST_NODES, Site, site, site_apart
 from tests.cluster.users import used
 from waiting import wait_until
 
@@ -73,7 +72,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, gathered: list[Site]) -> Ite
         pytest.skip("nodes are taken away and parts of the cluster killed: it needs one started here")
     if reason := why_no_node():
         pytest.skip(reason)
-    where = site(f"faults-{uuid.uuid4().hex[:6]}")
+    where = site_apart("faults")
     gathered.append(where)
     spare = any(fault.spare for faults in CHOSEN.values() for fault in faults)
     try:

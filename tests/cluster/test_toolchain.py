@@ -13,7 +13,7 @@ from processes import Processes
 from tests.cluster.build import asset, build, main
 from tests.cluster.errors import BuildFailed, ClusterError, MissingTool
 from tests.cluster.oci import Image, write_image
-from tests.cluster.site import cache_directory, site
+from tests.cluster.site import cache_directory, site, site_apart
 from tests.cluster.system import install, wanted_go
 from tests.cluster.tools import KUBERNETES, MODULES, SMALL, Module
 
@@ -58,6 +58,18 @@ def test_two_clusters_do_not_meet() -> None:
         assert network.subnet_of(dev.network)
     assert not dev.pods.overlaps(dev.services)
     assert not dev.pods.overlaps(dev.cable)
+
+
+def test_a_cluster_for_a_while_keeps_off_the_networks_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
+    networks = {one.network: one for one in (site(f"other-{number}") for number in range(2000))}
+    assert len(networks) == 50
+    free, *taken = (one for network, one in networks.items() if network != site("dev").network)
+    for one in taken:
+        one.state.mkdir(parents=True)
+    assert site_apart("brief").network == free.network
 
 
 def test_a_name_that_cannot_be_one_is_refused() -> None:

@@ -65,8 +65,11 @@ def test_an_orphan_in_its_own_session_ends_too() -> None:
     parent.wait()
     assert child.is_running()
     story.end_all()
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     assert story.running() == []
+    try:
+        assert child.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        pass  # whoever adopted it has buried it
     parent.stdout.close()
 
 

@@ -430,14 +430,15 @@ def test_many_jobs_run_side_by_side_and_one_that_breaks_the_pass_stops_no_other(
         async with on_stage(MemoryStore(), engine) as stage:
             for name in ("bad", "x", "y", "z"):
                 await stage.store.create(make(name, replicas=1))
-            for _ in range(200):
+
+            async def all_over() -> list[TrainingJob]:
                 for attempt in list(engine.attempts.values()):
                     if attempt.alive:
                         engine.end(attempt.job, attempt.number, 0, 0)
-                await asyncio.sleep(0.01)
                 jobs = await stage.store.list_jobs()
-                if all(job.status.phase is Phase.SUCCEEDED for job in jobs):
-                    break
+                return jobs if all(job.status.phase is Phase.SUCCEEDED for job in jobs) else []
+
+            jobs = await wait_until_async(all_over, "all jobs to end")
             assert [job.status.attempt for job in jobs] == [1, 1, 1, 1]
             assert sample(stage.metrics, "holdfast_reconcile_errors_total") == 3
             succeeded = {"phase": "Succeeded"}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes import Processes
+from waiting import wait_until
 
 from holdfast_trainer.contract import RunDir, Termination
 from holdfast_trainer.interruption import Exchange, Notice
@@ -35,11 +36,12 @@ def test_the_deadline_comes_before_the_kill() -> None:
 
 def test_a_stop_made_in_order_needs_no_deadline() -> None:
     called = threading.Event()
-    notice = Notice(0.1, called.set)
+    notice = Notice(60, called.set)
     notice._receive(signal.SIGTERM, None)
     notice.settle()
     assert notice._timer is not None
     notice._timer.join(300)
+    assert not notice._timer.is_alive()
     assert not called.is_set()
 
 
@@ -144,4 +146,4 @@ def test_loader_workers_outlive_a_signal_to_the_whole_group(tmp_path: Path, proc
     assert told == Termination("interrupted", told.step, told.step)
     assert told.step >= 4
     assert RunDir(tmp_path / "run").checkpoint(told.step).is_dir()
-    assert not processes.running(), "the workers ended with their rank"
+    wait_until(lambda: not processes.running(), "the workers to end with their rank")

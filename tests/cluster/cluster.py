@@ -133,6 +133,8 @@ def _start(site: Site, operator: bool, lost_seconds: int | None, say: Callable[[
             training_operator.install(plane.kubectl)
             _wait_deployment(plane, training_operator.NAMESPACE, training_operator.DEPLOYMENT)
         _wait_deployment(plane, dns.NAMESPACE, "coredns")
+        if operator:
+            training_operator.wait_until_asked(plane.kubectl)
     plane.check()
 
 

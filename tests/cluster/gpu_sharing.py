@@ -19,7 +19,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.machine import Machine
 from tests.cluster.oci import Image
 from tests.cluster.system import run
-from waiting import wait_until
+from tests.waiting import wait_until
 
 from holdfast_controller.cluster import GpuUse
 from holdfast_controller.gpu_exporters import USES

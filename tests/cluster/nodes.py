@@ -23,7 +23,7 @@ from tests.cluster.machine import Machine, erase
 from tests.cluster.node import start_containerd, start_kubelet, start_proxy, wait_node_ready
 from tests.cluster.site import Site
 from tests.cluster.system import run
-from waiting import wait_until
+from tests.waiting import wait_until
 
 LINKED = ("io.containerd.content.v1.content", "io.containerd.snapshotter.v1.overlayfs")
 DATABASES = (

@@ -16,7 +16,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.forwarding import forwarded
 from tests.cluster.rights import wait_until_allowed
-from waiting import wait_until
+from tests.waiting import wait_until
 
 CHART = Path(__file__).parents[2] / "helm" / "holdfast"
 RELEASE = "holdfast"

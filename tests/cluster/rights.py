@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.cluster.kubectl import Kubectl
-from waiting import wait_until
+from tests.waiting import wait_until
 
 JOBS = "trainingjobs.holdfast.dev"
 

@@ -7,6 +7,7 @@ operator is ready, where the manifest waits up to 25 s. Its image is built here,
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import yaml
@@ -15,6 +16,7 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.images import BUSYBOX, TRAINING_OPERATOR
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.tools import TRAINING_OPERATOR as MODULE
+from tests.waiting import wait_until
 
 NAMESPACE = "kubeflow"
 DEPLOYMENT = "training-operator"
@@ -50,3 +52,22 @@ def install(kubectl: Kubectl) -> None:
     ]
     kubectl.apply(*kinds)
     kubectl.apply(*(document for document in everything if document not in kinds))
+
+
+def wait_until_asked(kubectl: Kubectl) -> None:
+    """Until the apiserver reaches its webhook, a moment after it is ready: it refuses what is not valid."""
+    nameless = {"template": {"spec": {"containers": [{"name": "main", "image": BUSYBOX}]}}}
+    job = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "nameless", "namespace": "default"},
+        "spec": {"pytorchReplicaSpecs": {"Worker": nameless}},
+    }
+
+    def refused() -> bool:
+        done = kubectl.attempt("create", "-f", "-", document=json.dumps(job))
+        if done.returncode == 0:
+            kubectl.run("delete", "pytorchjob", "nameless", "-n=default")
+        return "must have at least one container with name pytorch" in done.stderr
+
+    wait_until(refused, "the operator's webhook to be asked")

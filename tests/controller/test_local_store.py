@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import random
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -69,7 +69,7 @@ def test_a_damaged_page(tmp_path: Path) -> None:
     asyncio.run(fill())
     with open(tmp_path / "jobs.db", "r+b") as file:
         file.seek(4096)
-        file.write(os.urandom(3 * 4096))
+        file.write(random.Random(7).randbytes(3 * 4096))
     assert "is damaged" in refusal(tmp_path / "jobs.db")
 
 

@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from processes import Processes
 from waiting import wait_until
@@ -124,13 +126,35 @@ def test_ctrl_c_says_how_to_continue(
     assert contents(out) == expected
 
 
+def workers_of(processes: Processes) -> list[psutil.Process]:
+    found = []
+    for process in processes.running():
+        with suppress(psutil.NoSuchProcess):
+            if "spawn_main" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def test_ctrl_c_while_workers_start_says_so_too(
+    untouched: tuple[Path, dict[str, bytes]], tmp_path: Path, processes: Processes
+) -> None:
+    """They ignore it from their first moment on: none of them prints what it was doing."""
+    out = tmp_path / "out"
+    run = processes.start(command(untouched[0], out, "--workers", "2"), stderr=subprocess.PIPE)
+    wait_until(lambda: workers_of(processes), "a worker to be started")
+    os.killpg(run.pid, signal.SIGINT)
+    _, told = run.communicate(timeout=300)
+    assert run.returncode == 130
+    assert told.endswith(f"stopped; the same command continues in {out}\n")
+    assert "Traceback" not in told
+
+
 def test_a_worker_that_dies_is_told_with_a_remedy(
     untouched: tuple[Path, dict[str, bytes]], tmp_path: Path, processes: Processes
 ) -> None:
     out = tmp_path / "out"
     run = run_until(processes, command(untouched[0], out, "--workers", "2"), out, 1)
-    workers = [p for p in processes.running() if "spawn_main" in " ".join(p.cmdline())]
-    workers[0].kill()
+    workers_of(processes)[0].kill()
     _, told = run.communicate(timeout=300)
     assert run.returncode == 1
     assert "error: a worker process died, perhaps for want of memory; run the same command again" in told

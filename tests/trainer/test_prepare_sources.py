@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import random
 import signal
 import subprocess
@@ -255,7 +254,7 @@ def test_a_table_that_is_damaged_inside_is_named_with_its_row(tmp_path: Path) ->
     path = tmp_path / "a.parquet"
     parquet.write_table(table(documents(3)), path, compression="snappy")
     content = bytearray(path.read_bytes())
-    content[5000:400_000] = os.urandom(395_000)
+    content[5000:400_000] = random.Random(7).randbytes(395_000)
     path.write_bytes(content)
     with pytest.raises(PrepareError, match=r"a\.parquet is damaged near row 0 \(.*\): get it again"):
         prepare(Request((path,), tmp_path / "out"))

@@ -117,11 +117,11 @@ def encode_units(units: Iterable[Unit], settings: EncoderSettings, workers: int)
     try:
         pending: deque[Future[EncodedUnit]] = deque()
         for unit in islice(remaining, workers * UNITS_AHEAD):
-            pending.append(pool.submit(_encode_in_worker, unit))
+            pending.append(_submit(pool, unit))
         while pending:
             result = pending.popleft().result()
             for unit in islice(remaining, 1):
-                pending.append(pool.submit(_encode_in_worker, unit))
+                pending.append(_submit(pool, unit))
             yield result
     except BrokenProcessPool as error:
         raise PrepareError(
@@ -130,6 +130,18 @@ def encode_units(units: Iterable[Unit], settings: EncoderSettings, workers: int)
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, unit: Unit) -> Future[EncodedUnit]:
+    """This may start a worker, and that ignores Ctrl-C only in `_start_worker`: it is born deaf to it.
+
+    What comes for this process meanwhile is heard afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(_encode_in_worker, unit)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _worker: UnitEncoder | None = None

@@ -18,12 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from processes import Processes
-from waiting import wait_until
+from waiting import DeadlinePassed, wait_until
 
 from holdfast_controller.local.ports import free_port
 from holdfast_trainer.contract import RunDir, Termination, read_lines
 
 LOOP = Path(__file__).parent / "trainer" / "loop_script.py"
+
+
+def holding(loop: str) -> str:
+    """An example's text, whose loop waits for its test as loop_script.py does; see Workshop.start."""
+    begins = "    for step in run.steps(STEPS):\n"
+    waits = """
+        while os.path.exists(os.environ.get("HOLD", "")) and step >= int(os.environ["HOLD_AT"]):
+            time.sleep(0.005)
+"""
+    assert begins in loop
+    return f"import os, time\n{loop.replace(begins, begins + waits[1:])}"
 
 
 @dataclass
@@ -106,7 +117,7 @@ class RankServer:
     def close(self) -> None:
         assert self._server.stdin is not None
         self._server.stdin.close()
-        self._server.wait(10)
+        self._server.wait(300)
         assert self._server.stdout is not None
         self._server.stdout.close()
 
@@ -129,8 +140,11 @@ class Rank:
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def wait(self, seconds: float = 60) -> int:
-        wait_until(lambda: self.poll() is not None, f"a rank to end; its log:\n{self.text()}", seconds)
+    def wait(self, seconds: float = 300) -> int:
+        try:
+            wait_until(lambda: self.poll() is not None, "a rank to end", seconds)
+        except DeadlinePassed as error:
+            raise DeadlinePassed(f"{error}; its log:\n{self.text()}") from None
         return self.code or 0
 
     def text(self) -> str:
@@ -145,16 +159,25 @@ class Gang:
     terminations: list[Path]
     history: History
     attempt: int = 0
+    held: Path | None = None
+    """While it is there, the step of `hold_at` waits."""
 
     def signal(self, number: int, ranks: Sequence[int] | None = None) -> None:
+        """And let a step go on that waits for it."""
         for index, rank in enumerate(self.ranks):
             if ranks is None or index in ranks:
                 rank.signal(number)
+        self.release()
 
-    def wait(self, seconds: float = 60) -> list[int]:
+    def release(self) -> None:
+        """Let the step go on that waits for the test."""
+        if self.held is not None:
+            self.held.unlink(missing_ok=True)
+
+    def wait(self, seconds: float = 300) -> list[int]:
         return [rank.wait(seconds) for rank in self.ranks]
 
-    def wait_for_step(self, step: int, seconds: float = 60) -> None:
+    def wait_for_step(self, step: int, seconds: float = 300) -> None:
         """Until this attempt has told of a step from `step` on."""
 
         def reached() -> bool:
@@ -167,7 +190,7 @@ class Gang:
 
         wait_until(reached, f"step {step}", seconds)
 
-    def wait_for_text(self, text: str, rank: int = 0, seconds: float = 60) -> None:
+    def wait_for_text(self, text: str, rank: int = 0, seconds: float = 300) -> None:
         wait_until(lambda: text in self.ranks[rank].text(), f"{text!r} in rank {rank}'s log", seconds)
 
     def termination(self, rank: int = 0) -> Termination:
@@ -202,9 +225,13 @@ class Workshop:
         script: Path = LOOP,
         run_dir: Path | None = None,
         arguments: Sequence[str] | None = None,
+        hold_at: int | None = None,
         **options: Any,
     ) -> Gang:
-        """The next attempt of run `name`: the loop with its `options`, or `script` with `arguments`."""
+        """The next attempt of run `name`: the loop with its `options`, or `script` with `arguments`.
+
+        It goes no further than the step `hold_at` before it is sent a signal, or released.
+        """
         number = self.numbers.get(name, 0) + 1 if attempt is None else attempt
         self.numbers[name] = number
         place = self.path / f"{name}-{number}"
@@ -218,6 +245,10 @@ class Workshop:
             "MASTER_PORT": str(free_port()),
             **(env or {}),
         }
+        held = None if hold_at is None else place / "held"
+        if held is not None:
+            held.touch()
+            common |= {"HOLD": str(held), "HOLD_AT": str(hold_at)}
         started, terminations = [], []
         for rank in range(ranks):
             message = place / f"rank-{rank}.termination"
@@ -226,7 +257,7 @@ class Workshop:
             started.append(self.server.start(argv, common | own, place / f"rank-{rank}.log"))
             terminations.append(message)
         self.started += started
-        return Gang(started, terminations, History(run), number)
+        return Gang(started, terminations, History(run), number, held)
 
     def finish(self, name: str = "run", **arguments: Any) -> History:
         """Run an attempt to its end, which must be a good one."""
@@ -236,14 +267,10 @@ class Workshop:
         assert gang.history.stop(gang.attempt)["outcome"] == "finished", gang.texts()
         return gang.history
 
-    def finish_interrupted(self, *hits: tuple[int, int], pause: str = "", **arguments: Any) -> History:
-        """Run an attempt for each (step, signal), which comes at that step, and then one to its end.
-
-        `pause` is the PAUSE of those that are hit.
-        """
-        slow = {**arguments, "env": {**arguments.get("env", {}), "PAUSE": pause}} if pause else arguments
+    def finish_interrupted(self, *hits: tuple[int, int], **arguments: Any) -> History:
+        """An attempt for each (step, signal), which comes soon after that step, and then one to its end."""
         for step, number in hits:
-            gang = self.start(**slow)
+            gang = self.start(**arguments, hold_at=step + 5)
             gang.wait_for_step(step)
             gang.signal(number)
             gang.wait()

@@ -122,6 +122,8 @@ for step in run.steps(options["steps"]):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.clamp_(-0.2, 0.2)
+    while os.path.exists(os.environ.get("HOLD", "")) and step >= int(os.environ["HOLD_AT"]):
+        time.sleep(0.005)  # the test says when it goes on
     if step == options["pause_at"]:
         time.sleep(options["pause_seconds"])
     if step == options["fail_at"] and run.rank == options["fail_rank"]:

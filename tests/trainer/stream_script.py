@@ -26,11 +26,12 @@ stream = TokenStream(
     world_size=run.world_size,
 )
 run.track(model=model, optimizer=optimizer, stream=stream)
-for _step in run.steps(60):
+for step in run.steps(60):
+    while os.path.exists(os.environ.get("HOLD", "")) and step >= int(os.environ["HOLD_AT"]):
+        time.sleep(0.005)  # the test says when it goes on
     tokens, targets = stream.batch()
     loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
     optimizer.zero_grad()
     loss.backward()
     run.log(loss=loss, tokens=tokens.numel())
     optimizer.step()
-    time.sleep(float(os.environ.get("PAUSE", "0")))  # so that a signal can meet it

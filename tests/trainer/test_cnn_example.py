@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gangs import KILL, NOTICE, Workshop
+from gangs import KILL, NOTICE, Workshop, holding
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "k8s" / "examples" / "cnn"
@@ -41,6 +41,12 @@ def short(tmp_path: Path, name: str) -> Path:
     return path
 
 
+def waiting(script: Path) -> Path:
+    """So that a signal meets it."""
+    script.write_text(holding(script.read_text()))
+    return script
+
+
 def test_the_plain_loop_runs(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, short(tmp_path, "plain.py")],
@@ -54,7 +60,7 @@ def test_the_plain_loop_runs(tmp_path: Path) -> None:
 
 
 def test_killed_and_noticed_equals_untouched(workshop: Workshop, tmp_path: Path) -> None:
-    script = short(tmp_path, "safe.py")
+    script = waiting(short(tmp_path, "safe.py"))
     env = {"HOLDFAST_CHECKPOINT_EVERY": "8"}
     untouched = workshop.finish("untouched", ranks=2, script=script, env=env)
     interrupted = workshop.finish_interrupted((13, KILL), (34, NOTICE), ranks=2, script=script, env=env)

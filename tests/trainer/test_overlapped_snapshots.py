@@ -12,6 +12,7 @@ import torch
 from gangs import KILL, NOTICE, Workshop
 from gpt_runs import start, write_config
 from torch import nn
+from waiting import wait_until
 
 from holdfast_trainer.checkpoint import CheckpointError, Saved, Saver, load_newest
 from holdfast_trainer.checkpoint.stage import Stage
@@ -243,8 +244,9 @@ def test_a_loop_that_clamps_its_weights_is_found_out_and_stays_exact(workshop: W
     untouched = workshop.finish("untouched", ranks=2, **options, snapshot="synchronous")
     assert untouched.events("checkpoint_failed") == []
 
-    killed = workshop.start(ranks=2, **options, pause=0.05)
+    killed = workshop.start(ranks=2, **options, pause=0.05, hold_at=33)
     killed.wait_for_step(25)  # the save of step 24 has waited for that of 18
+    wait_until(lambda: len(killed.history.events("checkpoint", 1)) >= 3, "the save of step 18 to be told")
     killed.signal(KILL)
     killed.wait()
     (failed,) = killed.history.events("checkpoint_failed", 1)
@@ -253,7 +255,7 @@ def test_a_loop_that_clamps_its_weights_is_found_out_and_stays_exact(workshop: W
     saved = [line["step"] for line in killed.history.events("checkpoint", 1)]
     assert saved[:3] == [6, 13, 18], "what was dropped is saved at the end of the step that was under way"
 
-    noticed = workshop.start(ranks=2, **options, pause=0.02)
+    noticed = workshop.start(ranks=2, **options, pause=0.02, hold_at=33)
     noticed.wait_for_step(28)
     noticed.signal(NOTICE, [1])
     assert noticed.wait() == [0, 0], noticed.texts()

@@ -63,11 +63,13 @@ def test_a_loop_left_early_is_finished_with_what_it_did(workshop: Workshop, rank
 
 
 def test_a_last_save_that_fails_at_exit_is_no_success(workshop: Workshop) -> None:
-    gang = workshop.start(steps=40, break_at=12, pause_at=12, pause_seconds=0.5)
+    gang = workshop.start(steps=40, break_at=12, hold_at=12)
     gang.wait_for_text("step 12")
     run = gang.history.run
+    wait_until(lambda: run.checkpoint(10).exists(), "step 10 to be durable")
     run.checkpoints.rename(run.path / "moved")
     run.checkpoints.write_text("in the way")
+    gang.release()
     assert gang.wait() == [1], gang.texts()
     message = gang.termination()
     assert message.outcome == "failed"
@@ -76,7 +78,7 @@ def test_a_last_save_that_fails_at_exit_is_no_success(workshop: Workshop) -> Non
 
 
 def test_a_superseded_attempt_stops_and_its_successor_is_unharmed(workshop: Workshop) -> None:
-    old = workshop.start(ranks=2, steps=2000, pause=0.02, save_every=5)
+    old = workshop.start(ranks=2, steps=100_000, pause=0.02, save_every=5)
     old.wait_for_step(7)
     raise_fence(old.history.run, 2)
     codes = old.wait()
@@ -169,7 +171,9 @@ def test_checkpoints_that_are_all_damaged_are_refused(workshop: Workshop) -> Non
 
 
 def test_another_world_size_goes_on_and_says_that_bits_may_differ(workshop: Workshop) -> None:
-    workshop.start(ranks=2, steps=20, pause=0.01).wait_for_step(7)
+    first = workshop.start(ranks=2, steps=20, hold_at=12)
+    first.wait_for_step(7)
+    wait_until(lambda: first.history.run.checkpoint(5).exists(), "step 5 to be durable")
     workshop.end()
     history = workshop.finish(ranks=1, steps=20)
     assert history.events("attempt_start", 2)[0]["resumed_step"] in (5, 10)  # it ran on while it was killed
@@ -180,7 +184,7 @@ def test_another_world_size_goes_on_and_says_that_bits_may_differ(workshop: Work
 
 def test_ranks_that_torchrun_starts_again_do_not_mix_two_saves(workshop: Workshop) -> None:
     """The same attempt number twice: what the first left half-written is not counted as the second's."""
-    first = workshop.start(ranks=2, steps=500, pause=0.02)
+    first = workshop.start(ranks=2, steps=20, hold_at=9)
     first.wait_for_step(7)
     workshop.end()
     half = first.history.run.checkpoints / ".step-00000010.attempt-1.save-1"
@@ -193,7 +197,7 @@ def test_ranks_that_torchrun_starts_again_do_not_mix_two_saves(workshop: Worksho
 
 
 def test_finished_counts_although_a_notice_came_last(workshop: Workshop) -> None:
-    gang = workshop.start(steps=20, pause_at=19, pause_seconds=0.5)
+    gang = workshop.start(steps=20, hold_at=19)
     gang.wait_for_text("step 19")
     gang.signal(NOTICE)
     assert gang.wait() == [0], gang.texts()
@@ -204,7 +208,7 @@ def test_finished_counts_although_a_notice_came_last(workshop: Workshop) -> None
 def test_training_goes_on_while_the_disk_is_full(workshop: Workshop, small_disk: Path) -> None:
     """What was durable stays so, and the next save that finds room is a good one."""
     gang = workshop.start(
-        ranks=2, steps=500, save_every=10, pause=0.02, run_dir=small_disk / "run", size=1000
+        ranks=2, steps=50_000, save_every=10, pause=0.02, run_dir=small_disk / "run", size=1000
     )
     run = gang.history.run
     wait_until(lambda: run.checkpoint(10).exists(), "step 10 to be durable")

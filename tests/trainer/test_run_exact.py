@@ -47,13 +47,15 @@ def test_killed_and_noticed_equals_untouched(workshop: Workshop, form: str) -> N
     options = {**options, "steps": STEPS, "save_every": 7}
     untouched = workshop.finish("untouched", ranks=ranks, **options)
 
-    killed = workshop.start(ranks=ranks, **options, pause=0.01)
-    killed.wait_for_step(chance.randrange(8, 28))
+    at = chance.randrange(8, 28)
+    killed = workshop.start(ranks=ranks, **options, pause=0.01, hold_at=at + 5)
+    killed.wait_for_step(at)
     killed.signal(KILL)
     assert set(killed.wait()) <= {-9, 1}, "1: it saw a peer go before its own kill came"
 
-    noticed = workshop.start(ranks=ranks, **options, pause=0.01)
-    noticed.wait_for_step(chance.randrange(30, 45))
+    at = chance.randrange(30, 45)
+    noticed = workshop.start(ranks=ranks, **options, pause=0.01, hold_at=at + 5)
+    noticed.wait_for_step(at)
     noticed.signal(NOTICE, [chance.randrange(ranks)])
     assert noticed.wait() == [0] * ranks, noticed.texts()
     assert noticed.termination().step == noticed.termination().durable_step
@@ -67,7 +69,7 @@ def test_a_newest_checkpoint_that_is_damaged_costs_steps_and_no_bits(workshop: W
     """The damaged step is the first one saved again: the new checkpoint must not be taken for the old."""
     options: dict[str, Any] = {"steps": STEPS, "save_every": 10}
     untouched = workshop.finish("untouched", **options)
-    killed = workshop.start(**options, pause=0.01)
+    killed = workshop.start(**options, pause=0.01, hold_at=43)
     killed.wait_for_step(38)
     killed.signal(KILL)
     killed.wait()
@@ -79,10 +81,9 @@ def test_a_newest_checkpoint_that_is_damaged_costs_steps_and_no_bits(workshop: W
     part.write_bytes(damaged)
 
     resumed = workshop.start(**options, pause=0.02)
-    resumed.wait_for_step(10)
     resumed.wait_for_text("resumed from step")
     assert "was passed over: rank 0: rank-0.safetensors: checksum" in resumed.texts()
-    assert resumed.wait() == [0]
+    assert resumed.wait() == [0], resumed.texts()
     start = resumed.history.events("attempt_start", 2)[0]
     assert start["skipped"][0]["checkpoint"] == newest.name
     kept = [line["step"] for line in resumed.history.events("checkpoint", 2)]

@@ -11,7 +11,7 @@ from waiting import wait_until
 
 from holdfast_trainer.contract import Termination
 
-SLOW = {"steps": 500, "pause": 0.02, "save_every": 10_000}
+SLOW = {"steps": 100_000, "pause": 0.02, "save_every": 10_000}
 
 
 def assert_stopped_at_one_step(gang: Gang, codes: list[int]) -> int:
@@ -44,7 +44,7 @@ def test_a_notice_to_one_of_two_stops_both(workshop: Workshop, noticed: int) -> 
 
 
 def test_a_notice_in_the_first_step(workshop: Workshop) -> None:
-    gang = workshop.start(ranks=2, **SLOW, pause_at=0, pause_seconds=0.4)
+    gang = workshop.start(ranks=2, **SLOW, hold_at=0)
     gang.wait_for_text("step 0", rank=1)
     gang.signal(NOTICE, [1])
     assert assert_stopped_at_one_step(gang, gang.wait()) in (1, 2)
@@ -67,7 +67,7 @@ def test_a_notice_during_validation_does_not_wait_for_its_end(workshop: Workshop
     """The validation is done again after the resume, from the random state and buffers it began with."""
     options = {"steps": 14, "save_every": 10_000, "validate_every": 6, "norm": True}
     untouched = workshop.finish("untouched", ranks=2, **options)
-    gang = workshop.start(ranks=2, **options, validation_pause=0.3)
+    gang = workshop.start(ranks=2, **options, validation_pause=1.0)
     gang.wait_for_text("validating", rank=1)
     gang.signal(NOTICE, [1])
     assert assert_stopped_at_one_step(gang, gang.wait()) == 6
@@ -83,7 +83,7 @@ def test_a_validation_in_the_middle_of_a_step_never_saves_half_a_step(workshop: 
     """After the optimizer's turn a stop there would save step N with the parameters of N + 1."""
     options = {"steps": 12, "save_every": 10_000, "validate_late": True}
     untouched = workshop.finish("untouched", **options)
-    gang = workshop.start(**options, validation_pause=0.05)
+    gang = workshop.start(**options, validation_pause=0.05, hold_at=7)
     gang.wait_for_step(3)
     gang.signal(NOTICE)
     assert_stopped_at_one_step(gang, gang.wait())
@@ -101,9 +101,10 @@ def test_a_notice_during_a_save(workshop: Workshop) -> None:
 
 
 def test_a_stop_whose_save_fails_says_which_step_is_durable(workshop: Workshop) -> None:
-    gang = workshop.start(ranks=2, steps=500, pause=0.05, save_every=10)
+    gang = workshop.start(ranks=2, steps=500, pause=0.05, save_every=10, hold_at=15)
     gang.wait_for_step(12)
     run = gang.history.run
+    wait_until(lambda: run.checkpoint(10).exists(), "step 10 to be durable")
     run.checkpoints.chmod(0o755)
     moved = run.path / "moved"
     run.checkpoints.rename(moved)
@@ -122,13 +123,14 @@ def test_a_stop_whose_save_fails_says_which_step_is_durable(workshop: Workshop) 
 def test_a_save_that_failed_on_one_rank_is_made_again_by_all(workshop: Workshop) -> None:
     """The save of step 10 fails on rank 0 alone; the notice meets the validation that follows."""
     gang = workshop.start(
-        ranks=2, steps=500, save_every=10, pause=0.05, validate_every=10, validation_pause=0.3
+        ranks=2, steps=500, save_every=10, pause=0.05, validate_every=10, validation_pause=1.0, hold_at=5
     )
     gang.wait_for_step(1)
     blocked = gang.history.run.checkpoints / ".step-00000010.attempt-1.save-1" / "rank-0.safetensors"
     blocked.mkdir(parents=True)
+    gang.release()
     gang.wait_for_text("validating", rank=1)
-    assert "checkpoint of step 10 failed, training goes on" in gang.ranks[0].text()
+    gang.wait_for_text("checkpoint of step 10 failed, training goes on")
     gang.signal(NOTICE, [1])
     assert assert_stopped_at_one_step(gang, gang.wait()) == 10
     assert [line["step"] for line in gang.history.events("checkpoint_failed")] == [10]
@@ -152,7 +154,9 @@ def wait_until_quiet(gang: Gang, rank: int, seconds: float = 0.5) -> None:
 
 def test_a_rank_whose_peer_hangs_ends_inside_the_grace(workshop: Workshop) -> None:
     """Rank 1 is frozen; rank 0 waits for it in C, where Python runs no signal handler."""
-    gang = workshop.start(ranks=2, steps=500, pause=0.02, save_every=5, env={"HOLDFAST_GRACE_SECONDS": "2"})
+    gang = workshop.start(
+        ranks=2, steps=100_000, pause=0.02, save_every=5, env={"HOLDFAST_GRACE_SECONDS": "2"}
+    )
     gang.wait_for_step(12)
     gang.ranks[1].signal(signal.SIGSTOP)
     wait_until_quiet(gang, 0)
@@ -168,10 +172,12 @@ def test_a_rank_whose_peer_hangs_ends_inside_the_grace(workshop: Workshop) -> No
 
 
 def test_a_peer_lost_while_notice_runs_is_an_interruption(workshop: Workshop) -> None:
-    gang = workshop.start(ranks=2, steps=500, save_every=5, pause_at=13, pause_seconds=1.5)
+    gang = workshop.start(ranks=2, steps=500, save_every=5, hold_at=13)
     gang.wait_for_text("step 13", rank=0)
-    gang.signal(NOTICE, [0])
-    gang.signal(KILL, [1])
+    wait_until(lambda: gang.history.run.checkpoint(10).exists(), "step 10 to be durable")
+    gang.ranks[0].signal(NOTICE)
+    gang.ranks[1].signal(KILL)
+    gang.release()
     assert gang.wait() == [143, -9], gang.texts()
     message = gang.termination(0)
     assert (message.outcome, message.step, message.durable_step) == ("interrupted", 13, 10)
@@ -179,7 +185,7 @@ def test_a_peer_lost_while_notice_runs_is_an_interruption(workshop: Workshop) ->
 
 
 def test_a_peer_lost_without_notice_is_told_as_what_it_is(workshop: Workshop) -> None:
-    gang = workshop.start(ranks=2, steps=500, pause=0.02, save_every=5)
+    gang = workshop.start(ranks=2, steps=100_000, pause=0.02, save_every=5)
     gang.wait_for_step(12)
     gang.signal(KILL, [1])
     assert gang.wait() == [1, -9], gang.texts()

@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from gangs import LOOP, History, Workshop
 from processes import Processes
@@ -22,10 +24,19 @@ OPTIONS: dict[str, Any] = {"steps": 60, "save_every": 6, "dropout": 0.2, "chunks
 
 
 def start_agents(
-    processes: Processes, path: Path, attempt: int, agents: int, per_agent: int, options: Mapping[str, Any]
+    processes: Processes,
+    path: Path,
+    attempt: int,
+    agents: int,
+    per_agent: int,
+    options: Mapping[str, Any],
+    hold_at: int | None = None,
 ) -> list[subprocess.Popen[str]]:
-    """One torchrun a replica, as the engines start them."""
+    """One torchrun a replica, as the engines start them; from `hold_at` on steps wait for the test."""
     port = free_port()
+    held = {} if hold_at is None else {"HOLD": str(path / f"held-{attempt}"), "HOLD_AT": str(hold_at)}
+    if held:
+        Path(held["HOLD"]).touch()
     started = []
     for index in range(agents):
         env = {
@@ -33,6 +44,7 @@ def start_agents(
             "HOLDFAST_ATTEMPT": str(attempt),
             "HOLDFAST_TERMINATION_LOG": str(path / f"replica-{attempt}-{index}"),
             "OMP_NUM_THREADS": "1",
+            **held,
         }
         command = [
             sys.executable,
@@ -53,7 +65,6 @@ def wait_for_step(history: History, attempt: int, step: int, path: Path) -> None
     wait_until(
         lambda: history.last_step(attempt) >= step,
         f"step {step}; logs: {[p.read_text() for p in path.glob(f'agent-{attempt}-*.log')]}",
-        seconds=90,
     )
 
 
@@ -63,26 +74,31 @@ def test_layouts_of_one_world_size_are_one_run(
 ) -> None:
     untouched = workshop.finish("untouched", ranks=2, **OPTIONS)
     history = History(RunDir(tmp_path / "run"))
-    slow = {**OPTIONS, "pause": 0.03}
+    slow = {**OPTIONS, "pause": 0.01}
 
     # One agent with two ranks is given notice: both save at one step, and torchrun still exits with 1.
-    (agent,) = start_agents(processes, tmp_path, 1, agents=1, per_agent=2, options=slow)
+    (agent,) = start_agents(processes, tmp_path, 1, agents=1, per_agent=2, options=slow, hold_at=12)
     wait_for_step(history, 1, 8, tmp_path)
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(60) == 1
+    (tmp_path / "held-1").unlink()
+    assert agent.wait(300) == 1
     message = Termination.from_json((tmp_path / "replica-1-0").read_text())
     assert message is not None
     assert message == Termination("interrupted", message.step, message.step)
 
     # Two agents with one rank each; one of them is lost with all its processes.
-    agents = start_agents(processes, tmp_path, 2, agents=2, per_agent=1, options=slow)
+    agents = start_agents(
+        processes, tmp_path, 2, agents=2, per_agent=1, options=slow, hold_at=message.step + 12
+    )
     wait_for_step(history, 2, message.step + 10, tmp_path)
     assert history.events("attempt_start", 2)[0]["resumed_step"] == message.step
     for process in processes.running():
-        if process.environ().get("HOLDFAST_TERMINATION_LOG") == str(tmp_path / "replica-2-1"):
-            process.kill()
+        with suppress(psutil.NoSuchProcess):  # an agent's end takes others along
+            if process.environ().get("HOLDFAST_TERMINATION_LOG") == str(tmp_path / "replica-2-1"):
+                process.kill()
+    (tmp_path / "held-2").unlink()
     for agent in agents:
-        agent.wait(60)
+        agent.wait(300)
     survivor = Termination.from_json((tmp_path / "replica-2-0").read_text())
     assert survivor is not None
     assert survivor.outcome in ("failed", "interrupted")
@@ -90,7 +106,7 @@ def test_layouts_of_one_world_size_are_one_run(
 
     # And to the end, again in one.
     (agent,) = start_agents(processes, tmp_path, 3, agents=1, per_agent=2, options=OPTIONS)
-    assert agent.wait(90) == 0, (tmp_path / "agent-3-0.log").read_text()
+    assert agent.wait(300) == 0, (tmp_path / "agent-3-0.log").read_text()
     assert history.losses() == untouched.losses()
     assert history.stop()["digest"] == untouched.stop()["digest"] != ""
     assert history.stop()["outcome"] == "finished"

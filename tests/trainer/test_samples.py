@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from gangs import KILL, NOTICE, Gang, Workshop
+from gangs import KILL, NOTICE, Gang, Workshop, holding
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 from waiting import wait_until
@@ -119,44 +120,52 @@ def test_the_readme_shows_the_lines_of_the_example() -> None:
     assert all(line.strip() in lines for line in shown.splitlines())
 
 
-def script(tmp_path: Path, workers: int, pause: float = 0) -> Path:
-    """The example, shorter, with so many workers; steps that take longer can be met by a signal."""
+def script(tmp_path: Path, workers: int) -> Path:
+    """The example, shorter, with so many workers; it waits for its test where it is told to."""
     text = EXAMPLE.read_text()
     for old, new in (("STEPS = 300", "STEPS = 100"), ("batch=64,", f"batch=64, workers={workers},")):
         assert old in text
         text = text.replace(old, new)
-    path = tmp_path / f"with-{workers}-{pause}.py"
-    path.write_text(text.replace("run.log(", f"import time; time.sleep({pause}); run.log("))
+    path = tmp_path / f"with-{workers}.py"
+    path.write_text(holding(text))
     return path
 
 
 def workers_of(gang: Gang, rank: int) -> list[psutil.Process]:
-    return [p for p in psutil.Process(gang.ranks[rank].pid).children() if p.name() == "pt_data_worker"]
+    found = []
+    for process in psutil.Process(gang.ranks[rank].pid).children():
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == "pt_data_worker":
+                found.append(process)
+    return found
 
 
 def test_killed_noticed_and_bereft_of_a_worker_equals_untouched(workshop: Workshop, tmp_path: Path) -> None:
     """The untouched run has no workers: they change nothing but who waits."""
     env = {"HOLDFAST_CHECKPOINT_EVERY": "8"}
     untouched = workshop.finish("untouched", ranks=2, script=script(tmp_path, 0), env=env)
-    helped = script(tmp_path, 2, pause=0.05)
+    helped = script(tmp_path, 2)
 
-    killed = workshop.start(ranks=2, script=helped, env=env)
+    killed = workshop.start(ranks=2, script=helped, env=env, hold_at=17)
     killed.wait_for_step(12)
     killed.signal(KILL)
     killed.wait()
 
-    noticed = workshop.start(ranks=2, script=helped, env=env)
+    noticed = workshop.start(ranks=2, script=helped, env=env, hold_at=31)
     noticed.wait_for_step(26)
     for rank in noticed.ranks:
         os.killpg(rank.pid, NOTICE)  # as torchrun does: to the rank and what is in its group
+    noticed.release()
     assert noticed.wait() == [0, 0], noticed.texts()
     assert noticed.termination().step == noticed.termination().durable_step >= 26
 
-    bereft = workshop.start(ranks=2, script=helped, env=env)
-    bereft.wait_for_step(noticed.termination().step + 9)
+    later = noticed.termination().step + 9
+    bereft = workshop.start(ranks=2, script=helped, env=env, hold_at=later)
+    bereft.wait_for_step(later)
     wait_until(lambda: len(workers_of(bereft, 1)) == 2, "the workers of rank 1")
     victim = workers_of(bereft, 1)[0]
     victim.kill()
+    bereft.release()
     assert bereft.ranks[1].wait() == 1, bereft.texts()
     bereft.ranks[0].wait()
     told = bereft.termination(1)
@@ -165,7 +174,7 @@ def test_killed_noticed_and_bereft_of_a_worker_equals_untouched(workshop: Worksh
     assert str(victim.pid) in told.error
     assert "take fewer workers, a smaller prefetch or batch, or more memory" in told.error
 
-    interrupted = workshop.finish(ranks=2, script=script(tmp_path, 2), env=env)
+    interrupted = workshop.finish(ranks=2, script=helped, env=env)
     starts = [line["resumed_step"] for line in interrupted.events("attempt_start")]
     assert 0 == starts[0] < starts[1] < starts[2] <= starts[3] < 100, starts
     assert interrupted.losses() == untouched.losses()

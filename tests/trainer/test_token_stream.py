@@ -93,9 +93,7 @@ def test_killed_and_noticed_equals_untouched(corpus: Path, workshop: Workshop) -
     sources = f"{corpus / 'a.jsonl.gz'}:{corpus / 'b.parquet'}"
     env = {"HOLDFAST_STREAM": sources, "HOLDFAST_TOKENIZER": str(corpus / "out" / "tokenizer.json")}
     untouched = workshop.finish("untouched", ranks=2, script=SCRIPT, env=env)
-    interrupted = workshop.finish_interrupted(
-        (17, KILL), (38, NOTICE), pause="0.02", ranks=2, script=SCRIPT, env=env
-    )
+    interrupted = workshop.finish_interrupted((17, KILL), (38, NOTICE), ranks=2, script=SCRIPT, env=env)
     starts = [line["resumed_step"] for line in interrupted.events("attempt_start")]
     assert 0 == starts[0] < starts[1] < starts[2] < 60, starts
     assert sorted(interrupted.losses()) == list(range(1, 61))

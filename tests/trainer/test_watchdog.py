@@ -11,7 +11,7 @@ from gangs import KILL, Gang, Workshop
 from holdfast_trainer.schema import ConfigError
 from holdfast_trainer.watchdog import AUTO_SECONDS, Clock, HangAfter, compare
 
-QUICK = {"HOLDFAST_HANG_SECONDS": "5"}
+QUICK = {"HOLDFAST_HANG_SECONDS": "10"}
 
 
 # ---------------------------------------------------------------- how long is long
@@ -100,7 +100,7 @@ def test_a_rank_that_waits_for_ever_is_named_and_its_stack_is_kept(workshop: Wor
     assert "most recent call first" in stacks
     hangs = gang.history.events("hang")
     assert sorted((line["rank"], line["step"]) for line in hangs) == [(0, 13), (1, 13), (2, 13)]
-    assert all(line["seconds"] >= 5 for line in hangs)
+    assert all(line["seconds"] >= 10 for line in hangs)
     assert (gang.history.stop()["outcome"], gang.history.stop()["durable_step"]) == ("hung", 10)
 
     assert workshop.finish(ranks=3, steps=20, env=QUICK).losses() == untouched.losses()
@@ -108,7 +108,7 @@ def test_a_rank_that_waits_for_ever_is_named_and_its_stack_is_kept(workshop: Wor
 
 @pytest.mark.slow
 def test_the_peers_of_a_frozen_rank_say_that_it_is_silent(workshop: Workshop) -> None:
-    gang = workshop.start(ranks=2, steps=2000, pause=0.02, env=QUICK)
+    gang = workshop.start(ranks=2, steps=100_000, pause=0.02, env=QUICK)
     gang.wait_for_step(8)
     gang.signal(signal.SIGSTOP, [1])
     assert "rank 1 says nothing: stopped, gone, or stuck outside Python" in assert_hung(gang, 0)
@@ -118,5 +118,5 @@ def test_the_peers_of_a_frozen_rank_say_that_it_is_silent(workshop: Workshop) ->
 
 @pytest.mark.slow
 def test_a_validation_that_takes_longer_than_a_hang_may_is_none(workshop: Workshop) -> None:
-    history = workshop.finish(steps=12, validate_every=10, validation_pause=2.0, env=QUICK)
+    history = workshop.finish(steps=12, validate_every=10, validation_pause=3.0, env=QUICK)
     assert history.events("hang") == []

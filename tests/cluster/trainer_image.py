@@ -1,4 +1,4 @@
-"""An image whose `python` is a shell script that behaves as the agent around our trainer does.
+"""An image whose `python` is a shell script that behaves as torchrun around our trainer does.
 
 It counts steps (STEPS of them, PAUSE seconds each; the last is not done before attempt ATTEMPTS, so that a
 test which hits the attempts before never comes too late), serves /progress and /ledger, and on a notice says

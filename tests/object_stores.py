@@ -52,7 +52,7 @@ class ObjectServer:
             self.process: subprocess.Popen[str] = self._processes.start(
                 [sys.executable, SCRIPT, str(self.port), self._faults], stdout=log, stderr=log
             )
-        wait_until(self._answers, "the object server to answer", 120)
+        wait_until(self._answers, "the object server to answer")
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, (self._place / "server.log").read_text()

@@ -39,7 +39,7 @@ class Served:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something with the store, in the server's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(300)
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
         return self.run(self.store.get(namespace, name))
@@ -52,7 +52,7 @@ class Served:
 
     def http(self, token: str | None = TOKEN, **options: Any) -> httpx.Client:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=30, **options)
+        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=300, **options)
 
 
 @contextlib.contextmanager
@@ -109,7 +109,7 @@ def served(
     finally:
         if end:
             end[0]()
-        running.join(20)
+        running.join(300)
     if failed:
         raise failed[0]
     assert not running.is_alive(), "the server did not end when asked to"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -239,9 +240,8 @@ def test_the_ledger(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     assert lines[2].split()[:9] == ["2", "running", "20", "21", "50", "20", "-", "0", "17s"]
     assert lines[4].split()[:3] == ["ATTEMPT", "RECOVERY", "DETECT"]
     assert lines[6].split()[:3] == ["2", "17s", "-"]
-    assert lines[-1].startswith(
-        "2 attempts; 1 disruption; 0 failures; 12 steps lost; back after 17s; goodput 93.4%; 1m4"
-    )
+    told = "2 attempts; 1 disruption; 0 failures; 12 steps lost; back after 17s; goodput 93.4%; "
+    assert re.match(rf"{told}[1-9]m\d", lines[-1]), "the last grows with the clock"
     document = json.loads(holdfast("ledger", "gpt-small", "-o", "json").stdout)
     assert document["totals"]["lostSteps"] == 12
     assert (
@@ -344,7 +344,7 @@ def test_delete_waits_until_it_is_gone(holdfast: Holdfast, server: Served, job_f
     reconciler = threading.Thread(target=remove_once_marked, daemon=True)
     reconciler.start()
     assert holdfast("delete", "gpt-small", "--wait").stdout.endswith("default/gpt-small is gone\n")
-    reconciler.join(10)
+    reconciler.join(300)
 
 
 # ----------------------------------------------------------------- waiting
@@ -378,7 +378,7 @@ def test_submit_and_stay_until_it_failed(holdfast: Holdfast, server: Served, job
     reconciler = threading.Thread(target=run, daemon=True)
     reconciler.start()
     result = holdfast("submit", str(job_file), "-w", code=3)
-    reconciler.join(10)
+    reconciler.join(300)
     assert "Failed  attempt 1  step 1/10" in result.stdout
     assert "error: default/gpt-small failed: no retry is left" in result.stderr
 
@@ -398,7 +398,7 @@ def test_a_wait_outlives_the_controller(tmp_path: Path, capsys: pytest.CaptureFi
         waiting.start()
         wait_until(lambda: "waiting for it" in capsys.readouterr().err, "the wait to notice")
         with served(tmp_path, port=port):
-            waiting.join(30)
+            waiting.join(300)
     assert phases == [Phase.RUNNING]
 
 

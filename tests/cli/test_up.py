@@ -200,7 +200,7 @@ def test_a_job_outlives_the_controller_unless_told_otherwise(
     assert holdfast(tmp_path, "resume", "count").returncode == 0
     deadline.wait_until(lambda: logs() == "attempt 2\n", "the job to go on")
     (tmp_path / "finish").touch()
-    waited = holdfast(tmp_path, "wait", "count", "--timeout", "40")
+    waited = holdfast(tmp_path, "wait", "count", "--timeout", "280")
     assert waited.stdout == "default/count is Succeeded\n", waited.stderr
     assert holdfast(tmp_path, "delete", "count", "--wait").returncode == 0
     assert not list((tmp_path / "data/runs").glob("*/*"))

@@ -263,7 +263,7 @@ def test_the_exporter_answers_ends_when_asked_and_tells_faults_once(
     _, told = exporter.communicate(timeout=300)
     assert exporter.returncode == 0
     assert told.count('"figures are missing"') == 1
-    assert processes.running() == []
+    wait_until(lambda: not processes.running(), "nothing of it to be left")
 
 
 def test_the_reader_ends_with_its_exporter_even_while_it_hangs(script: Script, processes: Processes) -> None:
@@ -275,7 +275,7 @@ def test_the_reader_ends_with_its_exporter_even_while_it_hangs(script: Script, p
         "the hang to be noticed",
         seconds=SECONDS,
     )
-    assert len(processes.running()) == 2
+    wait_until(lambda: len(processes.running()) == 2, "the exporter and its reader")
     exporter.kill()
     exporter.communicate(timeout=300)
     wait_until(lambda: not processes.running(), "the reader to follow", seconds=SECONDS)

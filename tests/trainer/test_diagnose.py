@@ -297,7 +297,8 @@ def test_a_loop_in_python_is_named_with_its_line(capsys: pytest.CaptureFixture[s
     )
     assert f"ragged_workload.py:{making}" in line
     assert "Pad or pack the samples into one batch" in line
-    assert main([f"{WORKLOADS}:make", "--steps", "1", "-o", "json"]) == 0
+    # Of a mean over many steps no busy neighbour changes the shares by much.
+    assert main([f"{WORKLOADS}:make", "--steps", "200", "-o", "json"]) == 0
     causes = [finding["cause"] for finding in json.loads(capsys.readouterr().out)["findings"]]
     assert "python" not in causes
     assert {"batch", "optimizer"} <= set(causes)

@@ -119,7 +119,7 @@ class Torture:
 
     def _resumed(self, gang: Gang) -> int:
         events = wait_until(
-            lambda: gang.history.events("attempt_start", gang.attempt), f"attempt {gang.attempt}", 120
+            lambda: gang.history.events("attempt_start", gang.attempt), f"attempt {gang.attempt}"
         )
         return int(events[0]["resumed_step"])
 
@@ -156,17 +156,17 @@ class Torture:
         with open(place / "agent.log", "w") as log:
             agent = self._processes.start(words, env=env, stdout=log, stderr=subprocess.STDOUT)
         history = self._workshop.history("run")
-        wait_until(lambda: history.last_step(number) > 0, f"attempt {number} to step", 120)
+        wait_until(lambda: history.last_step(number) > 0, f"attempt {number} to step")
         agent.send_signal(signal.SIGKILL)  # its ranks live on, until they learn that they were superseded
-        agent.wait(60)
+        agent.wait(300)
 
     def settle(self) -> None:
         """Wait until attempts that ran beside a newer one have learnt that, and ended."""
         for gang in self._left_running:
-            gang.wait(120)
+            gang.wait(300)
             assert "superseded" in gang.texts(), gang.texts()[-2000:]
         self._left_running = []
-        wait_until(lambda: not self._processes.running(), "ranks without an agent to end", 120)
+        wait_until(lambda: not self._processes.running(), "ranks without an agent to end")
 
     def damage(self) -> None:
         """The newest checkpoint, where there is another good one. Nothing may be running."""
@@ -190,7 +190,7 @@ class Torture:
         gang.wait_for_step(self._resumed(gang) + 7, 120)
         self.settle()
         gang.signal(NOTICE)
-        assert gang.wait(120) == [0, 0], gang.texts()[-3000:]
+        assert gang.wait(300) == [0, 0], gang.texts()[-3000:]
         return gang
 
 

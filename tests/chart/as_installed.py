@@ -19,6 +19,8 @@ from processes import Processes
 from tests.chart.conftest import CHART, Helm
 from tests.cluster.errors import ClusterError
 from tests.cluster.kubectl import Kubectl
+from tests.cluster.rights import wait_until_allowed
+from tests.cluster.trainingjobs import wait_served
 from waiting import wait_until
 
 
@@ -39,7 +41,7 @@ class Running:
     def call(self, account: str, method: str, path: str, **options: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token(account)}", **options.pop("headers", {})}
         url = f"{self.url}{path}"
-        return httpx.request(method, url, headers=headers, timeout=30, trust_env=False, **options)
+        return httpx.request(method, url, headers=headers, timeout=300, trust_env=False, **options)
 
     def refusals(self) -> list[str]:
         """What the apiserver did not let it do, or what it said of its settings."""
@@ -53,7 +55,7 @@ def install(kubectl: Kubectl, helm: Helm, release: str, system: str, *arguments:
     done = helm.attempt("install", release, str(CHART), "--create-namespace", *at, *arguments)
     if done.returncode:
         raise ClusterError(f"helm install {release}: {done.stderr.strip()}")
-    kubectl.run("wait", "--for=condition=Established", "crd/trainingjobs.holdfast.dev", "--timeout=60s")
+    wait_served(kubectl, "trainingjobs.holdfast.dev")
 
 
 def give(kubectl: Kubectl, namespace: str, **roles: str | None) -> None:
@@ -100,6 +102,7 @@ def start(
         "POD_NAMESPACE": system,
         "KUBECONFIG": str(as_account(kubectl, system, name, directory)),
     }
+    wait_until_allowed(kubectl, system, name, "list")
     log = directory / "controller.log"
     with open(log, "w") as output:
         process = processes.start(
@@ -117,7 +120,7 @@ def start(
         except httpx.TransportError:
             return False
 
-    wait_until(ready, "the controller to be ready", seconds=120)
+    wait_until(ready, "the controller to be ready")
     return running
 
 

@@ -16,7 +16,7 @@ from tests.chart.conftest import CHART, SYSTEM, Helm, release
 from tests.cluster import training_operator
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubectl import Kubectl
-from tests.cluster.trainingjobs import clear
+from tests.cluster.trainingjobs import clear, wait_served
 from waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -52,7 +52,7 @@ def kubectl(control_plane: ControlPlane, each_helm: Helm, team: str) -> Iterator
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
     if kubectl.attempt("get", "crd", "pytorchjobs.kubeflow.org").returncode:
         kubectl.apply(*training_operator.crds(kubectl))
-    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=300s")
+    wait_served(kubectl, "pytorchjobs.kubeflow.org")
     yield kubectl
     each_helm.attempt("uninstall", "holdfast", "-n", SYSTEM, "--kubeconfig", str(kubectl.kubeconfig))
     free = '-p={"metadata":{"finalizers":null}}'
@@ -99,7 +99,7 @@ def test_no_job_is_lost_and_nobody_gets_stuck(
     assert "MISSING" not in told
     assert "kubectl get tj -w" in told
     assert "port-forward svc/holdfast 8765" in told
-    kubectl.run("wait", "--for=condition=Established", "crd/trainingjobs.holdfast.dev", "--timeout=300s")
+    wait_served(kubectl, "trainingjobs.holdfast.dev")
     kubectl.run("create", "namespace", team)
     kubectl.run("wait", there, "--for=create", "serviceaccount/default", "--timeout=300s")
     kubectl.apply(JOB, namespace=team)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -15,11 +16,12 @@ from tests.chart.schemas import write_schemas
 from tests.cluster import training_operator
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubectl import Kubectl
-from tests.cluster.trainingjobs import clear
+from tests.cluster.trainingjobs import clear, wait_served
 from waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
+PYTORCH_JOBS = "pytorchjobs.kubeflow.org"
 ATTEMPTS = Path(__file__).parents[1] / "controller" / "golden"
 
 
@@ -29,20 +31,36 @@ def kubectl(control_plane: ControlPlane, helm: Helm) -> Iterator[Kubectl]:
     kubectl = control_plane.kubectl
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
     kubectl.apply(*training_operator.crds(kubectl))
-    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=300s")
+    wait_served(kubectl, PYTORCH_JOBS)
     yield kubectl
     if kubectl.attempt("get", "crd", "trainingjobs.holdfast.dev").returncode == 0:
         clear(kubectl)
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
-    kubectl.run("delete", "namespace", SYSTEM, "team-a", "--ignore-not-found", "--wait=false")
+    kubectl.run("delete", "namespace", SYSTEM, "team-a", "--ignore-not-found", "--timeout=300s")
+
+
+def schemas(kubectl: Kubectl, directory: Path) -> str:
+    """Where they are, as kubeconform takes it; the apiserver publishes those of CRDs a moment later."""
+
+    def published() -> str:
+        text = kubectl.run("get", "--raw", "/openapi/v2")
+        return text if '.PyTorchJob"' in text else ""
+
+    return write_schemas(json.loads(wait_until(published, "the schema of PyTorchJobs")), directory)
 
 
 def test_notes_say_what_is_missing(helm: Helm, kubectl: Kubectl) -> None:
-    kubectl.run("delete", "crd", "pytorchjobs.kubeflow.org")
+    kubectl.run("delete", "crd", PYTORCH_JOBS)
+    wait_until(
+        lambda: (
+            PYTORCH_JOBS not in kubectl.run("api-resources", "--api-group=kubeflow.org", "-o=name").split()
+        ),
+        "the kind to be gone from discovery",
+    )
     told = release(helm, kubectl, "upgrade", "--install", "holdfast", str(CHART), "--create-namespace")
     assert "MISSING: the Kubeflow Training Operator (no PyTorchJob in kubeflow.org/v1)" in told
     kubectl.apply(*training_operator.crds(kubectl))
-    kubectl.run("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=300s")
+    wait_served(kubectl, PYTORCH_JOBS)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +103,7 @@ def test_whoever_may_edit_a_namespace_may_submit_there(
 def test_everything_is_of_the_schemas_that_the_apiserver_serves(
     helm: Helm, kubeconform: Path, kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    location = write_schemas(json.loads(kubectl.run("get", "--raw", "/openapi/v2")), tmp_path)
+    location = schemas(kubectl, tmp_path)
     rendered = tmp_path / "chart.yaml"
     rendered.write_text(helm.render())
     samples = [rendered, *sorted(ATTEMPTS.glob("*.yaml"))]
@@ -101,7 +119,7 @@ def test_everything_is_of_the_schemas_that_the_apiserver_serves(
 
 
 def test_a_misspelt_field_would_be_seen(kubeconform: Path, kubectl: Kubectl, tmp_path: Path) -> None:
-    location = write_schemas(json.loads(kubectl.run("get", "--raw", "/openapi/v2")), tmp_path)
+    location = schemas(kubectl, tmp_path)
     text = (ATTEMPTS / "cpu-two-replicas.yaml").read_text().replace("runAsNonRoot", "runAsNonroot")
     done = subprocess.run(
         [str(kubeconform), "-schema-location", location, "-"],
@@ -135,7 +153,13 @@ def test_pod_security_admission_lets_the_replicas_in(kubectl: Kubectl, path: Pat
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
     pod["metadata"] = {**template["metadata"], "name": "a", "namespace": "restricted"}
     kubectl.run("wait", "-n=restricted", "--for=create", "serviceaccount/default", "--timeout=300s")
+    bad = copy.deepcopy(pod)
+    bad["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+
+    def refused() -> bool:
+        done = kubectl.attempt("create", "--dry-run=server", "-f", "-", document=json.dumps(bad))
+        return 'violates PodSecurity "restricted' in done.stderr
+
+    # The label counts once admission has seen it.
+    wait_until(refused, "another pod to be refused")
     kubectl.run("create", "--dry-run=server", "-f", "-", document=json.dumps(pod))
-    pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
-    refused = kubectl.attempt("create", "--dry-run=server", "-f", "-", document=json.dumps(pod))
-    assert 'violates PodSecurity "restricted' in refused.stderr

@@ -18,7 +18,8 @@ from tests.chart.conftest import Helm
 from tests.cluster import training_operator
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubectl import Kubectl
-from tests.cluster.trainingjobs import clear
+from tests.cluster.rights import wait_until_allowed
+from tests.cluster.trainingjobs import clear, remove_namespaces, wait_served
 from waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -50,6 +51,7 @@ def running(
     kubectl = control_plane.kubectl
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
     kubectl.apply(*training_operator.crds(kubectl))
+    wait_served(kubectl, "pytorchjobs.kubeflow.org")
     values = [f"--set-json=jobs.{key}={json.dumps(value)}" for key, value in jobs.items()]
     install(kubectl, helm, "rights", SYSTEM, *values)
     kubectl.run("create", "namespace", TEAM)
@@ -59,6 +61,9 @@ def running(
         started.append(
             start(kubectl, helm, processes, tmp_path, release="rights", system=SYSTEM, namespace=TEAM, **jobs)
         )
+        # The cluster's own roles take the chart's rules in within a moment.
+        wait_until_allowed(kubectl, TEAM, "view", "list")
+        wait_until_allowed(kubectl, TEAM, "edit", "create")
         yield started[0]
     finally:
         processes.end_all()
@@ -66,8 +71,8 @@ def running(
             one.process.wait()
         clear(kubectl)
         helm.attempt("uninstall", "rights", "-n", SYSTEM, "--kubeconfig", str(kubectl.kubeconfig))
+        remove_namespaces(kubectl, SYSTEM, TEAM)
         kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
-        kubectl.run("delete", "namespace", SYSTEM, TEAM, "--ignore-not-found", "--wait=false")
 
 
 def there(kubectl: Kubectl, kind: str) -> list[str]:
@@ -105,7 +110,7 @@ def drilled(running: Running, kind: str) -> bool:
 def test_a_job_lives_and_dies_with_the_rights_of_the_chart(running: Running) -> None:
     kubectl = running.kubectl
     jobs = f"/v1/namespaces/{TEAM}/jobs"
-    assert httpx.get(f"{running.url}{jobs}").status_code == 401
+    assert httpx.get(f"{running.url}{jobs}", trust_env=False, timeout=300).status_code == 401
     assert running.call("stranger", "GET", jobs).status_code == 403
     assert running.call("view", "GET", jobs).status_code == 200
     assert running.call("view", "POST", jobs, json=JOB).status_code == 403

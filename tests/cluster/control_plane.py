@@ -18,7 +18,7 @@ from tests.cluster.system import CONTROL_PLANE_PACKAGES, find, install
 
 from holdfast_controller.local.ports import free_port
 
-READY_SECONDS = 90
+READY_SECONDS = 300
 SERVICE_ACCOUNT_ISSUER = "https://kubernetes.default.svc.cluster.local"
 
 
@@ -113,10 +113,12 @@ def start_control_plane(
     if not apiserver_is_given:
         program("kube-apiserver")  # builds them all, before anything waits for anything
     plane = ControlPlane(plan.url, plan.authority, kubectl, [_etcd(plan), _apiserver(plan)])
-    plane.components[1].wait_ready(
-        lambda: kubectl.attempt("get", "--raw=/readyz", "--request-timeout=2s").returncode == 0,
-        READY_SECONDS,
-    )
+    # The namespace that tests use is made a moment after it says that it is ready.
+    for looked in (("--raw=/readyz",), ("namespace", "default")):
+        plane.components[1].wait_ready(
+            lambda looked=looked: kubectl.attempt("get", *looked, "--request-timeout=10s").returncode == 0,
+            READY_SECONDS,
+        )
     # Only now: before RBAC's own roles are there, they are refused, and end.
     if not apiserver_is_given:
         plane.components.extend([_controllers(plan), _scheduler(plan)])

@@ -92,7 +92,7 @@ def test_an_apiserver_that_is_killed_and_comes_back_costs_no_change(short_lived:
             [apiserver] = running(short_lived, "kube-apiserver")
             command, environment = apiserver.cmdline(), apiserver.environ()
             os.kill(apiserver.pid, signal.SIGKILL)
-            await asyncio.to_thread(apiserver.wait, 30)
+            await asyncio.to_thread(apiserver.wait, 300)
             await wait_until_async(
                 lambda: "cannot be reached" in str(reflector.fault), "the outage to be said"
             )

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from tests.cluster.kubectl import Kubectl
+from tests.waiting import wait_until
 
 PERMISSIVE: dict[str, Any] = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -41,12 +42,25 @@ def install(kubectl: Kubectl, *documents: dict[str, Any], namespaces: tuple[str,
     crds = documents or (PERMISSIVE,)
     kubectl.apply(*crds)
     for crd in crds:
-        name = crd["metadata"]["name"]
-        kubectl.run("wait", "--for=condition=Established", f"crd/{name}", "--timeout=300s")
+        wait_served(kubectl, crd["metadata"]["name"])
     there = kubectl.run("get", "namespaces", "-o", "name").split()
     for namespace in namespaces:
         if f"namespace/{namespace}" not in there:
             kubectl.run("create", "namespace", namespace)
+
+
+def wait_served(kubectl: Kubectl, crd: str) -> None:
+    """Until a CRD's objects can be asked for; its kind is in discovery a moment after it is established."""
+    kubectl.run("wait", "--for=condition=Established", f"crd/{crd}", "--timeout=300s")
+    wait_until(lambda: kubectl.attempt("get", crd, "-A").returncode == 0, f"{crd} to be served")
+
+
+def remove_namespaces(kubectl: Kubectl, *names: str) -> None:
+    """Until they are gone, for somebody else may need the names; while the CRD of jobs is still there."""
+    for name in names:
+        release(kubectl, name)
+        kubectl.attempt("delete", "pods", f"-n={name}", "--all", "--force", "--grace-period=0")
+    kubectl.run("delete", "namespace", *names, "--ignore-not-found", "--timeout=300s")
 
 
 def clear(kubectl: Kubectl) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 from processes import Processes
@@ -16,7 +18,7 @@ from tests.cluster.cluster import Cluster, down, status, up
 from tests.cluster.component import names_of, running
 from tests.cluster.machine import Machine, cgroup_roots, why_no_node
 from tests.cluster.settings import KUBELET, KUBELET_MARK, NAMES
-from tests.cluster.site import Site, sites
+from tests.cluster.site import Site, cache_directory, sites
 from tests.cluster.system import NODE_PACKAGES, find, install
 from tests.cluster.tools import COREDNS, KUBERNETES, SMALL
 from waiting import Deadline
@@ -26,6 +28,10 @@ pytestmark = [
     pytest.mark.timeout(2400),
     pytest.mark.skipif(bool(why_no_node()), reason=why_no_node()),
 ]
+
+
+LIMITS_MEMORY = re.compile(r"holdfast-[0-9a-f]{12}-\d+")
+"""A local engine's group, see memory.py; no cluster's name makes one like it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,10 @@ class Host:
 
 
 def look(site: Site) -> Host:
-    """The machine now: all of its mounts, links, routes and rules, and the processes of one cluster."""
+    """The machine now: all of its mounts, links, routes and rules, and the processes of one cluster.
+
+    All but what a test beside this one makes and removes: see `beside`, LIMITS_MEMORY.
+    """
 
     def lines(*command: str) -> frozenset[str]:
         words = [find(command[0]) or command[0], *command[1:]]
@@ -54,16 +63,30 @@ def look(site: Site) -> Host:
 
     return Host(
         processes=frozenset(f"{pid} {name}" for pid, name in names_of(site)),
-        mounts=frozenset(Path("/proc/self/mounts").read_text().splitlines()),
+        mounts=frozenset(
+            line
+            for line in Path("/proc/self/mounts").read_text().splitlines()
+            if not beside(Path(line.split()[1]))
+        ),
         links=frozenset(os.listdir("/sys/class/net")),
         routes=lines("ip", "route"),
         rules=lines("iptables-save"),
-        cgroups=frozenset(str(path) for root in cgroup_roots() for path in root.glob("*/")),
+        cgroups=frozenset(
+            str(path)
+            for root in cgroup_roots()
+            for path in root.glob("*/")
+            if not LIMITS_MEMORY.fullmatch(path.name)
+        ),
         settings=frozenset(f"{name}={(Path('/proc/sys') / name).read_text()}" for name in NAMES),
         directories=frozenset(
             str(path) for path in (KUBELET, Path("/run/containerd"), site.state) if path.exists()
         ),
     )
+
+
+def beside(mounted: Path) -> bool:
+    """Whether a test has it mounted in its temporary directory; a cluster keeps its things elsewhere."""
+    return mounted.is_relative_to(gettempdir()) and not mounted.is_relative_to(cache_directory())
 
 
 def left(site: Site, before: Host, after: Host) -> list[str]:

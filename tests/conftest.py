@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
+import workers
 from processes import MARK, Processes
 from tests.cluster.build import build
 from tests.cluster.errors import ClusterError
 from tests.cluster.machine import why_no_node
 from tests.cluster.tools import BUILT_FOR, NEED_NODES
 from waiting import Deadline
+from xdist.remote import Producer
+from xdist.workermanage import WorkerController
 
 # How long an example takes says how busy the machine is, and nothing of the code.
+# CI judges a change, by the same examples each time; people find new ones.
 hypothesis.settings.register_profile(
-    "holdfast", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "holdfast",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("holdfast")
 
@@ -28,13 +36,32 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Cheap answers first: unmarked, then slow, then cluster; the order within each stays."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cheap answers first: unmarked, then slow, then cluster; the order within each stays.
+
+    Where workers share the tests, what takes long comes first instead: see workers.py.
+    """
     items.sort(key=lambda item: bool(item.get_closest_marker("slow")) + 2 * _on_cluster(item))
+    if there := getattr(config, "workerinput", {}).get("groups"):
+        workers.arrange(items, Path(there))
 
 
 def _on_cluster(item: pytest.Item) -> bool:
     return item.get_closest_marker("cluster") is not None
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """For `-n auto`."""
+    return None if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") else workers.how_many(config)
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    workers.prepare(node)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> workers.GroupsAndFiles:
+    return workers.GroupsAndFiles(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -1,0 +1,100 @@
+"""Tests in two processes: what may not meet does not, files stay whole, and who looks on sees one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from processes import MARK
+
+ROOT = Path(__file__).parents[1]
+TELL = """
+import os
+import pytest
+def tell():
+    with open("told", "a") as told:
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "none")
+        told.write(f"{worker} {os.environ['PYTEST_CURRENT_TEST'].split()[0]}\\n")
+"""
+CLUSTER = "@pytest.mark.cluster\ndef test_cluster(): tell()\n"
+SLOW = "@pytest.mark.slow\ndef test_slow(): tell()\n"
+QUICK = "@pytest.mark.parametrize('what', ['a@b', 'c'])\ndef test_quick(what): tell()\n"
+ENGINE = "from local_world import local_engine\n"
+
+
+def project(place: Path, **files: str) -> None:
+    (place / "stories").mkdir()
+    (place / "stories" / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    for name, text in files.items():
+        (place / "stories" / f"test_{name}.py").write_text(TELL + text)
+
+
+def run(place: Path, *words: str) -> list[tuple[str, str]]:
+    """What `pytest -n auto` and these words run: worker ("none": this process alone) and test, in order."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-n", "auto", "-p", "no:cacheprovider", "--rootdir", place),
+            *("-c", ROOT / "pyproject.toml", "-o", "testpaths=stories", *words),
+        ],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+            "PYTHONPATH": str(ROOT / "tests"),
+            MARK: "inner",
+        },
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split(maxsplit=1) for line in (place / "told").read_text().splitlines()]
+    (place / "told").unlink()
+    return [(worker, test.removeprefix("stories/")) for worker, test in lines]
+
+
+def by_worker(told: list[tuple[str, str]]) -> dict[str, list[str]]:
+    found = defaultdict(list)
+    for worker, test in told:
+        found[worker].append(test)
+    return found
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core, one process")
+def test_groups_come_first_and_files_stay_whole(tmp_path: Path) -> None:
+    project(
+        tmp_path,
+        a=QUICK,
+        b=QUICK + SLOW + CLUSTER,
+        c=CLUSTER,
+        d=ENGINE + SLOW,
+        e=QUICK,
+        f=QUICK + ENGINE,
+    )
+    told = by_worker(run(tmp_path))
+    assert set(told) == {"gw0", "gw1"}
+    assert sum(len(tests) for tests in told.values()) == 12
+    cluster = ["test_b.py::test_cluster", "test_c.py::test_cluster"]
+    engines = ["test_f.py::test_quick[a@b]", "test_f.py::test_quick[c]", "test_d.py::test_slow"]
+    one, other = sorted(told.values(), key=lambda tests: cluster[0] not in tests)
+    assert one[:2] == cluster
+    assert other[:3] == engines
+    for tests in (one[2:], other[3:]):
+        files = [test.partition("::")[0] for test in tests]
+        assert files == sorted(files, key=files.index), "a file is done before the next begins"
+        assert not set(files) & {"test_c.py", "test_d.py", "test_f.py"}
+    whole = ["test_b.py::test_quick[a@b]", "test_b.py::test_quick[c]", "test_b.py::test_slow"]
+    assert [test for test in one + other if test in whole] == whole
+    assert any(set(whole) <= set(tests) for tests in told.values()), "in one worker"
+
+
+@pytest.mark.parametrize("words", [("-k", "quick"), ("-s",), ("stories/test_a.py",)])
+def test_who_looks_on_or_has_chosen_tests_has_them_in_one_process(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    project(tmp_path, a=QUICK, b=SLOW + CLUSTER)
+    told = run(tmp_path, *words)
+    assert {worker for worker, _ in told} == {"none"}

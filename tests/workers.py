@@ -1,0 +1,94 @@
+"""Who runs which test where there are several processes for them (pytest-xdist): `make test ARGS="-n auto"`.
+
+A file stays whole and in its order, in one worker: what its tests share is made once. Two groups stay whole
+across files, each in one worker:
+
+- `cluster`: tests that need a cluster. The machine has one, with one network, one BuildKit and one set of
+  kernel settings, and some tests look at all of these before and after.
+- `one machine`: tests whose local engine runs processes. It tells a kill for want of memory by the machine's
+  own count of them, so a test that provokes one may not run beside a test that kills by hand.
+
+The groups begin first, for nobody can help with them later; files with slow tests follow, and those with
+quick ones alone fill up the end.
+
+Workers collect the tests, the process that hands them out does not: it learns the groups from a file that
+each worker writes. xdist's own marks do not reach it with pytest 9.2, see pytest-xdist's issue 1386.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+WORKERS = 2
+"""Each may hold PyTorch twice, a benchmark or a cluster. PYTEST_XDIST_AUTO_NUM_WORKERS says otherwise."""
+
+CLUSTER, ONE_MACHINE = "cluster", "one machine"
+ENGINES = ("local_world", "one_machine")
+"""Modules that start local engines."""
+
+_INPUT = "groups"
+_DIRECTORY = pytest.StashKey[Path]()
+
+
+class GroupsAndFiles(LoadScopeScheduling):
+    """Hands out a group or a file at a time, in the order of the tests."""
+
+    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
+        super().__init__(config, log)
+        self._groups: dict[str, str] = {}
+
+    def schedule(self) -> None:
+        for node in self.nodes if self.collection is None else ():
+            self._groups |= json.loads(Path(node.workerinput[_INPUT]).read_text())
+        super().schedule()
+
+    def _split_scope(self, nodeid: str) -> str:
+        return self._groups.get(nodeid) or nodeid.partition("::")[0]
+
+
+def how_many(config: pytest.Config) -> int:
+    """Workers for `-n auto`; 0, this process alone, where somebody looks on or has chosen tests."""
+    option = config.option
+    looked_on = option.capture == "no" or option.usepdb or option.trace
+    chosen = config.args_source is pytest.Config.ArgsSource.ARGS or option.keyword
+    again = any(config.getoption(name, False) for name in ("lf", "stepwise"))
+    workers = min(WORKERS, len(os.sched_getaffinity(0)))
+    return 0 if looked_on or chosen or again or workers < 2 else workers
+
+
+def prepare(node: WorkerController) -> None:
+    """Tell a worker, before it starts, where to write the groups."""
+    stash = node.config.stash
+    if _DIRECTORY not in stash:
+        stash[_DIRECTORY] = Path(tempfile.mkdtemp(prefix="holdfast-tests-"))
+        node.config.add_cleanup(lambda: shutil.rmtree(stash[_DIRECTORY]))
+    node.workerinput[_INPUT] = str(stash[_DIRECTORY] / node.gateway.id)
+
+
+def arrange(items: list[pytest.Item], there: Path) -> None:
+    """Put first what takes longest, and write the groups `there`; within each the order stays."""
+    groups = {item: group for item in items if (group := group_of(item))}
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+
+    def rank(item: pytest.Item) -> int:
+        return (CLUSTER, ONE_MACHINE).index(groups[item]) if item in groups else 3 - (item.path in slow)
+
+    items.sort(key=rank)
+    there.write_text(json.dumps({item.nodeid: group for item, group in groups.items()}))
+
+
+def group_of(item: pytest.Item) -> str | None:
+    """By what the test asks for, or its module imports."""
+    if item.get_closest_marker("cluster"):
+        return CLUSTER
+    names = vars(item.module).values() if isinstance(item, pytest.Function) else ()
+    return ONE_MACHINE if any(getattr(one, "__module__", None) in ENGINES for one in names) else None

@@ -12,7 +12,8 @@ compares is the ratio.
                    submission to the last step
   bound            the goodput without any lost step, where every start takes what a process alone does
   start alone      from a process' birth to the end of its first step: imports, model, first step; two at once
-  recovery         from the last step before a loss to the end of the next step
+  recovery         from the last step before a loss to the end of the next step; to the birth of rank 0's
+                   process, which the platform takes, and from there to the step
   lost steps       done again
 """
 
@@ -80,8 +81,13 @@ def add(report: Report, steps: int, floor: float, told: Mapping[str, Told]) -> N
         report.add(subject, "step", "s", found.step)
         report.add(subject, "lost steps, with notice", "steps", found.lost_with_notice)
         report.add(subject, "lost steps, without", "steps", found.lost_without)
-        for seconds in found.recoveries:
-            report.add(subject, "recovery", "s", seconds)
+        for one in found.recoveries:
+            report.add(subject, "recovery", "s", one.seconds)
+            report.add(subject, "recovery, to the process", "s", one.until_process)
+            report.add(subject, "recovery, process to step", "s", one.seconds - one.until_process)
+        for stages in run.stages:
+            for stage, seconds in stages.items():
+                report.add(subject, f"its ledger: {stage}", "s", seconds)
         if run.finished:
             step = accounts[PEER].step
             report.add(subject, "goodput", "", steps * step / found.wall)

@@ -20,6 +20,15 @@ class Hit:
 
 
 @dataclass(frozen=True)
+class Recovery:
+    """From the last step before a loss to the end of the next step that anybody did."""
+
+    seconds: float
+    until_process: float
+    """Of these, those before the process was born that did it: ending, scheduling, containers."""
+
+
+@dataclass(frozen=True)
 class Account:
     """Of one run."""
 
@@ -27,8 +36,7 @@ class Account:
     """Seconds from submission to the last step."""
     step: float
     """Usual seconds of a step."""
-    recoveries: tuple[float, ...]
-    """Seconds from the last step before a loss to the end of the next step that anybody did."""
+    recoveries: tuple[Recovery, ...]
     lost_with_notice: int
     lost_without: int
     """Steps that were done again."""
@@ -38,21 +46,25 @@ def account(lines: Sequence[Line], hits: Sequence[Hit], submitted: float) -> Acc
     """`lines` in the order in which they were written; the run has done all its steps."""
     steps = [line for line in lines if line["event"] == "step"]
     gaps: list[float] = []
-    recoveries: list[float] = []
+    recoveries: list[Recovery] = []
     lost = {True: 0, False: 0}
-    farthest, started = 0, False
+    farthest = 0
     before: float | None = None
+    born: float | None = None
+    """Of the process that has started since the last step."""
     for line in lines:
         if line["event"] == "start":
             again = farthest - line["step"]
             if again > 0:
                 lost[_cause(hits, line["time"])] += again
                 farthest = line["step"]
-            started = before is not None
+            born = line["born"]
             continue
-        if before is not None:
-            (recoveries if started else gaps).append(line["time"] - before)
-        before, started, farthest = line["time"], False, max(farthest, line["step"])
+        if before is not None and born is not None:
+            recoveries.append(Recovery(line["time"] - before, max(0.0, born - before)))
+        elif before is not None:
+            gaps.append(line["time"] - before)
+        before, born, farthest = line["time"], None, max(farthest, line["step"])
     return Account(
         wall=steps[-1]["time"] - submitted,
         step=median(gaps),

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.recovering.account import Hit, Line
@@ -16,6 +16,7 @@ from bench.report import ReportError
 from tests.cluster.faults.world import World
 from tests.cluster.trainingjobs import evict
 
+from holdfast_controller.breakdown import Breakdown
 from holdfast_trainer.contract import read_lines
 
 POLL_SECONDS = 0.1
@@ -50,6 +51,8 @@ class Told:
     hits: list[Hit]
     submitted: float
     finished: bool
+    stages: list[dict[str, float]] = field(default_factory=list)
+    """Of each recovery, in seconds, as the ledger has them; of a PyTorchJob nobody tells any."""
 
 
 @dataclass
@@ -97,7 +100,7 @@ class Bench:
                 if self._hit(one, label):
                     hits.append(Hit(time.time(), one.notice))
             lines, finished = self._to_the_end(name)
-            return Told(lines, hits, submitted, finished)
+            return Told(lines, hits, submitted, finished, self._stages(name) if kind == "tj" else [])
 
     def _hit(self, one: Planned, label: str) -> bool:
         """Take the replica, or the other where it is not there; False where no pod runs just now."""
@@ -131,6 +134,14 @@ class Bench:
             time.sleep(POLL_SECONDS)
 
     # ------------------------------------------------------------------- what it told
+
+    def _stages(self, name: str) -> list[dict[str, float]]:
+        job = self.world.api.get("tj", name, f"-n={self.world.namespace}")
+        return [
+            Breakdown.model_validate(attempt["breakdown"]).stages()
+            for attempt in job["status"]["attempts"]
+            if attempt.get("recoverySeconds") is not None and attempt.get("breakdown")
+        ]
 
     def _file(self, name: str) -> Path | None:
         """A TrainingJob has a directory of its own, with a part of its uid in the name."""

@@ -41,7 +41,8 @@ def test_what_was_done_again_is_charged_to_the_hit_before_it() -> None:
     hits = [Hit(30, True), Hit(62, False), Hit(75, False), Hit(82, True)]
     found = account(told, hits, submitted=0)
     assert (found.lost_with_notice, found.lost_without) == (0, 12 + 5)
-    assert found.recoveries == (11, 9, 16)
+    assert [one.seconds for one in found.recoveries] == [11, 9, 16]
+    assert [one.until_process for one in found.recoveries] == [7, 5, 12]
     assert (found.wall, found.step) == (150, 1)
     assert first_useful(told) == 4
     assert bound(100, 1, 4, len(hits)) == 100 + 5 * 4
@@ -59,9 +60,12 @@ def test_a_trace_is_a_poisson_process_and_the_same_for_a_seed() -> None:
 
 def test_the_figures_are_of_the_rows_beside_them() -> None:
     report = Report("recovery")
-    ours = Told(lines((10, 0, 50), (70, 50, 100)), [Hit(60, True)], 0, True)
+    stages = [{"detect": 2.0, "import": 3.0}]
+    ours = Told(lines((10, 0, 50), (70, 50, 100)), [Hit(60, True)], 0, True, stages)
     peer = Told(lines((10, 0, 50), (90, 40, 100)), [Hit(60, False)], 0, True)
     recovery.add(report, 100, 4, {recovery.OURS: ours, recovery.PEER: peer})
+    parts = ("recovery, to the process", "recovery, process to step", "its ledger: detect")
+    assert [report.median(recovery.OURS, part) for part in parts] == [7, 4, 2]
     recovery.ratios(report)
     assert report.ratios == {
         "unfinished": 0,

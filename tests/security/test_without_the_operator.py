@@ -44,11 +44,19 @@ def test_jobs_wait_for_the_operator_and_go_on_when_it_comes(
         namespace=TEAM,
         defaultClaim="runs",
     )
+
+    def asked() -> httpx.Response:
+        return httpx.get(f"{running.url}/readyz", trust_env=False, timeout=300)
+
     try:
         # Ready, or nobody could reach it; and it says what it lacks.
-        ready = httpx.get(f"{running.url}/readyz", trust_env=False, timeout=300)
+        def still_missing() -> list[str]:
+            found: list[str] = asked().json()["missing"]
+            return found
+
+        ready = asked()
         assert ready.status_code == 200
-        (missing,) = ready.json()["missing"]
+        (missing,) = wait_until(still_missing, "the controller to say what is missing")
         assert missing == (
             "the Kubeflow Training Operator: the CRD pytorchjobs.kubeflow.org is not there; jobs are taken "
             "and wait; install the operator (k8s/README.md), nothing has to be restarted"
@@ -74,10 +82,10 @@ def test_jobs_wait_for_the_operator_and_go_on_when_it_comes(
         words = ("get", "pytorchjob", "early-1", f"-n={TEAM}")
         wait_until(lambda: kubectl.attempt(*words).returncode == 0, "the attempt", 240)
         wait_until(
-            lambda: httpx.get(f"{running.url}/readyz", trust_env=False, timeout=300).json()["missing"] == [],
+            lambda: still_missing() == [],
             "nothing to be missing",
         )
-        assert status()["attempt"] == 1
+        wait_until(lambda: status().get("attempt") == 1, "the job to tell of its attempt")
         assert running.process.poll() is None, json.dumps(running.log.read_text()[-2000:])
     finally:
         processes.end_all()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tests.cluster.build import asset, program
 from tests.cluster.certificates import Authority
@@ -114,16 +115,17 @@ def start_control_plane(
         program("kube-apiserver")  # builds them all, before anything waits for anything
     plane = ControlPlane(plan.url, plan.authority, kubectl, [_etcd(plan), _apiserver(plan)])
     # The namespace that tests use is made a moment after it says that it is ready.
-    for looked in (("--raw=/readyz",), ("namespace", "default")):
-        plane.components[1].wait_ready(
-            lambda looked=looked: kubectl.attempt("get", *looked, "--request-timeout=10s").returncode == 0,
-            READY_SECONDS,
-        )
+    for looked in ("--raw=/readyz", "namespace/default"):
+        plane.components[1].wait_ready(partial(_answers, kubectl, looked), READY_SECONDS)
     # Only now: before RBAC's own roles are there, they are refused, and end.
     if not apiserver_is_given:
         plane.components.extend([_controllers(plan), _scheduler(plan)])
     plane.check()
     return plane
+
+
+def _answers(kubectl: Kubectl, looked: str) -> bool:
+    return kubectl.attempt("get", looked, "--request-timeout=10s").returncode == 0
 
 
 def running_control_plane(site: Site) -> ControlPlane:

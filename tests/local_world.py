@@ -58,7 +58,7 @@ async def at_work(engine: LocalEngine) -> AsyncIterator[LocalEngine]:
 
 
 async def until(
-    engine: Engine, job: TrainingJob, attempt: int, what: str, test: Any, seconds: float = 90
+    engine: Engine, job: TrainingJob, attempt: int, what: str, test: Any, seconds: float = 180
 ) -> AttemptObservation:
     """The first observation that passes the test."""
 
@@ -83,4 +83,4 @@ async def ranks_up(engine: LocalEngine, data: Path, job: TrainingJob, attempt: i
         logs = [run.rank_log(attempt, rank) for rank in range(job.spec.world_size)]
         return all(log.exists() and log.stat().st_size > 0 for log in logs)
 
-    await wait_until_async(up, f"the ranks of {job.key} to be up", 90)
+    await wait_until_async(up, f"the ranks of {job.key} to be up")

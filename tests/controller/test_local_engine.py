@@ -91,8 +91,15 @@ def test_kill_9_of_the_controller_ends_no_attempt(tmp_path: Path, processes: Pro
     )
     run = run_directory(tmp_path, job)
     wait_until(lambda: all(run.rank_log(1, rank).exists() for rank in (0, 1)), "the ranks")
+
+    def on_record() -> bool:
+        """Ranks may run before the disk knows of their supervisors; cut short there, it is no start."""
+        launch = AttemptFiles(run, 1).launch()
+        return launch is not None and len(launch.supervisors) == 2
+
+    wait_until(on_record, "the attempt to be on record")
     controller.kill()
-    controller.wait(30)
+    controller.wait(300)
 
     async def story() -> None:
         async with at_work(local_engine(tmp_path)) as engine:
@@ -181,7 +188,7 @@ def test_the_grace_ends_also_under_the_next_controller(tmp_path: Path) -> None:
     stubborn = ["sh", "-c", 'trap "" TERM; echo up; while :; do sleep 0.02; done']
 
     async def story() -> None:
-        job = waiting_job(command=stubborn, grace_seconds=1.0)
+        job = waiting_job(command=stubborn, grace_seconds=3.0)
         engine = local_engine(tmp_path)
         async with at_work(engine):
             await engine.start(job, 1)
@@ -432,7 +439,6 @@ def test_under_the_real_torchrun(tmp_path: Path) -> None:
             await wait_until_async(
                 lambda: all(run_directory(tmp_path, job).rank_log(1, rank).exists() for rank in (0, 1)),
                 "torchrun to start its ranks",
-                60,
             )
             await ranks_up(engine, tmp_path, job)
             lines = [line async for line in engine.logs(job, 1, 1)]

@@ -89,5 +89,5 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
 
 @pytest.fixture
 def deadline() -> Deadline:
-    """One minute, shared by all waits of a test."""
-    return Deadline(60)
+    """Five minutes, shared by all waits of a test."""
+    return Deadline(300)

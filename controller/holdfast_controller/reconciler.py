@@ -17,7 +17,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime
@@ -49,7 +49,7 @@ TAIL_CHARACTERS = 4000
 TAIL_TRIES = 3
 """Passes that fail because a log cannot be read, before the attempt is judged without it."""
 TAILS_SECONDS = 5.0
-"""For all logs of an attempt."""
+"""For a log to be read."""
 
 log = structlog.get_logger(__name__)
 
@@ -283,7 +283,10 @@ class Reconciler:
             return []
 
     async def _tails(self, job: TrainingJob, observation: AttemptObservation) -> dict[str, str]:
-        """The last lines of the ranks that tell most: of the first cause's replica, then of the others."""
+        """The last lines of the ranks that tell most: of the first cause's replica, then of the others.
+
+        All are asked at once: the next attempt waits for this, and who does not answer takes nobody's time.
+        """
         incident = classify(observation)
         if incident.verdict is Verdict.FINISHED:
             return {}
@@ -291,25 +294,31 @@ class Reconciler:
             await self._engine.keep_logs(job, observation.attempt)
         per_replica = job.spec.processes_per_replica
         ranks = sorted(range(job.spec.world_size), key=lambda rank: rank // per_replica != incident.replica)
+        asked = ranks[:TAIL_RANKS]
+        answers = await asyncio.gather(*(self._tail(job, observation.attempt, rank) for rank in asked))
         tails = {}
-        until = asyncio.get_running_loop().time() + TAILS_SECONDS
-        for rank in ranks[:TAIL_RANKS]:
-            try:
-                async with asyncio.timeout_at(until):
-                    lines = [line async for line in self._logs(job, observation.attempt, rank)]
-            except NotFound:
-                continue
-            except (HoldfastError, TimeoutError) as error:
-                # A lost node never answers: its attempt must get a verdict all the same.
-                if self._retries.get(job.key, 0) < TAIL_TRIES and not isinstance(error, TimeoutError):
-                    raise
-                lines = [f"(its log could not be read: {str(error) or 'no answer in time'})"]
+        for rank, lines in zip(asked, answers, strict=True):
+            if isinstance(lines, HoldfastError) and self._retries.get(job.key, 0) < TAIL_TRIES:
+                raise lines
+            if isinstance(
+                lines, Exception
+            ):  # a lost node never answers: there must be a verdict all the same
+                lines = [f"(its log could not be read: {str(lines) or 'no answer in time'})"]
             if lines:
                 tails[str(rank)] = "\n".join(lines)[-TAIL_CHARACTERS:]
         return tails
 
-    def _logs(self, job: TrainingJob, attempt: int, rank: int) -> AsyncIterator[str]:
-        return self._engine.logs(job, attempt, rank, tail=TAIL_LINES)
+    async def _tail(
+        self, job: TrainingJob, attempt: int, rank: int
+    ) -> list[str] | HoldfastError | TimeoutError:
+        """Its last lines, none where there is no log; or why they cannot be had."""
+        try:
+            async with asyncio.timeout(TAILS_SECONDS):
+                return [line async for line in self._engine.logs(job, attempt, rank, tail=TAIL_LINES)]
+        except NotFound:
+            return []
+        except (HoldfastError, TimeoutError) as error:
+            return error
 
 
 def _retry_seconds(failures: int) -> float:

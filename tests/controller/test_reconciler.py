@@ -381,6 +381,34 @@ def test_logs_that_cannot_be_read_do_not_keep_an_attempt_from_its_verdict() -> N
     asyncio.run(story())
 
 
+class SilentNode(MemoryEngine):
+    """The log of replica 1 lies on a node that never answers."""
+
+    async def logs(
+        self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncIterator[str]:
+        await (asyncio.Event().wait() if rank == 1 else asyncio.sleep(0.01))  # the others' takes a moment
+        yield f"rank {rank}"
+
+
+def test_a_log_that_never_comes_takes_no_time_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast_controller.reconciler.TAILS_SECONDS", 2.0)
+
+    async def story() -> None:
+        scene = Scene()
+        engine = SilentNode(clock=scene.seconds)
+        scene.engine, scene.reconciler = engine, Reconciler(scene.store, engine, clock=lambda: scene.now)
+        job = await scene.submit(make(replicas=3))
+        engine.vanish(job, 1, 1)
+        await scene.look()
+        scene.now += timedelta(seconds=1)
+        job = await scene.look(passes=3)
+        silent = "(its log could not be read: no answer in time)"
+        assert job.status.attempts[0].log_tail == {"0": "rank 0", "1": silent, "2": "rank 2"}
+
+    asyncio.run(story())
+
+
 # ------------------------------------------------------------- the running loop
 
 

@@ -104,7 +104,8 @@ def test_the_controller_image_is_small_and_holds_all_that_the_controller_imports
     )
     cluster.kubectl.apply(doc, namespace=namespace)
     said = said_by(cluster, namespace, "look")
-    assert said.startswith("65532\nUsage: holdfast ")
+    assert "65532" in said.splitlines()
+    assert "\nUsage: holdfast " in f"\n{said}"
     assert "/made': Read-only file system" in said
     missing = said.splitlines()[-1]
     assert missing == "ModuleNotFoundError: No module named 'torch'", "the one thing that is not there"
@@ -117,10 +118,11 @@ def test_in_the_trainer_image_torchrun_is_the_first_process_and_root_is_nobody(
     words = ["--standalone", "--nproc-per-node=1", "--no-python", "sh", "-c", script]
     cluster.kubectl.apply(restricted("rank", baked["trainer"].name, args=words), namespace=namespace)
     said = said_by(cluster, namespace, "rank").splitlines()
-    assert said[0].startswith("python -m torch.distributed.run --standalone ")
-    assert said[1] == "65532"
-    assert said[2].endswith("Read-only file system")
-    assert said[3] == "written"
+    # What the first process says of itself comes through another pipe, at any place.
+    assert any(line.startswith("python -m torch.distributed.run --standalone ") for line in said)
+    assert "65532" in said
+    assert any(line.endswith("Read-only file system") for line in said)
+    assert "written" in said
 
 
 @pytest.mark.parametrize("kind", ["controller", "trainer"])

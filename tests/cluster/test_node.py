@@ -59,7 +59,8 @@ def test_a_service_is_found_by_name_and_answers(cluster: Cluster, namespace: str
         "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8080}]},
     }
     url = f"http://web.{namespace}.svc.cluster.local"
-    asking = f"until wget -q -T 2 -O - {url} 2>/dev/null; do sleep 0.2; done; nslookup web"
+    again = "do sleep 0.2; done"
+    asking = f"until wget -q -T 2 -O - {url} 2>/dev/null; {again}; until nslookup web; {again}"
     cluster.kubectl.apply(
         pod("server", cluster.busybox, script),
         service,
@@ -75,8 +76,9 @@ def test_a_service_is_found_by_name_and_answers(cluster: Cluster, namespace: str
 def test_a_pod_talks_to_the_api_with_its_own_rights(cluster: Cluster, namespace: str) -> None:
     script = (
         "cd /var/run/secrets/kubernetes.io/serviceaccount; "
-        'wget -q -O - --no-check-certificate --header "Authorization: Bearer $(cat token)" '
-        f"https://kubernetes.default.svc/api/v1/namespaces/{namespace}/secrets 2>&1; true"
+        'until wget -q -O - --no-check-certificate --header "Authorization: Bearer $(cat token)" '
+        f"https://kubernetes.default.svc/api/v1/namespaces/{namespace}/secrets 2>&1 | grep 403; "
+        "do sleep 0.2; done"
     )
     cluster.kubectl.apply(pod("spy", cluster.busybox, script), namespace=namespace)
     assert "403" in finish(cluster, namespace, "spy")

@@ -92,6 +92,11 @@ class Platform:
         found: TrainingJob = self.ask(lambda client: client.get("default", name))
         return found
 
+    def steps(self, name: str, attempt: int = 1) -> int:
+        """The last step that this attempt or a later one has done, by the run directory: status lags."""
+        lines = self.ask(lambda client: client.steps("default", name))
+        return max((line["step"] for line in lines if line["attempt"] >= attempt), default=0)
+
     def until_done(self, name: str, seconds: float) -> TrainingJob:
         def done() -> TrainingJob | None:
             job = self.job(name)

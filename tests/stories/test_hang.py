@@ -11,7 +11,7 @@ from waiting import wait_until
 
 from holdfast_controller.jobs import Verdict
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 STEPS = 400
 
 
@@ -19,18 +19,14 @@ def test_a_frozen_rank_costs_one_failure_and_no_bit(tmp_path: Path, processes: P
     data = write_tokens(tmp_path / "data")
     with platform(tmp_path / "holdfast", processes) as here:
         here.ask(lambda c: c.submit(document("twin", data, steps=STEPS), "default"))
-        here.until_done("twin", 300)
+        here.until_done("twin", 900)
         frozen = document("frozen", data, steps=STEPS)
-        frozen["spec"]["hangSeconds"] = 6
+        frozen["spec"]["hangSeconds"] = 15
         here.ask(lambda c: c.submit(frozen, "default"))
 
-        def stepping() -> bool:
-            progress = here.job("frozen").status.progress
-            return progress is not None and progress.step > 30
-
-        wait_until(stepping, "a first checkpoint")
+        wait_until(lambda: here.steps("frozen", 1) > 30, "a first checkpoint")
         here.ask(lambda c: c.drill("default", "frozen", 1, "freeze"))
-        done = here.until_done("frozen", 300)
+        done = here.until_done("frozen", 900)
         assert (done.status.failures, done.status.disruptions, done.status.attempt) == (1, 0, 2)
         hung = done.status.attempts[0]
         assert hung.verdict is Verdict.HUNG

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from processes import Processes
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 FIGURES = {
@@ -45,7 +46,7 @@ def test_the_demo_shows_an_identical_resume_and_leaves_nothing_running(
     printed, _ = demo.communicate(timeout=1700)
     assert demo.returncode == 0, printed
     assert "resume proof: identical" in printed
-    assert not processes.running()
+    wait_until(lambda: not processes.running(), "what it started to be gone")
 
     figures = json.loads((out.parent / "demo.json").read_text())
     assert figures.keys() == FIGURES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,3 +82,22 @@ def test_what_cannot_be_read_is_said_with_the_place_where_it_lies(tmp_path: Path
         read(1, pod())  # nobody listens
     with rank_0(None), pytest.raises(NotReady, match=f"rank 0 of team/gpt serves no steps; {WHERE}"):
         read(1, pod())
+
+
+def test_a_pod_that_is_taken_without_grace_does_not_hold_up_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its node may be gone with it: then a connection to it is neither taken nor refused."""
+    for name in ("TIMEOUT_SECONDS", "WHOLE_SECONDS"):
+        monkeypatch.setattr(kube_steps, name, 3600.0)
+    going = pod()
+    going["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}
+    with socket.socket() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            silent.bind((ADDRESS, DEFAULT_PORT))
+        except OSError:
+            pytest.skip(f"port {DEFAULT_PORT} of this machine, where pods are asked, is taken")
+        silent.listen()
+        with pytest.raises(NotReady, match=f"rank 0 of team/gpt does not tell its steps .*; {WHERE}"):
+            read(1, going)

@@ -127,7 +127,7 @@ def _replica(
     taken, reason = _taken(pod, ours, pytorch_job)
     end = _state(pod).get("terminated")
     phase = pod["status"].get("phase", "Pending")
-    if end is None and phase in ("Pending", "Running", "Unknown") and not _forced(pod):
+    if end is None and phase in ("Pending", "Running", "Unknown") and not forced(pod):
         state = ReplicaState.RUNNING if running(pod) or phase == "Running" else ReplicaState.PENDING
         why = reason or _why_pending(pod)
         due = _seconds(pod["metadata"].get("deletionTimestamp"))
@@ -243,7 +243,7 @@ def _lost_node(pod: Document) -> bool:
         return True
     if pod["status"].get("reason") == "NodeLost":
         return True
-    return _forced(pod) and running(pod) and _condition(pod, "Ready").get("status") == "False"
+    return forced(pod) and running(pod) and _condition(pod, "Ready").get("status") == "False"
 
 
 def is_disrupted(pod: Document) -> bool:
@@ -299,7 +299,7 @@ def _scheduled(pod: Document) -> datetime | None:
     return datetime.fromisoformat(at) if at else None
 
 
-def _forced(pod: Document) -> bool:
+def forced(pod: Document) -> bool:
     """Deleted without grace: nobody waits for its node, and nobody will hear of it again."""
     meta = pod["metadata"]
     return "deletionTimestamp" in meta and not meta.get("deletionGracePeriodSeconds")

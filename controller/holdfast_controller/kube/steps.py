@@ -17,11 +17,13 @@ from holdfast_trainer.contract import DEFAULT_PORT, parse_lines
 
 from .connection import Document
 from .endpoint import bounded_body, pod_client
-from .observation import index_of, running
+from .observation import forced, index_of, running
 
 TIMEOUT_SECONDS = 10.0
 """For an answer to begin, and between two of its parts."""
 WHOLE_SECONDS = 60.0
+GOING_SECONDS = 1.0
+"""For all of it where the pod is being taken without grace, perhaps with its node: the next attempt waits."""
 LIMIT = 8 * 1024 * 1024
 """Bytes that are read for one answer: parsed they are ten times as large."""
 
@@ -31,13 +33,14 @@ async def read_steps(job: TrainingJob, pods: list[Document]) -> list[dict[str, A
 
     Raises NotReady where rank 0 does not run or answer, and where there is more than `LIMIT`.
     """
-    address = next((pod["status"].get("podIP") for pod in pods if index_of(pod) == 0 and running(pod)), None)
-    if address is None:
+    rank_0 = next((pod for pod in pods if index_of(pod) == 0 and running(pod)), None)
+    address = rank_0["status"].get("podIP") if rank_0 is not None else None
+    if rank_0 is None or address is None:
         raise NotReady(f"no rank 0 of {job.key} runs that could tell its steps; {_where(job)}")
     host = f"[{address}]" if ":" in address else address
     try:
         async with (
-            asyncio.timeout(WHOLE_SECONDS),
+            asyncio.timeout(GOING_SECONDS if forced(rank_0) else WHOLE_SECONDS),
             pod_client(TIMEOUT_SECONDS) as client,
         ):
             return await _all_pages(client, f"http://{host}:{DEFAULT_PORT}/steps", job)

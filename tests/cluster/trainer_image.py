@@ -1,8 +1,9 @@
 """An image whose `python` is a shell script that behaves as torchrun around our trainer does.
 
-It counts steps (STEPS of them, PAUSE seconds each; the last is not done before attempt ATTEMPTS, so that a
-test which hits the attempts before never comes too late), serves /progress and /ledger, and on a notice says
-that it saved. What is tested with it is all around the trainer; the trainer itself has its own tests.
+It counts steps (STEPS of them, PAUSE seconds each), serves /progress and /ledger, and on a notice says that
+it saved. Where ATTEMPTS says how many attempts share the steps, each goes no further than its part, so that a
+test which hits it never comes too late. What is tested with it is all around the trainer; the trainer itself
+has its own tests.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ fi
 echo "replica $HOLDFAST_REPLICA of attempt $HOLDFAST_ATTEMPT goes on at step $step"
 while [ "$step" -lt "$STEPS" ]; do
   sleep "${PAUSE:-0.1}"
-  [ "$((step + 1))" -lt "$STEPS" ] || [ "$HOLDFAST_ATTEMPT" -ge "${ATTEMPTS:-1}" ] || continue
+  [ "$HOLDFAST_ATTEMPT" -ge "${ATTEMPTS:-1}" ] ||
+    [ "$step" -lt "$((STEPS * HOLDFAST_ATTEMPT / ATTEMPTS))" ] || continue
   step=$((step + 1))
   tell training
   if [ "$step" = "$FAIL_AT" ]; then say failed "ValueError: loss is nan"; exit 1; fi

@@ -27,7 +27,7 @@ SEED = int(os.environ.get("FAULT_SEED", "20261121"))
 A_JOB = 25
 """Faults that one job gets."""
 HANG_SECONDS = 15
-STEPS, STEPS_A_FAULT = 40, 40
+STEPS, STEPS_A_FAULT = 40, 60
 """What a job has to do: more than it does before it is struck as often as it will be."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 + 60 * FAULTS)]
@@ -36,16 +36,28 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 + 60 * FAULTS)]
 Strike = Callable[[Platform, str, Processes], None]
 
 
-def signalled(part: str, number: signal.Signals, *, every: bool = False) -> Strike:
-    """A signal from outside, to one process of this part of the attempt or to every one."""
+def signalled(part: str, number: signal.Signals) -> Strike:
+    """A signal from outside, to one process of this part of the attempt."""
 
     def strike(_: Platform, __: str, processes: Processes) -> None:
-        found = of_attempt(processes)[part]
-        for process in found if every else found[-1:]:
+        for process in of_attempt(processes)[part][-1:]:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
     return strike
+
+
+def all_stopped(here: Platform, name: str, processes: Processes) -> None:
+    """Nobody in the attempt can tell of it: the controller sees it, once it has heard of the attempt."""
+
+    def heard() -> bool:
+        status = here.job(name).status
+        told = status.progress
+        return told is not None and told.attempt == status.attempt and told.step > 0
+
+    wait_until(heard, "the controller to hear of the attempt")
+    for process in of_attempt(processes)["rank"]:
+        process.send_signal(signal.SIGSTOP)
 
 
 def drilled(kind: str) -> Strike:
@@ -69,7 +81,7 @@ def everything_killed(here: Platform, _: str, processes: Processes) -> None:
 
 
 STRIKES: dict[str, tuple[Strike, Verdict | None]] = {
-    "every rank stopped": (signalled("rank", signal.SIGSTOP, every=True), Verdict.HUNG),
+    "every rank stopped": (all_stopped, Verdict.HUNG),
     "rank killed": (signalled("rank", signal.SIGKILL), Verdict.DISRUPTED),
     "notice": (drilled("notice"), Verdict.DISRUPTED),
     "rank crashed": (signalled("rank", signal.SIGSEGV), Verdict.FAILED),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # HOLDFAST_CACHE stays: it says where built programs and images lie, never what they are.
     for name in [name for name in os.environ if name.startswith("HOLDFAST_") and name != "HOLDFAST_CACHE"]:
         del os.environ[name]
+    # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)

@@ -84,17 +84,19 @@ def attempt_manifests(job: TrainingJob, attempt: int, settings: PodSettings) -> 
         )
     if faults:
         raise Invalid(f"{job.key} cannot run on this cluster: {'; '.join(faults)}", faults)
-    return Manifests(_config_map(job, attempt, config), _pytorch_job(job, attempt, settings))
+    # One an attempt: a job's configuration may change between two, never under one.
+    return Manifests(config_map(job, attempt, {CONFIG_FILE: config}), _pytorch_job(job, attempt, settings))
 
 
-def _config_map(job: TrainingJob, attempt: int, config: str) -> dict[str, Any]:
-    """One an attempt: a job's configuration may change between two, never under one."""
+def config_map(job: TrainingJob, attempt: int, data: dict[str, str], *, name: str = "") -> dict[str, Any]:
+    """Of an attempt, named as it is or as said: what is in it never changes, and it goes with the job."""
+    metadata = owned_metadata(job, attempt)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": owned_metadata(job, attempt),
+        "metadata": {**metadata, "name": name or metadata["name"]},
         "immutable": True,
-        "data": {CONFIG_FILE: config},
+        "data": data,
     }
 
 

@@ -300,9 +300,8 @@ class Reconciler:
         for rank, lines in zip(asked, answers, strict=True):
             if isinstance(lines, HoldfastError) and self._retries.get(job.key, 0) < TAIL_TRIES:
                 raise lines
-            if isinstance(
-                lines, Exception
-            ):  # a lost node never answers: there must be a verdict all the same
+            # A lost node never answers: there must be a verdict all the same.
+            if isinstance(lines, Exception):
                 lines = [f"(its log could not be read: {str(lines) or 'no answer in time'})"]
             if lines:
                 tails[str(rank)] = "\n".join(lines)[-TAIL_CHARACTERS:]

@@ -22,7 +22,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 
 from holdfast_controller.cluster import AlreadyExists, HoldfastError, NotFound
 from holdfast_controller.jobs import ATTEMPTS_KEPT, TrainingJob
-from holdfast_controller.manifests import attempt_name, owned_metadata
+from holdfast_controller.manifests import attempt_name, config_map
 from holdfast_trainer.contract import parse_lines
 
 from .connection import MERGE_PATCH, Connection, Document
@@ -132,29 +132,21 @@ class LastWords:
         await self.read(pods)
         most = KEPT_CHARACTERS // len(pods)
         said = {str(index_of(pod)): "\n".join(self.tail_of(pod) or [])[-most:] for pod in pods}
-        body = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {**owned_metadata(job, attempt), "name": tails_name(job, attempt)},
-            "immutable": True,
-            "data": {replica: text for replica, text in said.items() if text},
-        }
-        path = f"/api/v1/namespaces/{job.metadata.namespace}/configmaps"
+        data = {replica: text for replica, text in said.items() if text}
         with suppress(AlreadyExists):
-            await self._connection.post(path, body)
+            body = config_map(job, attempt, data, name=tails_name(job, attempt))
+            await self._connection.post(_config_maps(job), body)
         if attempt > ATTEMPTS_KEPT:
             with suppress(NotFound):
-                await self._connection.delete(f"{path}/{tails_name(job, attempt - ATTEMPTS_KEPT)}")
+                old = tails_name(job, attempt - ATTEMPTS_KEPT)
+                await self._connection.delete(f"{_config_maps(job)}/{old}")
 
     async def kept_tail(self, job: TrainingJob, attempt: int, replica: int) -> list[str] | None:
         """What `keep_tails` wrote down; None where it did not."""
-        path = f"/api/v1/namespaces/{job.metadata.namespace}/configmaps/{tails_name(job, attempt)}"
-        try:
-            kept = await self._connection.get(path)
-        except NotFound:
-            return None
-        text = (kept.get("data") or {}).get(str(replica))
-        return str(text).split("\n") if text else None
+        with suppress(NotFound):
+            text = (await self._read_map(job, tails_name(job, attempt))).get(str(replica))
+            return text.split("\n") if text else None
+        return None
 
     async def _to_the_end(self, pod: Document) -> None:
         if self._job_of(pod) is None:
@@ -188,16 +180,10 @@ class LastWords:
             return
         while lines and sum(map(len, lines)) + len(lines) > LEDGER_CHARACTERS:
             del lines[: max(1, len(lines) // 10)]
-        metadata = {**owned_metadata(job, whose[1]), "name": ledger_name(job, whose[1])}
-        body = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": metadata,
-            "immutable": True,
-            "data": {LEDGER_FILE: "\n".join(lines)},
-        }
+        name = ledger_name(job, whose[1])
         try:
-            await self._write(f"/api/v1/namespaces/{job.metadata.namespace}/configmaps", body)
+            body = config_map(job, whose[1], {LEDGER_FILE: "\n".join(lines)}, name=name)
+            await self._write(_config_maps(job), body)
         except BaseException:
             self._kept.discard(uid_of(pod))  # for when we lead again, or the pod changes
             raise
@@ -217,12 +203,15 @@ class LastWords:
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         """What was kept of it when its newest attempt, or the one before, ended; empty where nothing was."""
         for attempt in range(job.status.attempt, max(0, job.status.attempt - 2), -1):
-            name = ledger_name(job, attempt)
             with suppress(NotFound):
-                path = f"/api/v1/namespaces/{job.metadata.namespace}/configmaps/{name}"
-                kept = await self._connection.get(path)
-                return parse_lines((kept.get("data") or {}).get(LEDGER_FILE, ""))
+                kept = await self._read_map(job, ledger_name(job, attempt))
+                return parse_lines(kept.get(LEDGER_FILE, ""))
         return []
+
+    async def _read_map(self, job: TrainingJob, name: str) -> dict[str, str]:
+        """What a ConfigMap of the job's namespace holds. Raises NotFound."""
+        kept = await self._connection.get(f"{_config_maps(job)}/{name}")
+        return dict(kept.get("data") or {})
 
 
 def _to_go(pod: Document) -> bool:
@@ -234,6 +223,10 @@ def has_ended(pod: Document) -> bool:
     """Whether nothing of it runs any more: that its container has ended is told before its phase says so,
     and is enough for a verdict."""
     return not running(pod) and (terminated(pod) or pod["status"].get("phase") in ("Succeeded", "Failed"))
+
+
+def _config_maps(job: TrainingJob) -> str:
+    return f"/api/v1/namespaces/{job.metadata.namespace}/configmaps"
 
 
 def tails_name(job: TrainingJob, attempt: int) -> str:

@@ -20,6 +20,7 @@ from waiting import wait_until
 
 from holdfast_controller.jobs import Verdict
 from holdfast_controller.policy.lost_work import goodput, lost_steps, work_of
+from holdfast_trainer import ledger
 from holdfast_trainer.checkpoint import Saved
 from holdfast_trainer.contract import TERMINATION_LIMIT, Progress, RunDir, Termination, read_lines
 from holdfast_trainer.endpoint import Endpoint
@@ -263,28 +264,57 @@ def test_lost_work_and_goodput_follow_from_the_lines_of_killed_runs(workshop: Wo
     assert all(seconds >= 0 for seconds in startup.values())
 
 
-def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk fills up in the middle of a line, and has room again later."""
+def test_lines_that_find_no_room_are_written_when_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills up in the middle of a line, and has room again later: nothing is missing."""
     import os
 
-    journal = Journal(RunDir(tmp_path), 1)
+    journal, run = Journal(RunDir(tmp_path), 1), RunDir(tmp_path)
     journal.step(1, loss=1.0)
     whole = os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: whole(fd, data[:9]))
         journal.step(2, loss=2.0)
-    journal.step(3, loss=3.0)
+        journal.step(3, loss=3.0)
+        assert [line["step"] for line in read_lines(run.steps(1))] == [1]
+        assert journal.unwritten == 2
+    journal.step(4, loss=4.0)
     journal.event("stop")
-    assert [line["step"] for line in read_lines(RunDir(tmp_path).steps(1))] == [1, 3]
-    assert journal.dropped == 1
+    assert [line["step"] for line in read_lines(run.steps(1))] == [1, 2, 3, 4]
+    assert journal.unwritten == 0
 
 
-def test_a_journal_without_a_disk_is_silent(tmp_path: Path) -> None:
+def test_a_line_that_found_room_for_all_but_its_end_is_written_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    journal, run = Journal(RunDir(tmp_path), 1), RunDir(tmp_path)
+    whole = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: whole(fd, data[:-1]))
+        journal.step(1)
+        patch.setattr(os, "write", lambda fd, data: whole(fd, data[:1]))
+        journal.step(2)
+    journal.step(3)
+    assert {line["step"] for line in read_lines(run.steps(1))} == {1, 2, 3}
+
+
+def test_a_journal_without_a_disk_is_silent_and_keeps_no_more_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = RunDir(tmp_path)
+    monkeypatch.setattr(ledger, "MOST_LATE", 2)
     journal = Journal(run, 1)
     run.ledger(1).symlink_to("/dev/full")
-    journal.event("attempt_start")
-    assert journal.dropped == 1
+    for number in range(5):
+        journal.event("checkpoint", step=number)
+    assert journal.unwritten == 5
+    run.ledger(1).unlink()
+    journal.event("stop")
+    assert [line.get("step") for line in read_lines(run.ledger(1))] == [3, 4, None]
+    assert journal.unwritten == 3
 
 
 # --------------------------------------------------------------- step by step

@@ -146,8 +146,8 @@ class Ending:
             )
         elif outcome == "failed":
             self.journal.event("failure", rank=int(self._rank), step=now.step, error=error)
-        if self.journal.dropped:
-            log.warning("%d lines of the ledger or steps.jsonl could not be written", self.journal.dropped)
+        if unwritten := self.journal.unwritten:
+            log.warning("%d lines of the ledger or steps.jsonl could not be written", unwritten)
 
     def out_of_time(self) -> None:
         """The grace is nearly over and no stop was made: what is durable counts. From any thread."""

@@ -1,7 +1,8 @@
 """The attempt's journal: ledger.jsonl (what happened) and steps.jsonl (one line a step).
 
 Lines are appended whole with O_APPEND, so ranks do not tear each other's. The ledger is synced line by
-line; steps are not, as a step that no checkpoint covers is lost anyway. The formats are in contract.py.
+line; steps are not, as a step that no checkpoint covers is lost anyway. Where the disk is full lines wait in
+memory, in order, until there is room again. The formats are in contract.py.
 """
 
 from __future__ import annotations
@@ -9,55 +10,87 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 from .contract import RunDir, read_lines
 from .records import EVENTS, Records
 
+MOST_LATE = 10_000
+"""Lines of a file that wait for room, some 2 MB; beyond that the oldest are lost."""
+
 
 class Journal:
-    """Writes what one attempt has to tell. A full disk makes it silent, never the training fail."""
+    """Writes what one attempt has to tell. A full disk makes it late, never the training fail."""
 
     def __init__(self, run: RunDir, attempt: int, *, first: bool = True) -> None:
         """`first`: of rank 0, which copies it where the run's checkpoints are objects."""
         run.attempt(attempt).mkdir(parents=True, exist_ok=True)
         self._attempt = attempt
-        self._ledger, self._steps = run.ledger(attempt), run.steps(attempt)
+        self._ledger, self._steps = _Lines(run.ledger(attempt), sync=True), _Lines(run.steps(attempt))
         self._records = Records(run, attempt) if first and run.objects else None
-        self._torn: set[Path] = set()
-        self.dropped = 0
-        """Lines that could not be written."""
+
+    @property
+    def unwritten(self) -> int:
+        """Lines that have found no room so far."""
+        return self._ledger.unwritten + self._steps.unwritten
 
     def event(self, event: str, **fields: Any) -> None:
         """Append a ledger line, durably."""
-        line = {"event": event, "time": time.time(), "attempt": self._attempt, **fields}
-        self._append(self._ledger, line, sync=True)
+        self._ledger.append({"event": event, "time": time.time(), "attempt": self._attempt, **fields})
         if self._records is not None and event in EVENTS:
             self._records.publish()
 
     def step(self, step: int, **fields: Any) -> None:
         """Append a line to steps.jsonl."""
-        self._append(self._steps, {"step": step, "time": time.time(), **fields}, sync=False)
+        self._steps.append({"step": step, "time": time.time(), **fields})
 
-    def _append(self, path: Path, body: dict[str, Any], *, sync: bool) -> None:
-        data = (json.dumps(body) + "\n").encode()
-        if path in self._torn:  # a line of which only the beginning found room must not spoil this one
-            data = b"\n" + data
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+class _Lines:
+    """One file. Several threads of a rank may append."""
+
+    def __init__(self, path: Path, *, sync: bool = False) -> None:
+        self._path, self._sync = path, sync
+        self._late: deque[bytes] = deque()
+        self._lost = 0
+        self._torn = False
+        self._lock = threading.Lock()
+
+    @property
+    def unwritten(self) -> int:
+        return self._lost + len(self._late)
+
+    def append(self, body: dict[str, Any]) -> None:
+        """With all that waits."""
+        with self._lock:
+            self._late.append((json.dumps(body) + "\n").encode())
             try:
-                if os.write(fd, data) < len(data):
-                    self._torn.add(path)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                self._torn.discard(path)
-                if sync:
-                    os.fsync(fd)
-            finally:
-                os.close(fd)
-        except OSError:
-            self.dropped += 1
+                self._write()
+            except OSError:
+                if len(self._late) > MOST_LATE:
+                    self._late.popleft()
+                    self._lost += 1
+
+    def _write(self) -> None:
+        # A line of which only the beginning found room must not spoil the next.
+        lead = b"\n" if self._torn else b""
+        data = lead + b"".join(self._late)
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            written = os.write(fd, data) - len(lead)
+            while self._late and written >= len(self._late[0]):
+                written -= len(self._late.popleft())
+            if self._late:
+                self._torn = written > 0
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._torn = False
+            if self._sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def useful_seconds(run: RunDir, attempt: int, step: int) -> float | None:

@@ -1,9 +1,10 @@
 """Where the time goes before the first step: what each process costs before it does its work.
 
 Every subject is a fresh interpreter, timed from fork to exit by the parent. A job's start adds them up:
-the CLI, then (in processes that follow one another) a supervisor for torchrun, torchrun, a supervisor
-for the rank, and the rank's own imports. Code and libraries are in the page cache after the warm-up
-round: a machine's very first start takes longer, and this does not measure it.
+the CLI, then (in processes that follow one another) a supervisor for torchrun, torchrun, and what the rank
+imports besides PyTorch, with which it is forked; a command that is no Python program is executed instead.
+Code and libraries are in the page cache after the warm-up round: a machine's very first start takes longer,
+and this does not measure it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "holdfast_trainer --help": ("python", "-m", "holdfast_trainer", "--help"),
     "import holdfast_controller.api.app": ("python", "-c", "import holdfast_controller.api.app"),
     "import torch": ("python", "-c", "import torch"),
-    "import torch.distributed.run": ("python", "-c", "import torch.distributed.run"),
+    "import holdfast_trainer.torchrun": ("python", "-c", "import holdfast_trainer.torchrun"),
     "import holdfast_trainer.train": ("python", "-c", "import holdfast_trainer.train"),
 }
 

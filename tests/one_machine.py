@@ -155,7 +155,7 @@ def of_attempt(processes: Processes) -> dict[str, list[psutil.Process]]:
         except psutil.Error:
             continue
         module = words[words.index("-m") + 1] if "-m" in words else ""
-        played = {"holdfast_trainer.supervise": "supervisor", "torch.distributed.run": "agent"}
+        played = {"holdfast_trainer.supervise": "supervisor", "holdfast_trainer.torchrun": "agent"}
         part = played.get(module, "rank")
         parts[part].append(process)
         parts["all"].append(process)

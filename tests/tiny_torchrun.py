@@ -1,6 +1,6 @@
 """Stands in for torchrun where a test needs its process tree and not torch: starts in 30 ms.
 
-Takes torchrun's own flags as the local engine gives them. Like torchrun it numbers the ranks, passes a
+Takes flags as the local engine gives them to torchrun. Like torchrun it numbers the ranks, passes a
 SIGTERM on to each of them, ends the others when one fails, and exits 1 after a signal or a failure.
 """
 
@@ -15,14 +15,14 @@ import time
 
 def main(argv: list[str]) -> int:
     flags = dict(word[2:].partition("=")[::2] for word in argv[: argv.index("--")])
-    command = argv[argv.index("--") + 1 :]
+    supervised = argv[argv.index("--") + 1 :]
     each = int(flags["nproc-per-node"])
     first = int(flags["node-rank"]) * each
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     ranks = [
         subprocess.Popen(
-            command,
+            [sys.executable, "-m", "holdfast_trainer.supervise", *supervised],
             env={**os.environ, "RANK": str(first + local), "LOCAL_RANK": str(local)},
             start_new_session=True,
         )

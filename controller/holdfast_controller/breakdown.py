@@ -33,9 +33,11 @@ class Breakdown(Model):
         default=None, description="Until every replica had its place on a node."
     )
     start_seconds: float | None = Field(
-        default=None, description="Until rank 0's process began: volumes, images, containers, torchrun."
+        default=None,
+        description="Until rank 0's process began: volumes, images, containers, torchrun, which imports "
+        "PyTorch for its ranks where it forks them.",
     )
-    import_seconds: float | None = None
+    import_seconds: float | None = Field(default=None, description="What rank 0 itself imported.")
     rendezvous_seconds: float | None = None
     build_seconds: float | None = Field(
         default=None, description="Model and optimizer, compiled where asked."

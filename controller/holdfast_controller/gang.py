@@ -1,8 +1,8 @@
 """What every engine starts alike: the supervised rank and the environment the platform sets.
 
-Under torchrun each rank is a supervised run of the job's command (holdfast_trainer/supervise.py), which
-keeps its output and the way it ended in the run directory. Where the two engines differ (how torchrun
-finds its peers, what stands around it) is theirs: local/launch.py and manifests.py.
+Under torchrun (holdfast_trainer/torchrun.py) each rank is a supervised run of the job's command
+(supervise.py), which keeps its output and the way it ended in the run directory. Where the two engines
+differ (how torchrun finds its peers, what stands around it) is theirs: local/launch.py and manifests.py.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ def shutdown_timeout(grace_seconds: float) -> int:
     return max(1, int(grace_seconds - max(1.0, grace_seconds / 10)))
 
 
-def supervised_rank(
-    job: TrainingJob, attempt: int, run: RunDir, supervise: tuple[str, ...]
-) -> tuple[str, ...]:
-    """What torchrun starts for each rank; `supervise` is the interpreter's call with the engine's options."""
+TORCHRUN = "holdfast_trainer.torchrun"
+"""The module that every replica starts with."""
+
+
+def supervised_rank(job: TrainingJob, attempt: int, run: RunDir, options: tuple[str, ...]) -> tuple[str, ...]:
+    """What torchrun starts for each rank; `options` are those of its supervisor that the engine has."""
     directory = run.attempt(attempt)
     return (
-        *supervise,
+        *options,
         "--log",
         str(directory / "rank-{RANK}.log"),
         "--exit",

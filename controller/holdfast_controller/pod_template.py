@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast_trainer.contract import DEFAULT_PORT, ENV_HOST, ENV_PORT, ENV_REPLICA, RunDir
 
-from .gang import rank_environment, rendezvous_id, run_name, shutdown_timeout, supervised_rank
+from .gang import TORCHRUN, rank_environment, rendezvous_id, run_name, shutdown_timeout, supervised_rank
 from .jobs import TrainingJob
 from .pod_settings import PodSettings
 from .policy.gpu_request import GpuRequest, gpu_request
@@ -135,12 +135,11 @@ def _command(job: TrainingJob, attempt: int, grace: float, master: str, port: in
     """torchrun with static rendezvous around supervised ranks; every word but the node's rank is known."""
     spec = job.spec
     # The controller does not see ranks end: each pod must end by itself when its ranks have saved.
-    supervise = ("python", "-m", "holdfast_trainer.supervise", "--tee", "--fail-on-notice", "--tell-exit")
-    rank = supervised_rank(job, attempt, RUN, supervise)
+    rank = supervised_rank(job, attempt, RUN, ("--tee", "--fail-on-notice", "--tell-exit"))
     return (
         "python",
         "-m",
-        "torch.distributed.run",
+        TORCHRUN,
         f"--nnodes={spec.replicas}",
         f"--node-rank=$({ENV_REPLICA})",
         f"--nproc-per-node={spec.processes_per_replica}",
@@ -151,7 +150,6 @@ def _command(job: TrainingJob, attempt: int, grace: float, master: str, port: in
         "--max-restarts=0",
         "--monitor-interval=0.1",
         f"--shutdown-timeout={shutdown_timeout(grace)}",
-        "--no-python",
         "--",
         *(escaped(word) for word in rank),
     )

@@ -49,12 +49,13 @@ def start_agents(
         command = [
             sys.executable,
             "-m",
-            "torch.distributed.run",
+            "holdfast_trainer.torchrun",
             f"--nnodes={agents}",
             f"--node-rank={index}",
         ]
         command += [f"--nproc-per-node={per_agent}", "--master-addr=127.0.0.1", f"--master-port={port}"]
-        command += ["--monitor-interval=0.1", "--shutdown-timeout=20", str(LOOP), json.dumps(options)]
+        command += ["--monitor-interval=0.1", "--shutdown-timeout=20", "--", "--die-with-parent", "--"]
+        command += [sys.executable, str(LOOP), json.dumps(options)]
         log = open(path / f"agent-{attempt}-{index}.log", "w")  # noqa: SIM115
         started.append(processes.start(command, env=env, stdout=log, stderr=subprocess.STDOUT))
         log.close()

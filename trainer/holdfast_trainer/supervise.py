@@ -130,8 +130,8 @@ def die_with_parent(expected: int | None) -> None:
 class Child:
     """A supervised command: started once, signalled, waited for."""
 
-    def __init__(self, command: list[str], output: int | None):
-        """Fork and execute. Raises OSError where the command cannot be executed."""
+    def __init__(self, command: list[str], output: int | None, *, in_place: bool = False):
+        """Fork and execute, or run it in the fork. Raises OSError where it cannot be executed."""
         self.sent: set[int] = set()
         self.pending: list[int] = []
         self.pid: int | None = None
@@ -143,7 +143,7 @@ class Child:
         report, confess = os.pipe()  # closes by itself on exec; carries errno where exec fails
         pid = os.fork()
         if pid == 0:
-            _become(command, output, parent, confess)
+            _become(command, output, parent, confess, in_place=in_place)
         os.close(confess)
         self.pid = pid
         with open(report, "rb") as pipe:
@@ -190,7 +190,7 @@ class Child:
         return self.wait()
 
 
-def _become(command: list[str], output: int | None, parent: int, confess: int) -> None:
+def _become(command: list[str], output: int | None, parent: int, confess: int, *, in_place: bool) -> None:
     """In the child: never returns. Nothing here may raise into the supervisor's code."""
     try:
         signals = _FORWARDED
@@ -204,11 +204,25 @@ def _become(command: list[str], output: int | None, parent: int, confess: int) -
             os.dup2(output, 2)
         os.environ[ENV_PARENT] = str(os.getpid())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        if in_place:
+            _run_in_place(command)
         os.execvp(command[0], command)
     except OSError as error:
         os.write(confess, str(error.errno or 0).encode())
     finally:
         os._exit(127)
+
+
+def _run_in_place(command: list[str]) -> None:
+    """Returns only where the command has to be executed after all."""
+    from . import in_place  # most supervisors execute: they need not wait for its imports
+
+    program = in_place.program_of(command)
+    if program is None or (program.module is not None and not in_place.found(program.module)):
+        return
+    with suppress(OSError):
+        in_place.show(command, os.environ)
+        in_place.become(program)
 
 
 def _copy(pipe: int, sinks: list[int]) -> bool:
@@ -230,7 +244,7 @@ def _write_all(sink: int, data: bytes) -> None:
         data = data[os.write(sink, data) :]
 
 
-def run(options: Options) -> int:
+def run(options: Options, *, in_place: bool = False) -> int:
     """Supervise the command; returns the exit code to leave with."""
     log = None
     if options.log is not None:
@@ -244,7 +258,7 @@ def run(options: Options) -> int:
     if options.tee and log is not None:
         pipe, feed = os.pipe()
     try:
-        child = Child(options.command, log if feed is None else feed)
+        child = Child(options.command, log if feed is None else feed, in_place=in_place)
     except OSError as error:
         return _refuse(options, error, log)
     if feed is not None and pipe is not None and log is not None:
@@ -306,7 +320,8 @@ def record(path: Path | None, end: dict[str, float | None]) -> None:
         print(f"supervise: cannot write {path}: {error.strerror}", file=sys.stderr)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], *, in_place: bool = False) -> int:
+    """`in_place`: this process has imported what the command needs, and it need not be executed."""
     try:
         options = parse(argv)
     except UsageError as error:
@@ -315,7 +330,7 @@ def main(argv: list[str]) -> int:
     if options.die_with_parent:
         known = os.environ.get(ENV_PARENT)
         die_with_parent(int(known) if known else None)
-    return run(options)
+    return run(options, in_place=in_place)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast_controller.gang import (
+    TORCHRUN,
     rank_environment,
     rendezvous_id,
     run_name,
@@ -39,7 +40,7 @@ class Runtime:
 
     @classmethod
     def of(cls, python: str) -> Runtime:
-        return cls(python, (python, "-m", "torch.distributed.run"))
+        return cls(python, (python, "-m", TORCHRUN))
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,10 @@ def replica_command(
 ) -> tuple[str, ...]:
     """torchrun with static rendezvous (who is who is known), supervised, around supervised ranks."""
     spec = job.spec
-    supervise = (runtime.python, "-m", "holdfast_trainer.supervise")
     return (
-        *supervise,
+        runtime.python,
+        "-m",
+        "holdfast_trainer.supervise",
         "--log",
         str(run.replica_log(attempt, replica)),
         "--exit",
@@ -109,9 +111,8 @@ def replica_command(
         f"--shutdown-timeout={shutdown_timeout(spec.grace_seconds)}",
         # Else each attempt leaves a directory in /tmp, which nobody removes where torchrun is killed.
         f"--log-dir={run.attempt(attempt) / 'torchrun'}",
-        "--no-python",
-        "--",  # or torchrun would take the options that follow for its own
-        *supervised_rank(job, attempt, run, (*supervise, "--die-with-parent")),
+        "--",
+        *supervised_rank(job, attempt, run, ("--die-with-parent",)),
     )
 
 

@@ -1,0 +1,205 @@
+"""torchrun that forks its ranks: neither they nor who looks at them can tell it from being executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from processes import Processes
+from waiting import wait_until
+
+from holdfast_controller.local.ports import free_port
+from holdfast_trainer import in_place
+
+PROGRAM = Path(__file__).with_name("forked_program.py")
+TORCHRUN = (sys.executable, "-m", "holdfast_trainer.torchrun")
+FORKED, EXECUTED = "forked", "executed"
+
+
+def rank_command(way: str, *arguments: str, script: Path = PROGRAM) -> list[str]:
+    """A rank of the program; an option that only an interpreter understands has it executed."""
+    options = [] if way == FORKED else ["-X", "utf8"]
+    return [sys.executable, *options, str(script), *arguments]
+
+
+def gang(directory: Path, command: list[str], ranks: int = 1) -> list[str]:
+    port = free_port()
+    torchrun = [f"--nproc-per-node={ranks}", "--rdzv-backend=static", "--master-addr=127.0.0.1"]
+    torchrun += [f"--master-port={port}", "--max-restarts=0", "--monitor-interval=0.1"]
+    torchrun += ["--shutdown-timeout=60", f"--log-dir={directory}"]
+    supervise = ["--log", str(directory / "rank-{RANK}.log"), "--exit", str(directory / "rank-{RANK}.exit")]
+    return [*TORCHRUN, *torchrun, "--", "--die-with-parent", *supervise, "--", *command]
+
+
+def ran(directory: Path, command: list[str], ranks: int = 1) -> tuple[int, str, str]:
+    """torchrun's exit code, what rank 0 said, and what torchrun said."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ADDED": "by the test"}
+    done = subprocess.run(
+        gang(directory, command, ranks),
+        env=environment,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    log = directory / "rank-0.log"
+    return done.returncode, log.read_text() if log.exists() else "", done.stdout + done.stderr
+
+
+def how(directory: Path, rank: int = 0) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((directory / f"rank-{rank}.exit").read_text())
+    return body
+
+
+def test_a_forked_rank_sees_what_an_executed_one_sees(tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+    for way in (FORKED, EXECUTED):
+        directory = tmp_path / way
+        directory.mkdir()
+        code, said, torchrun_said = ran(directory, rank_command(way, "look", "a b"))
+        assert code == 0, said + torchrun_said
+        seen[way] = json.loads(said.splitlines()[0])
+        assert said.splitlines()[1:] == ["a thread ended", "an exit handler ran"]
+        assert how(directory)["code"] == 0
+    modules = {way: seen[way].pop("torch came with the process") for way in seen}
+    assert modules == {FORKED: True, EXECUTED: False}, "or both were made in the same way"
+    assert seen[FORKED].pop("cmdline") == rank_command(FORKED, "look", "a b")
+    assert seen[EXECUTED].pop("cmdline") == rank_command(EXECUTED, "look", "a b")
+    for way, body in seen.items():
+        assert body.pop("directory") == str(tmp_path / way)
+        shown = body.pop("environ")
+        assert shown["RANK"] == "0"
+        assert shown["ADDED"] == "by the test"
+        assert shown.items() <= body.pop("environment").items()
+    assert seen[FORKED] == seen[EXECUTED]
+
+
+def test_ranks_that_were_forked_train_together_and_load_data_in_workers(tmp_path: Path) -> None:
+    code, said, torchrun_said = ran(tmp_path, rank_command(FORKED, "work"), ranks=2)
+    assert code == 0, said + torchrun_said
+    other = (tmp_path / "rank-1.log").read_text()
+    for rank, text in enumerate((said, other)):
+        assert f"rank {rank}: sum 3" in text
+        assert "spawn: [2, 4] 28.0" in text
+        assert "fork: [2, 4] 28.0" in text
+    drawn = [re.findall(r"draws (\S+) (\S+)", text)[0] for text in (said, other)]
+    assert drawn[0][0] != drawn[1][0], "numpy's numbers differ between ranks"
+    assert drawn[0][1] != drawn[1][1], "and so do PyTorch's"
+
+
+@pytest.mark.parametrize("way", [FORKED, EXECUTED])
+def test_a_rank_that_fails_shows_its_own_traceback_and_its_code(tmp_path: Path, way: str) -> None:
+    code, said, torchrun_said = ran(tmp_path, rank_command(way, "fail"))
+    assert code == 1
+    assert how(tmp_path)["code"] == 1
+    assert "ValueError: boom" in said
+    assert 'raise ValueError("boom")' in said
+    assert "in_place.py" not in said, "nothing of what stands around it"
+    assert "runpy" not in said
+    assert "exitcode  : 1" in torchrun_said
+    assert "ProcessExitedException" not in torchrun_said
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "said"),
+    [("exit 3", 3, ""), ("exit with words", 1, "with words\n"), ("os.abort", -signal.SIGABRT, "")],
+)
+def test_every_end_is_told_as_it_was(tmp_path: Path, argument: str, code: int, said: str) -> None:
+    returned, log, torchrun_said = ran(tmp_path, rank_command(FORKED, argument))
+    assert returned == 1, torchrun_said
+    assert how(tmp_path).get("code", -how(tmp_path).get("signal", 0)) == code
+    assert said in log
+
+
+def test_a_module_that_is_not_there_is_reported_by_the_interpreter_itself(tmp_path: Path) -> None:
+    code, said, _ = ran(tmp_path, [sys.executable, "-m", "no_such.module"])
+    assert code == 1
+    assert "Error while finding module specification for 'no_such.module'" in said
+
+
+def test_a_notice_reaches_a_forked_rank_and_its_supervisor_is_told_apart_from_it(
+    processes: Processes, tmp_path: Path
+) -> None:
+    command = rank_command(FORKED, "stay")
+    agent = processes.start(gang(tmp_path, command), env={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
+    log = tmp_path / "rank-0.log"
+    wait_until(lambda: log.exists() and "staying" in log.read_text(), "the rank to be up", 300)
+    [supervisor] = psutil.Process(agent.pid).children()
+    [rank] = supervisor.children()
+    assert supervisor.cmdline()[:3] == [sys.executable, "-m", "holdfast_trainer.supervise"]
+    assert rank.cmdline() == command
+    assert rank.environ()["RANK"] == supervisor.environ()["RANK"] == "0"
+    assert "RANK" not in psutil.Process(agent.pid).environ()
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(300) == 1
+    assert log.read_text().endswith("noticed\n")
+    assert how(tmp_path)["code"] == 0
+
+
+def test_a_rank_does_not_outlive_its_torchrun(processes: Processes, tmp_path: Path) -> None:
+    agent = processes.start(
+        gang(tmp_path, rank_command(FORKED, "stay")), env={"OMP_NUM_THREADS": "1"}, cwd=tmp_path
+    )
+    log = tmp_path / "rank-0.log"
+    wait_until(lambda: log.exists() and "staying" in log.read_text(), "the rank to be up", 300)
+    below = psutil.Process(agent.pid).children(recursive=True)
+    assert len(below) == 2
+    agent.kill()
+    agent.wait(300)
+    gone, alive = psutil.wait_procs(below, timeout=300)
+    assert not alive, gone
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        (["python", "-m", "pkg.mod", "a", "-m"], in_place.Program("pkg.mod", None, ("a", "-m"))),
+        (["python", str(PROGRAM), "-x"], in_place.Program(None, str(PROGRAM), ("-x",))),
+        (["python", "-u", str(PROGRAM)], in_place.Program(None, str(PROGRAM), (), unbuffered=True)),
+        ([sys.executable, "-m", "mod"], in_place.Program("mod", None, ())),
+        (["python", "-c", "pass"], None),
+        (["python", "-O", str(PROGRAM)], None),
+        (["python", "-m"], None),
+        (["python", "no-such-file.py"], None),
+        (["python"], None),
+        (["python-of-another-place", "-m", "mod"], None),
+        (["sh", "-c", "true"], None),
+        ([], None),
+    ],
+)
+def test_what_can_run_in_the_process_that_was_forked(
+    command: list[str], program: in_place.Program | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert in_place.program_of(command) == program
+
+
+def test_another_environments_interpreter_is_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are links to one executable, and each has its own packages."""
+    (tmp_path / "python").symlink_to(Path(sys.executable).resolve())
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert in_place.program_of(["python", "-m", "mod"]) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--nnodes=1",), "the options of the supervisor follow torchrun's after `--`"),
+        (("--nnodes=1", "--", "--tee"), "no command given; it follows the second `--`"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_wrong(words: tuple[str, ...], message: str) -> None:
+    refused = subprocess.run([*TORCHRUN, *words], capture_output=True, text=True, timeout=300, check=False)
+    assert refused.returncode == 64
+    assert message in refused.stderr

@@ -259,12 +259,11 @@ class Reconciler:
         if record is None or observation is None:
             return Evidence(refusals=self._refusals(job))
         if over(record, observation):
-            return Evidence(
-                await self._engine.ledger(job),
-                await self._steps(job),
-                await self._tails(job, observation),
-                self._refusals(job),
+            # All at once: the next attempt waits for this.
+            ledger, steps, tails = await asyncio.gather(
+                self._engine.ledger(job), self._steps(job), self._tails(job, observation)
             )
+            return Evidence(ledger, steps, tails, self._refusals(job))
         if not observation.exists:
             return Evidence(refusals=self._refusals(job))
         if not observation.waiting and record.first_step_at is None:

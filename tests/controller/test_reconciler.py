@@ -312,6 +312,8 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
         scene.reconciler = Reconciler(scene.store, engine, clock=lambda: scene.now)
         await scene.submit(make(replicas=1))
         started = scene.now.timestamp()
+        await scene.look()
+        scene.now += timedelta(seconds=9.2)
         engine.lines += [
             {"attempt": 1, "event": "attempt_start", "resumed_step": 0, "useful_seconds": 0.0},
             {"attempt": 1, "event": "first_step", "time": started + 2, "step": 1},
@@ -330,7 +332,7 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
         assert job.status.goodput == pytest.approx(0.5)
         assert job.status.attempts[0].first_step_at == datetime.fromtimestamp(started + 2, UTC)
 
-        scene.now += timedelta(seconds=100)
+        scene.now += timedelta(seconds=90.8)
         engine.vanish(job, 1, 0)
         engine.progress = None
         job = await scene.look()

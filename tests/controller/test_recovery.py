@@ -10,11 +10,12 @@ from series import sample
 from holdfast_controller.api.ledger import account
 from holdfast_controller.breakdown import Breakdown
 from holdfast_controller.cli.starts import start_columns
-from holdfast_controller.cluster import AttemptObservation
+from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 from holdfast_controller.job_series import JobFigures
 from holdfast_controller.jobs import AttemptRecord, Metadata, Spec, Status, TrainingJob, Verdict
 from holdfast_controller.metrics import Metrics
 from holdfast_controller.policy.books import Books
+from holdfast_controller.policy.classify import Incident
 from holdfast_controller.policy.lost_work import Work, work_of
 from holdfast_controller.policy.recovery import breakdown, recovery_seconds
 from holdfast_trainer.contract import Progress
@@ -174,3 +175,28 @@ def test_of_an_attempt_that_the_status_has_forgotten_the_trainer_s_stages_are_le
         load_seconds=0.75,
         first_step_seconds=1.5,
     )
+
+
+@pytest.mark.parametrize("ahead", [-600.0, 600.0])
+def test_times_that_a_node_tells_stay_within_what_the_controller_has_seen(ahead: float) -> None:
+    """The kubelet's too, of which nobody knows how wrong its clock is."""
+    status = Status(attempt=1, attempts=[AttemptRecord(number=1, opened_at=NOON)])
+    [record] = status.attempts
+    progress = Progress(
+        1, 7, 10, 5, "training", resumed_step=0, first_step=1, first_step_time=at(9 + ahead).timestamp(),
+        useful_seconds=5.0, updated=at(19 + ahead).timestamp(),
+    )  # fmt: skip
+    end = ReplicaObservation(0, ReplicaState.FAILED, disrupted=True, ended_at=at(19 + ahead).timestamp())
+    seen = AttemptObservation(
+        1, exists=True, gone=True, replicas=(end,), progress=progress, started_at=at(4 + ahead)
+    )
+    Books(status, at(10)).take_progress(record, seen, ())
+    Books(status, at(20)).close(record, Incident(Verdict.DISRUPTED, "evicted"), seen, (), ())
+    for moment in (record.started_at, record.first_step_at, record.last_sign_at, record.ended_at):
+        assert moment is not None
+        assert NOON <= moment <= at(20)
+    assert status.progress is not None
+    assert status.progress.updated_at is not None
+    assert NOON <= status.progress.updated_at <= at(20)
+    assert status.goodput is not None
+    assert 0.2 < status.goodput <= 1

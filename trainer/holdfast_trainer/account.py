@@ -6,6 +6,7 @@ written; the others keep theirs, which costs next to nothing and keeps one way o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -48,7 +49,9 @@ class Account:
 
     def _progress(self) -> Progress:
         quiet_seconds, quiet_limit = self.quiet()
-        return replace(self.telemetry.progress, quiet_seconds=quiet_seconds, quiet_limit=quiet_limit)
+        return replace(
+            self.telemetry.progress, quiet_seconds=quiet_seconds, quiet_limit=quiet_limit, asked=time.time()
+        )
 
     def begin(
         self,

@@ -316,6 +316,8 @@ class Progress:
     """Since the last step or part of one, when this was asked; None where nobody watches them."""
     quiet_limit: float | None = dataclasses.field(default=None, compare=False)
     """From so many quiet seconds on the gang cannot help itself: its own watchdogs would have ended it."""
+    asked: float | None = dataclasses.field(default=None, compare=False)
+    """Seconds since the epoch at which this was asked, by rank 0's clock, as all its times are."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -359,7 +361,7 @@ def _is(name: str, kind: str, value: object) -> bool:
         return kind.endswith("| None")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return kind.startswith("str") and isinstance(value, str) and len(value) <= _LONGEST
-    if name in ("updated", "first_step_time", "process_time"):
+    if name in ("updated", "first_step_time", "process_time", "asked"):
         return is_time(value)
     if isinstance(value, int):
         return not kind.startswith("str") and 0 <= value < _LARGEST_COUNT

@@ -16,11 +16,13 @@ from typing import Any
 import aiohttp
 import structlog
 
+from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.heartbeat import Heartbeat, Silence
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.pod_template import JOB_LABEL
 from holdfast_trainer.contract import DEFAULT_PORT, Progress, parse_lines
 
+from .clocks import Clocks
 from .connection import Document
 from .observation import index_of, running
 from .pieces import Attempt, Pieces, attempt_of
@@ -48,6 +50,7 @@ class Endpoints:
         self._progress: dict[tuple[str, Attempt], Progress] = {}
         self._beats: dict[tuple[str, Attempt], Heartbeat] = {}
         self._ledgers: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._clocks = Clocks()
 
     def progress_of(self, job: TrainingJob, attempt: int) -> Progress | None:
         return self._progress.get((job.metadata.namespace, (job.metadata.uid, attempt)))
@@ -55,6 +58,14 @@ class Endpoints:
     def silence_of(self, job: TrainingJob, attempt: int) -> Silence | None:
         beat = self._beats.get((job.metadata.namespace, (job.metadata.uid, attempt)))
         return None if beat is None else beat.silence
+
+    def by_our_clock(self, job: TrainingJob, seen: AttemptObservation) -> AttemptObservation:
+        """What was seen of an attempt, its rank 0's last words with the times that we have."""
+        return self._clocks.seen((job.metadata.namespace, (job.metadata.uid, seen.attempt)), seen)
+
+    def lines_by_our_clock(self, job: TrainingJob, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Of ledger or steps, as rank 0 has them."""
+        return self._clocks.lines(job.metadata.namespace, job.metadata.uid, lines)
 
     def ledger_of(self, job: TrainingJob) -> list[dict[str, Any]]:
         """What was last read; nothing after a restart until an attempt runs again."""
@@ -66,6 +77,7 @@ class Endpoints:
         for attempt in range(1, job.status.attempt + 1):
             self._progress.pop((namespace, (uid, attempt)), None)
             self._beats.pop((namespace, (uid, attempt)), None)
+            self._clocks.forget((namespace, (uid, attempt)))
 
     async def run(self) -> None:
         async with pod_client(TIMEOUT_SECONDS) as client:
@@ -116,6 +128,7 @@ class Endpoints:
         before = self._progress.get((namespace, whose))
         if progress.attempt != whose[1]:
             return
+        progress = self._clocks.heard((namespace, whose), progress, time.time())
         now = time.monotonic()
         beat = self._beats.setdefault((namespace, whose), Heartbeat(now))
         beat.answered(progress, now)
@@ -125,7 +138,8 @@ class Endpoints:
         if before is None or before.durable_step != progress.durable_step or before.phase != progress.phase:
             ledger = await bounded_body(client, f"{base}/ledger", LEDGER_LIMIT)
             if ledger is not None:
-                self._ledgers[namespace, whose[0]] = parse_lines(ledger.decode(errors="replace"))
+                lines = parse_lines(ledger.decode(errors="replace"))
+                self._ledgers[namespace, whose[0]] = self._clocks.lines(namespace, whose[0], lines)
         self._pieces.wake(f"{namespace}/{meta['labels'][JOB_LABEL]}")
 
     def _missed(self, whose: Attempt, meta: Document, *, taken: bool) -> None:

@@ -150,7 +150,8 @@ class KubeEngine:
             self._endpoints.progress_of(job, attempt),
             self._endpoints.silence_of(job, attempt),
         )
-        return replace(seen, places=await self._places(job, attempt, pods))
+        places = await self._places(job, attempt, pods)
+        return replace(self._endpoints.by_our_clock(job, seen), places=places)
 
     async def _places(self, job: TrainingJob, attempt: int, pods: list[Document]) -> tuple[Place, ...]:
         """Where the replicas are, until the attempt's record has all of them."""
@@ -181,7 +182,8 @@ class KubeEngine:
         return job.status.phase.final or any(index_of(pod) == 0 and has_ended(pod) for pod in pods)
 
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
-        return await read_steps(job, self._pieces.pods_of(job, job.status.attempt))
+        lines = await read_steps(job, self._pieces.pods_of(job, job.status.attempt))
+        return self._endpoints.lines_by_our_clock(job, lines)
 
     async def keep_logs(self, job: TrainingJob, attempt: int) -> None:
         try:

@@ -41,7 +41,7 @@ class Books:
         if record.first_step_at is None and progress.step > (record.resumed_step or 0):
             record.first_step_at = self.now
             self._note_recovery(record, work)
-        when = datetime.fromtimestamp(progress.updated, UTC) if progress.updated else self.now
+        when = self._ours(record, progress.updated) if progress.updated else self.now
         self._note_cost(record, when)
         if progress.useful_seconds is not None:
             self._note_useful(progress.useful_seconds, when)
@@ -63,6 +63,11 @@ class Books:
             verdict=progress.verdict,
             updated_at=when,
         )
+
+    def _ours(self, record: AttemptRecord, seconds: float) -> datetime:
+        """A time that a node tells: not before the attempt was opened, and not to come. Clocks differ."""
+        told = min(datetime.fromtimestamp(seconds, UTC), self.now)
+        return told if record.opened_at is None else max(told, record.opened_at)
 
     def _note_useful(self, seconds: float, when: datetime) -> None:
         """`when` the figure was true: the goodput of one progress is the same whenever it is computed."""
@@ -115,7 +120,7 @@ class Books:
 
     def _note_start(self, record: AttemptRecord, observation: AttemptObservation) -> None:
         if record.started_at is None and observation.started_at is not None:
-            record.started_at = observation.started_at
+            record.started_at = self._ours(record, observation.started_at.timestamp())
         if self.status.first_started_at is None:
             self.status.first_started_at = record.started_at
 
@@ -124,7 +129,7 @@ class Books:
         record.world_size = record.world_size or work.world_size
         record.first_step = record.first_step or work.first_step
         if record.first_step_at is None and work.first_step_at is not None:
-            record.first_step_at = datetime.fromtimestamp(work.first_step_at, UTC)
+            record.first_step_at = self._ours(record, work.first_step_at)
         if record.resumed_step is None and work.resumed_step is not None:
             record.resumed_step = work.resumed_step
             self._correct_before(record, work.resumed_step)
@@ -158,7 +163,7 @@ class Books:
         self._settle_progress(record, work, steps)
         ends = [replica.ended_at for replica in observation.replicas if replica.ended_at is not None]
         if ends:
-            record.ended_at = datetime.fromtimestamp(max(ends), UTC)
+            record.ended_at = self._ours(record, max(ends))
         self._settle_cost(record)
         useful = work.durable_seconds if work.durable_seconds is not None else self.status.useful_seconds
         if useful is not None:
@@ -192,6 +197,6 @@ class Books:
             record.durable_step = work.durable_step
             record.checkpoints, record.outcome, record.digest = work.checkpoints, work.outcome, work.digest
             if work.last_sign is not None:
-                record.last_sign_at = datetime.fromtimestamp(work.last_sign, UTC)
+                record.last_sign_at = self._ours(record, work.last_sign)
             record.lost_steps = lost_steps(work, incident.verdict)
             self.status.lost_steps += record.lost_steps or 0

@@ -267,7 +267,13 @@ def scheduled(message: str) -> dict[str, Any]:
 
 WAITING: list[tuple[str, Any, list[Any], str]] = [
     ("no pods yet", job(), [], "waits for the Training Operator to make its pods; is it installed"),
-    ("queued by Kueue", job(suspend=True), [], "waits for room in its queue 'team-queue'"),
+    (
+        "queued by Kueue",
+        job(suspend=True),
+        [],
+        "waits for room in its queue 'team-queue': wait for its jobs to end, ask for less (replicas, gpus, "
+        "resources), or have its quota raised; `kubectl get workloads` shows its place",
+    ),
     (
         "no room",
         job(),

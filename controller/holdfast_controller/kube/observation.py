@@ -22,7 +22,7 @@ from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, 
 from holdfast_controller.heartbeat import Silence
 from holdfast_controller.jobs import Verdict
 from holdfast_controller.manifests import CONTAINER, INDEX_LABEL, QUEUE_LABEL, Manifests
-from holdfast_controller.policy.waits import explain_wait
+from holdfast_controller.policy.waits import explain_queue, explain_wait
 from holdfast_trainer.contract import Progress, Termination
 
 from .rank_ends import rank_ends
@@ -210,7 +210,7 @@ def _waiting(
     if not pods:
         if _suspended(pytorch_job):
             queue = (pytorch_job or {})["metadata"].get("labels", {}).get(QUEUE_LABEL, "")
-            return f"waits for room in its queue {queue!r}: `kubectl get workloads` shows its place"
+            return explain_queue(queue)
         return "waits for the Training Operator to make its pods; is it installed and running?"
     reasons = [(one.index, one.reason) for one in seen if one.reason]
     if not reasons:

@@ -100,3 +100,11 @@ def explain_wait(reason: str) -> str:
                 said = said.replace(f"{{{number}}}", group or "")
             return f"{reason.rstrip('. ')}; {said}"
     return reason
+
+
+def explain_queue(queue: str) -> str:
+    """Why an attempt has no pods that Kueue has not admitted."""
+    return (
+        f"waits for room in its queue {queue!r}: wait for its jobs to end, ask for less (replicas, gpus, "
+        "resources), or have its quota raised; `kubectl get workloads` shows its place"
+    )

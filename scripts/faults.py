@@ -1,7 +1,8 @@
 """docs/faults.md, from what the fault suite has seen: `make test-faults` writes build/faults.json.
 
 python -m scripts.faults [NOTE]    take its results over into docs/, with a word on how they were taken, and
-                                   what was captured into tests/kube/captured
+                                   what was captured into tests/kube/captured; faults that were not tried
+                                   this time keep their rows
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ cores ({cpu}) and {memory_gib:.0f} GiB of memory for all of it.
 of an untouched twin: the state of both ranks and the loss of every step, those done twice included, to the
 last bit. *Seconds* are from the hit until the next attempt has done a step, with what the fault itself takes.
 A rank that somebody kills inside its pod is a failure: what takes pods from a job says so, and nothing did.
+The full disk is that of the claim, with no room left until a save has failed; training goes on meanwhile. A
+clock that is wrong is that of all containers of one node, not of its kubelet; the figures in the status are
+held against the right one. Kueue's quota has room for one job: another of higher priority takes it, and the
+job waits, with a sentence that says for what, until it is given back.
 {note}
 | fault | verdict | budget spent | steps lost | resume | seconds | reason in the job's status |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -45,11 +50,6 @@ UNTRIED = """
 ## Not tried
 
 """
-BEYOND = """- nodes whose clocks differ: those of the suite share one machine's clock; the documents it kept
-  are judged with other clocks instead (`tests/kube/test_captured.py`)
-- a full disk under the run directory: on one machine `tests/trainer` fills it; not on the cluster yet
-- Kueue itself: the suite suspends the PyTorchJob as Kueue does
-"""
 
 
 def page(results: Mapping[str, Any]) -> str:
@@ -63,7 +63,17 @@ def page(results: Mapping[str, Any]) -> str:
     text = head + "".join(_row(row) for row in passed)
     if wrong:
         text += WRONG + "".join(f"- {row['fault']}: {_cell(_fault_of(row))}\n" for row in wrong)
-    return text + UNTRIED + "".join(f"- {row['fault']}\n" for row in untried) + BEYOND
+    if untried:
+        text += UNTRIED + "".join(f"- {row['fault']}\n" for row in untried)
+    return text
+
+
+def renewed(kept: Mapping[str, Any], results: Mapping[str, Any], note: str) -> dict[str, Any]:
+    """The results, with the kept rows of those faults that were not tried this time, and the kept note
+    where there is none."""
+    known = {row["fault"]: row for row in kept.get("rows", [])}
+    rows = [known.get(row["fault"], row) if len(row) == 1 else row for row in results["rows"]]
+    return {**results, "rows": rows, "note": note or kept.get("note", "")}
 
 
 def _fault_of(row: Mapping[str, Any]) -> str:
@@ -98,9 +108,9 @@ def main() -> int:
         print(f"{RESULTS} is not there: `make test-faults` writes it", file=sys.stderr)
         return 1
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    KEPT.write_text(
-        json.dumps({**results, "note": " ".join(sys.argv[1:])}, indent=1) + "\n", encoding="utf-8"
-    )
+    before = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    after = renewed(before, results, " ".join(sys.argv[1:]))
+    KEPT.write_text(json.dumps(after, indent=1) + "\n", encoding="utf-8")
     KEPT.with_suffix(".md").write_text(kept(), encoding="utf-8")
     shutil.copytree(CAPTURED, FIXTURES, dirs_exist_ok=True)
     print(f"wrote {KEPT.with_suffix('.md')} and {FIXTURES}")

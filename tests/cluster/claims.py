@@ -8,14 +8,18 @@ here through a pod.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.component import nodes_of
+from tests.cluster.machine import Machine
 from tests.cluster.site import Site
+from tests.cluster.system import find, run
 
 Files = Callable[[str], Path]
 """From a path within the claim to where its files, as they are now, can be read here."""
@@ -99,11 +103,46 @@ def _reader(cluster: Cluster, name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def host_claim(cluster: Cluster, site: Site, namespace: str, name: str) -> Iterator[Path]:
-    """PersistentVolumeClaim `name` in `namespace`, bound to the directory that is given; gone afterwards."""
+def host_claim(cluster: Cluster, site: Site, namespace: str, name: str, *, size: int = 0) -> Iterator[Path]:
+    """PersistentVolumeClaim `name` in `namespace`, bound to the directory that is given; gone afterwards.
+
+    With `size` it is a file system of its own, of so many bytes, on the nodes that the cluster has now.
+    """
     directory = site.state / "claims" / namespace / name
     directory.mkdir(parents=True)
-    directory.chmod(0o777)  # hostPath knows no fsGroup
+    try:
+        with _small_disk(site, directory, size) if size else nullcontext(directory) as seen:
+            seen.chmod(0o777)  # hostPath knows no fsGroup
+            with _bound(cluster, namespace, name, directory):
+                yield seen
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _small_disk(site: Site, directory: Path, size: int) -> Iterator[Path]:
+    """An ext4 in a file, mounted at `directory` in every node: one file system, as on shared storage.
+
+    Yields where it is seen from here. Nothing is mounted outside the nodes, so it goes with them too.
+    """
+    image = directory.with_name(f"{directory.name}.img")
+    with image.open("wb") as file:
+        file.truncate(size)
+    run([find("mkfs.ext4") or "mkfs.ext4", "-q", "-m", "0", image], "making a small file system")
+    machines = [Machine.running(site.node(number)) for number in nodes_of(site)]
+    mount = f"mount -o loop {shlex.quote(str(image))} {shlex.quote(str(directory))}"
+    try:
+        for machine in machines:
+            machine.run(mount, "mounting a small file system")
+        yield Path(f"/proc/{machines[0].pid}/root") / directory.relative_to("/")
+    finally:
+        for machine in machines:
+            machine.run(f"umount --lazy {shlex.quote(str(directory))} || true", "unmounting it")
+        image.unlink()
+
+
+@contextmanager
+def _bound(cluster: Cluster, namespace: str, name: str, directory: Path) -> Iterator[None]:
     spec = {
         "accessModes": ["ReadWriteMany"],
         "storageClassName": "",
@@ -132,7 +171,6 @@ def host_claim(cluster: Cluster, site: Site, namespace: str, name: str) -> Itera
         namespace=namespace,
     )
     try:
-        yield directory
+        yield
     finally:
         cluster.kubectl.attempt("delete", "pv", volume, "--wait=false")
-        shutil.rmtree(directory, ignore_errors=True)

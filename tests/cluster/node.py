@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from tests.cluster.build import program
@@ -11,6 +12,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.images import PAUSE, ImageStore
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.machine import Machine, has_capability
+from tests.cluster.site import Site
 from tests.cluster.system import find
 
 CAP_SYS_RESOURCE = 24
@@ -23,6 +25,8 @@ def start_containerd(machine: Machine) -> tuple[Component, ImageStore]:
     site = machine.site
     _write_network(machine)
     site.images.mkdir(parents=True, exist_ok=True)
+    runc_of(site).unlink(missing_ok=True)
+    runc_of(site).symlink_to(find("runc") or "/usr/sbin/runc")
     config = site.node_state / "containerd.toml"
     config.write_text(_containerd_config(machine))
     command = [find("containerd") or "containerd", f"--config={config}"]
@@ -31,6 +35,11 @@ def start_containerd(machine: Machine) -> tuple[Component, ImageStore]:
     store = ImageStore(site, machine.enter)
     store.remove_containers()
     return component, store
+
+
+def runc_of(site: Site) -> Path:
+    """What the node's containerd starts as runc: a link to it."""
+    return site.node_state / "runc"
 
 
 def _containerd_config(machine: Machine) -> str:
@@ -53,6 +62,8 @@ oom_score = 0
     snapshotter = "overlayfs"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        BinaryName = "{runc_of(site)}"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{CNI_PROGRAMS}"
     conf_dir = "{site.node_state / "cni"}"

@@ -23,7 +23,8 @@ from tests.cluster.buildkit import build_image, image_name
 from tests.cluster.cluster import down, up
 from tests.cluster.errors import ClusterError
 from tests.cluster.faults import results
-from tests.cluster.faults.table import FAULTS, HANG_SECONDS, PACE, Fault
+from tests.cluster.faults.grounds import ground
+from tests.cluster.faults.table import FAULTS, PACE, Fault
 from tests.cluster.faults.witness import Witness, nameless, witness
 from tests.cluster.faults.world import Job, World, world
 from tests.cluster.machine import Machine, why_no_node
@@ -106,9 +107,13 @@ def twin(nodes: World) -> Job:
 def test_a_job_is_hit_again_and_again_and_ends_as_its_untouched_twin(
     nodes: World, twin: Job, group: str
 ) -> None:
-    job = Job(nodes, f"hit-{group}")
-    spec = {"hangSeconds": HANG_SECONDS} if group == "hangs" else {}
-    job.submit(STEPS, pace=PACE, **spec)
+    with ground(nodes, group) as given:
+        job = Job(nodes, f"hit-{group}", given.runs)
+        job.submit(STEPS, pace=PACE, **given.spec)
+        is_hit_and_ends_as(twin, job, group)
+
+
+def is_hit_and_ends_as(twin: Job, job: Job, group: str) -> None:
     rows: list[dict[str, Any]] = []
     try:
         rows.extend(tried(job, fault) for fault in CHOSEN[group])
@@ -127,9 +132,9 @@ def test_a_job_is_hit_again_and_again_and_ends_as_its_untouched_twin(
     finally:
         results.write(rows)
         # The next job needs the room.
-        nodes.kubectl("delete", "tj", job.name, "--timeout=300s")
+        job.world.kubectl("delete", "tj", job.name, "--timeout=300s")
     for kind in KINDS:
-        wait_until(lambda kind=kind: nodes.items(kind, job.name) == [], f"{kind} to go")
+        wait_until(lambda kind=kind: job.world.items(kind, job.name) == [], f"{kind} to go")
 
 
 def tried(job: Job, fault: Fault) -> dict[str, Any]:

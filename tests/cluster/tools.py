@@ -95,6 +95,13 @@ TRAINING_OPERATOR = Module(
     main="github.com/kubeflow/training-operator",
     keep=("manifests",),
 )
+KUEUE = Module(
+    "kueue",
+    {"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
+    stamp="sigs.k8s.io/kueue/pkg/version.GitVersion=VERSION",
+    main="sigs.k8s.io/kueue",
+    keep=("config",),
+)
 BUILDKIT = Module(
     "buildkit",
     {name: f"github.com/moby/buildkit/cmd/{name}" for name in ("buildkitd", "buildctl")},
@@ -150,7 +157,10 @@ MODULES = (
     KUBECONFORM,
     KWOK,
     DEVICE_PLUGIN,
+    KUEUE,
 )
+FOR_TESTS = tuple(module for module in MODULES if module is not KUEUE)
+"""What `make test` may need; the fault suite alone asks Kueue, whose build takes minutes."""
 
 BUILT_FOR = {
     "helm": (HELM,),
@@ -159,8 +169,8 @@ BUILT_FOR = {
     "buildx": (BUILDX,),
     "control_plane": (KUBERNETES,),
     "live": (KUBERNETES, TRAINING_OPERATOR, HELM),
-    "cluster": MODULES,
-    "short_lived": MODULES,
+    "cluster": FOR_TESTS,
+    "short_lived": FOR_TESTS,
 }
 """What tests' fixtures stand on."""
 NEED_NODES = ("cluster", "short_lived")

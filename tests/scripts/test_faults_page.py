@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scripts.faults import page
+from scripts.faults import page, renewed
 
 ROW = {
     "fault": "eviction",
@@ -40,8 +40,8 @@ def test_a_row_a_fault_with_what_was_seen() -> None:
 
 def test_how_the_figures_were_taken_is_told_before_them() -> None:
     text = page({"machine": MACHINE, "every": 20, "rows": [ROW], "note": "Other work ran."})
-    assert "nothing did.\nOther work ran.\n\n| fault" in text
-    assert "nothing did.\n\n| fault" in page_of(ROW)
+    assert "given back.\nOther work ran.\n\n| fault" in text
+    assert "given back.\n\n| fault" in page_of(ROW)
 
 
 def test_a_fault_that_went_wrong_or_was_not_tried_is_no_row() -> None:
@@ -61,3 +61,19 @@ def test_a_fault_that_went_wrong_or_was_not_tried_is_no_row() -> None:
     ]
     assert "- etcd restarted\n" in untried
     assert text.count("\n| ") == 3, "the head and one row"
+
+
+def test_all_were_tried() -> None:
+    assert "Not tried" not in page_of(ROW)
+
+
+def test_faults_that_were_not_tried_this_time_keep_their_rows_and_those_that_are_no_more_go() -> None:
+    gone, old = {**ROW, "fault": "locusts"}, {**ROW, "fault": "etcd restarted"}
+    kept = {"machine": MACHINE, "every": 20, "note": "Other work ran.", "rows": [gone, ROW, old]}
+    new = {**ROW, "lost_steps": 3}
+    results = {"machine": MACHINE, "every": 20, "rows": [new, {"fault": "etcd restarted"}, {"fault": "new"}]}
+    after = renewed(kept, results, "")
+    assert after["rows"] == [new, old, {"fault": "new"}]
+    assert after["note"] == "Other work ran."
+    assert renewed(kept, results, "All alone.")["note"] == "All alone."
+    assert renewed({}, results, "")["note"] == ""

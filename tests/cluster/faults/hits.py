@@ -129,14 +129,6 @@ def deleted_by_force(job: Job, attempt: int) -> Iterator[None]:
     yield
 
 
-@contextmanager
-def suspended_by_its_queue(job: Job, attempt: int) -> Iterator[None]:
-    """What Kueue does to a PyTorchJob whose quota somebody else is given."""
-    suspend = '-p={"spec":{"runPolicy":{"suspend":true}}}'
-    job.world.kubectl("patch", "pytorchjob", f"{job.name}-{attempt}", "--type=merge", suspend)
-    yield
-
-
 # ----------------------------------------------------------------------- ranks
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from tests.cluster.faults import hits
+from tests.cluster.faults import grounds, hits
 from tests.cluster.faults.hits import Hit
 
 PACE = 0.2
@@ -49,7 +49,6 @@ FAULTS = (
     ),
     Fault("pod deleted with grace", hits.deleted, "Disrupted", "Deleted", notice=True),
     Fault("pod deleted without grace", hits.deleted_by_force, "Disrupted", "Deleted"),
-    Fault("suspended by its queue", hits.suspended_by_its_queue, "Disrupted", "Preempted", notice=True),
     # A rank ends, or stands still.
     Fault(
         "SIGKILL of a rank", hits.signalled(signal.SIGKILL), "Failed", r"rank \d ended by SIGKILL$",
@@ -81,6 +80,17 @@ FAULTS = (
         "DNS down during a restart", hits.evicted_while(hits.without_dns), "Disrupted",
         "EvictionByEvictionAPI", notice=True, group="control",
     ),
+    # Its storage.
+    Fault("full disk under the run directory", grounds.full_disk, "", "", group="storage"),
+    # Its nodes' clocks.
+    Fault(
+        "eviction where a clock is 10 minutes ahead", grounds.evicted_at_another_time(600), "Disrupted",
+        "EvictionByEvictionAPI", notice=True, group="ahead",
+    ),
+    Fault(
+        "eviction where a clock is 10 minutes behind", grounds.evicted_at_another_time(-600), "Disrupted",
+        "EvictionByEvictionAPI", notice=True, group="behind",
+    ),
     # Nodes.
     Fault(
         "node without power", hits.without_power, "LostNode", "DeletionByPodGC", group="nodes", spare=True,
@@ -89,7 +99,9 @@ FAULTS = (
         "kubelet stopped", hits.without_kubelet, "LostNode", "DeletionByTaintManager", group="nodes",
         spare=True, pace=0.5,
     ),
+    # Kueue, which stays on the cluster once it is there: the last.
+    Fault(
+        "preemption by Kueue", grounds.preempted_in_its_queue, "Disrupted",
+        "Preempted: the queue suspended the attempt$", notice=True, group="queue",
+    ),
 )  # fmt: skip
-
-GROUPS = tuple(dict.fromkeys(fault.group for fault in FAULTS))
-HANG_SECONDS = 20

@@ -27,6 +27,7 @@ def batch(step, rank):
 
 
 def main():
+    print("clock", time.time(), flush=True)
     run = Run(keep=2)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 2))

@@ -6,11 +6,13 @@ The controller is a process of its own beside the cluster, so that a fault of a 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,8 @@ class Job:
 
     world: World
     name: str
+    runs: Path | None = None
+    """Where the claim of its run directory is, if not the world's."""
 
     def submit(self, steps: int, **spec: Any) -> None:
         """By kubectl, as users do. Two replicas: each asks for more than half of a node."""
@@ -147,7 +151,8 @@ class Job:
 
     def run_directory(self) -> RunDir:
         uid = self.document()["metadata"]["uid"]
-        return RunDir(self.world.runs / self.world.namespace / f"{self.name}-{uid[:8]}")
+        runs = self.runs or self.world.runs
+        return RunDir(runs / self.world.namespace / f"{self.name}-{uid[:8]}")
 
     def until(
         self, what: str, condition: Callable[[Document], object], seconds: float = PATIENCE
@@ -172,7 +177,8 @@ class Job:
 
     def evidence(self) -> str:
         """What a person would look at first."""
-        logs = [f"{path}\n{path.read_text()[-1500:]}" for path in sorted(self.world.runs.rglob("rank-*.log"))]
+        runs = self.runs or self.world.runs
+        logs = [f"{path}\n{path.read_text()[-1500:]}" for path in sorted(runs.rglob("rank-*.log"))]
         pods = self.world.kubectl("get", "tj,pods,pytorchjobs", "-o=wide")
         events = self.world.kubectl("get", "events", "--sort-by=.lastTimestamp")[-3000:]
         return "\n".join([pods, events, *logs[-4:], self.world.controller_log])
@@ -205,8 +211,32 @@ class Job:
         before = self._durable_steps()
         wait_until(lambda: self._durable_steps() - before, f"{self.name} to save", PATIENCE)
 
+    def ledger(self, attempt: int, event: str) -> list[Document]:
+        """The lines of one kind that an attempt has told."""
+        lines = read_lines(self.run_directory().ledger(attempt))
+        return [line for line in lines if line["event"] == event]
+
+    def fails_to_save(self, attempt: int) -> None:
+        """Wait until a rank has said in its pod's log that a save of this attempt has failed."""
+
+        def told() -> bool:
+            logs = [self.world.kubectl("logs", pod["metadata"]["name"]) for pod in self.pods(attempt)]
+            return any("failed, training goes on: " in log for log in logs)
+
+        wait_until(told, f"{self.name} to fail to save", PATIENCE)
+
     def _durable_steps(self) -> set[str]:
         return {path.parent.name for path in self.run_directory().path.glob("checkpoints/*/manifest.json")}
+
+    def clock_of(self, pod: Document) -> float:
+        """By how many seconds the time that its rank sees is ahead of this machine's."""
+        found = re.search(
+            r"^(\S+Z) .*\bclock ([\d.]+)$",
+            self.world.kubectl("logs", pod["metadata"]["name"], "--timestamps"),
+            re.MULTILINE,
+        )
+        assert found, f"{pod['metadata']['name']} has not said what time it has"
+        return float(found[2]) - datetime.fromisoformat(found[1]).timestamp()
 
     # --------------------------------------------------------------- replicas
 

@@ -96,6 +96,8 @@ if __name__ == "__main__":
             work()
         case "stay":
             stay()
+        case "rank 0 stays" if os.environ["RANK"] == "0":
+            stay()
         case "fail":
             raise ValueError("boom")
         case "exit 3":

@@ -130,7 +130,10 @@ def test_a_notice_reaches_a_forked_rank_and_its_supervisor_is_told_apart_from_it
     processes: Processes, tmp_path: Path
 ) -> None:
     command = rank_command(FORKED, "stay")
-    agent = processes.start(gang(tmp_path, command), env={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
+    with open(tmp_path / "agent.log", "w") as out:
+        agent = processes.start(
+            gang(tmp_path, command), env={"OMP_NUM_THREADS": "1"}, cwd=tmp_path, stdout=out, stderr=out
+        )
     log = tmp_path / "rank-0.log"
     wait_until(lambda: log.exists() and "staying" in log.read_text(), "the rank to be up", 300)
     [supervisor] = psutil.Process(agent.pid).children()
@@ -141,8 +144,22 @@ def test_a_notice_reaches_a_forked_rank_and_its_supervisor_is_told_apart_from_it
     assert "RANK" not in psutil.Process(agent.pid).environ()
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(300) == 1
+    assert "forcefully" not in (tmp_path / "agent.log").read_text(), "it ended by itself"
     assert log.read_text().endswith("noticed\n")
     assert how(tmp_path)["code"] == 0
+
+
+def test_a_rank_that_is_done_holds_up_no_notice(processes: Processes, tmp_path: Path) -> None:
+    command = gang(tmp_path, rank_command(FORKED, "rank 0 stays"), ranks=2)
+    with open(tmp_path / "agent.log", "w") as out:
+        agent = processes.start(command, env={"OMP_NUM_THREADS": "1"}, cwd=tmp_path, stdout=out, stderr=out)
+    log = tmp_path / "rank-0.log"
+    wait_until(lambda: log.exists() and "staying" in log.read_text(), "rank 0 to be up", 300)
+    wait_until((tmp_path / "rank-1.exit").exists, "rank 1 to be done", 300)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(300) == 1
+    assert "forcefully" not in (tmp_path / "agent.log").read_text()
+    assert [how(tmp_path, rank)["code"] for rank in (0, 1)] == [0, 0]
 
 
 def test_a_rank_does_not_outlive_its_torchrun(processes: Processes, tmp_path: Path) -> None:

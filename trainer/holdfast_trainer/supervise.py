@@ -272,6 +272,11 @@ def run(options: Options, *, in_place: bool = False) -> int:
         write_termination(_termination_log(), json.dumps({"rank": int(os.environ.get("RANK", "0")), **end}))
     if code == 0 and options.fail_on_notice and _was_interrupted():
         return EXIT_NOTICE
+    if in_place:
+        for number in _FORWARDED:
+            signal.signal(number, signal.SIG_DFL)
+        if code == 0 and child.sent:
+            return EXIT_NOTICE  # 0 would wait for torchrun to say that all are done, and it is ending them
     return code if code >= 0 else 128 - code
 
 

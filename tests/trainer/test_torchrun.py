@@ -18,10 +18,14 @@ from waiting import wait_until
 
 from holdfast_controller.local.ports import free_port
 from holdfast_trainer import in_place
+from holdfast_trainer.torchrun import arguments
 
 PROGRAM = Path(__file__).with_name("forked_program.py")
 TORCHRUN = (sys.executable, "-m", "holdfast_trainer.torchrun")
 FORKED, EXECUTED = "forked", "executed"
+forks = pytest.mark.skipif(
+    not in_place.can_show(), reason="the kernel has no CONFIG_CHECKPOINT_RESTORE: ranks are executed"
+)
 
 
 def rank_command(way: str, *arguments: str, script: Path = PROGRAM) -> list[str]:
@@ -60,6 +64,7 @@ def how(directory: Path, rank: int = 0) -> dict[str, Any]:
     return body
 
 
+@forks
 def test_a_forked_rank_sees_what_an_executed_one_sees(tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
     for way in (FORKED, EXECUTED):
@@ -96,7 +101,7 @@ def test_ranks_that_were_forked_train_together_and_load_data_in_workers(tmp_path
     assert drawn[0][1] != drawn[1][1], "and so do PyTorch's"
 
 
-@pytest.mark.parametrize("way", [FORKED, EXECUTED])
+@pytest.mark.parametrize("way", [pytest.param(FORKED, marks=forks), EXECUTED])
 def test_a_rank_that_fails_shows_its_own_traceback_and_its_code(tmp_path: Path, way: str) -> None:
     code, said, torchrun_said = ran(tmp_path, rank_command(way, "fail"))
     assert code == 1
@@ -126,6 +131,7 @@ def test_a_module_that_is_not_there_is_reported_by_the_interpreter_itself(tmp_pa
     assert "Error while finding module specification for 'no_such.module'" in said
 
 
+@forks
 def test_a_notice_reaches_a_forked_rank_and_its_supervisor_is_told_apart_from_it(
     processes: Processes, tmp_path: Path
 ) -> None:
@@ -149,6 +155,7 @@ def test_a_notice_reaches_a_forked_rank_and_its_supervisor_is_told_apart_from_it
     assert how(tmp_path)["code"] == 0
 
 
+@forks
 def test_a_rank_that_is_done_holds_up_no_notice(processes: Processes, tmp_path: Path) -> None:
     command = gang(tmp_path, rank_command(FORKED, "rank 0 stays"), ranks=2)
     with open(tmp_path / "agent.log", "w") as out:
@@ -162,6 +169,7 @@ def test_a_rank_that_is_done_holds_up_no_notice(processes: Processes, tmp_path: 
     assert [how(tmp_path, rank)["code"] for rank in (0, 1)] == [0, 0]
 
 
+@forks
 def test_a_rank_does_not_outlive_its_torchrun(processes: Processes, tmp_path: Path) -> None:
     agent = processes.start(
         gang(tmp_path, rank_command(FORKED, "stay")), env={"OMP_NUM_THREADS": "1"}, cwd=tmp_path
@@ -207,6 +215,15 @@ def test_another_environments_interpreter_is_executed(
     (tmp_path / "python").symlink_to(Path(sys.executable).resolve())
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert in_place.program_of(["python", "-m", "mod"]) is None
+
+
+def test_where_the_kernel_shows_no_forked_rank_as_it_is_every_rank_is_executed() -> None:
+    argv = ["--nnodes=1", "--", "--tee", "--", *rank_command(FORKED)]
+    forked, executed = (arguments(argv, may_fork=may) for may in (True, False))
+    assert forked[:4] == ["--nnodes=1", "--start-method=fork", "--run-path", "--"]
+    assert forked[5:] == argv[2:]
+    supervise = [sys.executable, "-m", "holdfast_trainer.supervise"]
+    assert executed == ["--nnodes=1", "--no-python", "--", *supervise, *argv[2:]]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ USAGE = (
 )
 
 
-def arguments(argv: list[str]) -> list[str]:
+def arguments(argv: list[str], *, may_fork: bool) -> list[str]:
     """torchrun's own, for a command line of ours. Raises supervise.UsageError."""
     if "--" not in argv:
         raise supervise.UsageError("the options of the supervisor follow torchrun's after `--`")
@@ -35,8 +35,7 @@ def arguments(argv: list[str]) -> list[str]:
     own, rest = argv[:cut], argv[cut + 1 :]
     if "--" not in rest:
         raise supervise.UsageError("no command given; it follows the second `--`")
-    program = in_place.program_of(rest[rest.index("--") + 1 :])
-    if program is not None and in_place.can_show():
+    if may_fork and in_place.program_of(rest[rest.index("--") + 1 :]) is not None:
         stub = Path(__file__).with_name("rank.py")
         return [*own, "--start-method=fork", "--run-path", "--", str(stub), *rest]
     return [*own, "--no-python", "--", sys.executable, "-m", supervise.__name__, *rest]
@@ -50,7 +49,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 def main(argv: list[str]) -> int:
     try:
-        words = arguments(argv)
+        words = arguments(argv, may_fork=in_place.can_show())
     except supervise.UsageError as error:
         print(f"torchrun: {error}\n{USAGE}", file=sys.stderr)
         return supervise.EXIT_USAGE

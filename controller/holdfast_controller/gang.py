@@ -23,6 +23,9 @@ from holdfast_trainer.contract import (
     RunDir,
 )
 
+TORCHRUN = "holdfast_trainer.torchrun"
+"""The module that every replica starts with."""
+
 
 def run_name(job: TrainingJob) -> str:
     """`namespace/name-uid`: the uid keeps a second job of one name away from the first one's checkpoints."""
@@ -47,10 +50,6 @@ def shutdown_timeout(grace_seconds: float) -> int:
     engine's own SIGKILL at the end of the grace would come first, and nobody would say how ranks ended.
     """
     return max(1, int(grace_seconds - max(1.0, grace_seconds / 10)))
-
-
-TORCHRUN = "holdfast_trainer.torchrun"
-"""The module that every replica starts with."""
 
 
 def supervised_rank(job: TrainingJob, attempt: int, run: RunDir, options: tuple[str, ...]) -> tuple[str, ...]:

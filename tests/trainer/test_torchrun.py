@@ -59,6 +59,16 @@ def ran(directory: Path, command: list[str], ranks: int = 1) -> tuple[int, str, 
     return done.returncode, log.read_text() if log.exists() else "", done.stdout + done.stderr
 
 
+def staying(processes: Processes, directory: Path, argument: str, ranks: int = 1) -> subprocess.Popen[str]:
+    """torchrun, once its rank 0 is up and stays; what it says is in agent.log."""
+    command = gang(directory, rank_command(FORKED, argument), ranks)
+    with open(directory / "agent.log", "w") as out:
+        agent = processes.start(command, env={"OMP_NUM_THREADS": "1"}, cwd=directory, stdout=out, stderr=out)
+    log = directory / "rank-0.log"
+    wait_until(lambda: log.exists() and "staying" in log.read_text(), "rank 0 to be up", 300)
+    return agent
+
+
 def how(directory: Path, rank: int = 0) -> dict[str, Any]:
     body: dict[str, Any] = json.loads((directory / f"rank-{rank}.exit").read_text())
     return body
@@ -135,33 +145,23 @@ def test_a_module_that_is_not_there_is_reported_by_the_interpreter_itself(tmp_pa
 def test_a_notice_reaches_a_forked_rank_and_its_supervisor_is_told_apart_from_it(
     processes: Processes, tmp_path: Path
 ) -> None:
-    command = rank_command(FORKED, "stay")
-    with open(tmp_path / "agent.log", "w") as out:
-        agent = processes.start(
-            gang(tmp_path, command), env={"OMP_NUM_THREADS": "1"}, cwd=tmp_path, stdout=out, stderr=out
-        )
-    log = tmp_path / "rank-0.log"
-    wait_until(lambda: log.exists() and "staying" in log.read_text(), "the rank to be up", 300)
+    agent = staying(processes, tmp_path, "stay")
     [supervisor] = psutil.Process(agent.pid).children()
     [rank] = supervisor.children()
     assert supervisor.cmdline()[:3] == [sys.executable, "-m", "holdfast_trainer.supervise"]
-    assert rank.cmdline() == command
+    assert rank.cmdline() == rank_command(FORKED, "stay")
     assert rank.environ()["RANK"] == supervisor.environ()["RANK"] == "0"
     assert "RANK" not in psutil.Process(agent.pid).environ()
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(300) == 1
     assert "forcefully" not in (tmp_path / "agent.log").read_text(), "it ended by itself"
-    assert log.read_text().endswith("noticed\n")
+    assert (tmp_path / "rank-0.log").read_text().endswith("noticed\n")
     assert how(tmp_path)["code"] == 0
 
 
 @forks
 def test_a_rank_that_is_done_holds_up_no_notice(processes: Processes, tmp_path: Path) -> None:
-    command = gang(tmp_path, rank_command(FORKED, "rank 0 stays"), ranks=2)
-    with open(tmp_path / "agent.log", "w") as out:
-        agent = processes.start(command, env={"OMP_NUM_THREADS": "1"}, cwd=tmp_path, stdout=out, stderr=out)
-    log = tmp_path / "rank-0.log"
-    wait_until(lambda: log.exists() and "staying" in log.read_text(), "rank 0 to be up", 300)
+    agent = staying(processes, tmp_path, "rank 0 stays", ranks=2)
     wait_until((tmp_path / "rank-1.exit").exists, "rank 1 to be done", 300)
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(300) == 1
@@ -171,11 +171,7 @@ def test_a_rank_that_is_done_holds_up_no_notice(processes: Processes, tmp_path: 
 
 @forks
 def test_a_rank_does_not_outlive_its_torchrun(processes: Processes, tmp_path: Path) -> None:
-    agent = processes.start(
-        gang(tmp_path, rank_command(FORKED, "stay")), env={"OMP_NUM_THREADS": "1"}, cwd=tmp_path
-    )
-    log = tmp_path / "rank-0.log"
-    wait_until(lambda: log.exists() and "staying" in log.read_text(), "the rank to be up", 300)
+    agent = staying(processes, tmp_path, "stay")
     below = psutil.Process(agent.pid).children(recursive=True)
     assert len(below) == 2
     agent.kill()

@@ -22,7 +22,7 @@ from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.pod_template import JOB_LABEL
 from holdfast_trainer.contract import DEFAULT_PORT, Progress, parse_lines
 
-from .clocks import Clocks
+from .clocks import Clocks, Key
 from .connection import Document
 from .observation import index_of, running
 from .pieces import Attempt, Pieces, attempt_of
@@ -53,15 +53,15 @@ class Endpoints:
         self._clocks = Clocks()
 
     def progress_of(self, job: TrainingJob, attempt: int) -> Progress | None:
-        return self._progress.get((job.metadata.namespace, (job.metadata.uid, attempt)))
+        return self._progress.get(_key(job, attempt))
 
     def silence_of(self, job: TrainingJob, attempt: int) -> Silence | None:
-        beat = self._beats.get((job.metadata.namespace, (job.metadata.uid, attempt)))
+        beat = self._beats.get(_key(job, attempt))
         return None if beat is None else beat.silence
 
     def by_our_clock(self, job: TrainingJob, seen: AttemptObservation) -> AttemptObservation:
         """What was seen of an attempt, its rank 0's last words with the times that we have."""
-        return self._clocks.seen((job.metadata.namespace, (job.metadata.uid, seen.attempt)), seen)
+        return self._clocks.seen(_key(job, seen.attempt), seen)
 
     def lines_by_our_clock(self, job: TrainingJob, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Of ledger or steps, as rank 0 has them."""
@@ -72,12 +72,12 @@ class Endpoints:
         return self._ledgers.get((job.metadata.namespace, job.metadata.uid), [])
 
     def forget(self, job: TrainingJob) -> None:
-        namespace, uid = job.metadata.namespace, job.metadata.uid
-        self._ledgers.pop((namespace, uid), None)
+        self._ledgers.pop((job.metadata.namespace, job.metadata.uid), None)
         for attempt in range(1, job.status.attempt + 1):
-            self._progress.pop((namespace, (uid, attempt)), None)
-            self._beats.pop((namespace, (uid, attempt)), None)
-            self._clocks.forget((namespace, (uid, attempt)))
+            key = _key(job, attempt)
+            self._progress.pop(key, None)
+            self._beats.pop(key, None)
+            self._clocks.forget(key)
 
     async def run(self) -> None:
         async with pod_client(TIMEOUT_SECONDS) as client:
@@ -149,6 +149,10 @@ class Endpoints:
         beat.missed(time.monotonic(), taken=taken)
         if beat.silence is not None and beat.silence.over:
             self._pieces.wake(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
+
+
+def _key(job: TrainingJob, attempt: int) -> Key:
+    return job.metadata.namespace, (job.metadata.uid, attempt)
 
 
 def pod_client(seconds: float) -> aiohttp.ClientSession:

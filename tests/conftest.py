@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
+import left_behind
 import pytest
 import workers
 from processes import MARK, Processes
@@ -58,6 +59,10 @@ def _on_cluster(item: pytest.Item) -> bool:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """For `-n auto`."""
     return None if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") else workers.how_many(config)
+
+
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    left_behind.begin(config)
 
 
 def pytest_configure_node(node: WorkerController) -> None:

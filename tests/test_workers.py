@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
+import psutil
 import pytest
-from processes import MARK
+from left_behind import SESSION
+from processes import MARK, Processes
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 TELL = """
@@ -33,13 +37,17 @@ def project(place: Path, **files: str) -> None:
         (place / "stories" / f"test_{name}.py").write_text(TELL + text)
 
 
+def command(place: Path, *words: str) -> list[str | Path]:
+    return [
+        *(sys.executable, "-m", "pytest", "-n", "auto", "-p", "no:cacheprovider", "--rootdir", place),
+        *("-c", ROOT / "pyproject.toml", "-o", "testpaths=stories", *words),
+    ]
+
+
 def run(place: Path, *words: str) -> list[tuple[str, str]]:
     """What `pytest -n auto` and these words run: worker ("none": this process alone) and test, in order."""
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-n", "auto", "-p", "no:cacheprovider", "--rootdir", place),
-            *("-c", ROOT / "pyproject.toml", "-o", "testpaths=stories", *words),
-        ],
+        command(place, *words),
         cwd=place,
         capture_output=True,
         text=True,
@@ -98,3 +106,42 @@ def test_who_looks_on_or_has_chosen_tests_has_them_in_one_process(
     project(tmp_path, a=QUICK, b=SLOW + CLUSTER)
     told = run(tmp_path, *words)
     assert {worker for worker, _ in told} == {"none"}
+
+
+LEAVES = """
+import subprocess
+import sys
+import time
+import pytest
+@pytest.fixture(scope="module")
+def apart():
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True
+    )
+    yield process
+    while True:
+        try:
+            time.sleep(3600)
+        except KeyboardInterrupt:
+            pass
+def test_it(apart):
+    with open("left", "w") as left:
+        left.write(f"{apart.pid} ")
+    time.sleep(3600)
+"""
+
+
+def test_after_ctrl_c_nothing_is_left_of_workers_that_had_no_time_to_clear_up(
+    tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(tmp_path, a=QUICK, b=LEAVES)
+    for name in os.environ:
+        if name == SESSION or name.startswith("PYTEST_"):
+            monkeypatch.delenv(name)
+    outer = processes.start(command(tmp_path), cwd=tmp_path, env={"PYTHONPATH": str(ROOT / "tests")})
+    left = tmp_path / "left"
+    wait_until(lambda: left.exists() and left.read_text().endswith(" "), "the test to run")
+    process = psutil.Process(int(left.read_text()))
+    outer.send_signal(signal.SIGINT)
+    outer.wait(300)
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

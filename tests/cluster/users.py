@@ -35,6 +35,13 @@ def used(site: Site, say: Callable[[str], None]) -> Iterator[Cluster]:
                     down(site)
 
 
+def let_go(site: Site) -> None:
+    """Take down a cluster that was started for tests and that nobody uses: its last user had no time to."""
+    with (site.home / "users").open("a") as users, locked(site.home / "users.lock"):
+        if (site.state / "started-for-tests").exists() and _last(users.fileno()):
+            down(site)
+
+
 def _last(descriptor: int) -> bool:
     """True where nobody else holds the lock that this descriptor shares."""
     try:

@@ -8,14 +8,18 @@ children inherit it, and /proc shows it. Each is then killed by its own id.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 from waiting import wait_until
+
+from holdfast_controller.local.memory import parent_group
 
 MARK = "TEST_MARK"
 
@@ -67,3 +71,13 @@ class Processes:
             return not left
 
         wait_until(none_left, f"the processes with {MARK}={self.mark} to end")
+        _remove_groups()
+
+
+def _remove_groups() -> None:
+    """Memory cgroups of attempts whose engine did not live to see their end; one in use does not go."""
+    parent = parent_group()
+    for group in parent.iterdir() if parent is not None else ():
+        if re.fullmatch(r"holdfast-[0-9a-f]{12}-\d+", group.name):
+            with suppress(OSError):
+                group.rmdir()

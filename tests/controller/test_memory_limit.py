@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from local_world import at_work, local_engine, ranks_up, until, waiting_job
 
@@ -13,6 +15,7 @@ from holdfast_controller.cluster import Invalid
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import Verdict
+from holdfast_controller.local import process
 from holdfast_controller.local.memory import MemoryGroup, parent_group
 from holdfast_controller.policy.classify import classify
 
@@ -79,6 +82,33 @@ def test_who_reaches_the_limit_is_out_of_memory_and_its_group_goes_with_it(
         )
         assert here is not None
         assert [MemoryGroup(here, attempt_uid(job, 1), replica).limit for replica in (0, 1)] == [None, None]
+
+    asyncio.run(story())
+
+
+@limits_memory
+def test_a_loss_is_not_taken_for_the_shortage_of_another_job_at_that_moment(tmp_path: Path) -> None:
+    async def story() -> None:
+        grows = waiting_job(
+            "grows", resources={"memory": "150Mi"}, replicas=1, command=["sh", "-c", f"exec {GROWS}"]
+        )
+        loses = waiting_job("loses", command=["sh", "-c", 'echo "rank $RANK is up"; exec sleep 600'])
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(loses, 1)
+            await ranks_up(engine, tmp_path, loses)
+            await engine.start(grows, 1)
+            full = await until(engine, grows, 1, "the end of its rank", lambda s: bool(s.replicas[0].ranks))
+            for each in process.find(attempt_uid(loses, 1), 1, 1):
+                if psutil.Process(each.pid).name() == "sleep":  # the rank, not its supervisor
+                    process.send(each, signal.SIGKILL)
+            lost = await until(engine, loses, 1, "the end of rank 1", lambda s: bool(s.replicas[1].ranks))
+            for job in (grows, loses):
+                await engine.kill(job, 1)
+                await until(engine, job, 1, "the end", lambda s: s.gone)
+        assert classify(full).verdict is Verdict.OUT_OF_MEMORY
+        incident = classify(lost)
+        assert incident.verdict is Verdict.DISRUPTED, incident.reason
+        assert "rank 1 got SIGKILL from outside" in incident.reason
 
     asyncio.run(story())
 

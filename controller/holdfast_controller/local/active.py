@@ -77,7 +77,7 @@ class ActiveAttempt:
         self._lost = {i: lost for i in range(launch.replicas) if (lost := files.lost(i))}
         self._next_scan = 0.0
         self._hogs: list[int] = []
-        parent = parent_group() if launch.memory_limits else None
+        parent = parent_group()
         self._groups = (
             {i: MemoryGroup(parent, launch.uid, i) for i in range(launch.replicas)} if parent else {}
         )
@@ -159,8 +159,7 @@ class ActiveAttempt:
             end = self._exits[replica] = self.files.replica_exit(replica)
             if end is None and replica not in self._lost:
                 theirs = self._killed is None and replica not in self._drills
-                memory = theirs and self._memory.explains(now, self.launch.out_of_memory_kills)
-                self._write_lost(replica, Lost(now, memory))
+                self._write_lost(replica, Lost(now, theirs and self._out_of_memory(replica, now)))
             elif end is not None and end.signal == signal.SIGKILL:
                 self._note_memory(replica, end.ended)
         return changed
@@ -170,11 +169,18 @@ class ActiveAttempt:
         ours = self._killed is not None and self._killed <= ended
         if replica in self._lost or ours or replica in self._drills:
             return
+        if self._out_of_memory(replica, ended):
+            group = self._groups.get(replica)
+            self._write_lost(replica, Lost(ended, True, group.limit if group is not None else None))
+
+    def _out_of_memory(self, replica: int, ended: float) -> bool:
+        """Whether the kernel took a process of it that ended then: by its group's count, which knows no other
+        job's; by the machine's where it has no group."""
         group = self._groups.get(replica)
-        if group is not None and group.kills():
-            self._write_lost(replica, Lost(ended, True, group.limit))
-        elif self._memory.explains(ended, self.launch.out_of_memory_kills):
-            self._write_lost(replica, Lost(ended, True))
+        kills = group.kills() if group is not None else None
+        if kills is not None:
+            return kills > 0
+        return self._memory.explains(ended, self.launch.out_of_memory_kills)
 
     def _write_lost(self, replica: int, lost: Lost) -> None:
         self._lost[replica] = lost

@@ -1,4 +1,5 @@
-"""Hold the processes of a replica to the memory that its job asks for: a cgroup of their own.
+"""A cgroup for each replica: it holds its processes to the memory that the job asks for, where it asks, and
+counts which of them the kernel has killed for memory, be it the group's or the machine's.
 
 Needs a cgroup that this process may make groups in: as root, or where systemd delegates one to the user. An
 address-space limit would be no way around it, for torch reserves far more than it uses. A group's name is a
@@ -18,6 +19,8 @@ from holdfast_trainer.contract import ENV_ATTEMPT_UID
 MOUNT = Path("/sys/fs/cgroup")
 _V1 = ("memory.limit_in_bytes", "memory.oom_control")
 _V2 = ("memory.max", "memory.events")
+_UNLIMITED = 2**60
+"""Version 1 has a number for no limit, the largest that fits into its pages."""
 _HOG = """
 import sys
 open(sys.argv[1], "w").write("0")
@@ -33,9 +36,11 @@ class MemoryGroup:
         self._path = parent / f"holdfast-{digest}-{replica}"
         self._limit, self._events = _V1 if (parent / _V1[0]).exists() else _V2
 
-    def make(self, limit: int) -> None:
+    def make(self, limit: int | None) -> None:
         """Raises OSError where it may not. `limit` is in bytes; swap does not extend it."""
         self._path.mkdir(exist_ok=True)
+        if limit is None:
+            return
         (self._path / self._limit).write_text(str(limit))
         for swap, value in (("memory.memsw.limit_in_bytes", limit), ("memory.swap.max", 0)):
             with suppress(OSError):  # a kernel may not count swap
@@ -48,20 +53,21 @@ class MemoryGroup:
 
     @property
     def limit(self) -> int | None:
-        """In bytes; None where there is no such group."""
+        """In bytes; None where there is none, or no such group."""
         try:
-            return int((self._path / self._limit).read_text())
+            limit = int((self._path / self._limit).read_text())
         except (OSError, ValueError):
             return None
+        return limit if limit < _UNLIMITED else None
 
-    def kills(self) -> int:
-        """How many of its processes the kernel has killed for memory."""
+    def kills(self) -> int | None:
+        """How many of its processes the kernel has killed for memory; None where nobody counts them."""
         with suppress(OSError):
             for line in (self._path / self._events).read_text().splitlines():
                 name, _, count = line.partition(" ")
                 if name == "oom_kill":
                     return int(count)
-        return 0
+        return None
 
     def overfill(self, uid: str, victims: list[int]) -> int:
         """Take as much memory as the limit is, so that the kernel kills `victims` for it. Returns the pid of

@@ -13,7 +13,7 @@ again, and nothing is ever put down to the wrong cause.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,6 @@ class Launch:
     out_of_memory_kills: int
     """The kernel's count on this machine before the start."""
     allocation: Allocation
-    memory_limits: bool = False
-    """Each replica is held to the job's resources.memory (memory.py)."""
     supervisors: tuple[ProcessId, ...] = ()
 
     @property
@@ -114,7 +112,9 @@ class AttemptFiles:
             Grant(Fraction(g["cores"]), tuple(g["gpus"]), Fraction(g["share"])) for g in body["allocation"]
         )
         supervisors = tuple(ProcessId(p["pid"], p["started"]) for p in body["supervisors"])
-        return Launch(**{**body, "allocation": grants, "supervisors": supervisors})
+        names = {field.name for field in fields(Launch)}  # other versions write others too
+        known = {name: value for name, value in body.items() if name in names}
+        return Launch(**{**known, "allocation": grants, "supervisors": supervisors})
 
     def write_launch(self, launch: Launch) -> None:
         body = asdict(launch)

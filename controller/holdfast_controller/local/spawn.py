@@ -57,7 +57,6 @@ def start_attempt(
         processes_per_replica=job.spec.processes_per_replica,
         out_of_memory_kills=out_of_memory_kills(),
         allocation=allocation,
-        memory_limits=job.spec.resources.memory is not None and parent_group() is not None,
     )
     replicas = replica_launches(
         job,
@@ -74,8 +73,8 @@ def start_attempt(
     try:
         for each in replicas:
             supervisors.append(spawn(each, run, attempt))
-            if groups:  # it has started nothing yet: Python itself takes longer to start than this
-                groups[each.index].add(supervisors[-1].pid)
+            # It has started nothing yet: Python itself takes longer to start than this.
+            _hold(groups.get(each.index), supervisors[-1].pid, job)
         complete = replace(launch, supervisors=tuple(supervisors))
         files.write_launch(complete)
     except OSError as error:
@@ -88,15 +87,35 @@ def start_attempt(
     return complete
 
 
-def memory_groups(job: TrainingJob, launch: Launch) -> list[MemoryGroup]:
-    """One a replica, where the job limits memory and this machine lets us. Raises OSError."""
+def memory_groups(job: TrainingJob, launch: Launch) -> dict[int, MemoryGroup]:
+    """One a replica, where this machine lets us. Raises OSError where the limit of a job cannot be set."""
     parent, memory = parent_group(), job.spec.resources.memory
-    if not launch.memory_limits or parent is None or memory is None:
-        return []
-    groups = [MemoryGroup(parent, launch.uid, index) for index in range(launch.replicas)]
-    for group in groups:
-        group.make(int(quantity(memory)))
+    if parent is None:
+        return {}
+    groups = {index: MemoryGroup(parent, launch.uid, index) for index in range(launch.replicas)}
+    try:
+        for group in groups.values():
+            group.make(int(quantity(memory)) if memory is not None else None)
+    except OSError as error:
+        _missed(job, error)
+        return {}
     return groups
+
+
+def _hold(group: MemoryGroup | None, pid: int, job: TrainingJob) -> None:
+    """Raises OSError where the job has a limit and `pid` cannot be held to it."""
+    try:
+        if group is not None:
+            group.add(pid)
+    except OSError as error:
+        _missed(job, error)
+
+
+def _missed(job: TrainingJob, error: OSError) -> None:
+    """A limit must be kept, a count can be missed. Raises `error`."""
+    if job.spec.resources.memory is not None:
+        raise error
+    log.warning("kills for memory are not counted by replica", job=job.key, error=str(error))
 
 
 def spawn(launch: ReplicaLaunch, run: RunDir, attempt: int) -> ProcessId:

@@ -178,6 +178,8 @@ class ReplicaObservation:
     stuck: Verdict | None = None
     """What keeps one that waits from starting, where it is Unschedulable or ImagePull."""
     out_of_memory: bool = False
+    over_limit: str = ""
+    """What the platform ended it for that it did itself, and what helps: its own disk was full."""
     exit_code: int | None = None
     exit_signal: int | None = None
     termination: Termination | None = None

@@ -82,6 +82,9 @@ def large(index: int) -> ReplicaObservation:
     )
 
 
+FULL = 'Evicted: Usage of EmptyDir volume "scratch" exceeds the limit "20Gi"'
+
+
 def node_gone(index: int) -> ReplicaObservation:
     return replace(taken(index, "DeletionByPodGC: node no longer exists"), lost_node=True)
 
@@ -108,6 +111,13 @@ CASES = [
     pytest.param(
         (bad(0, RESET, at=9), bad(1, RESET)), Verdict.FAILED, "replica 0: Ru", id="nobody says more"
     ),
+    pytest.param(
+        (replace(saved(0), over_limit=FULL), saved(1)),
+        Verdict.FAILED,
+        f"replica 0: {FULL}",
+        id="evicted for what it wrote itself, and all saved on that notice",
+    ),
+    pytest.param((replace(saved(0), over_limit=FULL), taken(1)), Verdict.DISRUPTED, "Drilled", id="both"),
     pytest.param((node_gone(0), bad(1, RESET)), Verdict.LOST_NODE, "no longer exists", id="a lost node"),
     pytest.param((taken(0), node_gone(1)), Verdict.DISRUPTED, "Drilled", id="the first that was taken"),
     pytest.param((bad(0, code=7), ours(1)), Verdict.FAILED, "rank 0 ended with exit code 7", id="exit code"),
@@ -165,10 +175,23 @@ def test_an_attempt_that_was_asked_to_stop(
     assert reason in incident.reason
 
 
-def test_a_replica_that_fell_silent_is_the_cause_where_its_peer_tells_only_of_the_connection() -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        "RuntimeError: Connection reset by peer",
+        "RuntimeError: [unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
+        "DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed.",
+        "DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7",
+        "DistBackendError: NCCL error: remote process exited or there was a network error",
+    ],
+)
+def test_a_replica_that_fell_silent_is_the_cause_where_its_peer_tells_only_of_the_connection(
+    said: str,
+) -> None:
     """Its supervisor was killed from outside, and we ended its torchrun before that could tell."""
+    lost = Termination("failed", 50, 40, said)
     silent = ReplicaObservation(1, ReplicaState.FAILED, "Killed: by Holdfast", exit_signal=9, ended_at=11.0)
-    taken = classify(AttemptObservation(1, True, True, (bad(0, RESET), silent)))
+    taken = classify(AttemptObservation(1, True, True, (bad(0, lost), silent)))
     assert (taken.verdict, taken.replica) == (Verdict.DISRUPTED, 1)
     own_fault = classify(AttemptObservation(1, True, True, (bad(0, CRASHED), silent)))
     assert (own_fault.verdict, own_fault.replica) == (Verdict.FAILED, 0)

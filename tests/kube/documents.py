@@ -40,7 +40,8 @@ def pod(index: int = 0, phase: str = "Running", state: dict[str, Any] | None = N
         metadata["deletionTimestamp"], metadata["deletionGracePeriodSeconds"] = changes["deleted"]
     status: dict[str, Any] = {"phase": phase, "conditions": changes.get("conditions", [])}
     if "reason" in changes:
-        status["reason"], status["message"] = changes["reason"], "The node was low on resource: memory."
+        status["reason"] = changes["reason"]
+        status["message"] = changes.get("message", "The node was low on resource: memory.")
     if state is not None:
         status["containerStatuses"] = [{"name": "pytorch", "state": state}]
     return {"metadata": metadata, "spec": {}, "status": status}

@@ -33,6 +33,8 @@ from holdfast_controller.kube.observation import (
 )
 from holdfast_trainer.contract import Termination
 
+FULL = 'Usage of EmptyDir volume "scratch" exceeds the limit "20Gi". '
+
 CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
     ("runs", job(), pod(state=RUNNING), {"state": ReplicaState.RUNNING, "reason": ""}),
     (
@@ -111,6 +113,16 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         job(),
         pod(phase="Failed", reason="Evicted"),
         {"disrupted": True, "reason": "Evicted: The node was low on resource: memory."},
+    ),
+    (
+        "evicted for what it wrote itself",
+        job(),
+        pod(phase="Failed", reason="Evicted", message=FULL),
+        {
+            "disrupted": False,
+            "over_limit": 'Evicted: Usage of EmptyDir volume "scratch" exceeds the limit "20Gi"; '
+            "write less to /tmp and /dev/shm, and what is large to the run directory",
+        },
     ),
     (
         "its node was shut down",

@@ -13,6 +13,7 @@ node's with another's: where their clocks differ, a failure would pass for a dis
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -38,6 +39,12 @@ TAKEN = "holdfast.dev/taken"
 
 _TAKEN = ("Evicted", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated")
 """Reasons of a pod's status that mean the node, not the program, ended it."""
+_OVER_LIMIT = re.compile(
+    r"exceeds the limit|exceeds the total limit of containers|exceeded its local ephemeral storage limit"
+)
+"""What the kubelet says of a pod that it evicts for what the pod itself has written, not for its node's need
+(kubernetes, pkg/kubelet/eviction)."""
+_WRITE_ELSEWHERE = "write less to /tmp and /dev/shm, and what is large to the run directory"
 _DRILLED = {"kill": "killed", "node": "its node drained"}
 _STUCK = (
     "CreateContainerConfigError",
@@ -144,6 +151,7 @@ def _replica(
         disrupted=taken,
         lost_node=taken and _lost_node(pod),
         out_of_memory=memory,
+        over_limit=_over_limit(pod),
         exit_code=None if by_signal else code,
         exit_signal=code - _SIGNAL_BASE if by_signal and code is not None else None,
         termination=Termination.from_json(message),
@@ -162,6 +170,8 @@ def _taken(pod: Document, ours: bool, pytorch_job: Document | None) -> tuple[boo
     drill = _annotation(pod, DRILLED)
     if drill is not None:
         return True, f"Drilled: {_DRILLED.get(drill, 'given notice')} on request"
+    if _over_limit(pod):
+        return False, ""
     if is_disrupted(pod):
         condition = _condition(pod, "DisruptionTarget")
         return True, f"{condition.get('reason', 'Disrupted')}: {condition.get('message', '')}".rstrip(": ")
@@ -177,6 +187,15 @@ def _taken(pod: Document, ours: bool, pytorch_job: Document | None) -> tuple[boo
     if _suspended(pytorch_job):
         return True, "Preempted: the queue suspended the attempt"
     return True, "Deleted: somebody deleted the pod"
+
+
+def _over_limit(pod: Document) -> str:
+    """Why its node evicted it, and what helps, where that was its own doing; empty otherwise."""
+    status = pod["status"]
+    said = str(status.get("message", "")).strip(". ")
+    if status.get("reason") != "Evicted" or not _OVER_LIMIT.search(said):
+        return ""
+    return f"Evicted: {said}; {_WRITE_ELSEWHERE}"
 
 
 def _ended_by_deletion(pod: Document, asked: float) -> bool:

@@ -7,6 +7,7 @@ victims and never counted; the verdict comes from the first cause:
 2. a configuration error, by message or code 78 -> ConfigError: no neighbour's loss can cause it
 3. a stop was asked for                         -> Suspended; what failed on the way is in the reason
 4. a replica the platform took                  -> LostNode where its node went with it, else Disrupted;
+   one evicted for what it wrote itself       -> Failed: as a disruption it would be tried again for ever
    what Holdfast ended the attempt for         -> Hung, Unschedulable or ImagePull, as it put on record
 5. a replica that got a notice and said so (`interrupted`), unless a rank had failed before it ended:
    torchrun also ends the peers of a failed rank by SIGTERM, and a fault must not pass for a disruption,
@@ -52,6 +53,9 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
         first = min(taken, key=_bad_end)
         verdict = Verdict.LOST_NODE if first.lost_node else Verdict.DISRUPTED
         return Incident(verdict, f"replica {first.index}: {first.reason}", first.index)
+    for replica in replicas:
+        if replica.over_limit and not finished(replica):
+            return Incident(Verdict.FAILED, f"replica {replica.index}: {replica.over_limit}", replica.index)
     if ended_for is not None:
         return ended_for
     failures = [replica for replica in replicas if _failed(replica)]
@@ -90,8 +94,12 @@ def bad(rank: RankExit) -> bool:
     return rank.code != 0
 
 
-_LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe|remote process exited")
-"""How gloo and NCCL tell a rank that another one is gone."""
+_LOST_PEER = re.compile(
+    r"Connection (?:closed|reset) by peer|Broken pipe|remote process exited"  # gloo, sockets, NCCL
+    r"|Connection was likely closed|Timed out waiting \d+ms for (?:recv|send)"  # the store; gloo
+    r"|Watchdog caught collective operation timeout"  # NCCL
+)
+"""How PyTorch tells a rank that another one is gone, or says nothing any more."""
 
 
 def lost_its_peer(message: Termination | None) -> bool:

@@ -130,7 +130,7 @@ class AttemptRecord(Model):
     last_sign_at: datetime | None = Field(default=None, description="When its rank 0 was last heard of.")
     log_tail: dict[str, str] = Field(
         default_factory=dict,
-        description="Last lines of each rank's output, by rank; of unsuccessful attempts.",
+        description="Last lines of each rank's output, by rank; of the newest attempts that did not succeed.",
     )
 
 

@@ -28,6 +28,7 @@ from .hang import hangs
 from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at, lost_at
 from .repeats import failures_in_a_row, in_a_row, same_failure, standstill
+from .tails import bound_tails
 
 SILENT_SECONDS = 120.0
 """A program that has not reported for so long since all replicas are up is not going to: it uses no `Run`."""
@@ -202,6 +203,7 @@ class _Deciding:
             incident = Incident(Verdict.DISRUPTED, "all that was known of it is gone")
         self.books.close(record, incident, observation, self.evidence.ledger, self.evidence.steps)
         record.log_tail = dict(self.evidence.tails)
+        bound_tails(self.status.attempts)
         return self._after(record, incident)
 
     def _after(self, record: AttemptRecord, incident: Incident) -> Decision:

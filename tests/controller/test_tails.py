@@ -1,0 +1,47 @@
+"""The last lines in a job's status: those of the newest attempts, and never more than an apiserver takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast_controller.jobs import ATTEMPTS_KEPT, TAIL_RANKS, AttemptRecord, Status, Verdict
+from holdfast_controller.policy.tails import TAIL_BYTES, bound_tails
+from holdfast_controller.reconciler import TAIL_CHARACTERS
+
+
+def attempts(count: int, text: str, ranks: int = TAIL_RANKS) -> list[AttemptRecord]:
+    return [
+        AttemptRecord(
+            number=number,
+            verdict=Verdict.DISRUPTED,
+            log_tail={str(rank): text for rank in range(ranks)},
+        )
+        for number in range(1, count + 1)
+    ]
+
+
+def test_what_fits_stays() -> None:
+    known = attempts(3, "the last line")
+    bound_tails(known)
+    assert known == attempts(3, "the last line")
+
+
+def test_the_oldest_go_first_and_of_one_attempt_the_last_ranks() -> None:
+    known = attempts(3, "12345678", ranks=2)  # ten bytes each, with their quotes
+    bound_tails(known, limit=35)
+    assert [sorted(record.log_tail) for record in known] == [[], ["0"], ["0", "1"]]
+
+
+@pytest.mark.parametrize("letter", ["x", "ж", "漢", "\x1b", '"'])
+def test_a_status_stays_small_whatever_ranks_print(letter: str) -> None:
+    known = attempts(ATTEMPTS_KEPT, letter * TAIL_CHARACTERS)
+    bound_tails(known)
+    assert known[-1].log_tail, "the newest attempt has some"
+    written = Status(attempts=known).model_dump_json(by_alias=True).encode()
+    assert len(written) < TAIL_BYTES + 64 * 1024
+
+
+def test_one_line_that_is_too_long_is_left_out() -> None:
+    known = attempts(1, "x" * 100, ranks=1)
+    bound_tails(known, limit=50)
+    assert known[0].log_tail == {}

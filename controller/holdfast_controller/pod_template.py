@@ -29,6 +29,9 @@ DATA_PATH = "/holdfast/data"
 CONFIG_DIRECTORY = "/etc/holdfast"
 CONFIG_FILE = "config.yaml"
 METRICS_PORT = "metrics"
+PEERS_SECONDS = 2 * 3600
+"""For torchrun to wait for the other replicas. A node may pull the image for long, and no failure of the job
+is made of that; when a peer cannot come, the controller ends the attempt sooner."""
 SPARE_SECONDS = 15
 """Between torchrun's own SIGKILL of its ranks and the kubelet's of the pod."""
 
@@ -145,6 +148,7 @@ def _command(job: TrainingJob, attempt: int, grace: float, master: str, port: in
         f"--nproc-per-node={spec.processes_per_replica}",
         "--rdzv-backend=static",
         f"--rdzv-id={rendezvous_id(job, attempt)}",
+        f"--rdzv-conf=timeout={PEERS_SECONDS}",
         f"--master-addr={master}",
         f"--master-port={port}",
         "--max-restarts=0",

@@ -15,7 +15,7 @@ from holdfast_controller.cluster import AttemptObservation, ReplicaState
 from .classify import Incident
 
 WAIT_SECONDS = 300.0
-"""Less than torchrun waits for its peers (600 s), whose error would pass for a failure of the job."""
+"""Less than torchrun waits for its peers, whose error would pass for a failure of the job."""
 
 
 def half_placed(observation: AttemptObservation, now: datetime) -> Incident | None:

@@ -110,7 +110,10 @@ class TrainingState:
                     f"the checkpoint of step {loaded.manifest.step} has no {name!r}: "
                     f"it tracks {', '.join(saved)}. Track the same names, or use a new run directory"
                 )
-            part.load_state_dict(placed_as(part, own.get("parts", {}).get(name, saved[name])))
+            state = own.get("parts", {}).get(name, saved[name])
+            if isinstance(part, torch.amp.GradScaler) and not state:
+                continue  # saved where none was needed, as with bf16: it begins anew
+            part.load_state_dict(placed_as(part, state))
             if isinstance(part, nn.Module):
                 with torch.no_grad():
                     for key, value in own.get("buffers", {}).get(name, {}).items():

@@ -1,0 +1,44 @@
+"""What one attempt saved, another takes on, also where its device computes in another precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast_trainer.checkpoint import Loaded
+from holdfast_trainer.checkpoint.manifest import Manifest
+from holdfast_trainer.training_state import TrainingState
+
+
+def scaler(*, fp16: bool, scale: float = 2.0**16) -> torch.amp.GradScaler:
+    made = torch.amp.GradScaler("cpu", init_scale=scale, enabled=fp16)
+    made.scale(torch.ones(()))
+    return made
+
+
+def loaded(state: dict[str, Any], own: dict[str, Any] | None = None) -> Loaded:
+    manifest = Manifest(step=7, attempt=1, world_size=1, config_hash="", files={}, time=0.0)
+    return Loaded(manifest, {"parts": {"scaler": state}}, None if own is None else {"parts": {"scaler": own}})
+
+
+@pytest.mark.parametrize(
+    ("saved", "own", "fp16", "scale"),
+    [
+        ({}, None, True, 2.0**16),
+        ({}, {}, True, 2.0**16),
+        (scaler(fp16=True, scale=8.0).state_dict(), None, True, 8.0),
+        (scaler(fp16=True, scale=8.0).state_dict(), None, False, 1.0),
+        ({}, None, False, 1.0),
+    ],
+    ids=["bf16 to fp16", "the same on rank 1", "fp16 to fp16", "fp16 to bf16", "bf16 to bf16"],
+)
+def test_a_gradient_scaler_goes_on_or_begins_anew(
+    saved: dict[str, Any], own: dict[str, Any] | None, fp16: bool, scale: float
+) -> None:
+    """`precision: auto` is bf16 on one spot GPU and fp16 on the next."""
+    here = scaler(fp16=fp16)
+    state = TrainingState({"scaler": here}, rank=0 if own is None else 1)
+    assert state.restore(loaded(saved, own)) == []
+    assert here.get_scale() == scale

@@ -27,13 +27,13 @@ SAID = [
     ),
     (
         "Unschedulable: 0/1 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}.",
-        "the taint nvidia.com/gpu keeps it away: choose another capacity, or let the controller's settings "
-        "tolerate it",
+        "the taint nvidia.com/gpu keeps it away: choose another capacity, or take the taint off nodes that "
+        "are for it",
     ),
     (
         "Unschedulable: 0/1 nodes are available: 1 node(s) had untolerated taint(s).",
-        "a taint keeps it away (`kubectl describe nodes` names it): choose another capacity, or let the "
-        "controller's settings tolerate it",
+        "a taint keeps it away (`kubectl describe nodes` names it): choose another capacity, or take the "
+        "taint off nodes that are for it",
     ),
     (
         "Unschedulable: 0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",

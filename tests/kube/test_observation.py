@@ -284,7 +284,8 @@ WAITING: list[tuple[str, Any, list[Any], str]] = [
         job(suspend=True),
         [],
         "waits for room in its queue 'team-queue': wait for its jobs to end, ask for less (replicas, gpus, "
-        "resources), or have its quota raised; `kubectl get workloads` shows its place",
+        "resources), or have its quota raised; `kubectl describe workloads` shows its place, and says so "
+        "where the queue is stopped, missing, or smaller than the job",
     ),
     (
         "no room",

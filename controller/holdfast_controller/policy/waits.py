@@ -52,12 +52,12 @@ SCHEDULING = (
     ),
     Remedy(
         r"untolerated taint(?:\(s\))? \{([\w./-]+)",
-        "the taint {1} keeps it away: choose another capacity, or let the controller's settings tolerate it",
+        "the taint {1} keeps it away: choose another capacity, or take the taint off nodes that are for it",
     ),
     Remedy(
         r"untolerated taint",
-        "a taint keeps it away (`kubectl describe nodes` names it): choose another capacity, or let the "
-        "controller's settings tolerate it",
+        "a taint keeps it away (`kubectl describe nodes` names it): choose another capacity, or take the "
+        "taint off nodes that are for it",
     ),
     Remedy(
         r"didn't match Pod's node affinity/selector",
@@ -106,5 +106,6 @@ def explain_queue(queue: str) -> str:
     """Why an attempt has no pods that Kueue has not admitted."""
     return (
         f"waits for room in its queue {queue!r}: wait for its jobs to end, ask for less (replicas, gpus, "
-        "resources), or have its quota raised; `kubectl get workloads` shows its place"
+        "resources), or have its quota raised; `kubectl describe workloads` shows its place, and says so "
+        "where the queue is stopped, missing, or smaller than the job"
     )

@@ -3,10 +3,10 @@
 One and the same training of a small GPT on two pods of one node (bench/recovering/train.py): as a
 TrainingJob, and as a PyTorchJob whose pods restart on failure and whose script saves every so many steps
 and goes on from there. Both save at the same steps. A replica is taken again and again, at the instants of
-a Poisson process with a seed, the same for both; half of them with a notice (an eviction), half without (the
-pod is deleted by force). A step rests most of its time, as a rank does whose GPU works. Time is scaled: real
-interruptions are hours apart and starts take as long as here, so goodput is far better in earnest; what
-compares is the ratio.
+a Poisson process with a seed, the same for both; half of them with a notice (an eviction), half without (all
+processes of the pod are killed, and it is deleted by force). A step rests most of its time, as a rank does
+whose GPU works. Time is scaled: real interruptions are hours apart and starts take as long as here, so
+goodput is far better in earnest; what compares is the ratio.
 
   goodput          seconds that the steps take, each once and at the PyTorchJob's pace, of all seconds from
                    submission to the last step

@@ -6,14 +6,15 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from bench.recovering.account import Hit, Line
 from bench.recovering.jobs import TOLD, Document, Work, lone_pod, pytorch_job, training_job
 from bench.report import ReportError
-from tests.cluster.faults.world import World
+from tests.cluster.faults.world import World, processes_of
 from tests.cluster.trainingjobs import evict
 
 from holdfast_controller.breakdown import Breakdown
@@ -113,11 +114,16 @@ class Bench:
         if not running:
             return False
         running.sort(key=lambda pod: pod["metadata"]["name"])
-        victim = running[min(one.replica, len(running) - 1)]["metadata"]["name"]
+        pod = running[min(one.replica, len(running) - 1)]
+        victim = pod["metadata"]["name"]
         if one.notice:
             evict(self.world.api, self.world.namespace, victim)
-        else:
-            self.world.kubectl("delete", "pod", victim, "--grace-period=0", "--force", "--wait=false")
+            return True
+        # As with a node that is gone: a kubelet that is told to delete without grace gives two seconds.
+        for process in processes_of(pod):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.world.kubectl("delete", "pod", victim, "--grace-period=0", "--force", "--wait=false")
         return True
 
     def _to_the_end(self, name: str) -> tuple[list[Line], bool]:

@@ -10,7 +10,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from multiprocessing.context import ForkServerProcess
@@ -249,6 +249,16 @@ class Job:
         """A pod of the attempt that is not on the first node, where the cluster itself lives."""
         away = [pod for pod in self.pods(attempt) if pod["spec"].get("nodeName") != self.world.site.node_name]
         return max(away, key=lambda pod: pod["metadata"]["name"])
+
+
+def processes_of(pod: Document) -> list[psutil.Process]:
+    """All of the pod's, as this machine sees them."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if pod["metadata"]["uid"] in Path(f"/proc/{process.pid}/cgroup").read_text():
+                found.append(process)
+    return found
 
 
 def rank_of(pod: Document) -> psutil.Process:

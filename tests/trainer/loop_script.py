@@ -69,6 +69,8 @@ run = Run(
     keep=options["keep"],
     snapshot=options["snapshot"],
 )
+if os.environ.get("NO_ROOM_FOR_MODEL"):
+    torch.empty(2**46)  # more than any machine has
 torch.manual_seed(1)
 size = options["size"]
 layers: list[nn.Module] = [nn.Linear(16, size)]

@@ -6,15 +6,17 @@ Each ends all ranks, says what to change, and leaves the newest good checkpoint 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from gangs import Workshop
 
 from holdfast_trainer.alike import differing
-from holdfast_trainer.contract import EXIT_CONFIG_ERROR
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR, RunDir
 from holdfast_trainer.faults import Offered, is_out_of_memory, non_finite_step, out_of_memory
 from holdfast_trainer.interruption import Exchange, Notice
+from holdfast_trainer.ledger import Journal, trained_before
 from holdfast_trainer.parallel import Gang
 
 CPU = torch.device("cpu")
@@ -92,6 +94,20 @@ def test_memory_that_ran_out_in_the_middle_is_a_failure_that_may_be_tried_again(
     assert "not tried again" not in told.error
 
 
+def test_memory_that_sufficed_on_an_earlier_device_is_asked_for_again(workshop: Workshop) -> None:
+    """The first attempt had a larger device, or one to itself. The third has no room for the model itself."""
+    workshop.start(steps=40, save_every=5, fail_at=7).wait()
+    for at, where in ((5, "in step 6"), (-1, "before its first step")):
+        env = {"NO_ROOM_FOR_MODEL": "yes"} if at < 0 else {}
+        gang = workshop.start(steps=40, fail_at=at, fail_as="memory", env=env)
+        assert gang.wait() == [1], gang.texts()
+        told = gang.termination()
+        assert not told.config_error
+        assert told.error.startswith(f"rank 0 ran out of memory {where}: ")
+        assert "Steps of earlier attempts fitted, on this device or with more memory; " in told.error
+        assert "GB were free for it here. Give a forward pass a smaller batch" in told.error
+
+
 # ------------------------------------------------------------------ decisions
 
 
@@ -127,6 +143,32 @@ def test_what_counts_as_out_of_memory(error: Exception, expected: bool) -> None:
 def test_an_empty_message_has_the_error_s_name() -> None:
     said = str(out_of_memory(MemoryError(), 3, 9, CPU, "Buy more", fitted=True))
     assert said == "rank 3 ran out of memory in step 9: MemoryError. Buy more"
+
+
+@pytest.mark.parametrize(
+    ("fitted", "before", "mendable", "said"),
+    [
+        (True, False, True, "step 9: no room. Buy more"),
+        (True, True, True, "step 9: no room. Buy more"),
+        (False, True, True, "Steps of earlier attempts fitted, on this device or with more memory"),
+        (False, False, False, "No step has fitted, so none will: this is not tried again. Buy more"),
+    ],
+)
+def test_where_memory_is_short_what_fitted_before_counts(
+    fitted: bool, before: bool, mendable: bool, said: str
+) -> None:
+    error = out_of_memory(MemoryError("no room"), 0, 9, CPU, "Buy more", fitted=fitted, fitted_before=before)
+    assert error.mendable is mendable
+    assert said in str(error)
+
+
+def test_an_attempt_that_did_a_step_is_known_to_the_next(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for attempt in (1, 2):
+        Journal(run, attempt).event("attempt_start")
+    assert not trained_before(run, 2)
+    Journal(run, 1).event("first_step", step=1)
+    assert [trained_before(run, attempt) for attempt in (1, 2)] == [False, True]
 
 
 def exchange() -> Exchange:

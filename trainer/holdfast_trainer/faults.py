@@ -8,8 +8,8 @@
       DeadWorker            a process that loaded data is gone
 
 A run resumes bit for bit, so what a deterministic step did once it does again: such a fault is not
-retried. A step that ran out of memory after others fitted may fit another time, and is a failure like
-any other.
+retried. A step that ran out of memory after others fitted, in this attempt or on an earlier one's device, may
+fit another time, and is a failure like any other.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from .checkpoint.memory import free_memory
 
 
 class Explained(Exception):
@@ -95,17 +97,41 @@ def dead_worker(error: BaseException, rank: int, step: int) -> DeadWorker | None
 
 
 def out_of_memory(
-    error: BaseException, rank: int, step: int, device: torch.device, remedy: str, *, fitted: bool
+    error: BaseException,
+    rank: int,
+    step: int | None,
+    device: torch.device,
+    remedy: str,
+    *,
+    fitted: bool,
+    fitted_before: bool = False,
 ) -> OutOfMemory:
-    """The error for a step (1 is the first) on `rank`; `fitted`: steps of this attempt did fit before."""
+    """The error for a step (1 is the first; None: none was begun) on `rank`; `fitted`: steps of this
+    attempt did fit before; `fitted_before`: those of an earlier one, maybe on another device."""
     first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    where = "before its first step" if step is None else f"in step {step}"
     use = ""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         use = f" Peak {torch.cuda.max_memory_allocated(device) / 1e9:.1f} of {total / 1e9:.1f} GB."
-    again = "" if fitted else " No step has fitted, so none will: this is not tried again."
+    if fitted:
+        again = ""
+    elif fitted_before:
+        again = f" Steps of earlier attempts fitted, on this device or with more memory{_free(device)}."
+    else:
+        again = " No step has fitted, so none will: this is not tried again."
     explained = OutOfMemory(
-        f"rank {rank} ran out of memory in step {step}: {first_line}.{use}{again} {remedy}", mendable=fitted
+        f"rank {rank} ran out of memory {where}: {first_line}.{use}{again} {remedy}",
+        mendable=fitted or fitted_before,
     )
     explained.__cause__ = error
     return explained
+
+
+def _free(device: torch.device) -> str:
+    """What others leave of the memory, in words: on a GPU this rank holds a part of that itself."""
+    if device.type == "cuda":
+        free: int | None = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    else:
+        free = free_memory()
+    return "" if free is None else f"; {free / 1e9:.1f} GB were free for it here"

@@ -114,3 +114,10 @@ def useful_seconds(run: RunDir, attempt: int, step: int) -> float | None:
             if isinstance(line.get("seconds"), int | float) and line.get("step", 0) <= step:
                 seconds[line["step"]] = line["seconds"]
     return sum(seconds.values()) if len(seconds) == step else None
+
+
+def trained_before(run: RunDir, attempt: int) -> bool:
+    """Whether an attempt before `attempt` did a step."""
+    earlier = (number for number in run.attempt_numbers() if number < attempt)
+    lines = (line for number in earlier for line in read_lines(run.ledger(number)))
+    return any(line.get("event") in ("first_step", "checkpoint") for line in lines)

@@ -44,7 +44,7 @@ from .config import Snapshots
 from .ending import Ending
 from .faults import dead_worker, is_out_of_memory, out_of_memory
 from .interruption import Exchange, Notice
-from .ledger import useful_seconds
+from .ledger import trained_before, useful_seconds
 from .losses import Losses
 from .parallel import join_gang, let_kernels_vary, make_deterministic, shard, wrap
 from .place import Place
@@ -276,8 +276,15 @@ class Run:
     def _explain(self, error: BaseException) -> BaseException:
         if not is_out_of_memory(error):
             return dead_worker(error, self.rank, self.step + 1) or error
-        fitted = self.step > self._started_at
-        return out_of_memory(error, self.rank, self.step + 1, self.device, self.memory_remedy, fitted=fitted)
+        return out_of_memory(
+            error,
+            self.rank,
+            None if self._saves.state is None else self.step + 1,
+            self.device,
+            self.memory_remedy,
+            fitted=self.step > self._started_at,
+            fitted_before=self._started_at > 0 or trained_before(self.run_dir, self.attempt),
+        )
 
     def log(
         self,

@@ -23,7 +23,7 @@ from holdfast_controller.policy.lost_work import goodput, lost_steps, work_of
 from holdfast_trainer import ledger
 from holdfast_trainer.checkpoint import Saved
 from holdfast_trainer.contract import TERMINATION_LIMIT, Progress, RunDir, Termination, read_lines
-from holdfast_trainer.endpoint import Endpoint
+from holdfast_trainer.endpoint import Endpoint, newest_ledger
 from holdfast_trainer.ledger import Journal, useful_seconds
 from holdfast_trainer.steplog import StepLog
 from holdfast_trainer.telemetry import Spans, Telemetry
@@ -159,6 +159,19 @@ def test_the_ledger_of_all_attempts_is_served_to_who_cannot_mount_the_run_direct
         ]
     finally:
         endpoint.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "served"),
+    [(100, b"a1\na2\nb1\nb2\nc1\n"), (12, b"a2\nb1\nb2\nc1\n"), (8, b"b2\nc1\n"), (2, b"")],
+)
+def test_of_a_long_ledger_the_newest_lines_are_served(tmp_path: Path, limit: int, served: bytes) -> None:
+    """Who asks reads so much and no more: all of it would tell him nothing of today."""
+    run = RunDir(tmp_path)
+    for attempt, text in ((1, b"a1\na2\n"), (2, b"b1\nb2"), (3, b"c1\n")):
+        run.attempt(attempt).mkdir(parents=True)
+        run.ledger(attempt).write_bytes(text)
+    assert newest_ledger(run, limit) == served
 
 
 def test_steps_are_served_in_pages_of_whole_lines(tmp_path: Path) -> None:

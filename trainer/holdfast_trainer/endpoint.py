@@ -1,8 +1,8 @@
 """Rank 0's one port: `/metrics` for Prometheus, `/progress` for the controller.
 
-A controller that does not mount the run directory reads the rest here: `/ledger` has the ledger lines of
-all attempts, `/steps?attempt=N&offset=B` whole lines of an attempt's steps.jsonl from a byte on. The next
-ones begin as many bytes later as were sent, and an answer without lines is the end for now.
+A controller that does not mount the run directory reads the rest here: `/ledger` has the newest ledger
+lines of all attempts, `/steps?attempt=N&offset=B` whole lines of an attempt's steps.jsonl from a byte on. The
+next ones begin as many bytes later as were sent, and an answer without lines is the end for now.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from .contract import Progress, RunDir
 log = logging.getLogger(__name__)
 
 STEPS_BYTES = 1 << 20
+LEDGER_BYTES = 3 << 20
+"""Some ten thousand checkpoints. A controller reads 4 MiB at most: of more it would know nothing new."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -60,7 +62,7 @@ class Endpoint:
                 elif path == "/progress":
                     self._send("application/json", progress().to_json().encode())
                 elif path == "/ledger" and run is not None:
-                    self._send("application/jsonl", whole_ledger(run))
+                    self._send("application/jsonl", newest_ledger(run))
                 elif path == "/steps" and run is not None:
                     self._send_steps(run, parse_qs(query))
                 else:
@@ -105,15 +107,22 @@ class Endpoint:
         self._server.server_close()
 
 
-def whole_ledger(run: RunDir) -> bytes:
-    """The ledgers of all attempts, one after the other."""
-    parts = []
-    for attempt in run.attempt_numbers():
+def newest_ledger(run: RunDir, limit: int = LEDGER_BYTES) -> bytes:
+    """The ledgers of all attempts, one after the other; of more than `limit` bytes the newest whole lines."""
+    parts: list[bytes] = []
+    for attempt in reversed(run.attempt_numbers()):
         try:
-            parts.append(run.ledger(attempt).read_bytes())
+            part = run.ledger(attempt).read_bytes()
         except OSError:
             continue  # an attempt that ended before its first line
-    return b"".join(part if part.endswith(b"\n") or not part else part + b"\n" for part in parts)
+        part += b"" if part.endswith(b"\n") or not part else b"\n"
+        if len(part) > limit:
+            cut = part.find(b"\n", len(part) - limit - 1) + 1
+            parts.append(part[cut:])
+            break
+        limit -= len(part)
+        parts.append(part)
+    return b"".join(reversed(parts))
 
 
 def some_steps(run: RunDir, attempt: int, offset: int) -> bytes:

@@ -13,7 +13,7 @@ from gpt_runs import COMMAND, write_config
 from holdfast_trainer.config import Config, load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.diagnose_command import as_text, main
-from holdfast_trainer.diagnosis import Facts, estimate, findings
+from holdfast_trainer.diagnosis import Facts, estimate, findings, out_of_memory
 from holdfast_trainer.memory_need import largest_micro_batch, memory_need
 from holdfast_trainer.model import parameter_count
 from holdfast_trainer.probing import disk_speed
@@ -183,6 +183,10 @@ def test_each_mistake_is_named_with_its_setting(
     assert said in found[0].message
 
 
+def test_a_vocabulary_that_weights_have_already_is_left_as_it_is() -> None:
+    assert findings(config("model.vocab_size=65", "train.init_from=gpt2"), FACTS) == []
+
+
 def test_errors_come_first() -> None:
     found = findings(config("validation.every=0"), replace(FACTS, memory_peak=9_900_000, samples=5000))
     assert [finding.level for finding in found] == ["error", "warning", "note"]
@@ -207,6 +211,33 @@ def test_the_largest_batch_that_fits_divides_the_share() -> None:
     assert largest_micro_batch(config(), "bf16", 1, 2 * need) >= 32
     assert largest_micro_batch(config(), "bf16", 1, 2 * need, correction=2.0) == 16
     assert largest_micro_batch(config(), "bf16", 1, 1000) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "room", "setting", "said"),
+    [
+        ((), 0.6, "train.micro_batch", "16 sequences a pass does not fit: it needs about 0.0"),
+        ((), 0.8, "train.micro_batch", ": set it to 8, which should fit"),
+        ((), 2.0, "train.micro_batch", ": set it to 8, which should fit"),  # reckoned too low
+        (
+            ("train.micro_batch=1", "model.layers=20", "model.context=512"),
+            0.5,
+            "train.activation_checkpointing",
+            ": turn it on and set train.micro_batch to 1, which",
+        ),
+        ((), 0.001, "model", "; not even one sequence would: use train.parallel=fsdp with more ranks, a "),
+        (("train.parallel=fsdp",), 0.001, "model", "; not even one sequence would: use more ranks, a smal"),
+    ],
+)
+def test_what_did_not_fit_is_told_with_the_setting_that_would(
+    changes: tuple[str, ...], room: float, setting: str, said: str
+) -> None:
+    """`room` is a share of what is reckoned."""
+    tried = config(*changes)
+    need = memory_need(tried, "fp32", 1, tried.train.micro_batch or 64).total
+    found = out_of_memory(tried, "fp32", 1, int(room * need))
+    assert (found.level, found.setting) == ("error", setting)
+    assert said in found.message
 
 
 # ------------------------------------------------------------------ the command
@@ -240,6 +271,29 @@ def test_ranks_measure_what_lies_between_them(workshop: Workshop, tmp_path: Path
     assert "2 rank(s)" in gang.ranks[0].text()
     assert "GB/s all-reduce bus bandwidth" in gang.ranks[0].text()
     assert "all-reduce" not in gang.ranks[1].text()
+
+
+TOO_LARGE = f"model.vocab_size={2**45}"
+"""An embedding beyond what a process can address: refused at once, however a machine overcommits."""
+
+
+def test_a_model_that_does_not_fit_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(write_config(tmp_path)), TOO_LARGE]) == 1
+    assert "error: rank 0: model: a step with 2 sequences a pass does not fit" in capsys.readouterr().err
+
+
+def test_all_ranks_end_where_one_runs_out_of_memory(workshop: Workshop, tmp_path: Path) -> None:
+    script = tmp_path / "of_two_sizes.py"
+    script.write_text(
+        "import os, sys\n"
+        "from holdfast_trainer.diagnose_command import main\n"
+        f"sys.exit(main([*sys.argv[1:], *(['{TOO_LARGE}'] if os.environ['RANK'] == '1' else [])]))\n"
+    )
+    gang = workshop.start(script=script, ranks=2, arguments=[str(write_config(tmp_path))])
+    assert gang.wait(300) == [1, 1], gang.texts()
+    assert "error: rank 1: model: a step with 2 sequences a pass does not fit" in gang.ranks[1].text()
+    assert "error: rank 0 lost another rank before all was measured" in gang.ranks[0].text()
+    assert "Traceback" not in gang.texts()
 
 
 @pytest.mark.parametrize(
@@ -318,6 +372,15 @@ SOUND = WorkloadFacts(
 )
 
 
+def test_more_workers_than_cores_are_told() -> None:
+    settings = replace(SOUND.settings, workers=5)
+    assert "workers" not in [one.cause for one in explain(replace(SOUND, settings=settings))]
+    (found,) = explain(replace(SOUND, settings=settings, ranks_here=2))
+    assert found.cause == "workers"
+    assert found.message.startswith("10 workers of 2 rank(s) on 8 cores wait for each other")
+    assert found.message.endswith("try workers=3")
+
+
 @pytest.mark.parametrize(
     ("change", "cause", "said"),
     [
@@ -325,7 +388,12 @@ SOUND = WorkloadFacts(
         (
             {"times": StepTimes(2.0, 0.3, 0.6, 0.05)},
             "data",
-            "no worker prepares batches while the model computes: try workers=6",
+            "no worker prepares batches while the model computes: try workers=4",
+        ),
+        (
+            {"times": StepTimes(2.0, 0.3, 0.6, 0.05), "ranks_here": 8},
+            "data",
+            "of a step waits for data: do what it does beforehand",
         ),
         ({"operations_of_one": 120}, "python", "busiest at model.py:7 with 75% of them"),
         ({"settings": Settings(batch=32, fused=True)}, "precision", "fp32, in 95% of a step"),

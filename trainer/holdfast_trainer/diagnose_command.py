@@ -2,8 +2,8 @@
 
 A few real steps are done with the configured model on real data, and thrown away: nothing is resumed and
 nothing saved. Disk speed is measured by one file that is removed again. Under torchrun the ranks measure
-what lies between them too. Exit status: 0, 1 where a finding is an error, 78 where the configuration
-cannot be used at all.
+what lies between them too. Exit status: 0, 1 where a finding is an error or no step could be done, 78
+where the configuration cannot be used at all.
 """
 
 from __future__ import annotations
@@ -49,15 +49,25 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--steps {arguments.steps}: at least 1 is needed")
     if is_workload(target):
         return diagnose_workload(target, arguments.steps, arguments.output)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     try:
         config = load(Path(target), overrides)
-        check_world(config, int(os.environ.get("WORLD_SIZE", "1")))
-        from .probing import probe  # torch, after what needs none
+        check_world(config, world_size)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return contract.EXIT_CONFIG_ERROR
+    from .probing import CannotMeasure, probe  # torch, after what needs none
 
+    try:
         facts = probe(config, arguments.run_dir or Path(), steps=arguments.steps)
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return contract.EXIT_CONFIG_ERROR
+    except CannotMeasure as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        if world_size > 1:
+            os._exit(1)  # the interpreter's end could wait for what other ranks never send
+        return 1
     except OSError as error:
         print(f"error: the disk of the run directory cannot be measured: {error}", file=sys.stderr)
         return 1

@@ -7,7 +7,7 @@ names the setting to change. `estimate` adds up what a run of these steps will t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .checkpoint.cadence import does_not_fit
@@ -85,6 +85,32 @@ def findings(config: Config, facts: Facts) -> list[Finding]:
         *_settings(config, facts),
     ]
     return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
+
+
+def out_of_memory(config: Config, precision: str, world_size: int, room: int) -> Finding:
+    """For steps that did not fit the `room` bytes of a rank: what takes them, and what to change."""
+    share = config.train.global_batch // world_size
+    micro = config.train.micro_batch or share
+    need = memory_need(config, precision, world_size, micro)
+    correction = max(1.0, room / need.total)  # it took at least what there was
+    limit = int(FULL_SHARE * room)
+    largest = largest_micro_batch(config, precision, world_size, limit, correction)
+    recomputing = replace(config, train=replace(config.train, activation_checkpointing=True))
+    largest_recomputing = largest_micro_batch(recomputing, precision, world_size, limit, correction)
+    told = (
+        f"a step with {micro} sequences a pass does not fit: it needs about {need.total / 1e9:,.2f} GB "
+        f"(state {need.state / 1e9:,.2f}, activations {need.activations / 1e9:,.2f}, logits "
+        f"{need.logits / 1e9:,.2f}), and a rank has {room / 1e9:,.2f}"
+    )
+    if largest is not None:
+        return Finding("error", "train.micro_batch", f"{told}: set it to {largest}, which should fit")
+    if largest_recomputing is not None:
+        better = f"turn it on and set train.micro_batch to {largest_recomputing}, which should fit"
+        return Finding("error", "train.activation_checkpointing", f"{told}: {better}")
+    better = "not even one sequence would: use train.parallel=fsdp with more ranks"
+    if config.train.parallel == "fsdp":
+        better = "not even one sequence would: use more ranks"
+    return Finding("error", "model", f"{told}; {better}, a smaller model or context, or a larger device")
 
 
 def _memory(config: Config, facts: Facts) -> list[Finding]:
@@ -184,7 +210,8 @@ def _settings(config: Config, facts: Facts) -> list[Finding]:
     if threads is not None and threads > facts.cores:
         message = f"{threads} threads a rank on {facts.cores} cores wait for each other"
         found.append(Finding("warning", "train.threads", message))
-    if config.model.vocab_size % 64 and facts.device_type == "cuda":
+    of_its_own = config.train.init_from is None  # weights that are there have a vocabulary
+    if config.model.vocab_size % 64 and facts.device_type == "cuda" and of_its_own:
         up = -(-config.model.vocab_size // 64) * 64
         message = (
             f"{config.model.vocab_size} is no multiple of 64, which slows the largest product: take {up}"

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,28 +19,44 @@ import torch
 import torch.distributed as dist
 
 from .assembly import Batches
-from .config import Config
-from .diagnosis import Facts
+from .config import Config, ConfigError
+from .diagnosis import Facts, out_of_memory
+from .faults import is_out_of_memory
 from .footprint import Footprint, warm_up
 from .interruption import RESERVE_SHARE
 from .optim import allow_tf32, native_bf16, precision
-from .parallel import Gang, join_gang
+from .parallel import Gang, is_lost_peer, join_gang
 from .place import grace_seconds, process_start
 from .rehearsal import Rehearsal
+from .token_index import DataError
 from .train_command import open_data
 
 DISK_PROBE_BYTES = 256 << 20
 REDUCE_BYTES = 16 << 20
 
 
+class CannotMeasure(Exception):
+    """The steps could not be done, and its message says what to change. The gang was not left: peers may
+    be waiting for this rank, and it is to end without waiting for them in turn."""
+
+
 def probe(config: Config, directory: Path, *, steps: int) -> Facts | None:
-    """Measure; None on all ranks but the first. Raises ConfigError, DataError, OSError of the disk."""
+    """Measure; None on all ranks but the first. Raises ConfigError, DataError, OSError of the disk, and
+    CannotMeasure where memory runs out, or where another rank ended."""
     gang = join_gang()
     try:
         facts = _probe(config, directory, gang, steps)
-        return facts if gang.rank == 0 else None
-    finally:
+    except (ConfigError, DataError, OSError):
         gang.leave()
+        raise
+    except RuntimeError as error:
+        if is_lost_peer(error):
+            raise CannotMeasure(
+                f"rank {gang.rank} lost another rank before all was measured: what that one said is the cause"
+            ) from error
+        raise
+    gang.leave()
+    return facts if gang.rank == 0 else None
 
 
 def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
@@ -51,17 +69,18 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     batches = Batches(data, config, gang.rank, gang.world_size, gang.device)
     warm_up(gang.device)
     memory = Footprint(gang.device)
-    training = Rehearsal(config, gang, compute, batches)
-    began = time.perf_counter()
-    first = training.step(0).seconds
-    ready = time.time() - process_start()
-    times = [training.step(number) for number in range(1, steps + 1)]
-    seconds = (time.perf_counter() - began - first) / steps
-    peak, room = memory.peak(), memory.room()
-    validation = None
-    if held_out is not None:
-        validation = training.validate(replace(batches, data=held_out))
-    state = training.state_bytes()
+    with _fitting(config, compute.name, gang, memory):
+        training = Rehearsal(config, gang, compute, batches)
+        began = time.perf_counter()
+        first = training.step(0).seconds
+        ready = time.time() - process_start()
+        times = [training.step(number) for number in range(1, steps + 1)]
+        seconds = (time.perf_counter() - began - first) / steps
+        peak, room = memory.peak(), memory.room()
+        validation = None
+        if held_out is not None:
+            validation = training.validate(replace(batches, data=held_out))
+        state = training.state_bytes()
     return Facts(
         device=torch.cuda.get_device_name(gang.device) if gang.device.type == "cuda" else "cpu",
         device_type=gang.device.type,
@@ -82,6 +101,18 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         notice_seconds=grace_seconds() * (1 - RESERVE_SHARE),
         reduce_bytes_per_second=_reduce_speed(gang),
     )
+
+
+@contextmanager
+def _fitting(config: Config, precision: str, gang: Gang, memory: Footprint) -> Iterator[None]:
+    """Raises CannotMeasure for want of memory."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        found = out_of_memory(config, precision, gang.world_size, memory.room())
+        raise CannotMeasure(f"rank {gang.rank}: {found.setting}: {found.message}") from error
 
 
 def disk_speed(directory: Path, size: int) -> float:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..rehearsal import StepTimes
+from ..samples import workers_by_rule
 from ..verdict import DATA_SHARE, OPTIMIZER_SHARE
 from .census import Line
-from .session import workers_by_rule
 from .settings import Settings
 
-Cause = Literal["data", "python", "precision", "optimizer", "batch", "compute"]
+Cause = Literal["data", "workers", "python", "precision", "optimizer", "batch", "compute"]
 OPERATIONS_A_SAMPLE = 10
 """From these on a forward pass goes through its samples, or their parts, in Python: however deep a network
 is, one more sample in the batch adds no operation to it."""
@@ -39,6 +39,8 @@ class WorkloadFacts:
     cores: int
     native_bf16: bool
     device_type: str
+    ranks_here: int = 1
+    """That share the cores."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Explained:
 
 def explain(facts: WorkloadFacts) -> list[Explained]:
     """All that applies, the largest share first."""
-    found = [*_data(facts), *_python(facts), *_optimizer(facts), *_precision(facts), *_batch(facts)]
+    found = [*_data(facts), *_workers(facts), *_python(facts), *_optimizer(facts)]
+    found += [*_precision(facts), *_batch(facts)]
     if not found:
         message = "nothing stands out: forward and backward take the time; try torch.compile"
         found.append(Explained("compute", 1.0, message))
@@ -63,11 +66,26 @@ def _data(facts: WorkloadFacts) -> list[Explained]:
     share = facts.times.data / facts.times.seconds
     if share <= DATA_SHARE:
         return []
-    workers = workers_by_rule(facts.cores)
     remedy = "do what it does beforehand, once (tokenise with prepare, decode, resize), and keep the result"
-    if not facts.settings.workers:
+    workers = _usual_workers(facts)
+    if workers and not facts.settings.workers:
         remedy = f"no worker prepares batches while the model computes: try workers={workers}; or {remedy}"
     return [Explained("data", share, f"{share:.0%} of a step waits for data: {remedy}")]
+
+
+def _workers(facts: WorkloadFacts) -> list[Explained]:
+    started = facts.settings.workers * facts.ranks_here
+    if started <= facts.cores:
+        return []
+    message = (
+        f"{started} workers of {facts.ranks_here} rank(s) on {facts.cores} cores wait for each other, and "
+        f"training waits for them: try workers={_usual_workers(facts)}"
+    )
+    return [Explained("workers", facts.times.data / facts.times.seconds, message)]
+
+
+def _usual_workers(facts: WorkloadFacts) -> int:
+    return workers_by_rule(facts.cores, facts.ranks_here, gpu=facts.device_type == "cuda")
 
 
 def _python(facts: WorkloadFacts) -> list[Explained]:

@@ -8,12 +8,14 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from ..checkpoint.memory import ranks_here
+from ..faults import is_out_of_memory
 from ..optim import native_bf16
 from ..parallel import Gang
 from ..samples import to_device
 from .census import Line, census
 from .diagnosis import WorkloadFacts
-from .measure import Effort, measure
+from .measure import NO_ROOM, Effort, measure
 from .own import OwnTrial, loader
 from .settings import ConfigError, Settings
 from .workload import Workload
@@ -25,7 +27,8 @@ def probe_workload(workload: Workload, gang: Gang, effort: Effort) -> WorkloadFa
     build = lambda settings, alone: OwnTrial(workload, settings, gang, alone=alone)  # noqa: E731
     outcome = measure(build, settings, gang, effort)
     if outcome.fault or outcome.times is None:
-        raise ConfigError(f"today's settings ({settings.told()}) cannot be measured: {outcome.fault}")
+        remedy = "; give a pass a smaller batch, and accumulate" if NO_ROOM in outcome.fault else ""
+        raise ConfigError(f"today's settings ({settings.told()}) cannot be measured: {outcome.fault}{remedy}")
     model = workload.model().to(gang.device)
     whole = _operations(workload, settings, model, gang)
     double = _operations(workload, replace(settings, batch=2 * settings.batch), model, gang)
@@ -41,6 +44,7 @@ def probe_workload(workload: Workload, gang: Gang, effort: Effort) -> WorkloadFa
         cores=len(os.sched_getaffinity(0)),
         native_bf16=native_bf16(gang.device),
         device_type=gang.device.type,
+        ranks_here=ranks_here(),
     )
 
 
@@ -51,5 +55,9 @@ def _operations(workload: Workload, settings: Settings, model: nn.Module, gang: 
         batch = to_device(next(batches), gang.device)
         with torch.no_grad():
             return census(lambda: workload.loss(model, batch))
-    except (StopIteration, torch.OutOfMemoryError):
+    except StopIteration:
+        return []
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
         return []

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
+from ..checkpoint.memory import ranks_here
 from ..optim import FUSED_DEVICES, choose_precision, native_bf16
 from ..parallel import Gang
+from ..samples import workers_by_rule
 from ..schema import ConfigError
 from .measure import Build, Effort, Outcome, measure
 from .plan import ALL_ON, AS_IT_IS, Candidate, Measured, Switch, candidates, choose
@@ -145,7 +147,8 @@ class Session:
         if not self._subject.has_workers:
             return settings
         cores = len(os.sched_getaffinity(0))
-        tries = sorted({0, 1, 2, workers_by_rule(cores), self._subject.settings.workers})
+        usual = workers_by_rule(cores, ranks_here(), gpu=self._gang.device.type == "cuda")
+        tries = sorted({0, 1, 2, usual, self._subject.settings.workers})
         found = self.findings.workers
         for count in tries:
             outcome = self._measure(f"{count} workers", replace(settings, workers=count))
@@ -203,11 +206,6 @@ class Session:
         self._heard(text)
 
 
-def workers_by_rule(cores: int) -> int:
-    """What usually suffices: two cores stay for the training itself."""
-    return max(1, min(8, cores - 2))
-
-
 def _pair(on: Settings, off: Settings, *names: str) -> tuple[dict[str, object], dict[str, object]]:
     return {n: getattr(on, n) for n in names}, {n: getattr(off, n) for n in names}
 
@@ -219,4 +217,4 @@ def _fewest_of_fastest(found: dict[int, float], otherwise: int) -> int:
     return min(count for count, speed in found.items() if speed * 1.03 >= fastest)
 
 
-__all__ = ["AS_IT_IS", "Findings", "Options", "Session", "Subject", "workers_by_rule"]
+__all__ = ["AS_IT_IS", "Findings", "Options", "Session", "Subject"]

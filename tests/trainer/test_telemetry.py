@@ -383,6 +383,7 @@ def test_spans_of_one_phase_add_up() -> None:
     for _ in range(2):
         with spans.span("data"):
             spans.add("checkpoint", 0.5)
+    spans.end_step()
     found = spans.collect()
     assert found["checkpoint"] == 2.5
     assert found["data"] > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast_trainer.contract import Progress, RunDir
+from holdfast_trainer.contract import Progress, RunDir, read_lines
 from holdfast_trainer.ledger import Journal
 from holdfast_trainer.steplog import StepLog
 from holdfast_trainer.telemetry import Spans, Telemetry
@@ -104,6 +104,63 @@ def test_it_is_logged_where_it_changes_and_the_first_step_counts_for_nothing(
     assert len(told) == 2
     assert "waits for data" in told[0]
     assert "is outside of every span" in told[1]
+
+
+COMPUTES = "a step takes 1,000.0 ms, of which 97% computes: nothing holds it back"
+SAVES = "a step takes 3,000.0 ms, of which 67% is held up by saves"
+STEPS: list[tuple[float, dict[str, float], str | None]] = [
+    (5.0, {}, None),  # compiles
+    (1.0, {}, COMPUTES),
+    (11.0, {"validation": 10.0}, COMPUTES),
+    (1.0, {}, COMPUTES),
+    (3.0, {"checkpoint": 2.0}, SAVES),
+    (1.0, {}, COMPUTES),
+    (6.0, {"validation": 5.0}, COMPUTES),
+]
+
+
+class Clock:
+    """Scripted: stands until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    monotonic = perf_counter
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_parts_of_a_step_are_weighed_against_that_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """On a GPU they are known when the next step ends, or the last one was waited for."""
+    clock = Clock()
+    monkeypatch.setattr("holdfast_trainer.steplog.time", clock)
+    telemetry, spans = Telemetry(1, 1), Spans(torch.device(device))
+    log = StepLog(spans, telemetry, Journal(RunDir(tmp_path), 1), 1, judge=Judge(1, interval_seconds=0.0))
+    told = []
+    for step, (seconds, more, _) in enumerate(STEPS, start=1):
+        log.begin()
+        for phase, took in {"forward": 0.32, "backward": 0.6, "optimizer": 0.05, **more}.items():
+            spans.add(phase, took)
+        spans.add("data", step / 1000)
+        clock.now += seconds
+        log.end(step)
+        told.append(telemetry.progress.verdict)
+    if device == "cuda":
+        log.flush()
+        told = [*told[1:], telemetry.progress.verdict]
+    for sentence, (_, _, expected) in zip(told, STEPS, strict=True):
+        assert sentence is None if expected is None else (sentence or "").startswith(expected)
+    lines = read_lines(RunDir(tmp_path).steps(1))
+    assert [(line["step"], line["data_seconds"]) for line in lines] == [
+        (step, step / 1000) for step in range(1, len(STEPS) + 1)
+    ]
+    assert [line["seconds"] for line in lines] == [seconds for seconds, _, _ in STEPS]
+    waited = sum(step / 1000 for step in range(1, len(STEPS) + 1))
+    assert telemetry.progress.data_wait_fraction == pytest.approx(waited / sum(s for s, _, _ in STEPS))
 
 
 def test_where_telling_is_switched_off_steps_are_counted_and_no_more(

@@ -55,6 +55,7 @@ class Losses:
         raise non_finite_step(agreed.broken, ranks, durable_step, deterministic=self._deterministic)
 
     def flush(self, step: int) -> None:
-        """Hear of those still to come after `step` steps. Collective."""
+        """Hear of those still to come after `step` steps, so that all lines are written. Collective."""
         for agreed in self._exchange.drain(step):
             self.hear(agreed)
+        self._steps.flush()

@@ -1,7 +1,7 @@
 """What each step did, put together as its parts become known, then told once.
 
-A step's time and counts are known when it ends; its loss (a mean over ranks) comes with the exchange of
-that step on a CPU and with the next one's on a GPU. A line is written when nothing more is to come.
+A step's time and counts are known when it ends; its loss (a mean over ranks) and its spans come with that
+end on a CPU and with the next one's on a GPU. A line is written when nothing more is to come.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from .contract import ENV_TELEMETRY, Progress
@@ -20,6 +21,17 @@ from .verdict import Judge, Verdict
 log = logging.getLogger("holdfast")
 
 TENSORBOARD_SECONDS = 1.0
+
+
+@dataclass
+class _Line:
+    """A step that has ended, of which not all is known yet."""
+
+    wall_seconds: float
+    judged: bool
+    fields: dict[str, Any]
+    awaits: set[str] = field(default_factory=set)
+    """What is still to come: loss, spans."""
 
 
 class StepLog:
@@ -37,7 +49,9 @@ class StepLog:
         self._world_size = world_size
         self._tokens = self._samples = 0
         self._awaits_loss = False
-        self._lines: dict[int, dict[str, Any]] = {}
+        self._lines: dict[int, _Line] = {}
+        self._untimed: int | None = None
+        """The step whose spans are still to be told."""
         self._began = self._previous_end = 0.0
         self._any = False
         self._judge = judge or Judge(world_size)
@@ -70,24 +84,38 @@ class StepLog:
         now = time.perf_counter()
         seconds, wall_seconds = now - self._began, now - self._previous_end
         self._previous_end = now
-        spans = self._spans.collect()
-        figures = StepFigures(seconds, wall_seconds, self._tokens, self._samples, spans.get("data"))
-        self._telemetry.step(step, figures, spans)
-        self._lines[step] = {
-            "seconds": seconds,
-            "data_seconds": figures.data_seconds,
-            "tokens": self._tokens * self._world_size,
-        }
-        if self._any:  # the first step compiles and allocates: it says nothing of the others
-            self._hear(self._judge.step(wall_seconds, spans, self._telemetry.progress.mfu))
-        if not self._awaits_loss:
-            self._write(step)
+        self._time_last()
+        self._spans.end_step()
+        self._telemetry.step(step, StepFigures(seconds, wall_seconds, self._tokens, self._samples))
+        # The first step compiles and allocates: it says nothing of the others.
+        line = self._lines[step] = _Line(wall_seconds, judged=self._any, fields={"seconds": seconds})
+        line.fields |= {"data_seconds": None, "tokens": self._tokens * self._world_size}
+        line.awaits = {"loss", "spans"} if self._awaits_loss else {"spans"}
+        self._untimed = step
+        if not self._spans.late:
+            self._time_last()
         if not self._any and self._journal is not None:
             first = self._telemetry.progress.first_step_time
             self._journal.event("first_step", time=first, step=step, seconds=seconds)
         self._any = True
         self._tokens = self._samples = 0
         self._awaits_loss = False
+
+    def flush(self) -> None:
+        """No step may come after the last one: wait for the spans of that."""
+        self._time_last()
+
+    def _time_last(self) -> None:
+        """Tell the spans of the step that ended last, with the time that they were a part of."""
+        step, self._untimed = self._untimed, None
+        if step is None:
+            return
+        spans, line = self._spans.collect(), self._lines[step]
+        self._telemetry.timed(line.wall_seconds, spans)
+        if line.judged:
+            self._hear(self._judge.step(line.wall_seconds, spans, self._telemetry.progress.mfu))
+        line.fields["data_seconds"] = spans.get("data")
+        self._tell(step, "spans")
 
     def _hear(self, verdict: Verdict | None) -> None:
         if verdict is None:
@@ -103,8 +131,8 @@ class StepLog:
             return
         self._telemetry.loss(value)
         if step in self._lines:
-            self._lines[step] |= {"loss": value, "loss_hex": float(value).hex()}
-            self._write(step)
+            self._lines[step].fields |= {"loss": value, "loss_hex": float(value).hex()}
+            self._tell(step, "loss")
 
     def val_loss(self, step: int, value: float) -> None:
         """A validation of the state after `step` steps."""
@@ -114,14 +142,19 @@ class StepLog:
         if self._journal is not None:
             self._journal.step(step, val_loss=value, val_loss_hex=float(value).hex())
 
-    def _write(self, step: int) -> None:
-        line = self._lines.pop(step)
+    def _tell(self, step: int, part: str) -> None:
+        """A part of a step came; where it was the last, write the line."""
+        line = self._lines[step]
+        line.awaits.discard(part)
+        if line.awaits:
+            return
+        del self._lines[step]
         now = time.monotonic()
         if self.tensorboard is not None and now - self._drawn >= TENSORBOARD_SECONDS:
             self._drawn = now
             self.tensorboard.scalars(step, figures_of(self._telemetry.progress))
         if self._journal is not None:
-            self._journal.step(step, **line)
+            self._journal.step(step, **line.fields)
 
 
 def figures_of(progress: Progress) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """What a run tells of itself: spans of a step, rates, MFU, Prometheus series, progress.
 
 Spans on a CPU are wall time. On a GPU the CPU only queues work, so spans are pairs of CUDA events, read
-when the next step ends: by then they are past, and reading them waits for nothing.
+when the next step ends: by then they are past, and reading them waits for nothing. What the CPU timed of a
+step waits with them, so that all spans of a step are told together.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ class Spans:
     """Seconds by phase within a step."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self.late = device.type == "cuda"
+        """Whether a step's spans are best read when the next one ends."""
         self.named = False
         """Whether a profiler listens, and wants to be told the phases."""
         self.off = False
         self._seconds: dict[str, float] = {}
         self._apart = 0.0
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        self._previous: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._ended: dict[str, float] = {}
+        self._ended_events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
     def span(self, phase: str) -> Iterator[None]:
@@ -50,7 +53,7 @@ class Spans:
             yield
             return
         with record_function(phase) if self.named else nullcontext():
-            if self._cuda:
+            if self.late:
                 start, end = _event(), _event()
                 start.record()
                 torch.cuda.nvtx.range_push(phase)  # type: ignore[no-untyped-call]
@@ -76,13 +79,18 @@ class Spans:
         self.add(phase, seconds)
         self._apart += seconds
 
+    def end_step(self) -> None:
+        """What comes now is of the next step."""
+        self._ended, self._seconds = self._seconds, {}
+        self._ended_events, self._events = self._events, []
+
     def collect(self) -> dict[str, float]:
-        """The step's spans; on a GPU those of the step before it."""
-        seconds, self._seconds = self._seconds, {}
-        for phase, start, end in self._previous:
+        """The spans of the step that ended last; on a GPU waits until they are past."""
+        seconds, self._ended = self._ended, {}
+        for phase, start, end in self._ended_events:
             end.synchronize()
             seconds[phase] = seconds.get(phase, 0.0) + start.elapsed_time(end) / 1e3
-        self._previous, self._events = self._events, []
+        self._ended_events = []
         return seconds
 
 
@@ -122,8 +130,6 @@ class StepFigures:
     """From the end of the step before: also what a save in between held up."""
     tokens: int
     samples: int
-    data_seconds: float | None
-    """None where the loop does not tell them."""
 
 
 class Telemetry:
@@ -137,6 +143,8 @@ class Telemetry:
         self._lock = threading.Lock()  # the saver's thread tells too
         self._world_size = world_size
         self._recent: deque[StepFigures] = deque(maxlen=WINDOW)
+        self._waits: deque[tuple[float, float | None]] = deque(maxlen=WINDOW)
+        """Wall seconds of a step, and those of them that waited for data, where the loop tells them."""
         self._flops_per_token: float | None = None
         self._peak: float | None = None
         self.progress = Progress(
@@ -261,15 +269,12 @@ class Telemetry:
         """What the run does now: starting, training, validating, saving, stopping, finished."""
         self._update(phase=phase)
 
-    def step(self, step: int, figures: StepFigures, spans: dict[str, float]) -> None:
+    def step(self, step: int, figures: StepFigures) -> None:
         """A step was done."""
         self._recent.append(figures)
         self._step.set(step)
         self._seconds.observe(figures.seconds)
-        for phase, seconds in spans.items():
-            self._span.labels(phase).observe(seconds)
         elapsed = sum(f.wall_seconds for f in self._recent)
-        waits = [f.data_seconds for f in self._recent if f.data_seconds is not None]
         tokens = sum(f.tokens for f in self._recent) * self._world_size / elapsed
         samples = sum(f.samples for f in self._recent) * self._world_size / elapsed
         mfu = None
@@ -290,11 +295,19 @@ class Telemetry:
             tokens_per_second=tokens if figures.tokens else None,
             samples_per_second=samples if figures.samples else None,
             step_seconds=per_step,
-            data_wait_fraction=sum(waits) / elapsed if waits else None,
             mfu=mfu,
             eta_seconds=None if total is None else per_step * (total - step),
             useful_seconds=None if useful is None else useful + figures.seconds,
         )
+
+    def timed(self, wall_seconds: float, spans: Mapping[str, float]) -> None:
+        """The parts of a step that took `wall_seconds`, as they become known: on a GPU a step late."""
+        for phase, seconds in spans.items():
+            self._span.labels(phase).observe(seconds)
+        self._waits.append((wall_seconds, spans.get("data")))
+        waits = [data for _, data in self._waits if data is not None]
+        elapsed = sum(wall for wall, _ in self._waits)
+        self._update(data_wait_fraction=sum(waits) / elapsed if waits else None)
 
     def count(self, step: int) -> None:
         """A step was done, of which nothing else is told."""

@@ -150,7 +150,7 @@ for step in run.steps(options["steps"]):
     elif step == options["bad_at"] and run.rank == options["bad_rank"]:
         total = total * float("nan")
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    run.log(loss=total, tokens=5, samples=12, grad_norm=norm)
+    run.log(loss=total, tokens=5 * (run.rank + 1), samples=12, grad_norm=norm)
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad()

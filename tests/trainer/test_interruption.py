@@ -69,6 +69,24 @@ def test_losses_come_in_order_and_none_is_left() -> None:
     assert list(exchange.drain(2)) == []
 
 
+def test_counts_are_told_once_and_of_their_step() -> None:
+    exchange = Exchange(ALONE, Notice(60, lambda: None))
+    exchange.count(1, 0, 0)
+    exchange.contribute(1)
+    assert exchange.finish().counts is None
+    for _ in range(3):
+        exchange.count(2, 10, 1)  # in parts
+    exchange.contribute(2)
+    exchange.count(2, 5, 0)  # after the optimizer's turn
+    assert exchange.finish().counts == (2, 30, 3)
+    assert exchange.owes_counts(2)
+    exchange.count(3, 10, 1)
+    exchange.contribute(3)
+    assert exchange.finish().counts == (2, 5, 0)
+    assert not exchange.owes_counts(2)
+    assert [agreed.counts for agreed in exchange.drain(3)] == [(3, 10, 1)]
+
+
 @pytest.mark.parametrize(
     ("losses", "message"),
     [

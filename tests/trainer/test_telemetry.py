@@ -75,7 +75,7 @@ def test_what_is_served_equals_what_is_written(workshop: Workshop) -> None:
     validated = [line for line in read_lines(history.run.steps(1)) if "val_loss" in line]
     assert [line["step"] for line in validated] == [12, 24]
     assert found["holdfast_validation_loss"] == progress.val_loss == validated[-1]["val_loss"]
-    assert found["holdfast_tokens_total"] == sum(line["tokens"] for line in lines.values()) == 25 * 5 * 2
+    assert found["holdfast_tokens_total"] == sum(line["tokens"] for line in lines.values()) == 25 * (5 + 10)
     assert found["holdfast_step_seconds_count"] == 25
     assert found["holdfast_step_seconds_sum"] == pytest.approx(
         sum(line["seconds"] for line in lines.values())
@@ -97,7 +97,7 @@ def test_what_is_served_equals_what_is_written(workshop: Workshop) -> None:
     wall = 20 * (progress.step_seconds or 0)
     assert sum(lines[step]["seconds"] for step in range(6, 26)) <= wall * 1.001
     assert wall <= lines[25]["time"] - began["time"]
-    assert progress.tokens_per_second == pytest.approx(20 * 5 * 2 / wall)
+    assert progress.tokens_per_second == pytest.approx(20 * (5 + 10) / wall)
     assert progress.samples_per_second == pytest.approx(20 * 12 * 2 / wall)
     assert 0 < (progress.data_wait_fraction or 0) < 1
     assert progress.mfu is None, "nobody said how many FLOPs a token needs"
@@ -339,7 +339,7 @@ def test_a_loss_that_comes_late_is_put_to_its_step(tmp_path: Path) -> None:
     log = StepLog(Spans(torch.device("cpu")), telemetry, Journal(run, 1), 2)
     for step in (1, 2):
         log.begin()
-        log.count(tokens=10, samples=1)
+        log.count(step, tokens=20, samples=2)
         log.expect_loss()
         log.end(step)
         assert len(read_lines(run.steps(1))) == step - 1
@@ -350,6 +350,21 @@ def test_a_loss_that_comes_late_is_put_to_its_step(tmp_path: Path) -> None:
         (2, (2 / 3).hex(), 20),
     ]
     assert [json.loads(json.dumps(line["loss"])) for line in lines] == [1 / 3, 2 / 3]
+
+
+def test_counts_that_come_late_are_put_to_their_step(tmp_path: Path) -> None:
+    """Told after the optimizer's turn they travel with the next step's exchange, or when all is drained."""
+    telemetry, run = Telemetry(1, 2), RunDir(tmp_path)
+    log = StepLog(Spans(torch.device("cpu")), telemetry, Journal(run, 1), 2)
+    for step in (1, 2, 3):
+        log.begin()
+        if step > 1:
+            log.count(step - 1, tokens=10 * (step - 1), samples=1)
+        log.end(step, owes_counts=True)
+        assert [line["step"] for line in read_lines(run.steps(1))] == list(range(1, step))
+    log.count(3, tokens=30, samples=1)
+    lines = read_lines(run.steps(1))
+    assert [(line["step"], line["tokens"]) for line in lines] == [(1, 10), (2, 20), (3, 30)]
 
 
 def test_progress_loses_no_update_between_threads() -> None:

@@ -73,9 +73,9 @@ class Account:
         self.spans.named = self._window.open
         self.steps.begin()
 
-    def end_step(self, step: int) -> None:
-        """Step number `step` (1 is the first) is done."""
-        self.steps.end(step)
+    def end_step(self, step: int, *, owes_counts: bool) -> None:
+        """Step number `step` (1 is the first) is done; `owes_counts`: what it worked on is to come."""
+        self.steps.end(step, owes_counts=owes_counts)
         self._window.end(step - 1)
 
     def close(self, step: int) -> None:

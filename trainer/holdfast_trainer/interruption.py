@@ -1,11 +1,11 @@
 """From a signal on one rank to a stop that all ranks make at the same step.
 
-A notice (SIGTERM) may reach one rank of many. Each step every rank adds a small vector to a sum that
-all ranks receive (`Exchange`): whether it was given notice, whether a checkpoint is due, its loss. The
-sum is begun while the optimizer still works and read when the step ends, so nothing blocks on it; and
-since all ranks read the same sum at the same step, they agree without any further message. A notice
-that arrives before the optimizer's turn stops the gang at the end of that step, a later one at the end
-of the next.
+A notice (SIGTERM) may reach one rank of many. Each step every rank adds a small vector to a sum that all
+ranks receive (`Exchange`): whether it was given notice, whether a checkpoint is due, its loss, what it
+worked on. The sum is begun while the optimizer still works and read when the step ends, so nothing blocks
+on it; and since all ranks read the same sum at the same step, they agree without any further message. A
+notice that arrives before the optimizer's turn stops the gang at the end of that step, a later one at the
+end of the next.
 
 A gang that cannot agree (a peer is gone, a first step that compiles for minutes) must still end inside
 the grace period: when that is nearly over, `Notice` calls a function that ends this rank at once. Python
@@ -108,6 +108,14 @@ def _let_go() -> None:
         os.setpgid(0, 0)
 
 
+class Counts(NamedTuple):
+    """What was worked on in step number `step` (1 is the first)."""
+
+    step: int
+    tokens: int
+    samples: int
+
+
 @dataclass(frozen=True)
 class Agreed:
     """What the gang knows after an exchange; the same on every rank."""
@@ -122,6 +130,8 @@ class Agreed:
     """How many ranks offered a loss."""
     broken: int | None = None
     """The step (1 is the first) of which a rank told a loss or a norm that is no finite number."""
+    counts: Counts | None = None
+    """Of all ranks together; None where none told any."""
 
 
 class _Told(NamedTuple):
@@ -131,13 +141,16 @@ class _Told(NamedTuple):
 
 
 class Exchange:
-    """One sum a step over all ranks: (notice, save due, has a loss, loss, norm not finite, its step)."""
+    """One sum a step over all ranks: (notice, save due, has a loss, loss, norm not finite, its step,
+    has counts, tokens, samples, their step)."""
 
     def __init__(self, gang: Gang, notice: Notice) -> None:
         self._gang, self._notice = gang, notice
         self._losses: deque[_Told] = deque()
+        self._counts: deque[Counts] = deque()
         self._pending: Callable[[], torch.Tensor] | None = None
         self._newest = 0
+        self._counted_step: int | None = None
         self.offered: Offered | None = None
         """What this rank told in the newest exchange."""
         self.norm_must_be_finite = True
@@ -156,6 +169,18 @@ class Exchange:
         self._newest = step
         self._losses.append(_Told(step, loss.detach(), grad_norm))
 
+    def count(self, step: int, tokens: int, samples: int) -> None:
+        """Add to what this rank worked on in a step."""
+        if self._counts and self._counts[-1].step == step:
+            _, more_tokens, more_samples = self._counts.pop()
+            tokens, samples = tokens + more_tokens, samples + more_samples
+        if tokens or samples:
+            self._counts.append(Counts(step, tokens, samples))
+
+    def owes_counts(self, step: int) -> bool:
+        """Whether some of a step's are still to be told, as they came when its sum had begun."""
+        return any(counts.step == step for counts in self._counts)
+
     def contribute(self, step: int, *, save: bool = False) -> None:
         """Begin this step's sum; a second call within a step does nothing.
 
@@ -163,7 +188,7 @@ class Exchange:
         """
         if self._pending is not None:
             return
-        vector = torch.zeros(6, dtype=torch.float64)
+        vector = torch.zeros(10, dtype=torch.float64)
         vector[0], vector[1] = float(self._notice.received), float(save)
         self.offered, self._offered_step = None, 0
         if self._losses and (not self._losses[0].loss.is_cuda or self._losses[0].step < step):
@@ -174,6 +199,10 @@ class Exchange:
             vector[2], vector[3], vector[5] = 1.0, loss, told.step
             if norm is not None and self.norm_must_be_finite:
                 vector[4] = float(not math.isfinite(norm))
+        self._counted_step = self._counts[0].step if self._counts else None
+        if self._counts:
+            counts = self._counts.popleft()
+            vector[6], vector[7], vector[8], vector[9] = 1.0, counts.tokens, counts.samples, counts.step
         self._pending = self._gang.sum_async(vector)
 
     def finish(self) -> Agreed:
@@ -182,6 +211,10 @@ class Exchange:
         total, self._pending = self._pending().tolist(), None
         losses, mine = int(total[2]), self.offered
         broken = losses > 0 and (total[4] > 0 or not math.isfinite(total[3]))
+        counts = None
+        if counting := int(total[6]):
+            step = self._counted_step or round(total[9] / counting)
+            counts = Counts(step, int(total[7]), int(total[8]))
         return Agreed(
             stop=total[0] > 0,
             save=total[1] > 0,
@@ -189,13 +222,14 @@ class Exchange:
             grad_norm=None if mine is None else mine.grad_norm,
             losses=losses,
             broken=round(total[5] / losses) if broken else None,
+            counts=counts,
         )
 
     def drain(self, step: int) -> Iterator[Agreed]:
-        """Exchange the losses still queued. Collective: it goes on until no rank has one."""
+        """Exchange losses and counts still queued. Collective: it goes on until no rank has any."""
         while True:
             self.contribute(step + 1)
             agreed = self.finish()
-            if not agreed.losses:
+            if not agreed.losses and agreed.counts is None:
                 return
             yield agreed

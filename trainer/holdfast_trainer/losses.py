@@ -1,4 +1,4 @@
-"""The losses of all ranks: offered step by step, averaged by the exchange, passed on and checked.
+"""What all ranks tell of a step: losses, averaged by the exchange and checked, and counts, added up by it.
 
 A loss or a gradient norm that is no finite number ends the run on every rank at the same step, as all read
 the same sum. On a GPU a loss is known a step late, so before a state is saved the late ones are heard
@@ -40,8 +40,21 @@ class Losses:
         self._exchange.offer_loss(step, loss, grad_norm)
         self._steps.expect_loss()
 
+    def count(self, step: int, tokens: int, samples: int) -> None:
+        """What this rank worked on in step number `step`; parts of a step add up."""
+        self._exchange.count(step, tokens, samples)
+
+    def hear_counts(self, agreed: Agreed) -> None:
+        """Pass on what all ranks worked on."""
+        if agreed.counts is not None:
+            self._steps.count(*agreed.counts)
+
+    def owes_counts(self, step: int) -> bool:
+        """Whether this rank has counts of a step that no exchange has taken along."""
+        return self._exchange.owes_counts(step)
+
     def hear(self, agreed: Agreed) -> None:
-        """Pass on what the gang now knows. Raises NonFiniteStep on all ranks where one told no number."""
+        """Pass on the loss that is known now. Raises NonFiniteStep on all ranks where one told no number."""
         if agreed.loss is not None:
             self._steps.loss(*agreed.loss)
         if agreed.grad_norm is not None:
@@ -57,5 +70,6 @@ class Losses:
     def flush(self, step: int) -> None:
         """Hear of those still to come after `step` steps, so that all lines are written. Collective."""
         for agreed in self._exchange.drain(step):
+            self.hear_counts(agreed)
             self.hear(agreed)
         self._steps.flush()

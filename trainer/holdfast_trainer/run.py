@@ -264,7 +264,8 @@ class Run:
         self.step += 1
         self._changed = False
         self._ending.exit_status = None  # whoever called sys.exit, it was caught: the loop goes on
-        self._account.end_step(self.step)
+        self._losses.hear_counts(agreed)
+        self._account.end_step(self.step, owes_counts=self._losses.owes_counts(self.step))
         self._losses.hear(agreed)
         self._save_agreed = agreed.save or self._saves.due_at_step(self.step)
         if leaving:
@@ -306,7 +307,7 @@ class Run:
             self._losses.offer(self.step + 1, loss, grad_norm)
         elif grad_norm is not None:
             self._account.telemetry.grad_norm(float(grad_norm))
-        self._account.steps.count(tokens, samples)
+        self._losses.count(self.step + 1, tokens, samples)
         if val_loss is not None:
             self._account.steps.val_loss(self.step, val_loss)
             self._saves.validated(self.step, val_loss)
@@ -345,6 +346,7 @@ class Run:
             agreed = self._exchange.finish()
             self._watchdog.beat(step=False)
             self._saves.settle_if_copied()
+            self._losses.hear_counts(agreed)
             self._losses.hear(agreed)
             if agreed.stop:
                 self._stop(random)

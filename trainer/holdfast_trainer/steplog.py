@@ -1,7 +1,8 @@
 """What each step did, put together as its parts become known, then told once.
 
-A step's time and counts are known when it ends; its loss (a mean over ranks) and its spans come with that
-end on a CPU and with the next one's on a GPU. A line is written when nothing more is to come.
+A step's time is known when it ends; its loss (a mean over ranks) and its spans come with that end on a CPU
+and with the next one's on a GPU. What all ranks worked on is known then, or with the next step's exchange
+where it is told after the optimizer's turn. A line is written when nothing more is to come.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class _Line:
     judged: bool
     fields: dict[str, Any]
     awaits: set[str] = field(default_factory=set)
-    """What is still to come: loss, spans."""
+    """What is still to come: loss, counts, spans."""
 
 
 class StepLog:
@@ -46,8 +47,9 @@ class StepLog:
         judge: Judge | None = None,
     ) -> None:
         self._spans, self._telemetry, self._journal = spans, telemetry, journal
-        self._world_size = world_size
         self._tokens = self._samples = 0
+        """Of all ranks, told since the last step's end."""
+        self._tokens_of_next = 0
         self._awaits_loss = False
         self._lines: dict[int, _Line] = {}
         self._untimed: int | None = None
@@ -66,17 +68,22 @@ class StepLog:
         self._began = time.perf_counter()
         self._previous_end = self._previous_end or self._began
 
-    def count(self, tokens: int, samples: int) -> None:
-        """Add to what this rank worked on in this step."""
+    def count(self, step: int, tokens: int, samples: int) -> None:
+        """What all ranks worked on in step number `step`, which may have ended."""
         self._tokens += tokens
         self._samples += samples
+        if step in self._lines:
+            self._lines[step].fields["tokens"] += tokens
+            self._tell(step, "counts")
+        else:
+            self._tokens_of_next += tokens
 
     def expect_loss(self) -> None:
         """A loss of this step was offered to the exchange."""
         self._awaits_loss = True
 
-    def end(self, step: int) -> None:
-        """Step number `step` (1 is the first) is done on this rank."""
+    def end(self, step: int, *, owes_counts: bool = False) -> None:
+        """Step number `step` (1 is the first) is done; `owes_counts`: `count` will be called for it again."""
         if self._off and self._any:
             self._telemetry.count(step)
             return
@@ -89,8 +96,9 @@ class StepLog:
         self._telemetry.step(step, StepFigures(seconds, wall_seconds, self._tokens, self._samples))
         # The first step compiles and allocates: it says nothing of the others.
         line = self._lines[step] = _Line(wall_seconds, judged=self._any, fields={"seconds": seconds})
-        line.fields |= {"data_seconds": None, "tokens": self._tokens * self._world_size}
-        line.awaits = {"loss", "spans"} if self._awaits_loss else {"spans"}
+        line.fields |= {"data_seconds": None, "tokens": self._tokens_of_next}
+        awaited = {"loss": self._awaits_loss, "counts": owes_counts, "spans": True}
+        line.awaits = {part for part, awaits in awaited.items() if awaits}
         self._untimed = step
         if not self._spans.late:
             self._time_last()
@@ -98,7 +106,7 @@ class StepLog:
             first = self._telemetry.progress.first_step_time
             self._journal.event("first_step", time=first, step=step, seconds=seconds)
         self._any = True
-        self._tokens = self._samples = 0
+        self._tokens = self._samples = self._tokens_of_next = 0
         self._awaits_loss = False
 
     def flush(self) -> None:

@@ -123,7 +123,7 @@ def _synchronize(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What one step did on this rank."""
+    """What one step took on this rank, and what all ranks worked on meanwhile."""
 
     seconds: float
     wall_seconds: float
@@ -275,11 +275,11 @@ class Telemetry:
         self._step.set(step)
         self._seconds.observe(figures.seconds)
         elapsed = sum(f.wall_seconds for f in self._recent)
-        tokens = sum(f.tokens for f in self._recent) * self._world_size / elapsed
-        samples = sum(f.samples for f in self._recent) * self._world_size / elapsed
+        tokens = sum(f.tokens for f in self._recent) / elapsed
+        samples = sum(f.samples for f in self._recent) / elapsed
         mfu = None
         if figures.tokens:
-            self._tokens.inc(figures.tokens * self._world_size)
+            self._tokens.inc(figures.tokens)
             self._tokens_rate.set(tokens)
             if self._flops_per_token and self._peak:
                 mfu = tokens * self._flops_per_token / (self._peak * self._world_size)

@@ -35,6 +35,7 @@ def main():
     run.track(model=model, optimizer=optimizer, scheduler=scheduler)
     for step in run.steps(STEPS):
         images, labels = images_of(step, run.rank)
+        images, labels = images.to(run.device), labels.to(run.device)
         loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()

@@ -318,3 +318,6 @@ def test_a_run_begins_with_the_weights_and_is_exported(
     missing = start(workshop, file, *settings, "train.init_from=/nowhere", name="missing")
     assert missing.wait() == [78], missing.texts()
     assert "train.init_from: /nowhere is not there" in missing.termination().error
+    again = start(workshop, file, *settings)
+    assert again.wait() == [0], again.texts()
+    assert f"the checkpoint of step 2 counts, not train.init_from ({weights})" in again.texts()

@@ -57,6 +57,8 @@ def train(
     parts = assemble(run, config, compute, batches, validates=val_data is not None)
     raw_model, model, optimizer = parts.raw_model, parts.model, parts.optimizer
     run.track(model=raw_model, optimizer=optimizer, scaler=compute.scaler)
+    if run.step and settings.init_from is not None and run.rank == 0:
+        log.info("the checkpoint of step %d counts, not train.init_from (%s)", run.step, settings.init_from)
     if run.rank == 0:
         log.info(
             "%.1f M parameters, %s on %s, %d ranks, %d x %d sequences a rank, attempt %d",

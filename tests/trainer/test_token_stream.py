@@ -9,6 +9,7 @@ import random
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -109,6 +110,34 @@ def test_another_source_or_other_ranks_are_refused(corpus: Path, tmp_path: Path)
     other = TokenStream([tmp_path], corpus / "out" / "tokenizer.json", context=4, batch=1)
     with pytest.raises(DataError, match="the stream's sources are not those of the checkpoint"):
         other.load_state_dict(state)
+
+
+def test_a_stream_that_is_read_in_another_way_is_refused(corpus: Path, tmp_path: Path) -> None:
+    """At the same path and offset there would be other text."""
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes((corpus / "out" / "tokenizer.json").read_bytes())
+
+    def made(**options: Any) -> TokenStream:
+        return TokenStream([corpus / "a.jsonl.gz"], tokenizer, context=4, batch=1, **options)
+
+    state = json.loads(json.dumps(made().state_dict()))
+    made(seed=7).load_state_dict(state)  # without a validation split it decides nothing
+    for options, told in (
+        (
+            {"split": "validation"},
+            "split was 'train', now 'validation'. Give it the same split, or use a new",
+        ),
+        ({"text_field": "body"}, "text_field was 'text', now 'body'"),
+        ({"validation_fraction": 0.1}, "validation_fraction was 0.0, now 0.1; seed was None, now 1337"),
+    ):
+        with pytest.raises(DataError, match=re.escape(told)):
+            made(**options).load_state_dict(state)
+    body = json.loads(tokenizer.read_text())
+    tokenizer.write_text(json.dumps(body, indent=3))
+    with pytest.raises(DataError, match=r"its position means nothing: tokenizer was '\w+', now '\w+'\. Give"):
+        made().load_state_dict(state)
+    del state["read_as"]  # as versions before wrote it
+    made().load_state_dict(state)
 
 
 def test_a_rank_without_text_is_told(corpus: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ and any number of ranks can go on with it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .prepare.corpus import DEFAULT_PATTERNS, Request, units
+from .prepare.corpus import DEFAULT_PATTERNS, PrepareError, Request, units
 from .prepare.encode import EncoderSettings, UnitEncoder
 from .prepare.encoder import choose
 from .prepare.listing import corpus_digest, list_files
@@ -81,6 +82,13 @@ class TokenStream:
         request = Request(tuple(sources), NOWHERE, patterns=tuple(patterns), text_field=text_field)
         self._files = list_files(request, digests=False)
         self.identity = corpus_digest(self._files)
+        self._read_as = {
+            "tokenizer": _digest(tokenizer),
+            "split": split,
+            "text_field": text_field,
+            "validation_fraction": validation_fraction,
+            "seed": seed if validation_fraction else None,  # it draws nothing but the split
+        }
         self._context, self._batch, self._split = context, batch, split
         self._rank, self._world_size = rank, world_size
         engine = choose(read_tokenizer(tokenizer), ())[0] if encoder == "auto" else encoder
@@ -108,6 +116,7 @@ class TokenStream:
         epoch, unit = self._chunks[0][:2] if self._chunks else self._begun_at
         return {
             "sources": self.identity,
+            "read_as": self._read_as,
             "world_size": self._world_size,
             "epoch": epoch,
             "unit": unit,
@@ -115,11 +124,19 @@ class TokenStream:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there. Raises DataError where these are other sources, or other ranks share them."""
+        """Go on from there. Raises DataError where these are other sources, read in another way (which a
+        state of an older version does not tell), or where other ranks share them."""
         if state["sources"] != self.identity:
             raise DataError(
                 "the stream's sources are not those of the checkpoint (names or sizes differ): name the same "
                 "ones, or use a new run directory"
+            )
+        was = state.get("read_as", self._read_as)
+        if changed := [name for name, value in self._read_as.items() if was.get(name) != value]:
+            told = "; ".join(f"{name} was {was.get(name)!r}, now {self._read_as[name]!r}" for name in changed)
+            raise DataError(
+                f"the stream is not read as it was for the checkpoint, so its position means nothing: {told}"
+                f". Give it the same {', '.join(changed)}, or use a new run directory"
             )
         if state["world_size"] != self._world_size:
             raise DataError(
@@ -159,3 +176,11 @@ class TokenStream:
                     f"they are dealt in parts of about 1 MiB; prepare them, or start fewer ranks"
                 )
             epoch, first = epoch + 1, 0
+
+
+def _digest(tokenizer: Path) -> str:
+    """Of the file's content. Raises PrepareError where it cannot be read."""
+    try:
+        return hashlib.sha256(tokenizer.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        raise PrepareError(f"tokenizer {tokenizer} cannot be read: {error}") from error

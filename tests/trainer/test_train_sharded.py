@@ -13,7 +13,10 @@ from gpt_runs import start, write_config
 from holdfast_trainer.assembly import check_sharding
 from holdfast_trainer.checkpoint.inspection import Opened
 from holdfast_trainer.checkpoint.tree import is_shard, pack, unpack
-from holdfast_trainer.config import ConfigError
+from holdfast_trainer.config import ConfigError, load
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR
+from holdfast_trainer.hf_weights import save_weights
+from holdfast_trainer.model import build_model
 
 SHARDED = "train.parallel=fsdp"
 
@@ -92,3 +95,25 @@ def test_fp16_is_refused_with_shards() -> None:
     with pytest.raises(ConfigError, match="fsdp does not go with fp16"):
         check_sharding("fp16")
     check_sharding("bf16")
+
+
+def test_shards_of_two_models_are_refused(workshop: Workshop, config: Path, tmp_path: Path) -> None:
+    """Nothing is sent around when a model is cut: each rank would keep its part of its own file."""
+    model = load(config).model
+    for rank in range(2):
+        torch.manual_seed(rank)
+        save_weights(build_model(model).state_dict(), model, tmp_path / f"weights-{rank}")
+    script = tmp_path / "of_two_models.py"
+    script.write_text(
+        "import os, sys\n"
+        "from holdfast_trainer.train_command import main\n"
+        f"weights = '{tmp_path}/weights-' + os.environ['RANK']\n"
+        "sys.exit(main([*sys.argv[1:], f'train.init_from={weights}']))\n"
+    )
+    gang = workshop.start(script=script, ranks=2, arguments=["--config", str(config), SHARDED])
+    assert gang.wait() == [EXIT_CONFIG_ERROR, EXIT_CONFIG_ERROR], gang.texts()
+    assert "train.init_from, its weights differs among the ranks: '" in gang.termination().error
+    plain = workshop.start(
+        "plain", script=script, ranks=2, arguments=["--config", str(config), "train.steps=5"]
+    )
+    assert plain.wait() == [0, 0], f"DDP begins with rank 0's\n{plain.texts()}"

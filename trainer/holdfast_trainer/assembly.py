@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .alike import require_alike
 from .compilation import compile_or_eager
 from .config import Config, ConfigError
 from .data import TokenDataset
 from .decoder import Decoder
-from .hf_weights import load_weights
+from .hf_weights import digest_of, load_weights
 from .model import build_model
 from .optim import Precision, build_optimizer
 from .parallel import unharmed
@@ -85,6 +86,8 @@ def assemble(run: Run, config: Config, compute: Precision, batches: Batches, *, 
     sharded = settings.parallel == "fsdp" and run.world_size > 1
     if settings.init_from is not None:
         load_weights(raw, settings.init_from)
+        if sharded:  # DDP hands out rank 0's weights; here each rank cuts its shards from its own
+            require_alike(run.gang, {"train.init_from, its weights": digest_of(raw)})
     if sharded:
         check_sharding(compute.name)
     else:  # what is to be sharded may not fit the device in one piece

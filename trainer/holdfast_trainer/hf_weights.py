@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import gpt2_weights, llama_weights
 from .config import ConfigError, ModelConfig
@@ -53,6 +54,15 @@ def load_weights(model: Decoder, path: Path) -> None:
             if ours in state:
                 value = found[theirs].t() if transposed else found[theirs]
                 state[ours].copy_(value[: len(state[ours])])
+
+
+def digest_of(model: nn.Module) -> str:
+    """XXH3 (hex) of all parameters, which are on the CPU: at the speed of memory, so all of them count."""
+    digest = xxhash.xxh3_128()
+    for name, value in model.named_parameters():
+        digest.update(name.encode())
+        digest.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 from waiting import wait_until
 
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.samples import Samples, pad_ragged, workers_by_rule
 from holdfast_trainer.token_index import DataError
 
@@ -111,6 +112,30 @@ def test_what_can_not_be_loaded_is_refused() -> None:
 
 
 # -------------------------------------------------------------------- in a run
+
+UNLIKE = """
+import torch
+from holdfast_trainer.run import Run
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR
+from holdfast_trainer.samples import Samples
+
+run = Run()
+run.track(model=run.wrap(torch.nn.Linear(1, 1)))
+Samples(range(50 - 10 * run.rank), batch=2, rank=run.rank, world_size=run.world_size, workers=0)
+for step in run.steps(2):
+    raise AssertionError("a step of ranks that differ")
+"""
+
+
+def test_ranks_with_another_number_of_samples_are_told(workshop: Workshop, tmp_path: Path) -> None:
+    """Each would go by an order of its own: samples twice, and others never."""
+    script = tmp_path / "unlike.py"
+    script.write_text(UNLIKE)
+    gang = workshop.start(ranks=2, script=script)
+    assert gang.wait() == [EXIT_CONFIG_ERROR, EXIT_CONFIG_ERROR], gang.texts()
+    told = gang.termination().error
+    assert "the data of Samples differs among the ranks: '50 samples, 2 a step, seed 1337' on rank 0" in told
+    assert "'40 samples, 2 a step, seed 1337' on rank 1" in told
 
 
 def test_the_readme_shows_the_lines_of_the_example() -> None:

@@ -18,6 +18,7 @@ from gangs import KILL, NOTICE, Workshop
 from pyarrow import parquet
 from waiting import Deadline
 
+from holdfast_trainer.alike import announced
 from holdfast_trainer.prepare import Request, prepare
 from holdfast_trainer.token_index import DataError
 from holdfast_trainer.token_stream import TokenStream
@@ -138,6 +139,19 @@ def test_a_stream_that_is_read_in_another_way_is_refused(corpus: Path, tmp_path:
         made().load_state_dict(state)
     del state["read_as"]  # as versions before wrote it
     made().load_state_dict(state)
+
+
+def test_ranks_compare_what_they_share_out(corpus: Path) -> None:
+    before = announced()
+    stream(corpus, 0, 2)
+    new = {name: value for name, value in announced().items() if name not in before}
+    sources, way = (name.partition(" (")[0] for name in new)
+    assert (sources, way) == ("the sources of TokenStream", "the way TokenStream reads")
+    first, how = new.values()
+    assert first.startswith("2 files (")
+    assert how.endswith(", train, text, 0.0, None")
+    stream(corpus)
+    assert len(announced()) == len(before) + 2, "alone there is nobody to compare with"
 
 
 def test_a_rank_without_text_is_told(corpus: Path, tmp_path: Path) -> None:

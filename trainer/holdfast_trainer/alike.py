@@ -24,6 +24,26 @@ def require_alike(gang: Gang, values: Mapping[str, object]) -> None:
         raise RanksDiffer(faults)
 
 
+_announced: dict[str, str] = {}
+
+
+def announce(name: str, value: str) -> None:
+    """What this process has of something that ranks share out by number: compared before the first step.
+
+    For parts that do not know the gang. A second one of a name is compared with the second one of others.
+    """
+    number = 2
+    key = name
+    while key in _announced:
+        key, number = f"{name} ({number})", number + 1
+    _announced[key] = value
+
+
+def announced() -> Mapping[str, str]:
+    """All of it, to be compared."""
+    return dict(_announced)
+
+
 def differing(ranks: Sequence[Mapping[str, str]]) -> list[str]:
     """A line for each name whose value is not the same on all ranks; `ranks` has them by rank."""
     names = list(dict.fromkeys(name for rank in ranks for name in rank))

@@ -38,7 +38,7 @@ from torch import nn
 
 from . import contract
 from .account import Account
-from .alike import require_alike
+from .alike import announced, require_alike
 from .checkpoint import Cadence, CheckpointError, rng
 from .config import Snapshots
 from .ending import Ending
@@ -240,7 +240,7 @@ class Run:
 
     def _begin(self, total: int) -> None:
         self._completed = False
-        require_alike(self.gang, {"the number of steps": total})
+        require_alike(self.gang, {"the number of steps": total, **announced()})
         if self._resumed_rng is not None:
             rng.restore(self._resumed_rng)
         elif not self._seeded:

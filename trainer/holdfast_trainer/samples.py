@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from .alike import announce
 from .checkpoint import rng
 from .permutation import mix, sample_order
 from .token_index import DataError
@@ -67,6 +68,8 @@ class Samples:
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         cuda = self.device.type == "cuda"
         self.workers = workers_by_rule(_cores(), ranks_here, gpu=cuda) if workers is None else workers
+        if world_size > 1:
+            announce("the data of Samples", f"{size} samples, {batch} a step, seed {seed}")
         self._steps = _Steps(dataset, size, batch, rank, world_size, seed, collate)
         self._prefetch, self._cuda = prefetch, cuda
         self._next = -1

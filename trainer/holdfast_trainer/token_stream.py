@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .alike import announce
 from .prepare.corpus import DEFAULT_PATTERNS, PrepareError, Request, units
 from .prepare.encode import EncoderSettings, UnitEncoder
 from .prepare.encoder import choose
@@ -89,6 +90,9 @@ class TokenStream:
             "validation_fraction": validation_fraction,
             "seed": seed if validation_fraction else None,  # it draws nothing but the split
         }
+        if world_size > 1:
+            announce("the sources of TokenStream", f"{len(self._files)} files ({self.identity[:12]})")
+            announce("the way TokenStream reads", ", ".join(map(str, self._read_as.values())))
         self._context, self._batch, self._split = context, batch, split
         self._rank, self._world_size = rank, world_size
         engine = choose(read_tokenizer(tokenizer), ())[0] if encoder == "auto" else encoder

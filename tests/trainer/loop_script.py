@@ -55,6 +55,7 @@ DEFAULTS: dict[str, Any] = {
     "snapshot": "overlapped",
     "clamp_from": -1,  # the step from which on something else than the optimizer writes to the weights too
     "validate_late": False,
+    "overflow": "",  # "fused" or "looped": fp16's scaler at work, with gradients that overflow at every scale
 }
 options = DEFAULTS | json.loads(sys.argv[1])
 if os.environ.get("RANK") == "1":
@@ -93,9 +94,11 @@ def loss_of(net: nn.Module, step: int, chunk: int) -> torch.Tensor:
 
 
 model = run.wrap(raw, settle=(lambda net: loss_of(net, 0, 0)) if options["settle"] else None)
-optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-2, fused=options["overflow"] == "fused")
+scaler = torch.amp.GradScaler("cpu", enabled=bool(options["overflow"]))
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
-run.track(model=model, optimizer=optimizer, scheduler=scheduler)
+scaled = {"scaler": scaler} if options["overflow"] else {}
+run.track(model=model, optimizer=optimizer, scheduler=scheduler, **scaled)
 print("tracked", flush=True)
 
 
@@ -143,7 +146,7 @@ for step in run.steps(options["steps"]):
         with accumulate(model, last=chunk == options["chunks"] - 1):
             loss = loss_of(model, step, chunk)
             loss = loss * (1 + 0.01 * random.random() + 0.01 * float(np.random.rand()))
-            loss.backward()
+            scaler.scale(loss).backward()
         total += loss.detach()
     if step == options["bad_at"] and options["bad"] == "gradient":
         next(model.parameters()).grad[0] = float("inf")
@@ -151,7 +154,10 @@ for step in run.steps(options["steps"]):
         total = total * float("nan")
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     run.log(loss=total, tokens=5 * (run.rank + 1), samples=12, grad_norm=norm)
-    optimizer.step()
+    if options["overflow"]:
+        next(model.parameters()).grad[0] = float("inf")
+    scaler.step(optimizer)
+    scaler.update()
     scheduler.step()
     optimizer.zero_grad()
     if options["validate_late"]:

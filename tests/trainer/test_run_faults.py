@@ -17,6 +17,7 @@ from holdfast_trainer.contract import EXIT_CONFIG_ERROR, RunDir
 from holdfast_trainer.faults import Offered, is_out_of_memory, non_finite_step, out_of_memory
 from holdfast_trainer.interruption import Exchange, Notice
 from holdfast_trainer.ledger import Journal, trained_before
+from holdfast_trainer.overflow import LIMIT, Overflow
 from holdfast_trainer.parallel import Gang
 
 CPU = torch.device("cpu")
@@ -108,7 +109,37 @@ def test_memory_that_sufficed_on_an_earlier_device_is_asked_for_again(workshop: 
         assert "GB were free for it here. Give a forward pass a smaller batch" in told.error
 
 
+@pytest.mark.parametrize("kind", ["looped", "fused"])
+def test_gradients_that_overflow_at_every_scale_end_the_run(workshop: Workshop, kind: str) -> None:
+    """fp16: the loss is finite, and no step changes a weight. A fused optimizer skips by itself, unseen."""
+    gang = workshop.start(steps=400, save_every=60, overflow=kind)
+    assert gang.wait() == [EXIT_CONFIG_ERROR], gang.texts()
+    told = gang.termination()
+    assert (told.outcome, told.durable_step, told.config_error) == ("failed", 60, True)
+    assert told.step == LIMIT + (kind == "fused")
+    assert "gradients in fp16 were not finite in 100 steps in a row, at a lower scale" in told.error
+    assert "none of these steps changed a weight. Training stopped here: the checkpoint of" in told.error
+
+
 # ------------------------------------------------------------------ decisions
+
+
+@pytest.mark.parametrize(
+    ("scales", "in_a_row"),
+    [
+        ([(8.0, True), (8.0, True), (16.0, True)], [0, 0, 0]),
+        ([(8.0, True), (4.0, True), (2.0, True), (2.0, True)], [0, 1, 2, 0]),
+        ([(8.0, False), (4.0, False), (4.0, False), (2.0, False), (2.0, True)], [0, 1, 1, 2, 0]),
+        ([(None, True), (None, False)], [0, 0]),
+    ],
+    ids=["none", "fused, of the step before", "looped, with gradients gathered between", "no scaler"],
+)
+def test_a_skipped_step_shows_in_the_scale(scales: list[tuple[float, bool]], in_a_row: list[int]) -> None:
+    overflow, told = Overflow(), []
+    for scale, stepped in scales:
+        overflow.look(scale, stepped=stepped)
+        told.append(overflow.in_a_row)
+    assert told == in_a_row
 
 
 def test_what_is_said_of_a_step() -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from .checkpoint.memory import free_memory
+from .overflow import LIMIT
 
 
 class Explained(Exception):
@@ -72,6 +73,18 @@ def non_finite_step(
         f"step {step}: {'; '.join(faults)}. Training stopped here and did not save this state: {kept}."
         f"{again} Lower the learning rate, lengthen the warm-up, clip gradients, or take fp32; or leave "
         "this data out",
+        mendable=not deterministic,
+    )
+
+
+def always_overflowing(durable_step: int, *, deterministic: bool) -> NonFiniteStep:
+    """The error where a gradient scaler passed over step after step."""
+    kept = f"the checkpoint of step {durable_step} is the newest" if durable_step else "nothing was saved yet"
+    again = " A retry would meet the same bits." if deterministic else ""
+    return NonFiniteStep(
+        f"gradients in fp16 were not finite in {LIMIT} steps in a row, at a lower scale each time: none of "
+        f"these steps changed a weight. Training stopped here: {kept}.{again} Take fp32, or a device with "
+        "bf16; lower the learning rate or lengthen the warm-up where it went well before",
         mendable=not deterministic,
     )
 

@@ -132,6 +132,8 @@ class Agreed:
     """The step (1 is the first) of which a rank told a loss or a norm that is no finite number."""
     counts: Counts | None = None
     """Of all ranks together; None where none told any."""
+    overflows: bool = False
+    """A rank's gradient scaler has passed over so many steps that no other is to be expected."""
 
 
 class _Told(NamedTuple):
@@ -142,7 +144,7 @@ class _Told(NamedTuple):
 
 class Exchange:
     """One sum a step over all ranks: (notice, save due, has a loss, loss, norm not finite, its step,
-    has counts, tokens, samples, their step)."""
+    has counts, tokens, samples, their step, gradients overflow for good)."""
 
     def __init__(self, gang: Gang, notice: Notice) -> None:
         self._gang, self._notice = gang, notice
@@ -181,15 +183,15 @@ class Exchange:
         """Whether some of a step's are still to be told, as they came when its sum had begun."""
         return any(counts.step == step for counts in self._counts)
 
-    def contribute(self, step: int, *, save: bool = False) -> None:
+    def contribute(self, step: int, *, save: bool = False, overflows: bool = False) -> None:
         """Begin this step's sum; a second call within a step does nothing.
 
         A loss on a GPU is read a step late: reading it now would make the CPU wait for the GPU.
         """
         if self._pending is not None:
             return
-        vector = torch.zeros(10, dtype=torch.float64)
-        vector[0], vector[1] = float(self._notice.received), float(save)
+        vector = torch.zeros(11, dtype=torch.float64)
+        vector[0], vector[1], vector[10] = float(self._notice.received), float(save), float(overflows)
         self.offered, self._offered_step = None, 0
         if self._losses and (not self._losses[0].loss.is_cuda or self._losses[0].step < step):
             told = self._losses.popleft()
@@ -223,6 +225,7 @@ class Exchange:
             losses=losses,
             broken=round(total[5] / losses) if broken else None,
             counts=counts,
+            overflows=total[10] > 0,
         )
 
     def drain(self, step: int) -> Iterator[Agreed]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from .account import Account
-from .faults import Offered, non_finite_step
+from .faults import Offered, always_overflowing, non_finite_step
 from .interruption import Agreed, Exchange
 from .parallel import Gang
 
@@ -54,11 +54,15 @@ class Losses:
         return self._exchange.owes_counts(step)
 
     def hear(self, agreed: Agreed) -> None:
-        """Pass on the loss that is known now. Raises NonFiniteStep on all ranks where one told no number."""
+        """Pass on the loss that is known now. Raises NonFiniteStep on all ranks where one told no number, or
+        none can be had."""
         if agreed.loss is not None:
             self._steps.loss(*agreed.loss)
         if agreed.grad_norm is not None:
             self._telemetry.grad_norm(agreed.grad_norm)
+        if agreed.overflows:
+            durable_step = max(self._gang.gather(self._settled_step()))
+            raise always_overflowing(durable_step, deterministic=self._deterministic)
         if agreed.broken is None:
             return
         mine = self._exchange.offered or Offered(None, None)

@@ -7,7 +7,7 @@
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     run.track(model=model, optimizer=optimizer)
     for step in run.steps(1000):
-        images, labels = batch(step, run.rank)
+        images, labels = (part.to(run.device) for part in batch(step, run.rank))
         loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -46,6 +46,7 @@ from .faults import dead_worker, is_out_of_memory, out_of_memory
 from .interruption import Exchange, Notice
 from .ledger import trained_before, useful_seconds
 from .losses import Losses
+from .overflow import Overflow
 from .parallel import join_gang, let_kernels_vary, make_deterministic, shard, wrap
 from .place import Place
 from .resume import Marks, record_start, resume
@@ -143,6 +144,7 @@ class Run:
         self._seeded = False
         self._changed = False
         """An optimizer has taken the step that is under way: the state is no longer that of `step`."""
+        self._overflow = Overflow()
         self._save_agreed = self._completed = False
         self._ending.progress = lambda: account.telemetry.progress
         self._ending.standing = lambda: self._saves.standing(self.step)
@@ -201,8 +203,16 @@ class Run:
     def _before_optimizer(self, *_: object) -> None:
         # The sum over ranks begins while the optimizer works, and is read when the step ends.
         self._saves.settle()
-        self._changed = True
-        self._exchange.contribute(self.step + 1, save=self._saves.due_by_clock())
+        self._contribute(stepped=True)
+
+    def _contribute(self, *, stepped: bool) -> None:
+        """Begin this step's agreement, unless that was done."""
+        assert self._saves.state is not None
+        if not self._changed and self._overflow.look(self._saves.state.gradient_scale, stepped=stepped):
+            self._account.telemetry.skipped()
+        self._changed = self._changed or stepped
+        due, overflows = self._saves.due_by_clock(), self._overflow.for_good
+        self._exchange.contribute(self.step + 1, save=due, overflows=overflows)
 
     # ------------------------------------------------------------------- loop
 
@@ -250,6 +260,8 @@ class Run:
             self.step, total, self._saves.durable_step, self._flops_per_token, self._compute_dtype
         )
         self._watchdog.start()
+        assert self._saves.state is not None
+        self._overflow.look(self._saves.state.gradient_scale, stepped=True)
         self._exchange.contribute(self.step)
         if self._exchange.finish().stop:  # a notice came before the first step
             self._stop()
@@ -258,7 +270,7 @@ class Run:
 
     def _end_step(self, *, leaving: bool = False) -> None:
         self._saves.settle()
-        self._exchange.contribute(self.step + 1, save=self._saves.due_by_clock())
+        self._contribute(stepped=False)
         agreed = self._exchange.finish()
         self._watchdog.beat()
         self.step += 1

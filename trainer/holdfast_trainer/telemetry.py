@@ -97,11 +97,14 @@ class Spans:
 def gemm_peak(device: torch.device, dtype: torch.dtype, size: int = 1024, repeats: int = 5) -> float:
     """FLOP/s of a square matrix product on this device with this process's threads: the best of a few.
 
-    MFU is taken against this measured peak, not against a data sheet: a share of what this rank can do.
+    MFU is taken against this measured peak, not against a data sheet: a share of what this rank can do. The
+    numbers are random: of constant ones a GPU switches fewer bits, draws less power and clocks higher than it
+    can with any real data.
     """
     if device.type == "cuda":
         size = 8192
-    left = torch.full((size, size), 0.5, device=device, dtype=dtype)
+    drawn = torch.Generator(device).manual_seed(1)  # training's own draws stay as they are
+    left = torch.randn((size, size), device=device, dtype=dtype, generator=drawn)
     best = float("inf")
     for _ in range(repeats):
         _synchronize(device)
@@ -222,6 +225,9 @@ class Telemetry:
             "What the newest save took, from its start until it was durable.",
             registry=r,
         )
+        self._skipped = Counter(
+            "holdfast_skipped_steps", "Steps passed over, as gradients in fp16 overflowed.", registry=r
+        )
         self._notice = Gauge("holdfast_notice_seconds", "What a notice leaves for a last save.", registry=r)
         self._save_failures = Counter("holdfast_checkpoint_failures", "Saves that failed.", registry=r)
         for gauge in (
@@ -336,6 +342,10 @@ class Telemetry:
     def grad_norm(self, value: float) -> None:
         self._grad_norm.set(value)
         self._update(grad_norm=value)
+
+    def skipped(self) -> None:
+        """A gradient scaler passed a step over."""
+        self._skipped.inc()
 
     def saving(self, step: int) -> None:
         """A save of the state after `step` steps begins."""

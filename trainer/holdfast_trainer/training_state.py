@@ -70,8 +70,17 @@ class TrainingState:
     @property
     def scales_gradients(self) -> bool:
         """Whether a gradient scaler is at work, which passes a step with infinite gradients over."""
+        return bool(self._scalers)
+
+    @property
+    def gradient_scale(self) -> float | None:
+        """The least of the scalers at work, read back from the device; None where there is none."""
+        return min((float(scaler.get_scale()) for scaler in self._scalers), default=None)
+
+    @property
+    def _scalers(self) -> list[torch.amp.GradScaler]:
         scalers = (p for p in self._parts.values() if isinstance(p, torch.amp.GradScaler))
-        return any(scaler.is_enabled() for scaler in scalers)
+        return [scaler for scaler in scalers if scaler.is_enabled()]
 
     def describe(self) -> str:
         """Names, types and shapes of the models' tensors, as a short hash that ranks can compare."""

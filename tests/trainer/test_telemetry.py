@@ -26,7 +26,7 @@ from holdfast_trainer.contract import TERMINATION_LIMIT, Progress, RunDir, Termi
 from holdfast_trainer.endpoint import Endpoint, newest_ledger
 from holdfast_trainer.ledger import Journal, useful_seconds
 from holdfast_trainer.steplog import StepLog
-from holdfast_trainer.telemetry import Spans, Telemetry
+from holdfast_trainer.telemetry import Spans, Telemetry, gemm_peak
 
 
 def get(address: str, path: str) -> str:
@@ -440,3 +440,14 @@ def test_a_long_error_gives_way_to_the_figures(tmp_path: Path) -> None:
     assert message.error.endswith("ink")
     assert message.progress is not None
     assert (message.progress.digest, message.progress.useful_seconds) == ("d" * 64, 1.5)
+
+
+def test_the_peak_is_of_numbers_as_training_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of constant ones a GPU is faster than it can ever be; and what training draws stays as it was."""
+    multiplied, real = [], torch.mm
+    monkeypatch.setattr(torch, "mm", lambda left, right: multiplied.append(left) or real(left, right))
+    before = torch.get_rng_state()
+    assert gemm_peak(torch.device("cpu"), torch.float32, size=64, repeats=2) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(multiplied) == 2
+    assert len(multiplied[0].unique()) > 4000

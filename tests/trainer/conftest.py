@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from disks import small_disk
 from gangs import RankServer, Workshop
 from processes import Processes
@@ -28,6 +29,14 @@ def workshop(rank_server: RankServer, tmp_path: Path) -> Iterator[Workshop]:
     made = Workshop(rank_server, tmp_path)
     yield made
     made.end()
+
+
+@pytest.fixture(autouse=True)
+def _any_kernels() -> Iterator[None]:
+    """What a test asked torch for is not asked of the tests that follow in this process."""
+    yield
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(name="small_disk")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from gangs import Workshop
 from gpt_runs import COMMAND, write_config
 
@@ -262,6 +263,19 @@ def test_real_steps_are_measured_and_leave_nothing_behind(
     assert told["estimated_seconds"] > 40 * facts["step_seconds"] > 0
     assert "optim.learning_rate" in [finding["setting"] for finding in told["findings"]]
     assert set(tmp_path.rglob("*")) == before, "nothing is saved, and the probe of the disk is gone"
+
+
+def test_a_compiler_that_fails_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on without it, and so do the steps that tell of it."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/dev/null/nowhere")
+    words = ["--steps", "1", "train.compile=true", "optim.learning_rate=1e-4", "model.layers=1"]
+    assert main([str(write_config(tmp_path)), *words]) == 0
+    said = capsys.readouterr().out
+    assert "warning: train.compile: it fails here (rank 0: " in said
+    assert "so the run would go on without it, as these steps did" in said
+    assert torch.are_deterministic_algorithms_enabled(), "as in the run"
 
 
 def test_ranks_measure_what_lies_between_them(workshop: Workshop, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,7 @@ from .decoder import Decoder
 from .hf_weights import digest_of, load_weights
 from .model import build_model
 from .optim import Precision, build_optimizer
-from .parallel import unharmed
-from .run import Run
+from .parallel import Gang, shard, unharmed, wrap
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,29 @@ class Assembled:
     model: nn.Module
     """What a training step calls."""
     optimizer: torch.optim.Optimizer
+    not_compiled: str
+    """Why it runs as it is written although it was to be compiled; else empty."""
 
 
-def assemble(run: Run, config: Config, compute: Precision, batches: Batches, *, validates: bool) -> Assembled:
-    """Build the model as configured, the same on every rank. Collective."""
+def assemble(
+    gang: Gang, config: Config, compute: Precision, batches: Batches, *, validates: bool, cache: Path | None
+) -> Assembled:
+    """Build the model as configured, the same on every rank. Collective.
+
+    What is compiled stays in `cache` (see compile_or_eager).
+    """
     settings = config.train
     torch.manual_seed(settings.seed)  # the same initial weights on every rank
     raw = build_model(config.model, recompute=settings.activation_checkpointing)
-    sharded = settings.parallel == "fsdp" and run.world_size > 1
+    sharded = settings.parallel == "fsdp" and gang.world_size > 1
     if settings.init_from is not None:
         load_weights(raw, settings.init_from)
         if sharded:  # DDP hands out rank 0's weights; here each rank cuts its shards from its own
-            require_alike(run.gang, {"train.init_from, its weights": digest_of(raw)})
+            require_alike(gang, {"train.init_from, its weights": digest_of(raw)})
     if sharded:
         check_sharding(compute.name)
     else:  # what is to be sharded may not fit the device in one piece
-        raw.to(run.device)
+        raw.to(gang.device)
 
     def loss(model: nn.Module) -> Tensor:
         tokens, targets = batches.batch(0)[0]
@@ -99,19 +106,20 @@ def assemble(run: Run, config: Config, compute: Precision, batches: Batches, *, 
             found: Tensor = model(tokens, targets)[1]
         return found
 
+    not_compiled = ""
     if settings.compile:
         mode = None if settings.compile is True else settings.compile
-        parts = [raw] if run.world_size == 1 else list(raw.blocks)
-        target = raw.blocks[0].to(run.device) if sharded else raw
+        parts = [raw] if batches.world_size == 1 else list(raw.blocks)
+        target = raw.blocks[0].to(gang.device) if sharded else raw
         through = _through_block(batches, compute) if sharded else loss
         probe = _probe(target, through, validates=validates)
-        compile_or_eager(parts, mode, probe, run.gang, run.run_dir.path / "compiled")
+        not_compiled = compile_or_eager(parts, mode, probe, gang, cache)
     if sharded:
-        model = run.shard(raw, list(raw.blocks))
+        model = shard(raw, gang, list(raw.blocks))
     else:
-        model = run.wrap(raw, static_graph=batches.chunks == 1, settle=loss)
-    optimizer = build_optimizer(raw, config.optim, run.device, fused=settings.fused_optimizer)
-    return Assembled(raw, model, optimizer)
+        model = wrap(raw, gang, static_graph=batches.chunks == 1, settle=loss)
+    optimizer = build_optimizer(raw, config.optim, gang.device, fused=settings.fused_optimizer)
+    return Assembled(raw, model, optimizer, not_compiled)
 
 
 def check_sharding(precision: str) -> None:

@@ -37,14 +37,14 @@ def compile_or_eager(
     mode: str | None,
     probe: Callable[[], None],
     gang: Gang,
-    cache: Path,
-) -> bool:
-    """Compile the forward functions of `parts` in place; false where all went back to eager. Collective.
+    cache: Path | None,
+) -> str:
+    """Compile the forward functions of `parts` in place; says why where all went back to eager. Collective.
 
-    `probe` calls them in every way in which they will be called. Raises what it raised where memory ran
-    out: eager needs no less.
+    `cache` is where what was compiled stays, torch's own place where None. `probe` calls the parts in every
+    way in which they will be called. Raises what it raised where memory ran out: eager needs no less.
     """
-    if not os.environ.get(CACHE):
+    if cache is not None and not os.environ.get(CACHE):
         os.environ[CACHE] = str(cache)
     began = time.monotonic()
     fault = ""
@@ -63,10 +63,10 @@ def compile_or_eager(
         torch.compiler.reset()
         if gang.rank == 0:
             log.warning("torch.compile failed, all ranks go on without it (%s)", failed[0])
-        return False
+        return failed[0]
     if gang.rank == 0:
         log.info("compiled in %.1f s", time.monotonic() - began)
-    return True
+    return ""
 
 
 def _first_line(error: Exception) -> str:

@@ -53,6 +53,9 @@ class Facts:
     reduce_bytes_per_second: float | None = None
     """Bus bandwidth of an all-reduce between the ranks; None where there is one."""
 
+    not_compiled: str = ""
+    """Why the steps ran as they are written although train.compile is on."""
+
     @property
     def save_seconds(self) -> float:
         return self.state_bytes / self.disk_bytes_per_second
@@ -228,6 +231,12 @@ def _settings(config: Config, facts: Facts) -> list[Finding]:
     if not config.validation.every:
         message = "nothing is held out to measure on: overfitting goes unseen"
         found.append(Finding("note", "validation.every", message))
+    if facts.not_compiled:
+        message = (
+            f"it fails here ({facts.not_compiled}), so the run would go on without it, as these steps did: "
+            "mend the compiler, or turn it off"
+        )
+        found.append(Finding("warning", "train.compile", message))
     long_run = config.train.steps * facts.step_seconds > 3600
     if long_run and not config.train.compile and facts.device_type == "cuda":
         message = "off; on a run of hours the minute that it takes comes back"

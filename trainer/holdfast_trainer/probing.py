@@ -25,7 +25,7 @@ from .faults import is_out_of_memory
 from .footprint import Footprint, warm_up
 from .interruption import RESERVE_SHARE
 from .optim import allow_tf32, native_bf16, precision
-from .parallel import Gang, is_lost_peer, join_gang
+from .parallel import Gang, is_lost_peer, join_gang, let_kernels_vary, make_deterministic
 from .place import grace_seconds, process_start
 from .rehearsal import Rehearsal
 from .token_index import DataError
@@ -61,6 +61,7 @@ def probe(config: Config, directory: Path, *, steps: int) -> Facts | None:
 
 def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     settings = config.train
+    make_deterministic() if settings.deterministic else let_kernels_vary()
     compute = precision(settings.precision, gang.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -70,7 +71,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     warm_up(gang.device)
     memory = Footprint(gang.device)
     with _fitting(config, compute.name, gang, memory):
-        training = Rehearsal(config, gang, compute, batches)
+        training = Rehearsal(config, gang, compute, batches, validates=held_out is not None)
         began = time.perf_counter()
         first = training.step(0).seconds
         ready = time.time() - process_start()
@@ -99,6 +100,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         disk_bytes_per_second=disk_speed(directory, min(state, DISK_PROBE_BYTES)) if gang.rank == 0 else 1.0,
         state_bytes=state,
         notice_seconds=grace_seconds() * (1 - RESERVE_SHARE),
+        not_compiled=training.not_compiled,
         reduce_bytes_per_second=_reduce_speed(gang),
     )
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .assembly import Batches, check_sharding
+from .assembly import Batches, assemble
 from .checkpoint.tree import pack
 from .config import Config
-from .model import build_model
-from .optim import Precision, build_optimizer, clip_gradients
-from .parallel import Gang, accumulate, shard, wrap
+from .optim import Precision, clip_gradients
+from .parallel import Gang, accumulate
 
 
 @dataclass
@@ -51,29 +50,22 @@ class Rehearsal:
     """A model made ready to train as configured."""
 
     def __init__(
-        self, config: Config, gang: Gang, compute: Precision, batches: Batches, *, alone: bool = False
+        self,
+        config: Config,
+        gang: Gang,
+        compute: Precision,
+        batches: Batches,
+        *,
+        alone: bool = False,
+        validates: bool = False,
     ) -> None:
-        """`alone` leaves out what needs the other ranks."""
+        """`alone` leaves out what needs the other ranks; `validates`: `validate` will be called."""
         self._config, self._gang, self._compute, self._batches = config, gang, compute, batches
-        torch.manual_seed(config.train.seed)
-        self._raw = build_model(config.model, recompute=config.train.activation_checkpointing)
-        sharded = config.train.parallel == "fsdp" and not alone
-        if sharded:
-            check_sharding(compute.name)
-        else:
-            self._raw.to(gang.device)
-        if config.train.compile:
-            mode = None if config.train.compile is True else config.train.compile
-            for part in [self._raw] if gang.world_size == 1 else list(self._raw.blocks):
-                part.forward = torch.compile(part.forward, mode=mode)
-        if sharded:
-            self._model = shard(self._raw, gang, list(self._raw.blocks))
-        elif alone:
-            self._model = self._raw
-        else:
-            self._model = wrap(self._raw, gang, static_graph=batches.chunks == 1)
-        fused = config.train.fused_optimizer
-        self._optimizer = build_optimizer(self._raw, config.optim, gang.device, fused=fused)
+        together = Gang(0, 1, gang.local_rank, gang.device) if alone else gang
+        parts = assemble(together, config, compute, batches, validates=validates, cache=None)
+        self._raw, self._model, self._optimizer = parts.raw_model, parts.model, parts.optimizer
+        self.not_compiled = parts.not_compiled
+        """Why not, where it was to be; else empty."""
 
     def step(self, number: int) -> StepTimes:
         for group in self._optimizer.param_groups:

@@ -54,7 +54,8 @@ def train(
     run.describe_batches(batches.describe)
     run.memory_remedy = memory_remedy(config, batches.micro)
 
-    parts = assemble(run, config, compute, batches, validates=val_data is not None)
+    cache = run.run_dir.path / "compiled"
+    parts = assemble(run.gang, config, compute, batches, validates=val_data is not None, cache=cache)
     raw_model, model, optimizer = parts.raw_model, parts.model, parts.optimizer
     run.track(model=raw_model, optimizer=optimizer, scaler=compute.scaler)
     if run.step and settings.init_from is not None and run.rank == 0:

@@ -71,7 +71,10 @@ class GptTrial:
         changed = with_settings(config, settings, gang.world_size)
         batches = Batches(data, changed, gang.rank, gang.world_size, gang.device)
         compute = precision(settings.precision, gang.device)
-        self._rehearsal = Rehearsal(changed, gang, compute, batches, alone=alone)
+        begun_anew = replace(changed, train=replace(changed.train, init_from=None))  # as fast, and not read
+        self._rehearsal = Rehearsal(begun_anew, gang, compute, batches, alone=alone)
+        if self._rehearsal.not_compiled:
+            raise RuntimeError(f"torch.compile: {self._rehearsal.not_compiled}")
         self.work = settings.samples * config.model.context
 
     def step(self, number: int) -> StepTimes:

@@ -40,8 +40,8 @@ def test_a_row_a_fault_with_what_was_seen() -> None:
 
 def test_how_the_figures_were_taken_is_told_before_them() -> None:
     text = page({"machine": MACHINE, "every": 20, "rows": [ROW], "note": "Other work ran."})
-    assert "given back.\nOther work ran.\n\n| fault" in text
-    assert "given back.\n\n| fault" in page_of(ROW)
+    assert "come on top.\nOther work ran.\n\n| fault" in text
+    assert "come on top.\n\n| fault" in page_of(ROW)
 
 
 def test_a_fault_that_went_wrong_or_was_not_tried_is_no_row() -> None:

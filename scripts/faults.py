@@ -36,8 +36,8 @@ The full disk is that of the claim, with no room left until a save has failed; t
 clock that is wrong is that of all containers of one node, not of its kubelet; the figures in the status are
 held against the right one. Kueue's quota has room for one job: another of higher priority takes it, and the
 job waits, with a sentence that says for what, until it is given back. The Node of the one without power is
-deleted, as a cloud's controller does. Pods of a node that says nothing are taken after 5 s here; as Kubernetes
-comes it waits for 300 s, which then come on top.
+deleted, as a cloud's controller does. Pods of a node that says nothing are taken after 5 s here; Kubernetes
+as it comes waits for 300 s, which then come on top.
 {note}
 | fault | verdict | budget spent | steps lost | resume | seconds | reason in the job's status |
 | --- | --- | --- | --- | --- | --- | --- |

@@ -1,4 +1,4 @@
-"""Who runs which test where there are several processes for them (pytest-xdist), as in `make test`.
+"""Who runs which test where there are several processes for them (pytest-xdist): `make test ARGS="-n auto"`.
 
 A file stays whole and in its order, in one worker: what its tests share is made once. Two groups stay whole
 across files, each in one worker:

@@ -67,11 +67,10 @@ def non_finite_step(
         norms = {told.grad_norm for told in ranks if told.grad_norm is not None}
         bad = next((norm for norm in norms if not math.isfinite(norm)), math.nan)
         faults = [f"the gradient norm is {bad}, and every loss is finite"]
-    kept = f"the checkpoint of step {durable_step} is the newest" if durable_step else "nothing was saved yet"
-    again = " A retry would meet the same bits." if deterministic else ""
+    left = _left(durable_step, deterministic=deterministic)
     return NonFiniteStep(
-        f"step {step}: {'; '.join(faults)}. Training stopped here and did not save this state: {kept}."
-        f"{again} Lower the learning rate, lengthen the warm-up, clip gradients, or take fp32; or leave "
+        f"step {step}: {'; '.join(faults)}. Training stopped here and did not save this state: {left} "
+        "Lower the learning rate, lengthen the warm-up, clip gradients, or take fp32; or leave "
         "this data out",
         mendable=not deterministic,
     )
@@ -79,14 +78,19 @@ def non_finite_step(
 
 def always_overflowing(durable_step: int, *, deterministic: bool) -> NonFiniteStep:
     """The error where a gradient scaler passed over step after step."""
-    kept = f"the checkpoint of step {durable_step} is the newest" if durable_step else "nothing was saved yet"
-    again = " A retry would meet the same bits." if deterministic else ""
+    left = _left(durable_step, deterministic=deterministic)
     return NonFiniteStep(
         f"gradients in fp16 were not finite in {LIMIT} steps in a row, at a lower scale each time: none of "
-        f"these steps changed a weight. Training stopped here: {kept}.{again} Take fp32, or a device with "
+        f"these steps changed a weight. Training stopped here: {left} Take fp32, or a device with "
         "bf16; lower the learning rate or lengthen the warm-up where it went well before",
         mendable=not deterministic,
     )
+
+
+def _left(durable_step: int, *, deterministic: bool) -> str:
+    """What there is to go on from, and whether a retry helps."""
+    kept = f"the checkpoint of step {durable_step} is the newest" if durable_step else "nothing was saved yet"
+    return f"{kept}. A retry would meet the same bits." if deterministic else f"{kept}."
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -50,15 +50,17 @@ def account(lines: Sequence[Line], hits: Sequence[Hit], submitted: float) -> Acc
     lost = {True: 0, False: 0}
     farthest = 0
     before: float | None = None
+    began = submitted
+    """When the attempt before this start began to train."""
     born: float | None = None
     """Of the process that has started since the last step."""
     for line in lines:
         if line["event"] == "start":
             again = farthest - line["step"]
             if again > 0:
-                lost[_cause(hits, line["time"])] += again
+                lost[_cause(hits, began, line["time"])] += again
                 farthest = line["step"]
-            born = line["born"]
+            born, began = line["born"], line["time"]
             continue
         if before is not None and born is not None:
             recoveries.append(Recovery(line["time"] - before, max(0.0, born - before)))
@@ -74,10 +76,14 @@ def account(lines: Sequence[Line], hits: Sequence[Hit], submitted: float) -> Acc
     )
 
 
-def _cause(hits: Sequence[Hit], started: float) -> bool:
-    """Whether what came before this start was a hit with notice; a start that nobody caused had none."""
+def _cause(hits: Sequence[Hit], began: float, started: float) -> bool:
+    """Whether what began at `began` was ended by a hit with notice; a start that nobody caused had none.
+
+    The first hit ends it: others before the next start meet pods that have not trained.
+    """
     before = [hit for hit in hits if hit.time < started]
-    return bool(before) and before[-1].notice
+    first = [hit for hit in before if hit.time > began][:1] or before[-1:]
+    return bool(first) and first[0].notice
 
 
 def bound(steps: int, step: float, floor: float, hits: int) -> float:

@@ -48,6 +48,12 @@ def test_what_was_done_again_is_charged_to_the_hit_before_it() -> None:
     assert bound(100, 1, 4, len(hits)) == 100 + 5 * 4
 
 
+def test_a_loss_is_charged_to_the_hit_that_ended_the_training_not_to_one_while_it_starts_again() -> None:
+    told = lines((10, 0, 30), (60, 20, 50))
+    found = account(told, [Hit(40, False), Hit(47, True), Hit(55, True)], submitted=2)
+    assert (found.lost_with_notice, found.lost_without) == (0, 10)
+
+
 def test_a_trace_is_a_poisson_process_and_the_same_for_a_seed() -> None:
     once = trace(1, 10, 20_000)
     assert once == trace(1, 10, 20_000)

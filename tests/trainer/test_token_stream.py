@@ -187,8 +187,9 @@ def test_the_next_unit_is_encoded_meanwhile_and_its_fault_waits_for_its_turn(
     read.load_state_dict({**read.state_dict(), "unit": 0, "token": 0})
     assert read.batch()[0].equal(first), "it can be begun anew"
     del read
-    gc.collect()  # the fault knew where it came from
-    deadline.wait_until(
-        lambda: not any(thread.name.startswith("token-stream") for thread in threading.enumerate()),
-        "its thread to end with it",
-    )
+
+    def ended() -> bool:
+        gc.collect()  # a fault knows where it came from, also one that comes of what is encoded just now
+        return not any(thread.name.startswith("token-stream") for thread in threading.enumerate())
+
+    deadline.wait_until(ended, "its thread to end with it")

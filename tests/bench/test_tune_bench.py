@@ -13,8 +13,12 @@ from bench.report import ROOT
 from bench.tune import CAUSES
 from bench.tuning import setups
 from processes import Processes
+from torch import Tensor, nn
 
+from holdfast_trainer.diagnose_command import main
 from holdfast_trainer.tune.census import census
+from holdfast_trainer.tune.settings import Settings
+from holdfast_trainer.tune.workload import Workload
 
 
 def test_padding_a_ragged_batch_changes_no_loss() -> None:
@@ -41,6 +45,50 @@ def test_tokenising_beforehand_gives_the_same_samples() -> None:
     before, asked = setups.Tokenised(), setups.TokenisedWhenAsked()
     assert all(torch.equal(before[index], asked[index]) for index in (0, 7, 4095))
     assert all(hasattr(setups, name) for name in CAUSES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("loader", {"batch": "a pass holds one sample"}),
+        ("ragged", {"python": "a loop in Python, busiest at setups.py:"}),
+        (
+            "precision",
+            {"optimizer": "fused=True, one kernel for all parameters; do more work between two of its"},
+        ),
+    ],
+)
+def test_diagnose_names_what_was_made_bad(
+    name: str, said: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command that the bench runs. What is named does not hang on how fast this machine is."""
+    assert main([f"bench.tuning.setups:{name}", "--steps", "3", "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    if name == "precision" and told["facts"]["native_bf16"]:
+        said = {**said, "precision": "this device multiplies bf16 in hardware"}
+    messages = {one["cause"]: one["message"] for one in told["findings"]}
+    assert told["findings"][0]["cause"] in CAUSES[name], messages
+    for cause, words in said.items():
+        assert words in messages[cause]
+
+
+def tokenised_for_a_quick_model() -> Workload:
+    """The loader's samples, where a step is as short as on a fast device."""
+
+    def mean(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).mean()
+
+    fused = Settings(batch=1, threads=1, fused=True)
+    return Workload(lambda: nn.Embedding(setups.VOCABULARY, 1), setups.TokenisedWhenAsked(), mean, fused)
+
+
+def test_tokenising_while_a_step_waits_is_named_where_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{__file__}:tokenised_for_a_quick_model", "--steps", "200", "-o", "json"]) == 0
+    messages = {one["cause"]: one["message"] for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert "of a step waits for data: " in messages["data"]
+    assert "do what it does beforehand, once (tokenise with prepare" in messages["data"]
+    assert "python" not in messages
 
 
 @pytest.mark.slow

@@ -412,6 +412,7 @@ def test_more_workers_than_cores_are_told() -> None:
         ({"operations_of_one": 120}, "python", "busiest at model.py:7 with 75% of them"),
         ({"settings": Settings(batch=32, fused=True)}, "precision", "fp32, in 95% of a step"),
         ({"settings": Settings(batch=1, fused=True, precision="bf16")}, "batch", "a pass holds one sample"),
+        ({"settings": Settings(batch=1, fused=True)}, "batch", "a pass holds one sample"),
         (
             {"times": StepTimes(0.0, 0.1, 0.2, 0.9)},
             "optimizer",

@@ -55,7 +55,7 @@ class Explained:
 def explain(facts: WorkloadFacts) -> list[Explained]:
     """All that applies, the largest share first."""
     found = [*_data(facts), *_workers(facts), *_python(facts), *_optimizer(facts)]
-    found += [*_precision(facts), *_batch(facts)]
+    found += [*_batch(facts), *_precision(facts)]  # of the same share; small operations gain little by bf16
     if not found:
         message = "nothing stands out: forward and backward take the time; try torch.compile"
         found.append(Explained("compute", 1.0, message))

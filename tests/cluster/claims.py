@@ -120,6 +120,13 @@ def host_claim(cluster: Cluster, site: Site, namespace: str, name: str, *, size:
 
 
 @contextmanager
+def lost_claim(cluster: Cluster, namespace: str, name: str) -> Iterator[None]:
+    """One that is bound to a directory which no node has: whoever mounts it does not start."""
+    with _bound(cluster, namespace, name, Path("/no/such/directory"), kind="Directory"):
+        yield
+
+
+@contextmanager
 def _small_disk(site: Site, directory: Path, size: int) -> Iterator[Path]:
     """An ext4 in a file, mounted at `directory` in every node: one file system, as on shared storage.
 
@@ -142,7 +149,7 @@ def _small_disk(site: Site, directory: Path, size: int) -> Iterator[Path]:
 
 
 @contextmanager
-def _bound(cluster: Cluster, namespace: str, name: str, directory: Path) -> Iterator[None]:
+def _bound(cluster: Cluster, namespace: str, name: str, directory: Path, kind: str = "") -> Iterator[None]:
     spec = {
         "accessModes": ["ReadWriteMany"],
         "storageClassName": "",
@@ -156,7 +163,7 @@ def _bound(cluster: Cluster, namespace: str, name: str, directory: Path) -> Iter
             "spec": {
                 **spec,
                 "capacity": {"storage": "1Gi"},
-                "hostPath": {"path": str(directory)},
+                "hostPath": {"path": str(directory), "type": kind},
                 "claimRef": {"namespace": namespace, "name": name},
             },
         },

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from processes import Processes
 from tests.cluster import trainer_image, trainingjobs
-from tests.cluster.claims import host_claim
+from tests.cluster.claims import host_claim, lost_claim
 from tests.cluster.cluster import Cluster
 from tests.cluster.images import ImageStore
 from tests.cluster.machine import Machine
@@ -226,6 +226,20 @@ def admin(world: World) -> str:
 
 def test_failures_suspension_and_deletion(world: World) -> None:
     world.controller("one", "story")
+    with lost_claim(world.cluster, world.namespace, "lost"):
+        world.submit("unmounted", storage={"claim": "lost"}, env={"STEPS": "1"})
+        _what_fails_is_suspended_and_deleted(world)
+
+        # Its pod has a node, and its status says "ContainerCreating": the reason is in its Events alone.
+        why = "replica 0: FailedMount: MountVolume.SetUp failed for volume"
+        remedy = "the node does not get the volume of storage.claim"
+        status = world.until("unmounted", "the reason", lambda s: why in s.get("message", ""))
+        assert "/no/such/directory is not a directory" in status["message"]
+        assert (status["phase"], remedy in status["message"]) == ("Queued", True)
+        world.kubectl("delete", "tj", "unmounted", "--timeout=300s")
+
+
+def _what_fails_is_suspended_and_deleted(world: World) -> None:
     world.submit("broken", env={"STEPS": "50", "FAIL_AT": "3", "PAUSE": "0.05"}, retries={"failures": 0})
     status = world.phase("broken", "Failed")
     assert status["failures"] == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
+from holdfast_controller.policy.explain import starting
 from holdfast_controller.policy.waits import explain_wait
 
 SAID = [
@@ -76,6 +78,16 @@ SAID = [
         'CreateContainerConfigError: configmap "gpt-small-3" not found',
         "something that the pod mounts or reads is missing: restore it, or suspend and resume the job",
     ),
+    (
+        'FailedAttachVolume: Multi-Attach error for volume "pvc-1" Volume is already exclusively attached to '
+        "one node and can't be attached to another",
+        "a node still holds the volume of storage.claim, which one at a time may: wait until it lets go, or "
+        "use a claim of ReadWriteMany",
+    ),
+    (
+        "NetworkNotReady: network is not ready: container runtime network not ready: NetworkReady=false",
+        "the node can make no pods: see its network plugin and container runtime, or cordon it",
+    ),
     ("Gang: waits for 3 more replicas", ""),
 ]
 
@@ -83,3 +95,22 @@ SAID = [
 @pytest.mark.parametrize(("reason", "remedy"), SAID)
 def test_a_wait_says_what_would_help(reason: str, remedy: str) -> None:
     assert explain_wait(reason) == (f"{reason.rstrip('. ')}; {remedy}" if remedy else reason)
+
+
+def test_of_a_long_message_both_ends_are_said() -> None:
+    said = explain_wait(f"FailedMount: mount failed {'x' * 1000} unknown filesystem type 'nfs'")
+    assert said.startswith("FailedMount: mount failed xxx")
+    assert " … " in said
+    assert "x unknown filesystem type 'nfs'; the node lacks the program that mounts such volumes" in said
+    assert len(said) < 600
+
+
+def test_an_attempt_that_is_half_up_says_what_keeps_the_rest() -> None:
+    reason = "FailedMount: no; see the storage"
+    replicas = (
+        ReplicaObservation(0, ReplicaState.RUNNING),
+        ReplicaObservation(1, ReplicaState.PENDING),
+        ReplicaObservation(2, ReplicaState.PENDING, reason),
+    )
+    seen = AttemptObservation(1, exists=True, gone=False, replicas=replicas)
+    assert starting(seen) == f"1 of 3 replicas are up; replica 2: {reason}"

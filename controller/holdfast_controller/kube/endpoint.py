@@ -24,8 +24,8 @@ from holdfast_trainer.contract import DEFAULT_PORT, Progress, parse_lines
 
 from .clocks import Clocks, Key
 from .connection import Document
-from .observation import index_of, running
 from .pieces import Attempt, Pieces, attempt_of
+from .pod_state import index_of, running
 
 log = structlog.get_logger(__name__)
 

@@ -50,13 +50,13 @@ from .observation import (
     TAKEN,
     attempt_observation,
     deleted_by_others,
-    index_of,
-    node_of,
 )
 from .pieces import Pieces, attempt_of, pod_path, pytorch_jobs_path
+from .pod_state import index_of, node_of
 from .podlogs import pod_lines
 from .prepared import Prepared
 from .reflector import Reflector, uid_of
+from .slow_starts import SlowStarts
 from .steps import read_steps
 from .taking import KILL_GRACE_SECONDS, refuse, take
 
@@ -91,6 +91,7 @@ class KubeEngine:
         self.last_words = LastWords(connection, pieces, endpoints, jobs)
         self._evidence = Evidence(connection, pieces, jobs)
         self._nodes = Nodes(connection, may_read=self._settings.read_nodes)
+        self._slow_starts = SlowStarts(connection, pieces)
 
     # -------------------------------------------------------------- starting
 
@@ -149,6 +150,7 @@ class KubeEngine:
             pods,
             self._endpoints.progress_of(job, attempt),
             self._endpoints.silence_of(job, attempt),
+            self._slow_starts.known,
         )
         places = await self._places(job, attempt, pods)
         return replace(self._endpoints.by_our_clock(job, seen), places=places)
@@ -167,10 +169,12 @@ class KubeEngine:
         return self._pieces.changes()
 
     async def sweep(self) -> None:
-        """Keep what pods that go have said, and let go of what nobody needs any more. Until cancelled."""
+        """Keep what pods that go have said, let go of what nobody needs any more, and look why pods do not
+        start. Until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.last_words.run())
             group.create_task(self._evidence.sweep())
+            group.create_task(self._slow_starts.run())
 
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         known = self._endpoints.ledger_of(job)

@@ -27,8 +27,8 @@ from holdfast_trainer.contract import parse_lines
 
 from .connection import MERGE_PATCH, Connection, Document
 from .endpoint import Endpoints
-from .observation import index_of, is_disrupted, running, terminated
 from .pieces import Pieces, attempt_of, job_of, pod_path
+from .pod_state import index_of, is_disrupted, running, terminated
 from .podlogs import pod_lines
 from .reflector import Notice, Reflector, uid_of
 from .resource import decode

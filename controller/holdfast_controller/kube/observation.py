@@ -17,18 +17,30 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 from holdfast_controller.heartbeat import Silence
-from holdfast_controller.jobs import Verdict
-from holdfast_controller.manifests import CONTAINER, INDEX_LABEL, QUEUE_LABEL, Manifests
-from holdfast_controller.policy.waits import explain_queue, explain_wait
+from holdfast_controller.manifests import QUEUE_LABEL, Manifests
+from holdfast_controller.policy.waits import explain_queue
 from holdfast_trainer.contract import Progress, Termination
 
+from .pending import Slow, stuck, why_pending
+from .pod_state import (
+    Document,
+    asked_to_go,
+    condition_of,
+    container_state,
+    forced,
+    index_of,
+    is_disrupted,
+    is_wanted,
+    memory_limit,
+    running,
+    scheduled,
+    seconds,
+    started,
+)
 from .rank_ends import rank_ends
-
-Document = Mapping[str, Any]
 
 EVIDENCE = "holdfast.dev/evidence"
 STOPPED = "holdfast.dev/stopped-at"
@@ -46,16 +58,7 @@ _OVER_LIMIT = re.compile(
 (kubernetes, pkg/kubelet/eviction)."""
 _WRITE_ELSEWHERE = "write less to /tmp and /dev/shm, and what is large to the run directory"
 _DRILLED = {"kill": "killed", "node": "its node drained"}
-_STUCK = (
-    "CreateContainerConfigError",
-    "CreateContainerError",
-    "ErrImageNeverPull",
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "RunContainerError",
-)
-_NO_IMAGE = ("ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName")
+_LIMIT_REACHED = "the container reached its limit"
 _SIGNAL_BASE = 128
 
 
@@ -66,18 +69,22 @@ def attempt_observation(
     pods: Sequence[Document],
     progress: Progress | None = None,
     silence: Silence | None = None,
+    slow: Slow | None = None,
 ) -> AttemptObservation:
-    """A snapshot. `replicas` is how many there should be."""
+    """A snapshot. `replicas` is how many there should be; `slow`: what keeps pods from starting, by uid."""
     ours = _asked_by_us(pytorch_job)
     by_index = {index_of(pod): pod for pod in pods}
     whole = pytorch_job is not None and "deletionTimestamp" not in pytorch_job["metadata"]
-    seen = tuple(_replica(index, by_index.get(index), ours, pytorch_job, whole) for index in range(replicas))
+    seen = tuple(
+        _replica(index, by_index.get(index), ours, pytorch_job, whole, slow or {})
+        for index in range(replicas)
+    )
     exists = pytorch_job is not None or bool(pods)
     ended = all(one.state in (ReplicaState.SUCCEEDED, ReplicaState.FAILED) for one in seen)
     gone = not exists or ended
-    starts = [time for pod in pods if (time := _started(pod)) is not None]
+    starts = [time for pod in pods if (time := started(pod)) is not None]
     # A controller may have died after its mark, before it deleted anything: then the stop is still to do.
-    left = whole or any(_runs_on(pod) for pod in pods)
+    left = whole or any(is_wanted(pod) for pod in pods)
     return AttemptObservation(
         attempt,
         exists=exists,
@@ -99,46 +106,26 @@ def with_evidence(manifests: Manifests) -> Manifests:
     return manifests
 
 
-def index_of(pod: Document) -> int:
-    """-1 where its label is no number: others may write such labels too."""
-    index = pod["metadata"]["labels"].get(INDEX_LABEL, "")
-    return int(index) if index.isdecimal() else -1
-
-
-def _runs_on(pod: Document) -> bool:
-    """Whether nobody has asked it to go, and it has not ended."""
-    return "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") in (
-        None,
-        "Pending",
-        "Running",
-    )
-
-
-def running(pod: Document) -> bool:
-    """Whether its container runs now."""
-    return "running" in _state(pod)
-
-
-def terminated(pod: Document) -> bool:
-    """Whether its container has ended."""
-    return "terminated" in _state(pod)
-
-
 def _replica(
-    index: int, pod: Document | None, ours: bool, pytorch_job: Document | None, whole: bool
+    index: int,
+    pod: Document | None,
+    ours: bool,
+    pytorch_job: Document | None,
+    whole: bool,
+    slow: Slow,
 ) -> ReplicaObservation:
     if pod is None:
         if whole:
             return ReplicaObservation(index, ReplicaState.PENDING)
         return ReplicaObservation(index, ReplicaState.FAILED, "Missing: it was never made, or is forgotten")
     taken, reason = _taken(pod, ours, pytorch_job)
-    end = _state(pod).get("terminated")
+    end = container_state(pod).get("terminated")
     phase = pod["status"].get("phase", "Pending")
     if end is None and phase in ("Pending", "Running", "Unknown") and not forced(pod):
         state = ReplicaState.RUNNING if running(pod) or phase == "Running" else ReplicaState.PENDING
-        why = reason or _why_pending(pod)
-        due = _seconds(pod["metadata"].get("deletionTimestamp"))
-        return ReplicaObservation(index, state, why, disrupted=taken, stuck=_stuck(pod), due=due)
+        why = reason or why_pending(pod, slow)
+        due = seconds(pod["metadata"].get("deletionTimestamp"))
+        return ReplicaObservation(index, state, why, disrupted=taken, stuck=stuck(pod, slow), due=due)
     code = end.get("exitCode") if end is not None else None
     well = code == 0 if end is not None else phase == "Succeeded"
     memory = end is not None and end.get("reason") == "OOMKilled" and not taken
@@ -147,7 +134,8 @@ def _replica(
     return ReplicaObservation(
         index,
         ReplicaState.SUCCEEDED if well else ReplicaState.FAILED,
-        reason=reason or (f"OutOfMemory: the container reached its limit of {_limit(pod)}" if memory else ""),
+        reason=reason
+        or (f"OutOfMemory: the container reached its limit of {memory_limit(pod)}" if memory else ""),
         disrupted=taken,
         lost_node=taken and _lost_node(pod),
         out_of_memory=memory,
@@ -156,7 +144,7 @@ def _replica(
         exit_signal=code - _SIGNAL_BASE if by_signal and code is not None else None,
         termination=Termination.from_json(message),
         ranks=rank_ends(message),
-        ended_at=_seconds((end or {}).get("finishedAt")) or _asked_to_go(pod),
+        ended_at=seconds((end or {}).get("finishedAt")) or asked_to_go(pod),
     )
 
 
@@ -173,13 +161,13 @@ def _taken(pod: Document, ours: bool, pytorch_job: Document | None) -> tuple[boo
     if _over_limit(pod):
         return False, ""
     if is_disrupted(pod):
-        condition = _condition(pod, "DisruptionTarget")
+        condition = condition_of(pod, "DisruptionTarget")
         return True, f"{condition.get('reason', 'Disrupted')}: {condition.get('message', '')}".rstrip(": ")
     reason = pod["status"].get("reason")
     if reason in _TAKEN:
         return True, f"{reason}: {pod['status'].get('message', '')}".rstrip(": ")
     if _annotation(pod, TAKEN) is None:
-        asked = _asked_to_go(pod)
+        asked = asked_to_go(pod)
         if asked is None or not _ended_by_deletion(pod, asked):
             return False, ""
         if ours:
@@ -205,7 +193,7 @@ def _ended_by_deletion(pod: Document, asked: float) -> bool:
     in which it ended can tell. That tells more than times do, too: `asked` is by the apiserver's clock, and
     the end by the node's.
     """
-    end = _state(pod).get("terminated")
+    end = container_state(pod).get("terminated")
     if end is None:
         return True
     message = end.get("message") or ""
@@ -216,7 +204,7 @@ def _ended_by_deletion(pod: Document, asked: float) -> bool:
     if any(rank.signal == signal.SIGTERM for rank in rank_ends(message)):
         return True
     if pod["metadata"].get("deletionGracePeriodSeconds"):
-        return (_seconds(end.get("finishedAt")) or asked) >= asked
+        return (seconds(end.get("finishedAt")) or asked) >= asked
     return bool(end.get("exitCode", 0) > _SIGNAL_BASE)
 
 
@@ -231,103 +219,27 @@ def _waiting(
             queue = (pytorch_job or {})["metadata"].get("labels", {}).get(QUEUE_LABEL, "")
             return explain_queue(queue)
         return "waits for the Training Operator to make its pods; is it installed and running?"
-    reasons = [(one.index, one.reason) for one in seen if one.reason]
-    if not reasons:
+    known = sorted((one for one in seen if one.reason), key=lambda one: one.stuck is None)
+    if not known:
         return ""
-    index, reason = reasons[0]
-    more = f" (and {len(reasons) - 1} more replicas)" if len(reasons) > 1 else ""
-    return f"replica {index}{more}: {reason}"
-
-
-def _why_pending(pod: Document) -> str:
-    waiting = _state(pod).get("waiting") or {}
-    if waiting.get("reason") in _STUCK:
-        return explain_wait(f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": "))
-    condition = _condition(pod, "PodScheduled")
-    if condition.get("status") != "False":
-        return ""
-    return explain_wait(f"{condition.get('reason', 'Pending')}: {condition.get('message', '')}".rstrip(": "))
-
-
-def _stuck(pod: Document) -> Verdict | None:
-    """What keeps it from starting, where that is the scheduler's or the image's."""
-    if (_state(pod).get("waiting") or {}).get("reason") in _NO_IMAGE:
-        return Verdict.IMAGE_PULL
-    return Verdict.UNSCHEDULABLE if _condition(pod, "PodScheduled").get("status") == "False" else None
+    more = f" (and {len(known) - 1} more replicas)" if len(known) > 1 else ""
+    return f"replica {known[0].index}{more}: {known[0].reason}"
 
 
 def _lost_node(pod: Document) -> bool:
     """Whether its node went: the platform says so, or nobody ever told that its container has ended."""
-    if _condition(pod, "DisruptionTarget").get("reason") == "DeletionByPodGC":
+    if condition_of(pod, "DisruptionTarget").get("reason") == "DeletionByPodGC":
         return True
     if pod["status"].get("reason") == "NodeLost":
         return True
-    return forced(pod) and running(pod) and _condition(pod, "Ready").get("status") == "False"
-
-
-def is_disrupted(pod: Document) -> bool:
-    """Whether the platform has said that it takes it."""
-    return _condition(pod, "DisruptionTarget").get("status") == "True"
-
-
-def _condition(pod: Document, kind: str) -> Document:
-    """The pod's, of which it has one of a kind; empty where it has none."""
-    conditions = pod["status"].get("conditions") or []
-    return next((one for one in conditions if one["type"] == kind), {})
-
-
-def _limit(pod: Document) -> str:
-    """What the kubelet says that it allows the container."""
-    for status in pod["status"].get("containerStatuses") or []:
-        limit = ((status.get("resources") or {}).get("limits") or {}).get("memory")
-        if status["name"] == CONTAINER and limit:
-            return str(limit)
-    return "memory"
-
-
-def _state(pod: Document) -> Mapping[str, Any]:
-    for status in pod["status"].get("containerStatuses") or []:
-        if status["name"] == CONTAINER:
-            state: Mapping[str, Any] = status.get("state") or {}
-            return state
-    return {}
-
-
-def _started(pod: Document) -> datetime | None:
-    state = _state(pod)
-    at = (state.get("running") or state.get("terminated") or {}).get("startedAt")
-    return datetime.fromisoformat(at) if at else None
-
-
-def node_of(pod: Document) -> str | None:
-    """The name of the node it was put on."""
-    name = (pod.get("spec") or {}).get("nodeName")
-    return str(name) if name else None
+    return forced(pod) and running(pod) and condition_of(pod, "Ready").get("status") == "False"
 
 
 def _placed(pods: Mapping[int, Document], replicas: int) -> datetime | None:
     """When the last replica got its node; None while one has none."""
-    times = [_scheduled(pods[index]) for index in range(replicas) if index in pods]
+    times = [scheduled(pods[index]) for index in range(replicas) if index in pods]
     known = [time for time in times if time is not None]
     return max(known) if len(known) == replicas else None
-
-
-def _scheduled(pod: Document) -> datetime | None:
-    condition = _condition(pod, "PodScheduled")
-    at = condition.get("lastTransitionTime") if condition.get("status") == "True" else None
-    return datetime.fromisoformat(at) if at else None
-
-
-def forced(pod: Document) -> bool:
-    """Deleted without grace: nobody waits for its node, and nobody will hear of it again."""
-    meta = pod["metadata"]
-    return "deletionTimestamp" in meta and not meta.get("deletionGracePeriodSeconds")
-
-
-def _asked_to_go(pod: Document) -> float | None:
-    """When its deletion was asked for: the timestamp is that of the end of the grace."""
-    end = _seconds(pod["metadata"].get("deletionTimestamp"))
-    return None if end is None else end - float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
 
 
 def _asked_by_us(pytorch_job: Document | None) -> bool:
@@ -345,7 +257,3 @@ def _annotation(document: Document | None, name: str) -> str | None:
         return None
     value = (document["metadata"].get("annotations") or {}).get(name)
     return None if value is None else str(value)
-
-
-def _seconds(time: str | None) -> float | None:
-    return datetime.fromisoformat(time).timestamp() if time else None

@@ -17,7 +17,7 @@ from holdfast_trainer.contract import DEFAULT_PORT, parse_lines
 
 from .connection import Document
 from .endpoint import bounded_body, pod_client
-from .observation import forced, index_of, running
+from .pod_state import forced, index_of, running
 
 TIMEOUT_SECONDS = 10.0
 """For an answer to begin, and between two of its parts."""

@@ -7,8 +7,9 @@ from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
 
 from .connection import MERGE_PATCH, Connection, Document
-from .observation import DRILLED, index_of, node_of
+from .observation import DRILLED
 from .pieces import Pieces, pod_path
+from .pod_state import index_of, node_of
 
 KILL_GRACE_SECONDS = 1
 """Not 0: the apiserver would call the pod gone at once, while its processes still run."""

@@ -1,4 +1,4 @@
-"""Why a pod waits, and what would help: the scheduler's and the kubelet's words in one sentence. Pure.
+"""Why a pod waits, and what would help: what Kubernetes says, in one sentence. Pure.
 
 Both say precisely what is wrong and never what to do. The remedies name the job's own keys where the job
 can be changed, and the platform's part where it cannot. What is not known here is passed on as it is said.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+SAID_LIMIT = 400
+"""Characters of what Kubernetes says."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,42 @@ STARTING = (
         r"^CreateContainerConfigError",
         "something that the pod mounts or reads is missing: restore it, or suspend and resume the job",
     ),
+    Remedy(
+        r"^FailedMount: .*configmap \"[^\"]+\" not found",
+        "what the pod mounts is gone: suspend and resume the job, and it is made anew",
+    ),
+    Remedy(r"^FailedMount: .*secret \"([^\"]+)\" not found", "make the secret {1} in the job's namespace"),
+    Remedy(
+        r"^FailedMount: .*driver name ([\w.-]+) not found",
+        "the node has no driver {1}: install it there, or name a claim of another storage class "
+        "(storage.claim)",
+    ),
+    Remedy(
+        r"^FailedMount: .*(?:unknown filesystem type|/sbin/mount\.<type>|bad option)",
+        "the node lacks the program that mounts such volumes (nfs-common for NFS): install it there",
+    ),
+    Remedy(
+        r"^FailedAttachVolume: Multi-Attach",
+        "a node still holds the volume of storage.claim, which one at a time may: wait until it lets go, or "
+        "use a claim of ReadWriteMany",
+    ),
+    Remedy(
+        r"^Failed(?:Mount|AttachVolume)",
+        "the node does not get the volume of storage.claim: see whether the storage and its driver on the "
+        "node are up",
+    ),
+    Remedy(
+        r"^FailedCreatePodSandBox: .*no runtime for \"([^\"]+)\" is configured",
+        "the container runtime of the node does not know {1}: set it up there, or take the node out",
+    ),
+    Remedy(
+        r"^(?:FailedCreatePodSandBox|NetworkNotReady)",
+        "the node can make no pods: see its network plugin and container runtime, or cordon it",
+    ),
+    Remedy(
+        r"^Pulling",
+        "the node is fetching the image: wait; it is quick where the node has it already",
+    ),
 )
 
 
@@ -98,8 +137,15 @@ def explain_wait(reason: str) -> str:
             said = remedy.help
             for number, group in enumerate(found.groups(), 1):
                 said = said.replace(f"{{{number}}}", group or "")
-            return f"{reason.rstrip('. ')}; {said}"
-    return reason
+            return f"{_short(reason).rstrip('. ')}; {said}"
+    return _short(reason)
+
+
+def _short(reason: str) -> str:
+    """Both ends of it, for a mount's whole command line lies between what failed and why."""
+    if len(reason) <= SAID_LIMIT:
+        return reason
+    return f"{reason[: SAID_LIMIT // 2].rstrip()} … {reason[-SAID_LIMIT // 2 :].lstrip()}"
 
 
 def explain_queue(queue: str) -> str:

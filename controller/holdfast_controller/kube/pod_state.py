@@ -1,0 +1,102 @@
+"""What one pod's document says of it, without judgement. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from holdfast_controller.manifests import CONTAINER, INDEX_LABEL
+
+Document = Mapping[str, Any]
+
+
+def index_of(pod: Document) -> int:
+    """-1 where its label is no number: others may write such labels too."""
+    index = pod["metadata"]["labels"].get(INDEX_LABEL, "")
+    return int(index) if index.isdecimal() else -1
+
+
+def node_of(pod: Document) -> str | None:
+    """The name of the node it was put on."""
+    name = (pod.get("spec") or {}).get("nodeName")
+    return str(name) if name else None
+
+
+def container_state(pod: Document) -> Mapping[str, Any]:
+    """Of the training container: `waiting`, `running` or `terminated`; empty where nothing is known."""
+    for status in pod["status"].get("containerStatuses") or []:
+        if status["name"] == CONTAINER:
+            state: Mapping[str, Any] = status.get("state") or {}
+            return state
+    return {}
+
+
+def running(pod: Document) -> bool:
+    """Whether its container runs now."""
+    return "running" in container_state(pod)
+
+
+def terminated(pod: Document) -> bool:
+    """Whether its container has ended."""
+    return "terminated" in container_state(pod)
+
+
+def started(pod: Document) -> datetime | None:
+    """When its container did."""
+    state = container_state(pod)
+    at = (state.get("running") or state.get("terminated") or {}).get("startedAt")
+    return datetime.fromisoformat(at) if at else None
+
+
+def condition_of(pod: Document, kind: str) -> Document:
+    """The pod's, of which it has one of a kind; empty where it has none."""
+    conditions = pod["status"].get("conditions") or []
+    return next((one for one in conditions if one["type"] == kind), {})
+
+
+def is_disrupted(pod: Document) -> bool:
+    """Whether the platform has said that it takes it."""
+    return condition_of(pod, "DisruptionTarget").get("status") == "True"
+
+
+def scheduled(pod: Document) -> datetime | None:
+    """When it got its node."""
+    condition = condition_of(pod, "PodScheduled")
+    at = condition.get("lastTransitionTime") if condition.get("status") == "True" else None
+    return datetime.fromisoformat(at) if at else None
+
+
+def memory_limit(pod: Document) -> str:
+    """What the kubelet says that it allows the container."""
+    for status in pod["status"].get("containerStatuses") or []:
+        limit = ((status.get("resources") or {}).get("limits") or {}).get("memory")
+        if status["name"] == CONTAINER and limit:
+            return str(limit)
+    return "memory"
+
+
+def is_wanted(pod: Document) -> bool:
+    """Whether nobody has asked it to go, and it has not ended."""
+    return "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") in (
+        None,
+        "Pending",
+        "Running",
+    )
+
+
+def forced(pod: Document) -> bool:
+    """Deleted without grace: nobody waits for its node, and nobody will hear of it again."""
+    meta = pod["metadata"]
+    return "deletionTimestamp" in meta and not meta.get("deletionGracePeriodSeconds")
+
+
+def asked_to_go(pod: Document) -> float | None:
+    """When its deletion was asked for: the timestamp is that of the end of the grace."""
+    end = seconds(pod["metadata"].get("deletionTimestamp"))
+    return None if end is None else end - float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
+
+
+def seconds(time: str | None) -> float | None:
+    """A time of Kubernetes in seconds since the epoch."""
+    return datetime.fromisoformat(time).timestamp() if time else None

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast_trainer.model import GPT
 from holdfast_trainer.optim import allow_tf32, build_optimizer
 from holdfast_trainer.parallel import join_gang
-from holdfast_trainer.telemetry import gemm_peak
+from holdfast_trainer.spans import gemm_peak
 
 from .gate import Gate
 from .work import STEPS, Work

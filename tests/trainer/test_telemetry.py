@@ -25,8 +25,9 @@ from holdfast_trainer.checkpoint import Saved
 from holdfast_trainer.contract import TERMINATION_LIMIT, Progress, RunDir, Termination, read_lines
 from holdfast_trainer.endpoint import Endpoint, newest_ledger
 from holdfast_trainer.ledger import Journal, useful_seconds
+from holdfast_trainer.spans import Spans, gemm_peak
 from holdfast_trainer.steplog import StepLog
-from holdfast_trainer.telemetry import Spans, Telemetry, gemm_peak
+from holdfast_trainer.telemetry import Telemetry
 
 
 def get(address: str, path: str) -> str:

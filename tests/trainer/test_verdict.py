@@ -10,8 +10,9 @@ import torch
 
 from holdfast_trainer.contract import Progress, RunDir, read_lines
 from holdfast_trainer.ledger import Journal
+from holdfast_trainer.spans import Spans
 from holdfast_trainer.steplog import StepLog
-from holdfast_trainer.telemetry import Spans, Telemetry
+from holdfast_trainer.telemetry import Telemetry
 from holdfast_trainer.verdict import CAUSES, Interval, Judge, judge
 
 COMPUTE = {"forward": 3.0, "backward": 6.0, "optimizer": 0.5}

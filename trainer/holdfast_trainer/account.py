@@ -19,8 +19,9 @@ from .ledger import Journal
 from .parallel import Gang
 from .place import Place
 from .profiling import Window
+from .spans import Spans, gemm_peak
 from .steplog import StepLog
-from .telemetry import Spans, Telemetry, gemm_peak
+from .telemetry import Telemetry
 from .tensorboard import TensorBoard
 
 

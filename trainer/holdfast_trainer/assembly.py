@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .alike import require_alike
+from .attention import attention_kernels
 from .compilation import compile_or_eager
 from .config import Config, ConfigError
 from .data import TokenDataset
@@ -78,6 +79,8 @@ class Assembled:
     optimizer: torch.optim.Optimizer
     not_compiled: str
     """Why it runs as it is written although it was to be compiled; else empty."""
+    attention: str
+    """The kernel that attention takes (see attention_kernels)."""
 
 
 def assemble(
@@ -106,6 +109,7 @@ def assemble(
             found: Tensor = model(tokens, targets)[1]
         return found
 
+    attention = _attention(raw.blocks[0].to(gang.device), _through_block(batches, compute))
     not_compiled = ""
     if settings.compile:
         mode = None if settings.compile is True else settings.compile
@@ -119,7 +123,7 @@ def assemble(
     else:
         model = wrap(raw, gang, static_graph=batches.chunks == 1, settle=loss)
     optimizer = build_optimizer(raw, config.optim, gang.device, fused=settings.fused_optimizer)
-    return Assembled(raw, model, optimizer, not_compiled)
+    return Assembled(raw, model, optimizer, not_compiled, attention)
 
 
 def check_sharding(precision: str) -> None:
@@ -140,6 +144,12 @@ def _through_block(batches: Batches, compute: Precision) -> Callable[[nn.Module]
         return out.float().sum()
 
     return through
+
+
+def _attention(block: nn.Module, through: Callable[[nn.Module], Tensor]) -> str:
+    """Of one block, as all are alike; a part of a step's forward pass in time and memory."""
+    with unharmed(block):
+        return attention_kernels(lambda: through(block))
 
 
 def _probe(model: nn.Module, loss: Callable[[nn.Module], Tensor], *, validates: bool) -> Callable[[], None]:

@@ -100,6 +100,7 @@ def as_text(config: Config, facts: Facts, found: Sequence[Finding]) -> str:
         f"logits {need.logits / 1e9:.2f})",
         f"step        {1e3 * facts.step_seconds:,.1f} ms, {tokens / facts.step_seconds:,.0f} tokens/s, "
         f"{facts.data_seconds / facts.step_seconds:.2%} of it data",
+        f"attention   {facts.attention}",
         f"checkpoint  {facts.state_bytes / 1e9:.2f} GB, {facts.save_seconds:.1f} s at "
         f"{facts.disk_bytes_per_second / 1e9:.2f} GB/s; a notice leaves {facts.notice_seconds:.0f} s",
         f"data        {facts.samples:,} sequences, read "

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from .attention import MATH
 from .checkpoint.cadence import does_not_fit
 from .config import Config
 from .memory_need import largest_micro_batch, memory_need
@@ -55,6 +56,8 @@ class Facts:
 
     not_compiled: str = ""
     """Why the steps ran as they are written although train.compile is on."""
+    attention: str = ""
+    """The kernel that attention took (see attention_kernels)."""
 
     @property
     def save_seconds(self) -> float:
@@ -204,7 +207,23 @@ def _computing(config: Config, facts: Facts) -> list[Finding]:
             f"{share:.0%} of a step is the optimizer: it would pay to do more work between two of its steps"
         )
         found.append(Finding("warning", "train.global_batch", message))
+    if MATH in facts.attention:
+        found.append(_unfused(config, facts.device_type))
     return found
+
+
+def _unfused(config: Config, device_type: str) -> Finding:
+    """For attention that writes the scores of all pairs of tokens to memory."""
+    told = (
+        f"attention is computed by plain operators (math), with {config.model.context} x "
+        f"{config.model.context} scores a head in memory"
+    )
+    if config.model.dropout and device_type == "cpu":
+        return Finding("warning", "model.dropout", f"{told}: the fused kernel of a CPU has no dropout, set 0")
+    size = config.model.width // config.model.heads
+    message = f"{told}: no fused kernel of this device takes heads of {size} ({config.model.width} / "
+    message += f"{config.model.heads}); 64 and 128 are usual"
+    return Finding("warning", "model.heads", message)
 
 
 def _settings(config: Config, facts: Facts) -> list[Finding]:

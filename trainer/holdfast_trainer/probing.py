@@ -101,6 +101,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         state_bytes=state,
         notice_seconds=grace_seconds() * (1 - RESERVE_SHARE),
         not_compiled=training.not_compiled,
+        attention=training.attention,
         reduce_bytes_per_second=_reduce_speed(gang),
     )
 

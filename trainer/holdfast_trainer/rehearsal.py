@@ -66,6 +66,7 @@ class Rehearsal:
         self._raw, self._model, self._optimizer = parts.raw_model, parts.model, parts.optimizer
         self.not_compiled = parts.not_compiled
         """Why not, where it was to be; else empty."""
+        self.attention = parts.attention
 
     def step(self, number: int) -> StepTimes:
         for group in self._optimizer.param_groups:

@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from .account import Account
 from .checkpoint import Skipped, load_newest
 from .checkpoint.loader import describe_environment
 from .contract import RunDir
-from .ledger import Journal
+from .ledger import useful_seconds
 from .parallel import Gang
 from .place import process_start
 from .training_state import TrainingState
@@ -79,22 +80,21 @@ def _tell(step: int, world_size: int, environment: dict[str, Any], gang: Gang, f
 
 
 def record_start(
-    journal: Journal,
-    run_dir: RunDir,
-    world_size: int,
-    resumed: Resumed,
-    marks: Marks,
-    useful_seconds: float | None,
+    account: Account, run_dir: RunDir, attempt: int, resumed: Resumed, marks: Marks, attention: str
 ) -> None:
-    """The ledger's first line of an attempt; rank 0 writes it."""
+    """Rank 0 tells how its attempt begins: progress, and the ledger's first line."""
+    useful = useful_seconds(run_dir, attempt, resumed.step)
+    account.telemetry.resumed(resumed.step, useful, marks.told())
+    account.telemetry.attention(attention)
     for skip in resumed.skipped:
         log.warning("checkpoint of step %d was passed over: %s", skip.step, skip.reason)
-    journal.event(
+    account.journal.event(
         "attempt_start",
-        world_size=world_size,
+        world_size=account.telemetry.progress.world_size,
         resumed_step=resumed.step,
         resumed_from=run_dir.checkpoint(resumed.step).name if resumed.step else None,
-        useful_seconds=useful_seconds,
+        useful_seconds=useful,
+        attention=attention or None,
         skipped=[
             {"checkpoint": run_dir.checkpoint(s.step).name, "reason": s.reason} for s in resumed.skipped
         ],

@@ -44,7 +44,7 @@ from .config import Snapshots
 from .ending import Ending
 from .faults import dead_worker, is_out_of_memory, out_of_memory
 from .interruption import Exchange, Notice
-from .ledger import trained_before, useful_seconds
+from .ledger import trained_before
 from .losses import Losses
 from .overflow import Overflow
 from .parallel import join_gang, let_kernels_vary, make_deterministic, shard, wrap
@@ -158,6 +158,8 @@ class Run:
         )
         self.memory_remedy = "Give a forward pass a smaller batch"
         """What to change where a step does not fit the memory."""
+        self.attention = ""
+        """The kernel that it takes (see attention_kernels); set before `track`, it is told."""
         self._ending.explain = self._explain
         self._ending.hanging = lambda: self._watchdog.telling
         self._ending.noticed = lambda: self._notice.received
@@ -195,9 +197,7 @@ class Run:
         self._saves.pass_over({s.step for s in resumed.skipped})
         self._marks.loaded = time.time()
         if self.rank == 0:
-            useful = useful_seconds(self.run_dir, self.attempt, resumed.step)
-            self._account.telemetry.resumed(resumed.step, useful, self._marks.told())
-            record_start(self._account.journal, self.run_dir, self.world_size, resumed, self._marks, useful)
+            record_start(self._account, self.run_dir, self.attempt, resumed, self._marks, self.attention)
         return self.step
 
     def _before_optimizer(self, *_: object) -> None:

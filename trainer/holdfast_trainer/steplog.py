@@ -15,7 +15,8 @@ from typing import Any
 
 from .contract import ENV_TELEMETRY, Progress
 from .ledger import Journal
-from .telemetry import Spans, StepFigures, Telemetry
+from .spans import Spans
+from .telemetry import StepFigures, Telemetry
 from .tensorboard import TensorBoard
 from .verdict import Judge, Verdict
 

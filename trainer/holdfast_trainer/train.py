@@ -57,15 +57,17 @@ def train(
     cache = run.run_dir.path / "compiled"
     parts = assemble(run.gang, config, compute, batches, validates=val_data is not None, cache=cache)
     raw_model, model, optimizer = parts.raw_model, parts.model, parts.optimizer
+    run.attention = parts.attention
     run.track(model=raw_model, optimizer=optimizer, scaler=compute.scaler)
     if run.step and settings.init_from is not None and run.rank == 0:
         log.info("the checkpoint of step %d counts, not train.init_from (%s)", run.step, settings.init_from)
     if run.rank == 0:
         log.info(
-            "%.1f M parameters, %s on %s, %d ranks, %d x %d sequences a rank, attempt %d",
+            "%.1f M parameters, %s on %s, attention by %s, %d ranks, %d x %d sequences a rank, attempt %d",
             parameter_count(config.model) / 1e6,
             compute.name,
             run.device,
+            parts.attention,
             run.world_size,
             batches.chunks,
             batches.micro,

@@ -1,0 +1,108 @@
+"""Where the time of a step goes, and what the device could do in it.
+
+Spans on a CPU are wall time. On a GPU the CPU only queues work, so spans are pairs of CUDA events, read
+when the next step ends: by then they are past, and reading them waits for nothing. What the CPU timed of a
+step waits with them, so that all spans of a step are told together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch.profiler import record_function
+
+
+class Spans:
+    """Seconds by phase within a step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.late = device.type == "cuda"
+        """Whether a step's spans are best read when the next one ends."""
+        self.named = False
+        """Whether a profiler listens, and wants to be told the phases."""
+        self.off = False
+        self._seconds: dict[str, float] = {}
+        self._apart = 0.0
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._ended: dict[str, float] = {}
+        self._ended_events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def span(self, phase: str) -> Iterator[None]:
+        """Time a part of the step; parts of one phase add up."""
+        if self.off:
+            yield
+            return
+        with record_function(phase) if self.named else nullcontext():
+            if self.late:
+                start, end = _event(), _event()
+                start.record()
+                torch.cuda.nvtx.range_push(phase)  # type: ignore[no-untyped-call]
+                try:
+                    yield
+                finally:
+                    torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+                    end.record()
+                    self._events.append((phase, start, end))
+                return
+            began, apart = time.perf_counter(), self._apart
+            try:
+                yield
+            finally:
+                self.add(phase, time.perf_counter() - began - (self._apart - apart))
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Count seconds that were measured elsewhere, on the CPU."""
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+    def add_apart(self, phase: str, seconds: float) -> None:
+        """As `add`; where that was within a span, it does not count there."""
+        self.add(phase, seconds)
+        self._apart += seconds
+
+    def end_step(self) -> None:
+        """What comes now is of the next step."""
+        self._ended, self._seconds = self._seconds, {}
+        self._ended_events, self._events = self._events, []
+
+    def collect(self) -> dict[str, float]:
+        """The spans of the step that ended last; on a GPU waits until they are past."""
+        seconds, self._ended = self._ended, {}
+        for phase, start, end in self._ended_events:
+            end.synchronize()
+            seconds[phase] = seconds.get(phase, 0.0) + start.elapsed_time(end) / 1e3
+        self._ended_events = []
+        return seconds
+
+
+def gemm_peak(device: torch.device, dtype: torch.dtype, size: int = 1024, repeats: int = 5) -> float:
+    """FLOP/s of a square matrix product on this device with this process's threads: the best of a few.
+
+    MFU is taken against this measured peak, not against a data sheet: a share of what this rank can do. The
+    numbers are random: of constant ones a GPU switches fewer bits, draws less power and clocks higher than it
+    can with any real data.
+    """
+    if device.type == "cuda":
+        size = 8192
+    drawn = torch.Generator(device).manual_seed(1)  # training's own draws stay as they are
+    left = torch.randn((size, size), device=device, dtype=dtype, generator=drawn)
+    best = float("inf")
+    for _ in range(repeats):
+        _synchronize(device)
+        began = time.perf_counter()
+        torch.mm(left, left)
+        _synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -11,7 +11,8 @@ is in a label that the operator sets. torchrun looks the name up again until it 
 
 Nothing is ever restarted in place (`restartPolicy: Never`): all ranks of an attempt start together and
 end together, and finished pods stay for their evidence (`cleanPodPolicy: None`). `runPolicy.suspend` is
-left out on purpose: it is Kueue's.
+Kueue's, but for one thing: an attempt with a queue is made suspended, so that it waits where no Kueue
+admits it.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _pytorch_job(job: TrainingJob, attempt: int, settings: PodSettings) -> dict[
         "metadata": metadata,
         "spec": {
             "nprocPerNode": str(spec.processes_per_replica),
-            "runPolicy": {"cleanPodPolicy": "None"},
+            "runPolicy": {"cleanPodPolicy": "None", **({"suspend": True} if spec.queue else {})},
             "pytorchReplicaSpecs": {
                 REPLICA_TYPE: {
                     "replicas": spec.replicas,

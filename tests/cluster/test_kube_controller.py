@@ -228,6 +228,7 @@ def test_failures_suspension_and_deletion(world: World) -> None:
     world.controller("one", "story")
     with lost_claim(world.cluster, world.namespace, "lost"):
         world.submit("unmounted", storage={"claim": "lost"}, env={"STEPS": "1"})
+        world.submit("queued", queue="nowhere", env={"STEPS": "1"})
         _what_fails_is_suspended_and_deleted(world)
 
         # Its pod has a node, and its status says "ContainerCreating": the reason is in its Events alone.
@@ -237,6 +238,14 @@ def test_failures_suspension_and_deletion(world: World) -> None:
         assert "/no/such/directory is not a directory" in status["message"]
         assert (status["phase"], remedy in status["message"]) == ("Queued", True)
         world.kubectl("delete", "tj", "unmounted", "--timeout=300s")
+
+        # Without Kueue a queue keeps no quota: the job waits instead of running beside all others.
+        kueue = "kueue.x-k8s.io" in world.kubectl("api-versions")
+        why = "LocalQueue nowhere doesn't exist" if kueue else "the cluster has no API kueue.x-k8s.io"
+        status = world.until("queued", "the reason", lambda s: why in s.get("message", ""))
+        assert status["phase"] == "Queued"
+        assert world.kubectl("get", "pods", "-l=holdfast.dev/job=queued", "-o=name") == ""
+        world.kubectl("delete", "tj", "queued", "--timeout=300s")
 
 
 def _what_fails_is_suspended_and_deleted(world: World) -> None:

@@ -24,11 +24,13 @@ from waiting import wait_until_async
 
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob, Verdict
 from holdfast_controller.kube.connection import connect
+from holdfast_controller.kube.inquiry import AGAIN_SECONDS, SPEAKERS, Inquiry
 from holdfast_controller.kube.observation import attempt_observation
 from holdfast_controller.kube.pieces import PODS, PYTORCH_JOBS, Pieces
-from holdfast_controller.kube.slow_starts import AGAIN_SECONDS, SLOW_SECONDS, SPEAKERS, SlowStarts
+from holdfast_controller.kube.slow_starts import SLOW_SECONDS, slow_starts
 from holdfast_controller.manifests import INDEX_LABEL
 from holdfast_controller.pod_template import attempt_labels
+from holdfast_controller.policy.slow_start import SlowStart
 
 CAPTURED = Path(__file__).with_name("captured_events")
 Look = Callable[[], Awaitable[None]]
@@ -124,7 +126,7 @@ class World:
 
 
 @asynccontextmanager
-async def watched(world: World, directory: Path) -> AsyncIterator[tuple[Look, SlowStarts, Pieces]]:
+async def watched(world: World, directory: Path) -> AsyncIterator[tuple[Look, Inquiry[SlowStart], Pieces]]:
     app = web.Application()
     for path in (PODS, PYTORCH_JOBS):
         app.router.add_get(path, world.list_or_watch)
@@ -138,12 +140,12 @@ async def watched(world: World, directory: Path) -> AsyncIterator[tuple[Look, Sl
     file.write_text(there.kubeconfig())
     connection = await connect(file)
     pieces = Pieces(connection)
-    slow = SlowStarts(connection, pieces, lambda: world.now)
+    slow = slow_starts(connection, pieces, lambda: world.now)
     task = asyncio.ensure_future(pieces.run())
     try:
         await pieces.synced()
-        with slow.followed() as log:
-            yield partial(slow.look, log), slow, pieces
+        with slow.followed() as own:
+            yield partial(slow.look, own), slow, pieces
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -249,7 +251,7 @@ def test_who_may_not_read_events_is_told_so_once_and_jobs_go_on(tmp_path: Path) 
                 for _again in range(3):
                     world.now += AGAIN_SECONDS
                     await look()
-            assert [line["event"] for line in logs] == ["cannot read why a pod does not start"]
+            assert [line["event"] for line in logs] == ["cannot read why it waits"]
             assert "may not list events" in logs[0]["error"]
             assert slow.known == {}
 

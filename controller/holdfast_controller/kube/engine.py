@@ -55,8 +55,9 @@ from .pieces import Pieces, attempt_of, pod_path, pytorch_jobs_path
 from .pod_state import index_of, node_of
 from .podlogs import pod_lines
 from .prepared import Prepared
+from .queue_waits import queue_waits
 from .reflector import Reflector, uid_of
-from .slow_starts import SlowStarts
+from .slow_starts import slow_starts
 from .steps import read_steps
 from .taking import KILL_GRACE_SECONDS, refuse, take
 
@@ -91,7 +92,8 @@ class KubeEngine:
         self.last_words = LastWords(connection, pieces, endpoints, jobs)
         self._evidence = Evidence(connection, pieces, jobs)
         self._nodes = Nodes(connection, may_read=self._settings.read_nodes)
-        self._slow_starts = SlowStarts(connection, pieces)
+        self._slow_starts = slow_starts(connection, pieces)
+        self._queue_waits = queue_waits(connection, pieces)
 
     # -------------------------------------------------------------- starting
 
@@ -151,6 +153,7 @@ class KubeEngine:
             self._endpoints.progress_of(job, attempt),
             self._endpoints.silence_of(job, attempt),
             self._slow_starts.known,
+            self._queue_waits.known,
         )
         places = await self._places(job, attempt, pods)
         return replace(self._endpoints.by_our_clock(job, seen), places=places)
@@ -169,12 +172,13 @@ class KubeEngine:
         return self._pieces.changes()
 
     async def sweep(self) -> None:
-        """Keep what pods that go have said, let go of what nobody needs any more, and look why pods do not
-        start. Until cancelled."""
+        """Keep what pods that go have said, let go of what nobody needs, and ask why others wait. Until
+        cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.last_words.run())
             group.create_task(self._evidence.sweep())
             group.create_task(self._slow_starts.run())
+            group.create_task(self._queue_waits.run())
 
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         known = self._endpoints.ledger_of(job)

@@ -21,7 +21,7 @@ from datetime import datetime
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 from holdfast_controller.heartbeat import Silence
 from holdfast_controller.manifests import QUEUE_LABEL, Manifests
-from holdfast_controller.policy.waits import explain_queue
+from holdfast_controller.policy.queue_waits import in_queue
 from holdfast_trainer.contract import Progress, Termination
 
 from .pending import Slow, stuck, why_pending
@@ -70,8 +70,10 @@ def attempt_observation(
     progress: Progress | None = None,
     silence: Silence | None = None,
     slow: Slow | None = None,
+    queued: Mapping[str, str] | None = None,
 ) -> AttemptObservation:
-    """A snapshot. `replicas` is how many there should be; `slow`: what keeps pods from starting, by uid."""
+    """A snapshot. `replicas` is how many there should be; `slow`: what keeps pods from starting, `queued`:
+    why its queue does not admit it, both by uid."""
     ours = _asked_by_us(pytorch_job)
     by_index = {index_of(pod): pod for pod in pods}
     whole = pytorch_job is not None and "deletionTimestamp" not in pytorch_job["metadata"]
@@ -90,7 +92,7 @@ def attempt_observation(
         exists=exists,
         gone=gone,
         replicas=seen if exists else (),
-        waiting=_waiting(seen, by_index, pytorch_job) if exists else "",
+        waiting=_waiting(seen, by_index, pytorch_job, queued or {}) if exists else "",
         stopping=_annotation(pytorch_job, STOPPED) is not None and (gone or not left),
         progress=progress,
         silence=silence,
@@ -172,7 +174,7 @@ def _taken(pod: Document, ours: bool, pytorch_job: Document | None) -> tuple[boo
             return False, ""
         if ours:
             return False, "Killed: by Holdfast, with its peers"
-    if _suspended(pytorch_job):
+    if is_suspended(pytorch_job):
         return True, "Preempted: the queue suspended the attempt"
     return True, "Deleted: somebody deleted the pod"
 
@@ -209,15 +211,18 @@ def _ended_by_deletion(pod: Document, asked: float) -> bool:
 
 
 def _waiting(
-    seen: Sequence[ReplicaObservation], pods: Mapping[int, Document], pytorch_job: Document | None
+    seen: Sequence[ReplicaObservation],
+    pods: Mapping[int, Document],
+    pytorch_job: Document | None,
+    queued: Mapping[str, str],
 ) -> str:
     """Why nothing has started; empty where something has, or is about to."""
     if any(one.state is not ReplicaState.PENDING for one in seen):
         return ""
     if not pods:
-        if _suspended(pytorch_job):
-            queue = (pytorch_job or {})["metadata"].get("labels", {}).get(QUEUE_LABEL, "")
-            return explain_queue(queue)
+        if is_suspended(pytorch_job):
+            meta = (pytorch_job or {})["metadata"]
+            return queued.get(meta.get("uid", "")) or in_queue(meta.get("labels", {}).get(QUEUE_LABEL, ""))
         return "waits for the Training Operator to make its pods; is it installed and running?"
     known = sorted((one for one in seen if one.reason), key=lambda one: one.stuck is None)
     if not known:
@@ -247,7 +252,8 @@ def _asked_by_us(pytorch_job: Document | None) -> bool:
     return any(_annotation(pytorch_job, name) is not None for name in (STOPPED, KILLED))
 
 
-def _suspended(pytorch_job: Document | None) -> bool:
+def is_suspended(pytorch_job: Document | None) -> bool:
+    """Whether its queue, and nobody else, keeps it from having pods."""
     run_policy = ((pytorch_job or {}).get("spec") or {}).get("runPolicy") or {}
     return bool(run_policy.get("suspend"))
 

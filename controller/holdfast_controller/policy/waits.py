@@ -7,6 +7,7 @@ can be changed, and the platform's part where it cannot. What is not known here 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 SAID_LIMIT = 400
@@ -131,7 +132,12 @@ STARTING = (
 def explain_wait(reason: str) -> str:
     """`reason` (`Unschedulable: ...`, `ErrImagePull: ...`) with what would help; alone where nobody knows."""
     scheduling = reason.startswith(("Unschedulable", "SchedulerError", "Pending"))
-    for remedy in SCHEDULING if scheduling else STARTING:
+    return explain(reason, SCHEDULING if scheduling else STARTING)
+
+
+def explain(reason: str, remedies: Sequence[Remedy]) -> str:
+    """`reason` with the first remedy that fits it."""
+    for remedy in remedies:
         found = re.search(remedy.pattern, reason, re.DOTALL)
         if found:
             said = remedy.help
@@ -146,12 +152,3 @@ def _short(reason: str) -> str:
     if len(reason) <= SAID_LIMIT:
         return reason
     return f"{reason[: SAID_LIMIT // 2].rstrip()} … {reason[-SAID_LIMIT // 2 :].lstrip()}"
-
-
-def explain_queue(queue: str) -> str:
-    """Why an attempt has no pods that Kueue has not admitted."""
-    return (
-        f"waits for room in its queue {queue!r}: wait for its jobs to end, ask for less (replicas, gpus, "
-        "resources), or have its quota raised; `kubectl describe workloads` shows its place, and says so "
-        "where the queue is stopped, missing, or smaller than the job"
-    )

@@ -75,10 +75,10 @@ def preempted_in_its_queue(job: Job, attempt: int) -> Iterator[None]:
     """Kueue gives the job's quota to one of higher priority, and gives it back when that has gone."""
     world = job.world
     with kueue.urgent_job(world.cluster, world.namespace, "1"):
-        said = f"waits for room in its queue {kueue.QUEUE!r}: wait for its jobs to end, ask for less"
+        said = f"waits in its queue {kueue.QUEUE!r}: ", "insufficient unused quota for cpu in flavor any"
 
         def waits(now: Document) -> bool:
-            return now["attempt"] > attempt and now["message"].startswith(said)
+            return now["attempt"] > attempt and all(words in now["message"] for words in said)
 
         job.until("to wait for quota", waits)
     yield

@@ -1,0 +1,138 @@
+"""Questions about objects that wait, asked again and again until they do not wait any more.
+
+What would cost a watch of its own, of things that mostly nobody needs, is listed for the few objects that it
+concerns. All questions of one kind have one budget of requests, of an attempt with many objects the first
+few are asked about, and when an answer is a new one its job is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Generic, TypeVar
+
+import structlog
+
+from holdfast_controller.cluster import HoldfastError
+from holdfast_controller.pod_template import JOB_LABEL
+
+from .connection import Connection, Document
+from .pieces import Attempt, Pieces, attempt_of
+from .pod_state import index_of
+from .reflector import Notice, Reflector, uid_of
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 5.0
+AGAIN_SECONDS = 30.0
+"""Between two questions about one object."""
+SPEAKERS = 3
+"""Replicas of an attempt that are asked about."""
+PER_SECOND = 5.0
+BURST = 10
+
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class _Waiting:
+    """`due`: when it is to be asked about next."""
+
+    document: Document
+    attempt: Attempt
+    due: float
+
+
+class Inquiry(Generic[Answer]):
+    """About objects of one kind of `pieces`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        pieces: Pieces,
+        kind: Callable[[Pieces], Reflector],
+        *,
+        concerns: Callable[[Document], bool],
+        ask: Callable[[Connection, Document], Awaitable[Answer | None]],
+        first_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """`concerns` says which objects wait; each is asked about once it has for `first_seconds`."""
+        self._connection = connection
+        self._pieces = pieces
+        self._kind = kind
+        self._concerns = concerns
+        self._ask = ask
+        self._first_seconds = first_seconds
+        self._clock = clock
+        self._waiting: dict[str, _Waiting] = {}
+        self._known: dict[str, Answer] = {}
+        self._warned = False
+
+    @property
+    def known(self) -> Mapping[str, Answer]:
+        """The newest answers by uid, while `run` or whoever is within `followed` looks."""
+        return self._known
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        with self.followed() as connection:
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                await self.look(connection)
+
+    @contextmanager
+    def followed(self) -> Iterator[Connection]:
+        """Know which objects wait; gives the connection to ask over."""
+        reflector = self._kind(self._pieces)
+        stop = reflector.listen(self._take)
+        for document in reflector.all():
+            self._take(Notice("ADDED", document))
+        try:
+            yield self._connection.apart(PER_SECOND, BURST)
+        finally:
+            stop()
+            self._waiting.clear()
+            self._known.clear()
+
+    async def look(self, connection: Connection) -> None:
+        """Ask about those that are due, and have their jobs looked at where the answer is a new one."""
+        now = self._clock()
+        for uid, waiting in _speakers(self._waiting.items()):
+            if waiting.due > now:
+                continue
+            waiting.due = now + AGAIN_SECONDS
+            meta = waiting.document["metadata"]
+            try:
+                found = await self._ask(connection, waiting.document)
+            except HoldfastError as error:
+                if not self._warned:
+                    log.warning("cannot read why it waits", object=meta["name"], error=str(error))
+                self._warned = True
+                continue
+            self._warned = False
+            if uid in self._waiting and found != self._known.get(uid):
+                self._known.pop(uid, None)
+                if found is not None:
+                    self._known[uid] = found
+                self._pieces.wake(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
+
+    def _take(self, notice: Notice) -> None:
+        document = notice.object
+        uid, attempt = uid_of(document), attempt_of(document)
+        if notice.type == "DELETED" or attempt is None or not self._concerns(document):
+            self._waiting.pop(uid, None)
+            self._known.pop(uid, None)
+        elif uid not in self._waiting:
+            self._waiting[uid] = _Waiting(document, attempt, self._clock() + self._first_seconds)
+
+
+def _speakers(waiting: Iterable[tuple[str, _Waiting]]) -> list[tuple[str, _Waiting]]:
+    """The first few replicas of each attempt."""
+    in_order = sorted(waiting, key=lambda one: (one[1].attempt, index_of(one[1].document)))
+    attempts = groupby(in_order, key=lambda one: one[1].attempt)
+    return [one for _, objects in attempts for one in list(objects)[:SPEAKERS]]

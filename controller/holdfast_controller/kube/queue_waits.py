@@ -1,0 +1,59 @@
+"""Why a queue does not admit an attempt: the conditions of the Workload that Kueue makes for it.
+
+An attempt with a queue is made suspended (manifests.py), and only Kueue ends that: where there is no Kueue,
+or it takes no notice of PyTorchJobs, the job waits instead of running beside every quota, and says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from holdfast_controller.cluster import NotFound
+from holdfast_controller.manifests import QUEUE_LABEL
+from holdfast_controller.policy.queue_waits import NO_KUEUE, NO_WORKLOAD, queue_wait
+
+from .connection import Connection, Document
+from .inquiry import Inquiry
+from .observation import is_suspended
+from .pieces import Pieces
+from .reflector import uid_of
+
+GROUP = "/apis/kueue.x-k8s.io"
+OWNER_LABEL = "kueue.x-k8s.io/job-uid"
+FIRST_SECONDS = 3.0
+
+
+def queue_waits(
+    connection: Connection, pieces: Pieces, clock: Callable[[], float] = time.monotonic
+) -> Inquiry[str]:
+    """About PyTorchJobs."""
+    return Inquiry(
+        connection,
+        pieces,
+        lambda pieces: pieces.pytorch_jobs,
+        concerns=_is_queued,
+        ask=_why,
+        first_seconds=FIRST_SECONDS,
+        clock=clock,
+    )
+
+
+def _is_queued(pytorch_job: Document) -> bool:
+    meta = pytorch_job["metadata"]
+    return "deletionTimestamp" not in meta and QUEUE_LABEL in meta["labels"] and is_suspended(pytorch_job)
+
+
+async def _why(connection: Connection, pytorch_job: Document) -> str | None:
+    meta = pytorch_job["metadata"]
+    queue = meta["labels"][QUEUE_LABEL]
+    try:
+        group = await connection.get(GROUP)
+    except NotFound:
+        return NO_KUEUE.format(queue=queue)
+    version = group["preferredVersion"]["version"]
+    path = f"{GROUP}/{version}/namespaces/{meta['namespace']}/workloads"
+    found = (await connection.get(path, labelSelector=f"{OWNER_LABEL}={uid_of(pytorch_job)}"))["items"]
+    if not found:
+        return NO_WORKLOAD
+    return queue_wait(queue, (found[0].get("status") or {}).get("conditions") or [])

@@ -1,0 +1,130 @@
+"""An attempt with a queue is admitted by Kueue or waits, and says why; a server plays the apiserver."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from misbehaving_apiserver import Server
+
+from holdfast_controller.jobs import Metadata, Spec, TrainingJob
+from holdfast_controller.kube.connection import connect
+from holdfast_controller.kube.observation import attempt_observation
+from holdfast_controller.kube.pieces import PODS, PYTORCH_JOBS, Pieces
+from holdfast_controller.kube.queue_waits import FIRST_SECONDS, GROUP, queue_waits
+from holdfast_controller.manifests import attempt_manifests
+from holdfast_controller.pod_settings import PodSettings
+
+JOB = TrainingJob(
+    metadata=Metadata(name="gpt", namespace="team", uid="job-1"),
+    spec=Spec(command=["python"], image="trainer:1", queue="training"),
+)
+FULL = json.loads((Path(__file__).with_name("captured_workloads.json")).read_text(encoding="utf-8"))["full"]
+PREFERRED = {"name": "kueue.x-k8s.io", "preferredVersion": {"version": "v1beta2"}}
+
+
+def said(group: Any, workloads: list[Any], directory: Path) -> str:
+    """What the job says that it waits for; `group`, `workloads`: answers, or the status of a refusal."""
+    made = attempt_manifests(JOB, 1, PodSettings(default_claim="runs")).pytorch_job
+    made["metadata"] |= {"uid": "pytorch-job-1", "resourceVersion": "5"}
+    now = [1000.0]
+
+    def answer(found: Any) -> web.Response:
+        if isinstance(found, int):
+            return web.json_response({"message": "no"}, status=found)
+        return web.json_response(found)
+
+    async def listed(request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            await asyncio.Event().wait()
+        items = [made] if request.path == PYTORCH_JOBS else []
+        return web.json_response({"metadata": {"resourceVersion": "9"}, "items": items})
+
+    async def queues(request: web.Request) -> web.Response:
+        assert request.query["labelSelector"] == "kueue.x-k8s.io/job-uid=pytorch-job-1"
+        return answer(workloads[0] if workloads and isinstance(workloads[0], int) else {"items": workloads})
+
+    async def groups(_: web.Request) -> web.Response:
+        return answer(group)
+
+    async def story() -> str:
+        app = web.Application()
+        app.router.add_get(PODS, listed)
+        app.router.add_get(PYTORCH_JOBS, listed)
+        app.router.add_get(GROUP, groups)
+        app.router.add_get(f"{GROUP}/v1beta2/namespaces/team/workloads", queues)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        there = Server()
+        there.port = runner.addresses[0][1]
+        file = directory / "kubeconfig"
+        file.write_text(there.kubeconfig())
+        connection = await connect(file)
+        pieces = Pieces(connection)
+        asked = queue_waits(connection, pieces, lambda: now[0])
+        task = asyncio.ensure_future(pieces.run())
+        try:
+            await pieces.synced()
+            with asked.followed() as own:
+                now[0] += FIRST_SECONDS
+                await asked.look(own)
+                found = pieces.pytorch_job_of(JOB, 1)
+                return attempt_observation(1, 1, found, [], queued=asked.known).waiting
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await connection.close()
+            await runner.cleanup()
+
+    return asyncio.run(story())
+
+
+def test_an_attempt_with_a_queue_is_made_suspended_and_one_without_is_not() -> None:
+    """So that one whom no Kueue admits waits, and runs beside no quota."""
+    for queue, policy in (
+        ("training", {"cleanPodPolicy": "None", "suspend": True}),
+        (None, {"cleanPodPolicy": "None"}),
+    ):
+        job = JOB.model_copy(update={"spec": JOB.spec.model_copy(update={"queue": queue})})
+        made = attempt_manifests(job, 1, PodSettings(default_claim="runs")).pytorch_job
+        assert made["spec"]["runPolicy"] == policy
+
+
+@pytest.mark.parametrize(
+    ("group", "workloads", "words"),
+    [
+        pytest.param(
+            404,
+            [],
+            "waits for Kueue, which its queue 'training' belongs to: the cluster has no API kueue.x-k8s.io, "
+            "and without it no quota would be kept; install Kueue (k8s/kueue) and it goes on by itself, or "
+            "take queue out of the job, suspend and resume it",
+            id="no Kueue",
+        ),
+        pytest.param(
+            PREFERRED,
+            [],
+            "waits for Kueue, which has taken no notice of it: see that its controller runs, and that its "
+            "configuration names kubeflow.org/pytorchjob among integrations.frameworks",
+            id="no Workload",
+        ),
+        pytest.param(
+            PREFERRED,
+            [{"status": {"conditions": FULL}}],
+            "waits in its queue 'training': couldn't assign flavors to pod set worker: insufficient unused "
+            "quota for cpu in flavor any, 500m more needed; wait for the queue's jobs to end",
+            id="no quota left",
+        ),
+        pytest.param(PREFERRED, [{}], "waits for room in its queue 'training': ", id="not looked at yet"),
+        pytest.param(PREFERRED, [403], "waits for room in its queue 'training': ", id="may not be read"),
+    ],
+)
+def test_a_job_in_a_queue_says_what_it_waits_for(
+    group: Any, workloads: list[Any], words: str, tmp_path: Path
+) -> None:
+    assert said(group, workloads, tmp_path).startswith(words)

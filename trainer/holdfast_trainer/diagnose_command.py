@@ -19,6 +19,7 @@ from pathlib import Path
 from . import contract
 from .config import Config, ConfigError, check_world, load
 from .diagnosis import Facts, Finding, estimate, findings
+from .gpu_advice import add_gpus, advise, settings_line
 from .memory_need import Need, memory_need
 from .target_words import add_target_words, target_of
 from .token_index import DataError
@@ -28,6 +29,7 @@ EPILOG = """examples:
   python -m holdfast_trainer diagnose gpt.yaml
   python -m holdfast_trainer diagnose gpt.yaml train.micro_batch=8 -o json
   torchrun --nproc-per-node=2 -m holdfast_trainer diagnose gpt.yaml --run-dir runs/a
+  python -m holdfast_trainer diagnose gpt.yaml --gpu-memory 24 --gpu-memory 80 --gpus 4    # GPUs not here
   python -m holdfast_trainer diagnose mine.py:make       # a model of your own, see tune/workload.py
 """
 
@@ -42,11 +44,14 @@ def main(argv: Sequence[str]) -> int:
     add_target_words(parser, "what to look at")
     parser.add_argument("--run-dir", type=Path, help="whose disk to measure (default: here)")
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps to time (%(default)s)")
+    add_gpus(parser)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
     arguments = parser.parse_intermixed_args(argv)
     target, overrides = target_of(parser, arguments)
     if arguments.steps < 1:
         parser.error(f"--steps {arguments.steps}: at least 1 is needed")
+    if arguments.gpu_memory:
+        return advise(target, overrides, arguments)
     if is_workload(target):
         return diagnose_workload(target, arguments.steps, arguments.output)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -109,6 +114,8 @@ def as_text(config: Config, facts: Facts, found: Sequence[Finding]) -> str:
     if facts.reduce_bytes_per_second is not None:
         lines.append(f"network     {facts.reduce_bytes_per_second / 1e9:.2f} GB/s all-reduce bus bandwidth")
     lines.append(f"time        {_duration(estimate(config, facts))} for {config.train.steps:,} steps")
+    if line := settings_line(config, facts, need):
+        lines.append(line)
     lines += ["", *(f"{finding.level}: {finding.setting}: {finding.message}" for finding in found)]
     if not found:
         lines.append("nothing to change")

@@ -13,12 +13,10 @@ from typing import Literal
 from .attention import MATH
 from .checkpoint.cadence import does_not_fit
 from .config import Config
-from .memory_need import largest_micro_batch, memory_need
+from .memory_need import FULL_SHARE, largest_micro_batch, memory_need
 from .model import parameter_count
 from .verdict import OPTIMIZER_SHARE
 
-FULL_SHARE = 0.92
-"""Of a device's memory that a step may take: fragments and the allocator's rounding need the rest."""
 IDLE_SHARE = 0.5
 DATA_SHARE = 0.05
 MANY_EPOCHS = 4.0

@@ -1,18 +1,19 @@
 """What a training step needs of a device's memory, worked out from the configuration.
 
 State: AdamW in fp32 holds 16 bytes a parameter (weight, gradient, two moments); autocast adds a copy of the
-matrices in the narrower type. FSDP cuts the 16 over the ranks. Activations of a block, per token, are about
-34 bytes x width in 16 bits with fused attention (Korthikanti et al. 2022, section 4.1, without the terms
-that fused attention does not keep, and without dropout masks where there is no dropout), twice that in
-fp32. With recomputation each block keeps its input alone, and one block at a time is whole. The logits and
-their gradient are the largest tensors of a small model: they are counted in the type of the products, in
-fp32 for the loss, and in fp32 for its gradient. In the backward pass the gradients of one MLP live beside
-what is kept: two tensors as wide as it, and two of the residual stream.
+matrices in the narrower type. FSDP cuts the 16 over the ranks, and gathers what a block needs, with the
+weights of the next one, and what is in no block. Activations of a block, per token, are about 34 bytes x
+width in 16 bits with fused attention (Korthikanti et al. 2022, section 4.1, without the terms that fused
+attention does not keep, and without dropout masks where there is no dropout), twice that in fp32. With
+recomputation each block keeps its input alone, and one block at a time is whole. The logits and their
+gradient are the largest tensors of a small model: they are counted in the type of the products, in fp32 for
+the loss, and in fp32 for its gradient. In the backward pass the gradients of one MLP live beside what is
+kept: two tensors as wide as it, and two of the residual stream.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .config import Config
 from .model import parameter_count
@@ -22,6 +23,8 @@ BLOCK_BYTES = 34
 BACKWARD_WIDTHS = 10
 DROPOUT_BYTES = 3
 """Of masks, per element of the residual stream (a byte each)."""
+FULL_SHARE = 0.92
+"""Of a device's memory that a step may take: fragments and the allocator's rounding need the rest."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,12 @@ class Need:
     copies: int
     activations: int
     logits: int
+    gathered: int = 0
+    """Of what FSDP has cut."""
 
     @property
     def total(self) -> int:
-        return self.state + self.copies + self.activations + self.logits
+        return self.state + self.copies + self.activations + self.logits + self.gathered
 
 
 def memory_need(config: Config, precision: str, world_size: int, micro_batch: int) -> Need:
@@ -54,7 +59,16 @@ def memory_need(config: Config, precision: str, world_size: int, micro_batch: in
         copies=2 * parameters if width == 2 else 0,
         activations=kept + tokens * model.width * BACKWARD_WIDTHS * width,
         logits=tokens * model.vocab_size * (width + 4 + 4),
+        gathered=_gathered(config) if ranks > 1 else 0,
     )
+
+
+def _gathered(config: Config) -> int:
+    """fp32 weights and gradients of what is in no block, and of a block, with the weights of the next."""
+    model = config.model
+    whole, less = (parameter_count(replace(model, layers=layers)) for layers in (2, 1))
+    block = whole - less
+    return 4 * (2 * (less - block) + 3 * block)
 
 
 def largest_micro_batch(

@@ -1,0 +1,113 @@
+"""`diagnose --gpu-memory GB`: settings for GPUs that are not here, in words.
+
+Nothing is run, so no data and no device are needed; all figures are estimates, and are called so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import contract
+from .config import Config, ConfigError, check_world, load
+from .diagnosis import Facts
+from .memory_need import Need
+from .recommend import TENSOR_CORES_FOR_BF16, Recommended, larger_step, recommend, recommend_for, room_of
+
+
+def add_gpus(parser: argparse.ArgumentParser) -> None:
+    """The options; `--gpu-memory` asks for advice, the others say more of those GPUs."""
+    parser.add_argument(
+        "--gpu-memory",
+        type=float,
+        action="append",
+        metavar="GB",
+        help="work out settings for a GPU of this size, which need not be here; may be given again",
+    )
+    parser.add_argument(
+        "--gpus", type=int, default=int(os.environ.get("WORLD_SIZE", "1")), help="how many (%(default)s)"
+    )
+    parser.add_argument(
+        "--gpu-capability",
+        type=float,
+        default=TENSOR_CORES_FOR_BF16,
+        metavar="X.Y",
+        help="their compute capability: bf16 from 8.0 on, fp16 before (%(default)s)",
+    )
+
+
+def advise(target: str, overrides: Sequence[str], arguments: argparse.Namespace) -> int:
+    """Prints it; returns the exit status: 0, 1 where a GPU is too small, 78 where a word cannot be used."""
+    try:
+        config = load(Path(target), overrides)
+        wrong = [size for size in arguments.gpu_memory if room_of(size) <= 0]
+        if wrong or arguments.gpus < 1:
+            raise ConfigError(f"--gpu-memory {(wrong or [0])[0]:g}, --gpus {arguments.gpus}: no such GPUs")
+        check_world(config, arguments.gpus)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return contract.EXIT_CONFIG_ERROR
+    found = {
+        size: recommend_for(config, arguments.gpus, size, arguments.gpu_capability)
+        for size in arguments.gpu_memory
+    }
+    if arguments.output == "json":
+        print(json.dumps([_body(size, arguments.gpus, one) for size, one in found.items()], indent=2))
+    else:
+        print("nothing was run: all sizes are estimates; diagnose on such a GPU measures them")
+        for size, one in found.items():
+            print("\n" + _text(size, arguments.gpus, one))
+    return int(any(not isinstance(one, Recommended) for one in found.values()))
+
+
+def settings_line(config: Config, facts: Facts, need: Need) -> str:
+    """For the GPU that the steps were measured on, corrected by them; empty on a CPU, whose memory a larger
+    batch fills without making it faster."""
+    if facts.device_type != "cuda":
+        return ""
+    correction = facts.memory_peak / need.total
+    found = recommend(config, facts.precision, facts.world_size, facts.memory_total, correction)
+    if found is None:
+        return ""
+    return f"settings    {' '.join(found.settings)}, which should take {found.bytes / 1e9:.2f} GB"
+
+
+def _text(gigabytes: float, gpus: int, found: Recommended | int | None) -> str:
+    title = f"{gpus} GPU(s) of {gigabytes:g} GB"
+    if found is None:
+        return f"{title}: it does not fit, however many there are: make the model or its context smaller"
+    if isinstance(found, int):
+        return f"{title}: it does not fit; {found} of them would do, with train.parallel=fsdp"
+    need = found.need
+    lines = [
+        f"{title}: about {found.bytes / 1e9:.1f} GB of {found.room / 1e9:.1f} that tensors may have "
+        f"({found.bytes / found.room:.0%}): state {(need.state + need.copies + need.gathered) / 1e9:.1f}, "
+        f"activations {need.activations / 1e9:.1f}, logits {need.logits / 1e9:.1f}",
+        f"  {' '.join(found.settings)}",
+    ]
+    if (fits := larger_step(found, gpus)) is not None:
+        lines.append(
+            f"  a pass holds a GPU's whole share of a step, and there is room for about {fits} sequences: "
+            "tune --grow tries a larger train.global_batch"
+        )
+    return "\n".join(lines)
+
+
+def _body(gigabytes: float, gpus: int, found: Recommended | int | None) -> dict[str, Any]:
+    body: dict[str, Any] = {"gpu_memory": gigabytes, "gpus": gpus, "measured": False}
+    if not isinstance(found, Recommended):
+        return {**body, "settings": None, "gpus_needed": found}
+    return {
+        **body,
+        "settings": dict(setting.split("=", 1) for setting in found.settings),
+        "room_bytes": found.room,
+        "need_bytes": found.bytes,
+        "memory_need": dataclasses.asdict(found.need),
+        "sequences_that_fit": larger_step(found, gpus),
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def _any_kernels() -> Iterator[None]:
     yield
     if torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(False)
+        os.environ.pop("TORCHINDUCTOR_DETERMINISTIC", None)
 
 
 @pytest.fixture(name="small_disk")

@@ -174,7 +174,7 @@ class ReplicaObservation:
     disrupted: bool = False
     """The platform itself says that it took this replica."""
     lost_node: bool = False
-    """Disrupted, and nobody could tell how it ended: its node is gone."""
+    """Nobody could tell how it ended: its node is gone, or has fallen silent."""
     stuck: Verdict | None = None
     """What keeps one that waits from starting, where it is Unschedulable or ImagePull."""
     out_of_memory: bool = False

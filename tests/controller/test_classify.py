@@ -89,6 +89,11 @@ def node_gone(index: int) -> ReplicaObservation:
     return replace(taken(index, "DeletionByPodGC: node no longer exists"), lost_node=True)
 
 
+def node_silent(index: int) -> ReplicaObservation:
+    """We have ended it, and its node never told of that."""
+    return replace(ours(index), exit_signal=None, ended_at=None, lost_node=True)
+
+
 CASES = [
     pytest.param((ok(0, DONE), ok(1, DONE)), Verdict.FINISHED, "every replica finished", id="all finished"),
     pytest.param((ok(0), ok(1)), Verdict.FINISHED, "", id="a command without our trainer"),
@@ -142,6 +147,19 @@ CASES = [
         (bad(0, HOST), ours(1)), Verdict.OUT_OF_MEMORY, "ran out of memory in step 6", id="the host"
     ),
     pytest.param((bad(0, HUNG), ours(1)), Verdict.HUNG, "no step for 600 s", id="hung"),
+    pytest.param(
+        (bad(0, HUNG), node_silent(1)),
+        Verdict.LOST_NODE,
+        "replica 1: its node fell silent (replica 0: no step for 600 s)",
+        id="a hang that a silent node explains",
+    ),
+    pytest.param((bad(0, RESET), node_silent(1)), Verdict.LOST_NODE, "fell silent", id="a cut connection"),
+    pytest.param((ours(0), node_silent(1)), Verdict.LOST_NODE, "fell silent", id="nobody says more"),
+    pytest.param(
+        (bad(0, CRASHED), node_silent(1)), Verdict.FAILED, "nan in the loss", id="a fault, and then its node"
+    ),
+    pytest.param((memory(0), node_silent(1)), Verdict.OUT_OF_MEMORY, "memory", id="memory, then its node"),
+    pytest.param((saved(0), node_silent(1)), Verdict.DISRUPTED, "notice and saved", id="a notice before"),
     pytest.param((ours(0), ours(1)), Verdict.DISRUPTED, "nothing says who", id="no evidence at all"),
     pytest.param((), Verdict.DISRUPTED, "nothing says who", id="no replica at all"),
 ]
@@ -207,6 +225,7 @@ ENDED = Incident(Verdict.HUNG, "no step for 400 s")
         pytest.param((bad(0, RESET), bad(1, code=134)), Verdict.HUNG, id="they ended as we ended them"),
         pytest.param((taken(0), ours(1)), Verdict.DISRUPTED, id="it was silent because it was taken"),
         pytest.param((node_gone(0), ours(1)), Verdict.LOST_NODE, id="its node went"),
+        pytest.param((ours(0), node_silent(1)), Verdict.LOST_NODE, id="its node fell silent"),
         pytest.param((ok(0, DONE), ok(1, DONE)), Verdict.FINISHED, id="it finished in the last moment"),
         pytest.param((bad(0, CONFIG), ours(1)), Verdict.CONFIG_ERROR, id="it can never run"),
     ],

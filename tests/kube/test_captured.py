@@ -38,6 +38,40 @@ def test_what_a_cluster_said_is_judged_as_it_was_there(path: Path) -> None:
     assert judged(captured) == (captured["record"]["verdict"], captured["record"]["reason"])
 
 
+HANG = "no step for 20 s: rank 1 says nothing"
+
+
+@pytest.mark.parametrize("seen_by", ["its peer", "Holdfast"])
+@pytest.mark.parametrize("told", ["not Ready", "Ready"])
+def test_a_hang_that_a_silent_node_explains_is_a_lost_node(seen_by: str, told: str) -> None:
+    """As a real node without kubelet left them, had the ranks' watchdogs come before its taint.
+
+    Where the node is not known to be silent the same documents tell of a hang.
+    """
+    captured = json.loads((DOCUMENTS[0].parent / "kubelet-stopped.json").read_text(encoding="utf-8"))
+    peer, lost = captured["pods"]
+    lost["metadata"]["annotations"] = {}
+    conditions = {one["type"]: one for one in lost["status"]["conditions"]}
+    del conditions["DisruptionTarget"]
+    conditions["Ready"]["status"] = "True" if told == "Ready" else "False"
+    lost["status"]["conditions"] = list(conditions.values())
+    [end] = [one["state"]["terminated"] for one in peer["status"]["containerStatuses"]]
+    if seen_by == "its peer":
+        end |= {
+            "exitCode": 1,
+            "message": json.dumps({"outcome": "hung", "step": 313, "durable_step": 313, "error": HANG}),
+        }
+    else:
+        end.pop("message")
+        captured["record"] = {"ending": "Hung", "reason": f"replica 0: {HANG}"}
+    if told == "Ready":
+        assert judged(captured)[0] == "Hung"
+    else:
+        assert judged(captured) == (
+            "LostNode", f"replica 1: its node fell silent (replica 0: {HANG})"
+        )  # fmt: skip
+
+
 CLOCKS = pytest.mark.parametrize("seconds", [-90, 90], ids=["behind", "ahead"])
 
 

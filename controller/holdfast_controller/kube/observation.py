@@ -139,7 +139,7 @@ def _replica(
         reason=reason
         or (f"OutOfMemory: the container reached its limit of {memory_limit(pod)}" if memory else ""),
         disrupted=taken,
-        lost_node=taken and _lost_node(pod),
+        lost_node=_lost_node(pod),
         out_of_memory=memory,
         over_limit=_over_limit(pod),
         exit_code=None if by_signal else code,
@@ -232,7 +232,11 @@ def _waiting(
 
 
 def _lost_node(pod: Document) -> bool:
-    """Whether its node went: the platform says so, or nobody ever told that its container has ended."""
+    """Whether its node went: the platform says so, or nobody ever told that its container has ended.
+
+    Where a node falls silent, its Ready condition Unknown, Kubernetes writes no more into its pods than that
+    they are not Ready: that is all there is until its taint evicts them, 5 minutes later by default.
+    """
     if condition_of(pod, "DisruptionTarget").get("reason") == "DeletionByPodGC":
         return True
     if pod["status"].get("reason") == "NodeLost":

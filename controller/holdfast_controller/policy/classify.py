@@ -8,7 +8,8 @@ victims and never counted; the verdict comes from the first cause:
 3. a stop was asked for                         -> Suspended; what failed on the way is in the reason
 4. a replica the platform took                  -> LostNode where its node went with it, else Disrupted;
    one evicted for what it wrote itself       -> Failed: as a disruption it would be tried again for ever
-   what Holdfast ended the attempt for         -> Hung, Unschedulable or ImagePull, as it put on record
+   what Holdfast ended the attempt for         -> Hung, Unschedulable or ImagePull, as it put on record;
+   a hang that a node explains which fell silent -> LostNode: its peers wait for it, and end on that
 5. a replica that got a notice and said so (`interrupted`), unless a rank had failed before it ended:
    torchrun also ends the peers of a failed rank by SIGTERM, and a fault must not pass for a disruption,
    or it would be tried again for ever            -> Disrupted
@@ -56,8 +57,10 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
     for replica in replicas:
         if replica.over_limit and not finished(replica):
             return Incident(Verdict.FAILED, f"replica {replica.index}: {replica.over_limit}", replica.index)
+    lost = next((replica for replica in replicas if replica.lost_node and not finished(replica)), None)
     if ended_for is not None:
-        return ended_for
+        hung = ended_for.verdict is Verdict.HUNG
+        return _fell_silent(lost, ended_for.reason) if hung and lost is not None else ended_for
     failures = [replica for replica in replicas if _failed(replica)]
     noticed = [replica for replica in replicas if _interrupted(replica)]
     if noticed and not any(
@@ -65,6 +68,8 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
     ):
         first = min(noticed, key=_any_end)
         return Incident(Verdict.DISRUPTED, f"replica {first.index} was given notice and saved", first.index)
+    if lost is not None and all(_waited_for_a_peer(failure) for failure in failures):
+        return _fell_silent(lost, _say(failures[0]) if failures else "")
     silent = [replica for replica in replicas if _silent(replica)]
     if failures and silent and all(_only_lost_its_peer(failure) for failure in failures):
         return Incident(
@@ -110,6 +115,17 @@ def lost_its_peer(message: Termination | None) -> bool:
 def _only_lost_its_peer(replica: ReplicaObservation) -> bool:
     """Of several ranks in a replica the first to speak is heard: the kernel may know of a worse end there."""
     return lost_its_peer(replica.termination) and not replica.out_of_memory
+
+
+def _waited_for_a_peer(replica: ReplicaObservation) -> bool:
+    """Whether another one's silence explains its end."""
+    return _only_lost_its_peer(replica) or _kind(replica) is Verdict.HUNG
+
+
+def _fell_silent(replica: ReplicaObservation, said: str) -> Incident:
+    """`said`: what its peers ended with, for that they waited for it."""
+    more = f" ({said})" if said else ""
+    return Incident(Verdict.LOST_NODE, f"replica {replica.index}: its node fell silent{more}", replica.index)
 
 
 def _silent(replica: ReplicaObservation) -> bool:

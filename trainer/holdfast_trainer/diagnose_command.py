@@ -112,7 +112,8 @@ def as_text(config: Config, facts: Facts, found: Sequence[Finding]) -> str:
         f"{config.train.steps * config.train.global_batch / facts.samples:.2f} times",
     ]
     if facts.reduce_bytes_per_second is not None:
-        lines.append(f"network     {facts.reduce_bytes_per_second / 1e9:.2f} GB/s all-reduce bus bandwidth")
+        speed = f"{facts.reduce_bytes_per_second / 1e9:.2f} GB/s all-reduce bus bandwidth"
+        lines.append(f"network     {speed} over {_rated(facts)}")
     lines.append(f"time        {_duration(estimate(config, facts))} for {config.train.steps:,} steps")
     if line := settings_line(config, facts, need):
         lines.append(line)
@@ -125,6 +126,15 @@ def as_text(config: Config, facts: Facts, found: Sequence[Finding]) -> str:
 def _need(config: Config, facts: Facts) -> Need:
     micro = config.train.micro_batch or config.train.global_batch // facts.world_size
     return memory_need(config, facts.precision, facts.world_size, micro)
+
+
+def _rated(facts: Facts) -> str:
+    if facts.link is None:
+        return "what is between the ranks"
+    rate = facts.link.bytes_per_second
+    return (
+        f"{facts.link.name}, {'which has no rated speed' if rate is None else f'rated for {rate / 1e9:.2f}'}"
+    )
 
 
 def _duration(seconds: float) -> str:

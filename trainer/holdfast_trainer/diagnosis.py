@@ -13,6 +13,7 @@ from typing import Literal
 from .attention import MATH
 from .checkpoint.cadence import does_not_fit
 from .config import Config
+from .links import Link, judged
 from .memory_need import FULL_SHARE, largest_micro_batch, memory_need
 from .model import parameter_count
 from .verdict import OPTIMIZER_SHARE
@@ -52,6 +53,8 @@ class Facts:
     reduce_bytes_per_second: float | None = None
     """Bus bandwidth of an all-reduce between the ranks; None where there is one."""
 
+    link: Link | None = None
+    """What lies between them, and what it is rated for."""
     not_compiled: str = ""
     """Why the steps ran as they are written although train.compile is on."""
     attention: str = ""
@@ -86,6 +89,7 @@ def findings(config: Config, facts: Facts) -> list[Finding]:
         *_data(config, facts),
         *_saves(config, facts),
         *_computing(config, facts),
+        *_network(facts),
         *_settings(config, facts),
     ]
     return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
@@ -222,6 +226,13 @@ def _unfused(config: Config, device_type: str) -> Finding:
     message = f"{told}: no fused kernel of this device takes heads of {size} ({config.model.width} / "
     message += f"{config.model.heads}); 64 and 128 are usual"
     return Finding("warning", "model.heads", message)
+
+
+def _network(facts: Facts) -> list[Finding]:
+    if facts.link is None or facts.reduce_bytes_per_second is None:
+        return []
+    found = judged(facts.reduce_bytes_per_second, facts.link)
+    return [] if found is None else [Finding("warning", *found)]
 
 
 def _settings(config: Config, facts: Facts) -> list[Finding]:

@@ -19,11 +19,13 @@ import torch
 import torch.distributed as dist
 
 from .assembly import Batches
+from .checkpoint.memory import ranks_here
 from .config import Config, ConfigError
 from .diagnosis import Facts, out_of_memory
 from .faults import is_out_of_memory
 from .footprint import Footprint, warm_up
 from .interruption import RESERVE_SHARE
+from .links import Link, link_between
 from .optim import allow_tf32, native_bf16, precision
 from .parallel import Gang, is_lost_peer, join_gang, let_kernels_vary, make_deterministic
 from .place import grace_seconds, process_start
@@ -32,7 +34,7 @@ from .token_index import DataError
 from .train_command import open_data
 
 DISK_PROBE_BYTES = 256 << 20
-REDUCE_BYTES = 16 << 20
+REDUCE_BYTES, GPU_REDUCE_BYTES = 16 << 20, 256 << 20
 
 
 class CannotMeasure(Exception):
@@ -103,6 +105,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         not_compiled=training.not_compiled,
         attention=training.attention,
         reduce_bytes_per_second=_reduce_speed(gang),
+        link=_link(gang),
     )
 
 
@@ -136,11 +139,26 @@ def disk_speed(directory: Path, size: int) -> float:
         path.unlink(missing_ok=True)
 
 
+def _link(gang: Gang) -> Link | None:
+    if gang.world_size == 1:
+        return None
+    nccl, pci = gang.device.type == "cuda", ""
+    if nccl:
+        about = torch.cuda.get_device_properties(gang.device)
+        pci = f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
+    one_machine = ranks_here() == gang.world_size
+    return link_between(nccl=nccl, one_machine=one_machine, pci=pci, environ=os.environ)
+
+
 def _reduce_speed(gang: Gang) -> float | None:
     """Bus bandwidth of an all-reduce: 2 (n - 1) / n of the bytes cross each link (NCCL tests' measure)."""
     if gang.world_size == 1:
         return None
-    values = torch.zeros(REDUCE_BYTES // 4, device=gang.device)
+    size = REDUCE_BYTES
+    if gang.device.type == "cuda":  # a fast link is filled by large messages alone; all ranks take the same
+        size = min(gang.gather(min(GPU_REDUCE_BYTES, torch.cuda.mem_get_info(gang.device)[0] // 4)))
+    size -= size % 4
+    values = torch.zeros(size // 4, device=gang.device)
     times = []
     for _ in range(4):
         began = time.perf_counter()
@@ -148,4 +166,4 @@ def _reduce_speed(gang: Gang) -> float | None:
         if gang.device.type == "cuda":
             torch.cuda.synchronize(gang.device)
         times.append(time.perf_counter() - began)
-    return REDUCE_BYTES * 2 * (gang.world_size - 1) / gang.world_size / statistics.median(times[1:])
+    return size * 2 * (gang.world_size - 1) / gang.world_size / statistics.median(times[1:])

@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from holdfast_trainer.parallel import accumulate
+from holdfast_trainer.compilation import compile_or_eager
+from holdfast_trainer.parallel import accumulate, unharmed
 from holdfast_trainer.run import Run
 
 DEFAULTS: dict[str, Any] = {
@@ -30,6 +31,8 @@ DEFAULTS: dict[str, Any] = {
     "norm": False,
     "chunks": 1,
     "bf16": False,
+    "fp16": False,  # with a scaler whose scale grows until gradients overflow, again and again
+    "compiled": False,
     "settle": False,
     "pause": 0.0,  # seconds a step takes longer, so that a signal can meet it
     "pause_at": -1,  # the step to sleep in for pause_seconds
@@ -89,15 +92,25 @@ def batch(step: int, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def loss_of(net: nn.Module, step: int, chunk: int) -> torch.Tensor:
     x, y = batch(step, chunk)
-    with torch.autocast("cpu", torch.bfloat16, enabled=options["bf16"]):
+    low = torch.float16 if options["fp16"] else torch.bfloat16
+    with torch.autocast("cpu", low, enabled=options["bf16"] or options["fp16"]):
         return F.cross_entropy(net(x), y) / options["chunks"]
 
 
+def probe() -> None:
+    with unharmed(raw):
+        loss_of(raw, 0, 0).backward()
+
+
+if options["compiled"]:
+    cache = run.run_dir.path / "compiled"
+    assert not compile_or_eager([raw], None, probe, run.gang, cache), "it was to be compiled"
 model = run.wrap(raw, settle=(lambda net: loss_of(net, 0, 0)) if options["settle"] else None)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-2, fused=options["overflow"] == "fused")
-scaler = torch.amp.GradScaler("cpu", enabled=bool(options["overflow"]))
+scales = bool(options["fp16"] or options["overflow"])
+scaler = torch.amp.GradScaler("cpu", growth_interval=3 if options["fp16"] else 2000, enabled=scales)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
-scaled = {"scaler": scaler} if options["overflow"] else {}
+scaled = {"scaler": scaler} if scales else {}
 run.track(model=model, optimizer=optimizer, scheduler=scheduler, **scaled)
 print("tracked", flush=True)
 

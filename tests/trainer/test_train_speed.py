@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gangs import Workshop
+from gangs import KILL, NOTICE, Workshop
 from gpt_runs import start, write_config
 
 from holdfast_trainer.compilation import CACHE, compile_or_eager
@@ -68,6 +68,26 @@ def test_what_does_not_compile_runs_as_it_is_written(workshop: Workshop, config:
     (line,) = [line for line in gang.texts().splitlines() if "torch.compile failed" in line]
     assert "all ranks go on without it (rank 0: " in line
     assert gang.history.losses() == eager.history.losses()
+
+
+@pytest.mark.slow
+def test_recomputing_resumes_exactly(workshop: Workshop, config: Path) -> None:
+    """Dropout is drawn a second time where activations are computed again."""
+    settings = ("train.activation_checkpointing=true", "model.layers=1", "train.steps=30")
+    untouched = start(workshop, config, *settings, name="untouched")
+    assert untouched.wait() == [0], untouched.texts()
+    for at, signal in ((9, KILL), (17, NOTICE)):
+        gang = start(workshop, config, *settings)
+        gang.wait_for_step(at)
+        gang.signal(signal)
+        gang.wait()
+    last = start(workshop, config, *settings)
+    assert last.wait() == [0], last.texts()
+    starts = [line["resumed_step"] for line in last.history.events("attempt_start")]
+    assert 0 == starts[0] < starts[1], starts
+    assert last.history.losses() == untouched.history.losses()
+    assert last.history.validations() == untouched.history.validations()
+    assert last.history.stop()["digest"] == untouched.history.stop()["digest"] != ""
 
 
 @dataclass

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -144,7 +145,7 @@ def _link(gang: Gang) -> Link | None:
         return None
     nccl, pci = gang.device.type == "cuda", ""
     if nccl:
-        about = torch.cuda.get_device_properties(gang.device)
+        about: Any = torch.cuda.get_device_properties(gang.device)  # torch's stubs lack the three
         pci = f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
     one_machine = ranks_here() == gang.world_size
     return link_between(nccl=nccl, one_machine=one_machine, pci=pci, environ=os.environ)

@@ -1,12 +1,24 @@
-"""What interruptions cost: Holdfast beside a plain PyTorchJob, under the same trace, on a real cluster.
+"""What interruptions cost: Holdfast beside a PyTorchJob and a JobSet, under one trace, on a real cluster.
 
 One and the same training of a small GPT on two pods of one node (bench/recovering/train.py): as a
-TrainingJob, and as a PyTorchJob whose pods restart on failure and whose script saves every so many steps
-and goes on from there. Both save at the same steps. A replica is taken again and again, at the instants of
-a Poisson process with a seed, the same for both; half of them with a notice (an eviction), half without (all
-processes of the pod are killed, and it is deleted by force). A step rests most of its time, as a rank does
-whose GPU works. Time is scaled: real interruptions are hours apart and starts take as long as here, so
-goodput is far better in earnest; what compares is the ratio.
+TrainingJob; as a PyTorchJob whose pods restart on failure and whose script saves every so many steps and goes
+on from there; and, with the same script, as a JobSet with a failure policy that knows disruptions. All three
+save at the same steps. A step rests most of its time, as a rank does whose GPU works.
+
+A replica is taken again and again, at the instants of a Poisson process with a seed, the same for all; half
+of them with a notice (an eviction), half without (all processes of the pod are killed, and it is deleted by
+force). The process goes on over the rounds: each begins where the steps of the one before end, and a seed
+that leaves a round without any hit is refused. Its clock is the time that steps rest, those done again too,
+and stands while a gang starts: interruptions in earnest are hours apart and hardly ever meet a start, and
+here they would, for starts take as long as there. For the same reason goodput is far better in earnest; what
+compares is the ratio.
+
+The JobSet is one Indexed Job of both pods, as JobSet's documentation has it for training that is preempted:
+backoffLimit 0, so that the first pod to fail ends the gang; a podFailurePolicy with FailJob for pods that
+have the condition DisruptionTarget; and a failurePolicy that restarts for the reason PodFailurePolicy without
+counting (RestartJobSetAndIgnoreMaxRestarts) and for any other, up to maxRestarts (RestartJobSet), of which it
+has enough not to run out. Its strategy is Recreate: the quicker InPlaceRestart is alpha, off unless a feature
+gate is set, and asks for an agent in each pod.
 
   goodput          seconds that the steps take, each once and at the PyTorchJob's pace, of all seconds from
                    submission to the last step
@@ -30,6 +42,7 @@ from pathlib import Path
 from statistics import median
 
 from rich.console import Console
+from tests.cluster import jobset
 from tests.cluster.buildkit import build_image, image_name
 from tests.cluster.errors import ClusterError
 from tests.cluster.faults.world import World, world
@@ -39,12 +52,19 @@ from tests.cluster.users import used
 
 from .recovering.account import account, bound, first_useful
 from .recovering.jobs import SCRIPT, Work
-from .recovering.runs import Bench, Planned, Told, trace
+from .recovering.runs import Bench, Planned, Told, shares, trace
 from .report import RESULTS, Report, ReportError
 
-OURS, PEER, ALONE = "holdfast", "PyTorchJob, OnFailure", "a process alone"
+OURS, PEER, JOBSET, ALONE = (
+    "holdfast",
+    "PyTorchJob, OnFailure",
+    "JobSet, failurePolicy",
+    "a process alone",
+)
+PEERS = {"pytorchjob": PEER, "jobset": JOBSET}
+"""As the ratios name them."""
 LONG = 3600.0
-"""Seconds that a trace goes on, however long a run takes."""
+"""Seconds that a trace goes on, however long runs take."""
 
 
 def prepare(data: Path) -> None:
@@ -58,16 +78,21 @@ def prepare(data: Path) -> None:
 
 
 def one_round(report: Report, bench: Bench, number: int, planned: tuple[Planned, ...], say: Console) -> None:
-    """Both sides, in turns, and the floor of a start."""
+    """All sides, in turns, and the floor of a start."""
     said = f"round {number + 1}: "
     say.print(f"{said}{ALONE}")
     floor = median([first_useful(lines) for lines in bench.alone(f"alone-{number}")])
     report.add(ALONE, "start", "s", floor)
-    ways = {OURS: bench.holdfast, PEER: bench.usual}
+    ways = {
+        OURS: ("ours", bench.holdfast),
+        PEER: ("usual", bench.usual),
+        JOBSET: ("set", bench.job_set),
+    }
     told: dict[str, Told] = {}
     for subject in ways if number % 2 == 0 else reversed(ways):
         say.print(f"{said}{subject}")
-        told[subject] = ways[subject](f"{'ours' if subject == OURS else 'usual'}-{number}", planned)
+        name, way = ways[subject]
+        told[subject] = way(f"{name}-{number}", planned)
     add(report, bench.work.steps, floor, told)
 
 
@@ -95,19 +120,25 @@ def add(report: Report, steps: int, floor: float, told: Mapping[str, Told]) -> N
 
 
 def ratios(report: Report) -> None:
-    """The issue's figures, as far as runs have finished; median and worst where both say something."""
+    """The issue's figures, as far as runs have finished; median and worst where both sides say something."""
     rows = {(row.subject, row.metric): row for row in report.rows()}
     report.ratios["unfinished"] = rows[OURS, "unfinished"].max
     report.ratios["lost_steps_with_notice"] = rows[OURS, "lost steps, with notice"].max
     if (OURS, "goodput") in rows:
         report.ratios["goodput_vs_bound"] = report.median(OURS, "goodput/bound")
-    if {(OURS, "goodput"), (PEER, "goodput")} <= rows.keys():
-        report.ratio("goodput_vs_pytorchjob", "goodput", OURS, PEER)
-    if {(OURS, "recovery"), (PEER, "recovery")} <= rows.keys():
-        report.ratio("recovery_vs_pytorchjob", "recovery", OURS, PEER)
-        report.ratios["worst_recovery_vs_pytorchjob"] = (
-            rows[OURS, "recovery"].max / rows[PEER, "recovery"].max
-        )
+    for name, peer in PEERS.items():
+        if {(OURS, "goodput"), (peer, "goodput")} <= rows.keys():
+            report.ratio(f"goodput_vs_{name}", "goodput", OURS, peer)
+        if {(OURS, "recovery"), (peer, "recovery")} <= rows.keys():
+            report.ratio(f"recovery_vs_{name}", "recovery", OURS, peer)
+            worst = rows[OURS, "recovery"].max / rows[peer, "recovery"].max
+            report.ratios[f"worst_recovery_vs_{name}"] = worst
+
+
+def traces(options: argparse.Namespace) -> list[tuple[Planned, ...]]:
+    """Of each round, as far as runs may go that do steps again."""
+    rests = options.steps * options.pace
+    return shares(trace(options.seed, options.mean, LONG + options.rounds * rests), options.rounds, rests)
 
 
 def measure(report: Report, there: World, options: argparse.Namespace, say: Console) -> None:
@@ -117,8 +148,7 @@ def measure(report: Report, there: World, options: argparse.Namespace, say: Cons
     level = "pod-security.kubernetes.io/enforce=baseline"
     there.api.run("label", "namespace", there.namespace, level, "--overwrite")
     bench = Bench(there, Work(options.steps, options.every, options.pace), there.image)
-    for number in range(options.rounds):
-        planned = trace(options.seed + number, options.mean, LONG)
+    for number, planned in enumerate(traces(options)):
         one_round(report, bench, number, planned, say)
     report.facts |= {"seed": options.seed, "mean_seconds": options.mean, "steps": options.steps}
 
@@ -131,17 +161,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=600, help="of a run (%(default)s)")
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints (%(default)s)")
     parser.add_argument("--pace", type=float, default=0.1, help="seconds that a step rests (%(default)s)")
-    parser.add_argument("--mean", type=float, default=40, help="seconds between hits (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the trace (%(default)s)")
+    parser.add_argument("--mean", type=float, default=12, help="seconds of rest between hits (%(default)s)")
+    parser.add_argument("--seed", type=int, default=7, help="of the trace (%(default)s)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     options = parser.parse_args(arguments)
-    for name in ("rounds", "steps", "every", "mean"):
+    for name in ("rounds", "steps", "every", "pace", "mean"):
         if getattr(options, name) <= 0:
             parser.error(f"--{name} {getattr(options, name)}: more than 0 is needed")
     if options.steps % options.every:
         parser.error(f"--steps {options.steps}: a multiple of --every {options.every}, for the last save")
-    if options.pace < 0:
-        parser.error(f"--pace {options.pace}: at least 0 s")
+    for number, planned in enumerate(traces(options)):
+        if planned[0].after >= options.steps * options.pace:
+            parser.error(
+                f"--seed {options.seed}: its trace leaves round {number + 1} without a hit; take another, "
+                f"or more --steps, or a --mean below {options.mean:g} s"
+            )
     return options
 
 
@@ -158,6 +192,7 @@ def main(arguments: list[str]) -> int:
             tempfile.TemporaryDirectory(prefix="holdfast-bench-") as scratch,
             used(where, console.print) as cluster,
         ):
+            jobset.install(cluster, where)
             image = build_image(Machine.running(where), "trainer.Dockerfile", image_name("trainer")).name
             with world(cluster, where, image, Path(scratch)) as there:
                 measure(report, there, options, console)

@@ -1,4 +1,4 @@
-"""The same training as a TrainingJob, as a plain PyTorchJob, and as a process alone."""
+"""The same training as a TrainingJob, as a plain PyTorchJob, as a JobSet, and as a process alone."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ COMMAND = ["python", f"/holdfast/data/{SCRIPT.name}"]
 GRACE = 15
 """Seconds between the notice to a pod and its end."""
 TOLD = "told.jsonl"
+PORT = "23456"
+RANKS = 2
+ENOUGH = 1000
+"""Restarts are not what a peer should run out of."""
 REQUESTS = {"cpu": "100m", "memory": "1Gi"}
 
 Document = dict[str, Any]
@@ -47,7 +51,7 @@ def training_job(name: str, work: Work) -> Document:
         "metadata": {"name": name},
         "spec": {
             "command": COMMAND,
-            "replicas": 2,
+            "replicas": RANKS,
             "resources": REQUESTS,
             "checkpoint": {"every": str(work.every), "keep": 2},
             "storage": {"claim": "runs", "data": "data"},
@@ -58,7 +62,7 @@ def training_job(name: str, work: Work) -> Document:
 
 
 def pytorch_job(name: str, work: Work, image: str) -> Document:
-    """As the operator's own examples have it. Restarts are not what it should run out of."""
+    """As the operator's own examples have it."""
 
     def replica() -> Document:
         return {"replicas": 1, "restartPolicy": "OnFailure", "template": {"spec": _pod(name, work, image)}}
@@ -68,8 +72,48 @@ def pytorch_job(name: str, work: Work, image: str) -> Document:
         "kind": "PyTorchJob",
         "metadata": {"name": name},
         "spec": {
-            "runPolicy": {"backoffLimit": 1000, "cleanPodPolicy": "None"},
+            "runPolicy": {"backoffLimit": ENOUGH, "cleanPodPolicy": "None"},
             "pytorchReplicaSpecs": {"Master": replica(), "Worker": replica()},
+        },
+    }
+
+
+def job_set(name: str, work: Work, image: str) -> Document:
+    """As JobSet's documentation has it for training that is preempted.
+
+    One Job for the gang, which the first pod that fails ends (backoffLimit 0), for its peers cannot go on. A
+    pod that the platform took (DisruptionTarget) ends it by its podFailurePolicy: the JobSet knows that
+    reason, and such restarts it does not count. Those for any other it does, up to maxRestarts: a pod killed
+    outright, and an evicted one's peer where its crash is seen first.
+    """
+    ranks = {"MASTER_ADDR": f"{name}-workers-0-0.{name}", "MASTER_PORT": PORT, "WORLD_SIZE": str(RANKS)}
+    index = {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
+    pod = _pod(name, work, image) | {"restartPolicy": "Never"}
+    pod["containers"][0]["env"] += [*_variables(ranks), {"name": "RANK", "valueFrom": {"fieldRef": index}}]
+    disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    job = {
+        "completionMode": "Indexed",
+        "parallelism": RANKS,
+        "completions": RANKS,
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": [disrupted]},
+        "template": {"spec": pod},
+    }
+    free = {"action": "RestartJobSetAndIgnoreMaxRestarts", "onJobFailureReasons": ["PodFailurePolicy"]}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name},
+        "spec": {
+            "failurePolicy": {
+                "maxRestarts": ENOUGH,
+                "restartStrategy": "Recreate",
+                "rules": [
+                    {"name": "disruption", **free},
+                    {"name": "failure", "action": "RestartJobSet"},
+                ],
+            },
+            "replicatedJobs": [{"name": "workers", "replicas": 1, "template": {"spec": job}}],
         },
     }
 
@@ -77,7 +121,7 @@ def pytorch_job(name: str, work: Work, image: str) -> Document:
 def lone_pod(name: str, work: Work, image: str) -> Document:
     """One process alone, which nobody disturbs."""
     spec = _pod(name, work, image) | {"restartPolicy": "Never"}
-    gang = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456"}
+    gang = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT}
     spec["containers"][0]["env"] += _variables(gang)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 

@@ -7,12 +7,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 from bench.recovering.account import Hit, Line
-from bench.recovering.jobs import TOLD, Document, Work, lone_pod, pytorch_job, training_job
+from bench.recovering.jobs import TOLD, Document, Work, job_set, lone_pod, pytorch_job, training_job
 from bench.report import ReportError
 from tests.cluster.faults.world import World, processes_of
 from tests.cluster.trainingjobs import evict
@@ -27,7 +27,7 @@ PATIENCE = 900.0
 
 @dataclass(frozen=True)
 class Planned:
-    """After so many seconds a replica is taken."""
+    """After so many seconds that steps have rested, those done again too, a replica is taken."""
 
     after: float
     notice: bool
@@ -44,6 +44,15 @@ def trace(seed: int, mean: float, until: float) -> tuple[Planned, ...]:
     return tuple(planned)
 
 
+def shares(whole: tuple[Planned, ...], rounds: int, seconds: float) -> list[tuple[Planned, ...]]:
+    """One process goes on over all rounds: each begins `seconds` after the one before, and goes on beyond."""
+    begins = [number * seconds for number in range(rounds)]
+    return [
+        tuple(replace(one, after=one.after - begin) for one in whole if one.after >= begin)
+        for begin in begins
+    ]
+
+
 @dataclass(frozen=True)
 class Told:
     """What came of a run: lines of its rank 0, the hits, and when it was submitted."""
@@ -53,7 +62,7 @@ class Told:
     submitted: float
     finished: bool
     stages: list[dict[str, float]] = field(default_factory=list)
-    """Of each recovery, in seconds, as the ledger has them; of a PyTorchJob nobody tells any."""
+    """Of each recovery, in seconds, as the ledger has them; of other kinds nobody tells any."""
 
 
 @dataclass
@@ -71,6 +80,10 @@ class Bench:
         document = pytorch_job(name, self.work, self.image)
         label = f"training.kubeflow.org/job-name={name}"
         return self._run(name, "pytorchjob", document, planned, label)
+
+    def job_set(self, name: str, planned: tuple[Planned, ...]) -> Told:
+        document = job_set(name, self.work, self.image)
+        return self._run(name, "jobset", document, planned, f"jobset.sigs.k8s.io/jobset-name={name}")
 
     def alone(self, name: str) -> list[list[Line]]:
         """Two processes at once, as on this node a gang's are; what each told."""
@@ -92,16 +105,9 @@ class Bench:
             submitted = time.time()
             self.world.api.apply(document, namespace=self.world.namespace)
             self._until(lambda: _steps(self._told(name)) > 0, f"the first step of {name}")
-            began, hits = time.monotonic(), []
-            for one in planned:
-                while time.monotonic() < began + one.after and not self._done(name):
-                    time.sleep(POLL_SECONDS)
-                if self._done(name):
-                    break
-                if self._hit(one, label):
-                    hits.append(Hit(time.time(), one.notice))
-            lines, finished = self._to_the_end(name)
-            return Told(lines, hits, submitted, finished, self._stages(name) if kind == "tj" else [])
+            lines, hits = self._to_the_end(name, planned, label)
+            stages = self._stages(name) if kind == "tj" else []
+            return Told(lines, hits, submitted, self._has_all(lines), stages)
 
     def _hit(self, one: Planned, label: str) -> bool:
         """Take the replica, or the other where it is not there; False where no pod runs just now."""
@@ -126,17 +132,25 @@ class Bench:
         self.world.kubectl("delete", "pod", victim, "--grace-period=0", "--force", "--wait=false")
         return True
 
-    def _to_the_end(self, name: str) -> tuple[list[Line], bool]:
-        """What it told, and True; or False where no step is done for too long."""
+    def _to_the_end(
+        self, name: str, planned: tuple[Planned, ...], label: str
+    ) -> tuple[list[Line], list[Hit]]:
+        """Hit as planned, until all steps are done, or none is for too long: what it told, and the hits."""
+        hits: list[Hit] = []
+        upcoming = list(planned)
         steps, since = -1, time.monotonic()
         while True:
             lines = self._told(name)
             if self._has_all(lines):
-                return lines, True
+                return lines, hits
             if (now := _steps(lines)) != steps:
                 steps, since = now, time.monotonic()
             if time.monotonic() - since > PATIENCE:
-                return lines, False
+                return lines, hits
+            if upcoming and now * self.work.pace >= upcoming[0].after:
+                one = upcoming.pop(0)
+                if self._hit(one, label):
+                    hits.append(Hit(time.time(), one.notice))
             time.sleep(POLL_SECONDS)
 
     # ------------------------------------------------------------------- what it told
@@ -158,9 +172,6 @@ class Bench:
         path = self._file(name)
         return [] if path is None else read_lines(path)
 
-    def _done(self, name: str) -> bool:
-        return self._has_all(self._told(name))
-
     def _has_all(self, lines: list[Line]) -> bool:
         return any(line["event"] == "step" and line["step"] == self.work.steps for line in lines)
 
@@ -168,7 +179,7 @@ class Bench:
         ends = time.monotonic() + PATIENCE
         while not condition():
             if time.monotonic() > ends:
-                pods = self.world.kubectl("get", "tj,pytorchjobs,pods", "-o=wide")
+                pods = self.world.kubectl("get", "tj,pytorchjobs,jobsets,pods", "-o=wide")
                 raise ReportError(f"{what}: not within {PATIENCE:g} s\n{pods}\n{self.world.controller_log}")
             time.sleep(POLL_SECONDS)
 

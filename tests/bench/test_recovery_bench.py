@@ -10,11 +10,21 @@ from typing import Any
 import pytest
 from bench import recovery
 from bench.recovering.account import Hit, account, bound, first_useful
-from bench.recovering.runs import Told, trace
+from bench.recovering.runs import Planned, Told, shares, trace
 from bench.report import Report
+from tests.cluster import jobset
+from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import cluster, trainer_image
 
 __all__ = ["cluster", "trainer_image"]
+
+
+@pytest.fixture
+def jobset_controller(cluster: Cluster) -> None:
+    """JobSet's, on a cluster of this machine; it is built before a test's time begins."""
+    if cluster.site is None:
+        pytest.skip("it runs on the cluster of this machine")
+    jobset.install(cluster, cluster.site)
 
 
 def lines(*runs: tuple[float, int, int]) -> list[dict[str, Any]]:
@@ -64,12 +74,33 @@ def test_a_trace_is_a_poisson_process_and_the_same_for_a_seed() -> None:
     assert 0.45 < sum(one.notice for one in once) / len(once) < 0.55
 
 
+def test_the_trace_goes_on_over_the_rounds() -> None:
+    whole = tuple(Planned(after, True, 0) for after in (3, 12, 25))
+    assert shares(whole, 3, 10) == [
+        whole,
+        (Planned(2, True, 0), Planned(15, True, 0)),
+        (Planned(5, True, 0),),
+    ]
+
+
+@pytest.mark.parametrize("words", [[], ["--rounds", "2", "--steps", "400"]])
+def test_every_round_has_hits_unless_other_options_are_given(words: list[str]) -> None:
+    options = recovery.parse(words)
+    hits = [
+        sum(one.after < options.steps * options.pace for one in planned)
+        for planned in recovery.traces(options)
+    ]
+    assert len(hits) == options.rounds
+    assert min(hits) >= 4
+
+
 def test_the_figures_are_of_the_rows_beside_them() -> None:
     report = Report("recovery")
     stages = [{"detect": 2.0, "import": 3.0}]
     ours = Told(lines((10, 0, 50), (70, 50, 100)), [Hit(60, True)], 0, True, stages)
     peer = Told(lines((10, 0, 50), (90, 40, 100)), [Hit(60, False)], 0, True)
-    recovery.add(report, 100, 4, {recovery.OURS: ours, recovery.PEER: peer})
+    other = Told(lines((10, 0, 50), (74, 40, 100)), [Hit(60, False)], 0, True)
+    recovery.add(report, 100, 4, {recovery.OURS: ours, recovery.PEER: peer, recovery.JOBSET: other})
     parts = ("recovery, to the process", "recovery, process to step", "its ledger: detect")
     assert [report.median(recovery.OURS, part) for part in parts] == [7, 4, 2]
     recovery.ratios(report)
@@ -80,6 +111,9 @@ def test_the_figures_are_of_the_rows_beside_them() -> None:
         "goodput_vs_pytorchjob": pytest.approx(150 / 120),
         "recovery_vs_pytorchjob": pytest.approx(11 / 31),
         "worst_recovery_vs_pytorchjob": pytest.approx(11 / 31),
+        "goodput_vs_jobset": pytest.approx(134 / 120),
+        "recovery_vs_jobset": pytest.approx(11 / 15),
+        "worst_recovery_vs_jobset": pytest.approx(11 / 15),
     }
 
 
@@ -98,7 +132,12 @@ def test_a_run_that_was_given_up_is_said_and_has_no_goodput() -> None:
     [
         (["--rounds", "0"], "--rounds 0: more than 0 is needed"),
         (["--steps", "70"], "--steps 70: a multiple of --every 50, for the last save"),
-        (["--pace", "-1"], "--pace -1.0: at least 0 s"),
+        (["--pace", "0"], "--pace 0.0: more than 0 is needed"),
+        (
+            ["--rounds", "2", "--steps", "400", "--mean", "40", "--seed", "3"],
+            "--seed 3: its trace leaves round 2 without a hit; take another, or more --steps, or a --mean "
+            "below 40 s",
+        ),
     ],
 )
 def test_options_that_cannot_be(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,17 +149,18 @@ def test_options_that_cannot_be(words: list[str], said: str, capsys: pytest.Capt
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.usefixtures("trainer_image")
-def test_both_sides_train_are_hit_and_go_on(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """The cluster and the image are there already when it starts; it would see to both itself."""
-    if request.getfixturevalue("cluster").site is None:
-        pytest.skip("it runs on the cluster of this machine")
-    words = ["--rounds", "1", "--steps", "60", "--every", "10", "--mean", "8", "--out", str(tmp_path)]
-    assert recovery.main(words) == 0
+@pytest.mark.usefixtures("jobset_controller", "trainer_image")
+def test_all_sides_train_are_hit_and_go_on(tmp_path: Path) -> None:
+    """Cluster, controller and image are there already when it starts; it would see to them itself."""
+    words = ["--rounds", "1", "--steps", "60", "--every", "10", "--mean", "8", "--seed", "1"]
+    assert recovery.main([*words, "--out", str(tmp_path)]) == 0
     written = json.loads((tmp_path / "recovery.json").read_text())
     rows = {(row["subject"], row["metric"]): row["median"] for row in written["rows"]}
-    for subject in (recovery.OURS, recovery.PEER):
+    [planned] = recovery.traces(recovery.parse(words))
+    # Between the last of them and the end are steps enough for it to be met.
+    least = sum(one.after < 5 for one in planned)
+    for subject in (recovery.OURS, *recovery.PEERS.values()):
         assert rows[subject, "unfinished"] == 0
-        assert rows[subject, "hits"] >= 1
+        assert rows[subject, "hits"] >= least
         assert 0 < rows[subject, "goodput"] < 1
     assert written["ratios"]["lost_steps_with_notice"] == 0

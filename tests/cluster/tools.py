@@ -102,6 +102,13 @@ KUEUE = Module(
     main="sigs.k8s.io/kueue",
     keep=("config",),
 )
+JOBSET = Module(
+    "jobset",
+    {"jobset": "sigs.k8s.io/jobset"},
+    stamp="sigs.k8s.io/jobset/pkg/version.GitVersion=VERSION",
+    main="sigs.k8s.io/jobset",
+    keep=("config",),
+)
 BUILDKIT = Module(
     "buildkit",
     {name: f"github.com/moby/buildkit/cmd/{name}" for name in ("buildkitd", "buildctl")},
@@ -158,9 +165,11 @@ MODULES = (
     KWOK,
     DEVICE_PLUGIN,
     KUEUE,
+    JOBSET,
 )
-FOR_TESTS = tuple(module for module in MODULES if module is not KUEUE)
-"""What `make test` may need; the fault suite alone asks Kueue, whose build takes minutes."""
+FOR_TESTS = tuple(module for module in MODULES if module not in (KUEUE, JOBSET))
+"""What tests of the cluster may need. Builds of the others take minutes: the fault suite alone asks Kueue,
+and bench-recovery JobSet."""
 
 BUILT_FOR = {
     "helm": (HELM,),
@@ -171,9 +180,10 @@ BUILT_FOR = {
     "live": (KUBERNETES, TRAINING_OPERATOR, HELM),
     "cluster": FOR_TESTS,
     "short_lived": FOR_TESTS,
+    "jobset_controller": (JOBSET,),
 }
 """What tests' fixtures stand on."""
-NEED_NODES = ("cluster", "short_lived")
+NEED_NODES = ("cluster", "short_lived", "jobset_controller")
 """Those that start nodes here, where that is possible."""
 
 

@@ -91,6 +91,22 @@ async def appears(store: JobStore, name: str) -> None:
     await wait_until_async(there, f"job {name} to appear")
 
 
+def test_whoever_looks_at_a_job_finds_who_wrote_what(world: Tell) -> None:
+    """`kubectl get --show-managed-fields`, and the conflict of whoever applies over it."""
+
+    async def story(there: World) -> None:
+        made = await there.store(cached=False).create(contract.job("mine", "team"))
+        await there.store(cached=False).replace_status(made, Status(phase=Phase.QUEUED))
+        path = f"{JOBS.removesuffix('/trainingjobs')}/namespaces/team/trainingjobs/mine"
+        written = (await there.connection.get(path))["metadata"]["managedFields"]
+        assert {(one["manager"], one.get("subresource", "")) for one in written} == {
+            ("holdfast-controller", ""),
+            ("holdfast-controller", "status"),
+        }
+
+    world(story)
+
+
 def test_what_kubectl_made_is_held_before_its_first_status(world: Tell) -> None:
     async def story(there: World) -> None:
         there.kubectl("apply", "-f", "-", document=JOB)

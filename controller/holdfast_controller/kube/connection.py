@@ -30,11 +30,12 @@ Document = dict[str, Any]
 Query = Mapping[str, str | int | bool]
 
 FIELD_MANAGER = "holdfast-controller"
+"""Whose fields they are that we write, in managedFields. Not by server-side apply: it makes what is not there
+and changes what is, while an attempt's objects must be new or refused, and a status is written over the one
+version that it was decided on."""
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
-"""Server-side apply; JSON is YAML."""
 
 TIMEOUT_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
@@ -89,11 +90,6 @@ class Connection:
         return await self.request(
             "PATCH", path, body=body, content_type=kind, query={"fieldManager": FIELD_MANAGER}
         )
-
-    async def apply(self, path: str, body: Document) -> Document:
-        """Server-side apply: makes the object, or makes our fields of it what `body` says."""
-        query: Query = {"fieldManager": FIELD_MANAGER, "force": True}
-        return await self.request("PATCH", path, body=body, content_type=APPLY_PATCH, query=query)
 
     async def delete(self, path: str, options: Document | None = None) -> Document:
         return await self.request("DELETE", path, body=options or {})

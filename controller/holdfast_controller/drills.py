@@ -30,9 +30,10 @@ class DrillKind(StrEnum):
     """As `kubectl drain`: its node is cordoned, until somebody uncordons it, and each replica there evicted.
     Where the chart's `jobs.drillNodes` allows it."""
     FREEZE = "freeze"
-    """SIGSTOP of its last rank: a hang, which its peers find. One machine only."""
+    """SIGSTOP of its last rank: a hang, which its peers find. On a cluster where the chart's
+    `jobs.execInPods` allows it."""
     OOM = "oom"
-    """Its ranks run into the memory limit of the job (resources.memory). One machine only."""
+    """Its ranks run into the memory limit of the job (resources.memory). On a cluster as `freeze`."""
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,11 @@ class PodSettings(FrozenModel):
         default=False,
         description="Whether a drill may cordon a node (`--kind node`), which others may use too.",
     )
+    exec_in_pods: bool = Field(
+        default=False,
+        description="Whether the controller may run programs of its own in jobs' pods: for drills freeze and "
+        "oom, and for the stacks of a gang that it ends as hung.",
+    )
     prices: Prices = Field(
         default_factory=Prices, description="Of nodes, for what jobs cost; without them no cost is shown."
     )

@@ -107,6 +107,8 @@ def test_no_right_is_wide(helm: Helm) -> None:
     assert not any(" nodes" in line for line in rights(helm.documents("--set=jobs.readNodes=false")))
     drilling = [line for line in rights(helm.documents("--set=jobs.drillNodes=true")) if " nodes" in line]
     assert [line.split(": ")[1] for line in drilling] == ["get nodes", "patch nodes"]
+    executing = set(rights(helm.documents("--set=jobs.execInPods=true"))) - set(rights(helm.documents()))
+    assert executing == {f"ClusterRole holdfast-controller: {verb} pods/exec" for verb in ("create", "get")}
     for line in rights(helm.documents()):
         if "-view:" in line:
             assert line.split()[2] in ("get", "list", "watch")

@@ -136,6 +136,10 @@ def test_a_job_lives_and_dies_with_the_rights_of_the_chart(running: Running) -> 
     refused = running.call("edit", "POST", f"{jobs}/a/drill", json={"kind": "node", "replica": 0})
     assert refused.status_code == 422
     assert "has not allowed that (jobs.drillNodes in the chart's values)" in refused.text
+    for kind in ("freeze", "oom"):
+        refused = running.call("edit", "POST", f"{jobs}/a/drill", json={"kind": kind, "replica": 0})
+        assert refused.status_code == 422
+        assert "has not allowed that (jobs.execInPods in the chart's values)" in refused.text
 
     # Deleted, it leaves nothing, and at no time was anything asked that the chart does not allow.
     assert running.call("edit", "DELETE", f"{jobs}/a").status_code < 300

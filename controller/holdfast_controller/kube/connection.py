@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import client, config
+from kubernetes.aio.stream import WsApiClient
 
 from holdfast_controller.cluster import HoldfastError, Unavailable
 from holdfast_controller.metrics import WatchMetrics
@@ -43,6 +45,8 @@ THROTTLED_TRIES = 3
 REQUESTS_PER_SECOND = 500.0
 BURST = 1000
 CONNECTIONS = 100
+FAREWELL_SECONDS = 1.0
+"""For the other side of a websocket to say that it has closed it too."""
 
 
 class Connection:
@@ -51,11 +55,13 @@ class Connection:
     def __init__(
         self,
         api: client.ApiClient,
+        sockets: WsApiClient,
         limit: RateLimit,
         may_write: Callable[[], bool] = lambda: True,
         metrics: WatchMetrics | None = None,
     ):
         self._api = api
+        self._sockets = sockets
         self._limit = limit
         self._may_write = may_write
         self._metrics = metrics
@@ -66,13 +72,15 @@ class Connection:
 
     def guarded(self, may_write: Callable[[], bool]) -> Connection:
         """The same connection, for one who may write only while `may_write` says so."""
-        return Connection(self._api, self._limit, may_write, self._metrics)
+        return Connection(self._api, self._sockets, self._limit, may_write, self._metrics)
 
     def apart(self, per_second: float, burst: int) -> Connection:
         """The same connection with a budget of its own, for requests that others can make us send."""
-        return Connection(self._api, RateLimit(per_second, burst), self._may_write, self._metrics)
+        limit = RateLimit(per_second, burst)
+        return Connection(self._api, self._sockets, limit, self._may_write, self._metrics)
 
     async def close(self) -> None:
+        await self._sockets.close()
         await self._api.close()
 
     # ------------------------------------------------------------ requests
@@ -141,6 +149,32 @@ class Connection:
         finally:
             response.close()
 
+    @asynccontextmanager
+    async def command(
+        self, path: str, container: str, words: Sequence[str]
+    ) -> AsyncGenerator[aiohttp.ClientWebSocketResponse]:
+        """A command in a container, by its pod's `exec` at this path: its streams, as messages whose first
+        byte is the channel. Raises what errors.py lists. It has no bound of its own.
+        """
+        query: list[tuple[str, str]] = [
+            ("container", container),
+            *((stream, "true") for stream in ("stdin", "stdout", "stderr")),
+            *(("command", word) for word in words),
+        ]
+        url, headers = await self._prepare("POST", path, query, accept="*/*")
+        try:
+            socket = await (await self._sockets.request("GET", url, headers=headers, _preload_content=False))
+        except aiohttp.WSServerHandshakeError as error:  # its body, which would say more, is not read
+            raise error_of(f"POST {path}", error.status, {}, None) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _unreachable(self.server, f"POST {path}", error) from error
+        try:
+            yield socket
+        finally:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_SECONDS):
+                    await socket.close()
+
     async def _send(
         self,
         method: str,
@@ -150,21 +184,10 @@ class Connection:
         content_type: str,
         limit: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
-        if method != "GET" and not self._may_write():
-            raise NotLeader(f"{method} {path}: not sent, this controller does not lead any more")
-        await self._limit.wait()
-        if self._metrics is not None:
-            self._metrics.requested(method, resource_of(path))
         parameters = [
             (name, str(value).lower() if value is True else value) for name, value in (query or {}).items()
         ]
-        _, url, headers, _, _ = await self._api.param_serialize(
-            method,
-            path,
-            query_params=parameters,
-            header_params={"Accept": JSON, "Content-Type": content_type},
-            auth_settings=["BearerToken"],
-        )
+        url, headers = await self._prepare(method, path, parameters, content_type=content_type)
         try:
             answer = await self._api.rest_client.request(
                 method, url, headers=headers, body=body, _request_timeout=limit
@@ -172,6 +195,30 @@ class Connection:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _unreachable(self.server, f"{method} {path}", error) from error
         return cast("aiohttp.ClientResponse", answer.response)
+
+    async def _prepare(
+        self,
+        method: str,
+        path: str,
+        query: Sequence[tuple[str, str | int]],
+        *,
+        accept: str = JSON,
+        content_type: str = JSON,
+    ) -> tuple[str, dict[str, str]]:
+        """URL and headers of a request that may be sent now. Raises NotLeader where it may not."""
+        if method != "GET" and not self._may_write():
+            raise NotLeader(f"{method} {path}: not sent, this controller does not lead any more")
+        await self._limit.wait()
+        if self._metrics is not None:
+            self._metrics.requested(method, resource_of(path))
+        _, url, headers, _, _ = await self._api.param_serialize(
+            method,
+            path,
+            query_params=list(query),
+            header_params={"Accept": accept, "Content-Type": content_type},
+            auth_settings=["BearerToken"],
+        )
+        return url, headers
 
     async def _document(self, response: aiohttp.ClientResponse, what: str) -> Document:
         try:
@@ -232,8 +279,13 @@ async def connect(
         said = error if isinstance(error, config.ConfigException | OSError) else "it is no kubeconfig"
         raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: {said}") from error
     configuration.proxy = configuration.proxy or _proxy(configuration.host)
-    configuration.client_session_kwargs = {"trust_env": False, "response_class": _Answer}
-    return Connection(client.ApiClient(configuration), RateLimit(per_second, burst), metrics=metrics)
+    configuration.client_session_kwargs = {
+        "trust_env": False,
+        "response_class": _Answer,
+        "proxy": configuration.proxy,  # the client's own requests name it, its websockets do not
+    }
+    limit = RateLimit(per_second, burst)
+    return Connection(client.ApiClient(configuration), WsApiClient(configuration), limit, metrics=metrics)
 
 
 def _proxy(server: str) -> str | None:

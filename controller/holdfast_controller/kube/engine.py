@@ -39,6 +39,7 @@ from holdfast_controller.policy.cost import place_of
 from holdfast_controller.policy.gpu_request import sharing_notes
 from holdfast_controller.policy.peers import LOST_SECONDS
 
+from . import ranks
 from .connection import MERGE_PATCH, Connection, Document
 from .endpoint import Endpoints
 from .evidence import Evidence
@@ -52,7 +53,7 @@ from .observation import (
     deleted_by_others,
 )
 from .pieces import Pieces, attempt_of, pod_path, pytorch_jobs_path
-from .pod_state import index_of, node_of
+from .pod_state import index_of, node_of, running
 from .podlogs import pod_lines
 from .prepared import Prepared
 from .queue_waits import queue_waits
@@ -248,10 +249,13 @@ class KubeEngine:
         await self._end(job, attempt, STOPPED, None)
 
     async def kill(self, job: TrainingJob, attempt: int, *, stacks: bool = False) -> None:
-        """Pods are not asked for stacks: that would take the right to run commands in them."""
-        await self._end(job, attempt, KILLED, KILL_GRACE_SECONDS)
+        """Ranks are asked for their stacks once, and where the operator lets us run something in pods."""
+        stacks = stacks and self._settings.exec_in_pods
+        await self._end(job, attempt, KILLED, KILL_GRACE_SECONDS, stacks=stacks)
 
-    async def _end(self, job: TrainingJob, attempt: int, mark: str, grace: int | None) -> None:
+    async def _end(
+        self, job: TrainingJob, attempt: int, mark: str, grace: int | None, *, stacks: bool = False
+    ) -> None:
         """Mark, then delete: whoever sees a pod going can know by then that we asked for it.
 
         Pods before their PyTorchJob: its deletion makes the garbage collector delete them with their whole
@@ -260,9 +264,13 @@ class KubeEngine:
         await self._pieces.synced()
         pytorch_job = self._pieces.pytorch_job_of(job, attempt)
         if pytorch_job is not None:
-            if not {STOPPED, KILLED} & set(pytorch_job["metadata"].get("annotations") or {}):
+            marks = set(pytorch_job["metadata"].get("annotations") or {})
+            if not {STOPPED, KILLED} & marks:
                 await self._note_taken(job, attempt, pytorch_job)
             await self._mark(job, attempt, pytorch_job, mark)
+            if stacks and KILLED not in marks:
+                pods = self._pieces.pods_of(job, attempt)
+                await ranks.abort(self._connection, [pod for pod in pods if running(pod)])
         pods = self._pieces.pods_of(job, attempt)
         if job.metadata.deletion_timestamp is None:
             await self.last_words.read(pods)
@@ -307,7 +315,7 @@ class KubeEngine:
             await self._connection.delete(pod_path(pod), options)
 
     async def drill(self, job: TrainingJob, attempt: int, replica: int, kind: DrillKind) -> None:
-        refuse(kind, may_cordon=self._settings.drill_nodes)
+        refuse(kind, self._settings)
         seen = await self.observe(job, attempt)
         if not seen.exists or seen.gone:
             raise NotReady(f"attempt {attempt} of {job.key} is not running")

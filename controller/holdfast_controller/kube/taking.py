@@ -1,11 +1,14 @@
-"""Drills on a cluster: a replica is taken as the platform takes one, and says so (`DRILLED`)."""
+"""Drills on a cluster: a replica is taken as the platform takes one, and says so (`DRILLED`). What is done to
+its ranks from inside (`ranks.py`) is no taking, and leaves no such mark."""
 
 from __future__ import annotations
 
 from holdfast_controller.cluster import Invalid, NotReady
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.pod_settings import PodSettings
 
+from . import ranks
 from .connection import MERGE_PATCH, Connection, Document
 from .observation import DRILLED
 from .pieces import Pieces, pod_path
@@ -17,14 +20,14 @@ CORDONED = "holdfast.dev/cordoned-for"
 """On a node: the job of which a drill took it."""
 
 
-def refuse(kind: DrillKind, *, may_cordon: bool) -> None:
+def refuse(kind: DrillKind, settings: PodSettings) -> None:
     """Raises Invalid for what cannot be done on this cluster."""
-    if kind in (DrillKind.FREEZE, DrillKind.OOM):
+    if kind in (DrillKind.FREEZE, DrillKind.OOM) and not settings.exec_in_pods:
         raise Invalid(
-            f"{kind.value}: only the local engine can do that to a rank; on a cluster the controller has "
-            "no right to run anything in a pod: try kill, notice or evict"
+            f"{kind.value}: it runs a program in the job's pod, and the operator of this cluster has not "
+            "allowed that (jobs.execInPods in the chart's values): try kill, notice or evict"
         )
-    if kind is DrillKind.NODE and not may_cordon:
+    if kind is DrillKind.NODE and not settings.drill_nodes:
         raise Invalid(
             "node: it cordons a node that others use too, and the operator of this cluster has not allowed "
             "that (jobs.drillNodes in the chart's values): try evict, notice or kill"
@@ -39,6 +42,12 @@ async def take(
     one = next((pod for pod in pods if index_of(pod) == replica), None)
     if one is None:
         raise NotReady(f"replica {replica} of {job.key} has no pod any more: there is nothing to disrupt")
+    if kind is DrillKind.FREEZE:
+        await ranks.freeze(connection, job, replica, one)
+        return
+    if kind is DrillKind.OOM:
+        await ranks.overfill(connection, job, one)
+        return
     hit = [one]
     if kind is DrillKind.NODE:
         node = node_of(one)

@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -50,6 +50,8 @@ class World:
     data: Path
     runs: Path
     directory: Path
+    jobs: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the chart's `jobs` for the controller, beside those that any of ours has."""
     _controllers: list[ForkServerProcess] = field(default_factory=list)
 
     @property
@@ -69,7 +71,8 @@ class World:
     def start_controller(self) -> None:
         """Start one, and wait until it acts."""
         settings = self.directory / "jobs.yaml"
-        settings.write_text(yaml.safe_dump({"defaultImage": self.image, "defaultClaim": "runs"}))
+        values = {"defaultImage": self.image, "defaultClaim": "runs", **self.jobs}
+        settings.write_text(yaml.safe_dump(values))
         identity = f"faults-{len(self._controllers)}"
         log = self.directory / f"{identity}.log"
         log.touch()
@@ -88,6 +91,13 @@ class World:
         process.kill()
         process.join()
         self.api.attempt("delete", "lease", LEASE, "-n=default")
+
+    @property
+    def url(self) -> str:
+        """Of REST, as the newest controller answers it."""
+        log = self.directory / f"faults-{len(self._controllers) - 1}.log"
+        ports = wait_until(lambda: re.findall(r'"port": (\d+)', log.read_text()), "the controller to answer")
+        return f"http://127.0.0.1:{ports[-1]}"
 
     @property
     def controller_log(self) -> str:
@@ -278,8 +288,8 @@ def rank_of(pod: Document) -> psutil.Process:
 
 
 @contextmanager
-def world(cluster: Cluster, site: Site, image: str, directory: Path) -> Iterator[World]:
-    """On a cluster of several nodes that is up; all gone afterwards."""
+def world(cluster: Cluster, site: Site, image: str, directory: Path, **jobs: Any) -> Iterator[World]:
+    """On a cluster that is up; all gone afterwards. `jobs` are values of the chart."""
     namespace = f"faults-{uuid.uuid4().hex[:6]}"
     kubectl = cluster.kubectl
     trainingjobs.install(kubectl, yaml.safe_load(CRD.read_text()))
@@ -290,7 +300,7 @@ def world(cluster: Cluster, site: Site, image: str, directory: Path) -> Iterator
         host_claim(cluster, site, namespace, "runs") as runs,
     ):
         shutil.copy(SCRIPT, data)
-        here = World(cluster, site, namespace, image, data, runs, directory)
+        here = World(cluster, site, namespace, image, data, runs, directory, jobs)
         try:
             here.start_controller()
             yield here

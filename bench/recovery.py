@@ -8,10 +8,12 @@ save at the same steps. A step rests most of its time, as a rank does whose GPU 
 A replica is taken again and again, at the instants of a Poisson process with a seed, the same for all; half
 of them with a notice (an eviction), half without (all processes of the pod are killed, and it is deleted by
 force). The process goes on over the rounds: each begins where the steps of the one before end, and a seed
-that leaves a round without any hit is refused. Its clock is the time that steps rest, those done again too,
-and stands while a gang starts: interruptions in earnest are hours apart and hardly ever meet a start, and
-here they would, for starts take as long as there. For the same reason goodput is far better in earnest; what
-compares is the ratio.
+that leaves a round without any hit is refused; the usual one is picked for hits in every round, about as many
+as the mean lets expect and half of them with a notice. Its clock is the time that steps rest, those done
+again too, and stands while a gang starts: interruptions in earnest are hours apart and hardly ever meet a
+start, and here they would, for starts take as long as there. For the same reason goodput is far better in
+earnest; what compares is the ratio. The peers' script knows no signal, as most do: evicted, it trains on
+until its grace is over, and a further hit in that time is no recovery more.
 
 The JobSet is one Indexed Job of both pods, as JobSet's documentation has it for training that is preempted:
 backoffLimit 0, so that the first pod to fail ends the gang; a podFailurePolicy with FailJob for pods that
@@ -161,8 +163,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=600, help="of a run (%(default)s)")
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints (%(default)s)")
     parser.add_argument("--pace", type=float, default=0.1, help="seconds that a step rests (%(default)s)")
-    parser.add_argument("--mean", type=float, default=12, help="seconds of rest between hits (%(default)s)")
-    parser.add_argument("--seed", type=int, default=7, help="of the trace (%(default)s)")
+    parser.add_argument("--mean", type=float, default=10, help="seconds of rest between hits (%(default)s)")
+    parser.add_argument("--seed", type=int, default=12, help="of the trace (%(default)s)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     options = parser.parse_args(arguments)
     for name in ("rounds", "steps", "every", "pace", "mean"):

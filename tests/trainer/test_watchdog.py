@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
 from gangs import KILL, Gang, Workshop
 
 from holdfast_trainer.schema import ConfigError
-from holdfast_trainer.watchdog import AUTO_SECONDS, Clock, HangAfter, compare
+from holdfast_trainer.watchdog import AUTO_SECONDS, Clock, HangAfter, compare, last_of, telling_most
 
 QUICK = {"HOLDFAST_HANG_SECONDS": "10"}
 
@@ -78,6 +79,26 @@ def test_the_one_that_holds_up_the_others_is_named(stands: list[str | None], sai
 # ------------------------------------------------------------------------ the real thing
 
 
+@pytest.mark.parametrize(
+    ("stands", "told"),
+    [
+        pytest.param({0: "a", 1: "b", 2: "a"}, [1, 0], id="who stands elsewhere comes first"),
+        pytest.param({0: "a", 1: None, 2: "a"}, [0, 2], id="who says nothing has none"),
+        pytest.param({0: None}, [], id="nobody has any"),
+    ],
+)
+def test_whose_stacks_the_ledger_has(stands: dict[int, str | None], told: list[int]) -> None:
+    assert telling_most(stands, 2) == told
+
+
+def test_of_long_stacks_the_ledger_has_the_last_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.stacks"
+    assert last_of(path) == ""
+    path.write_text('{"stands": "a"}\nThread 1\n  File a\nThread 2\n  File b\n')
+    assert last_of(path) == "Thread 1\n  File a\nThread 2\n  File b"
+    assert last_of(path, 22) == "Thread 2\n  File b"
+
+
 def assert_hung(gang: Gang, rank: int) -> str:
     assert gang.ranks[rank].wait() == 1, gang.texts()
     message = gang.termination(rank)
@@ -101,6 +122,9 @@ def test_a_rank_that_waits_for_ever_is_named_and_its_stack_is_kept(workshop: Wor
     hangs = gang.history.events("hang")
     assert sorted((line["rank"], line["step"]) for line in hangs) == [(0, 13), (1, 13), (2, 13)]
     assert all(line["seconds"] >= 10 for line in hangs)
+    told = {line["rank"]: line["stacks"] for line in hangs}
+    assert "in wait_for_ever" in told[1], "the ledger has the stacks too"
+    assert not any("in wait_for_ever" in told[rank] for rank in (0, 2))
     assert (gang.history.stop()["outcome"], gang.history.stop()["durable_step"]) == ("hung", 10)
 
     assert workshop.finish(ranks=3, steps=20, env=QUICK).losses() == untouched.losses()

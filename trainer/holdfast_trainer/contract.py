@@ -223,7 +223,8 @@ def remove_unfinished(run: RunDir, attempt: int) -> int:
 #    "useful_seconds"}
 #   {"event": "checkpoint_failed", "time", "attempt", "step", "error"}
 #   {"event": "failure", "time", "attempt", "rank", "step", "error"}: by the rank that raised
-#   {"event": "hang", "time", "attempt", "rank", "step", "seconds", "stands"}: by each rank that notices
+#   {"event": "hang", "time", "attempt", "rank", "step", "seconds", "stands", "stacks"}: by each rank that
+#       notices; the end of its stacks (8 KiB) for the 8 ranks that tell most, all of them in rank-N.stacks
 #   {"event": "stop", "time", "attempt", "outcome", "step", "durable_step", "error", "digest",
 #    "useful_seconds"}: by rank 0;
 #       digest (SHA-256 over the state of every rank) is that of the checkpoint of "durable_step"

@@ -154,11 +154,12 @@ class Ending:
         if self.say("interrupted", "the grace period ended before all ranks could stop together"):
             os._exit(EXIT_NOTICE)
 
-    def hung(self, who: str, seconds: float, stands: str) -> None:
+    def hung(self, who: str, seconds: float, stands: str, stacks: str) -> None:
         """No step has ended for `seconds`: the gang goes on no more. From any thread."""
         if self.journal is not None:
             rank, step = int(self._rank), self.standing().step
-            self.journal.event("hang", rank=rank, step=step, seconds=seconds, stands=stands)
+            told = {"stacks": stacks} if stacks else {}
+            self.journal.event("hang", rank=rank, step=step, seconds=seconds, stands=stands, **told)
         if self.say("hung", f"no step for {seconds:.0f} s: {who}"):
             _exit_now(1)
 

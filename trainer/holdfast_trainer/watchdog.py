@@ -39,6 +39,9 @@ PEERS_SECONDS = 3.0
 """How long to wait for what the peers have to say, beyond two looks: they notice at about the same time."""
 NATIVE_MARGIN_SECONDS = 30.0
 """At most, for the thread to end this rank before faulthandler does, and for that before the controller."""
+TOLD_RANKS = 8
+TOLD_BYTES = 8 * 1024
+"""Of a rank's stacks, and of how many ranks, what goes into the ledger, which is read over the network."""
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
@@ -114,10 +117,10 @@ class Watchdog:
         rank: int,
         world_size: int,
         after: HangAfter,
-        on_hang: Callable[[str, float, str], None],
+        on_hang: Callable[[str, float, str, str], None],
     ) -> None:
         """`on_hang` is told, in the thread: who holds the gang up, in a sentence; the seconds without a
-        step; where this rank stands."""
+        step; where this rank stands; its stacks, as far as the ledger is to have them."""
         self._stacks = [run_dir.stacks(attempt, number) for number in range(world_size)]
         self._rank = rank
         self._after = after
@@ -206,7 +209,8 @@ class Watchdog:
         while not all(path.exists() for path in self._stacks) and time.monotonic() < deadline:
             time.sleep(0.05)
         stands = {rank: read_standing(path) for rank, path in enumerate(self._stacks)}
-        self._on_hang(compare(stands), waited, mine)
+        kept = last_of(self._stacks[self._rank]) if self._rank in telling_most(stands) else ""
+        self._on_hang(compare(stands), waited, mine, kept)
 
 
 def standing_of_main_thread() -> str:
@@ -255,6 +259,27 @@ def read_standing(path: Path) -> str | None:
             return str(json.loads(file.readline())["stands"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def last_of(path: Path, most: int = TOLD_BYTES) -> str:
+    """The last whole lines of a rank's stacks, at most so many bytes; the main thread's come last. Empty
+    where there are none."""
+    try:
+        with open(path, "rb") as file:
+            file.readline()
+            text = file.read()
+    except OSError:
+        return ""
+    if len(text) > most:
+        text = text[-most:].partition(b"\n")[2]
+    return text.decode(errors="replace").strip()
+
+
+def telling_most(stands: Mapping[int, str | None], most: int = TOLD_RANKS) -> list[int]:
+    """The ranks whose stacks tell most, of those that have any: first those that stand where few do."""
+    places = Counter(where for where in stands.values() if where is not None)
+    told = [(places[where], rank) for rank, where in stands.items() if where is not None]
+    return [rank for _, rank in sorted(told)[:most]]
 
 
 def compare(stands: Mapping[int, str | None]) -> str:

@@ -1,10 +1,15 @@
-"""A loop that trains on text as it lies there: in `HOLDFAST_STREAM`, by the file `HOLDFAST_TOKENIZER`."""
+"""A loop that trains on text as it lies there: in `HOLDFAST_STREAM`, by the file `HOLDFAST_TOKENIZER`.
+
+Where `PEERS` has the library `datasets`, that streams the Parquet files; nothing is downloaded.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +22,15 @@ run = Run(checkpoint_every=7)
 torch.manual_seed(1)
 model = run.wrap(nn.Sequential(nn.Embedding(512, 16), nn.Dropout(0.1), nn.Linear(16, 512)))
 optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+names = os.environ["HOLDFAST_STREAM"].split(":")
+source: Any = [Path(name) for name in names]
+if peers := os.environ.get("PEERS"):
+    sys.path.append(peers)
+    from datasets import load_dataset
+
+    source = load_dataset("parquet", data_files=names, split="train", streaming=True)
 stream = TokenStream(
-    [Path(name) for name in os.environ["HOLDFAST_STREAM"].split(":")],
+    source,
     Path(os.environ["HOLDFAST_TOKENIZER"]),
     context=512,
     batch=20,

@@ -8,6 +8,7 @@ import json
 import random
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,52 @@ def test_a_stream_that_is_read_in_another_way_is_refused(corpus: Path, tmp_path:
     made().load_state_dict(state)
 
 
+def test_other_text_at_the_place_of_the_checkpoint_is_refused(corpus: Path, tmp_path: Path) -> None:
+    """Of the same names and sizes: all that a start can see without reading everything."""
+    text = tmp_path / "a.txt"
+    text.write_text("one two three " * 200_000)
+    tokenizer = corpus / "out" / "tokenizer.json"
+
+    def made() -> TokenStream:
+        return TokenStream([tmp_path], tokenizer, context=512, batch=2)
+
+    read = made()
+    read.batch()
+    state = read.state_dict()
+    made().load_state_dict(state)
+    text.write_text("one six three " * 200_000)
+    other = made()
+    other.load_state_dict(state)
+    told = (
+        r"the text at the checkpoint's position \({'epoch': 0, 'unit': 0}\) is not what it was: the sources"
+    )
+    with pytest.raises(DataError, match=told):
+        other.batch()
+    del state["unit_digest"]  # as versions before wrote it
+    made().load_state_dict(state)
+
+
+def test_what_is_no_stream_is_refused(corpus: Path) -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            return iter([])
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def made(sources: Any) -> None:
+        TokenStream(sources, corpus / "out" / "tokenizer.json", context=4, batch=1)
+
+    with pytest.raises(DataError, match=r"datasets, 2\.20 or later .*: pip install 'holdfast\[datasets\]'"):
+        made(Endless())
+    with pytest.raises(DataError, match=r"reads one split, not train, test: take dict\[NAME\]"):
+        made({"train": Endless(), "test": Endless()})
+    with pytest.raises(DataError, match="cannot resume a generator, which has no load_state_dict: give it"):
+        made(text for text in "ab")
+
+
 def test_ranks_compare_what_they_share_out(corpus: Path) -> None:
     before = announced()
     stream(corpus, 0, 2)
@@ -171,6 +218,7 @@ def test_the_next_unit_is_encoded_meanwhile_and_its_fault_waits_for_its_turn(
     later = tmp_path / "b.txt"
     later.write_text("and what comes after them")
     read = TokenStream([tmp_path], corpus / "out" / "tokenizer.json", context=512, batch=8)
+    begin = read.state_dict()
     later.unlink()
     first = read.batch()[0]
     assert read.batch()[0].shape == first.shape, "what came before the fault is served"
@@ -184,7 +232,7 @@ def test_the_next_unit_is_encoded_meanwhile_and_its_fault_waits_for_its_turn(
     for _ in range(2):
         with pytest.raises(DataError, match=re.escape(str(later))):
             rest(read)
-    read.load_state_dict({**read.state_dict(), "unit": 0, "token": 0})
+    read.load_state_dict(begin)
     assert read.batch()[0].equal(first), "it can be begun anew"
     del read
 

@@ -6,13 +6,17 @@ one stream of tokens, cut into windows that do not overlap; a sample is a window
 
 The position is a unit and a token in it. Track the stream, and every checkpoint has the position of each
 rank: a resume encodes that unit again and goes on with the very next token, however much came before. In a
-compressed file the way to the unit must be unpacked again.
+compressed file the way to the unit must be unpacked again. Where that unit has other tokens than it had, the
+resume is refused.
 
     stream = TokenStream([Path("texts")], Path("tokenizer.json"), context=1024, batch=8,
                          rank=run.rank, world_size=run.world_size)
     run.track(model=model, optimizer=optimizer, stream=stream)
     for step in run.steps(10_000):
         tokens, targets = stream.batch()
+
+In the place of paths it takes a `datasets.IterableDataset` (stream_sources.py), such as
+`load_dataset("parquet", data_files="texts/*.parquet", split="train", streaming=True)`.
 
 The next unit, of about one MiB, is encoded in a thread of its own while steps use up the last: the encoders
 let go of the interpreter meanwhile. Nothing is shuffled. A prepared directory (`data.py`) has not that limit,
@@ -22,11 +26,9 @@ and any number of ranks can go on with it.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,30 +37,29 @@ import torch
 from torch import Tensor
 
 from .alike import announce
-from .prepare.corpus import DEFAULT_PATTERNS, PrepareError, Request, units
+from .prepare.corpus import DEFAULT_PATTERNS, PrepareError
 from .prepare.encode import EncoderSettings, UnitEncoder
 from .prepare.encoder import choose
-from .prepare.listing import corpus_digest, list_files
 from .prepare.tokenizer import read_tokenizer
+from .stream_sources import Place, ResumableDataset, Source, StreamedDataset, TextFiles
 from .token_index import DataError, Split
-
-NOWHERE = Path(os.devnull)
-"""Nothing is written, so no directory among the sources is left out for it."""
 
 
 class _Chunk(NamedTuple):
-    epoch: int
-    unit: int
-    """Number among this rank's units."""
+    place: Place
+    """From which its source reads this unit again."""
+    digest: str
+    """Of its tokens."""
     tokens: np.ndarray[Any, np.dtype[np.uint32]]
 
 
 class TokenStream:
-    """The tokens of one rank, from a place on. `identity` names the sources: names and sizes, not content."""
+    """The tokens of one rank, from a place on. `identity` names the sources: names and sizes of files, not
+    their content; shards, columns and first document of a dataset."""
 
     def __init__(
         self,
-        sources: Sequence[Path],
+        sources: Sequence[Path] | ResumableDataset,
         tokenizer: Path,
         *,
         context: int,
@@ -73,16 +74,20 @@ class TokenStream:
         patterns: Sequence[str] = DEFAULT_PATTERNS,
     ):
         """`batch` windows of `context` tokens a step; the split is by hash of a document, as in `prepare`.
+        `patterns` are of files in directories, `text_field` is a column where the source is a dataset.
 
-        Raises DataError (PrepareError) for sources or a tokenizer that can not be read.
+        Raises DataError (PrepareError) for sources or a tokenizer that can not be read or resumed.
         """
         if context < 1 or batch < 1 or not 0 <= rank < world_size:
             raise ValueError(
                 f"no stream for rank {rank} of {world_size}, {batch} windows of {context} tokens"
             )
-        request = Request(tuple(sources), NOWHERE, patterns=tuple(patterns), text_field=text_field)
-        self._files = list_files(request, digests=False)
-        self.identity = corpus_digest(self._files)
+        self._source: Source = (
+            TextFiles(sources, patterns, text_field, rank, world_size)
+            if isinstance(sources, Sequence)
+            else StreamedDataset(sources, text_field, rank, world_size)
+        )
+        self.identity = self._source.identity
         self._read_as = {
             "tokenizer": _digest(tokenizer),
             "split": split,
@@ -91,7 +96,7 @@ class TokenStream:
             "seed": seed if validation_fraction else None,  # it draws nothing but the split
         }
         if world_size > 1:
-            announce("the sources of TokenStream", f"{len(self._files)} files ({self.identity[:12]})")
+            announce("the sources of TokenStream", f"{self._source.told} ({self.identity[:12]})")
             announce("the way TokenStream reads", ", ".join(map(str, self._read_as.values())))
         self._context, self._batch, self._split = context, batch, split
         self._rank, self._world_size = rank, world_size
@@ -100,7 +105,7 @@ class TokenStream:
             EncoderSettings(tokenizer, "uint32", seed, validation_fraction, text_field, engine)
         )
         self._thread = ThreadPoolExecutor(1, "token-stream")
-        self._go_to(0, 0, 0)
+        self._go_to(self._source.beginning(0), 0)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """The next tokens and targets of this rank: int64 on CPU, [batch, context]. Raises DataError."""
@@ -117,14 +122,14 @@ class TokenStream:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch begins."""
-        epoch, unit = self._chunks[0][:2] if self._chunks else self._begun_at
+        chunk = self._chunks[0] if self._chunks else None
         return {
             "sources": self.identity,
             "read_as": self._read_as,
             "world_size": self._world_size,
-            "epoch": epoch,
-            "unit": unit,
+            **(chunk.place if chunk else self._begun_at),
             "token": self._offset,
+            "unit_digest": chunk.digest if chunk else self._expected,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -132,8 +137,9 @@ class TokenStream:
         state of an older version does not tell), or where other ranks share them."""
         if state["sources"] != self.identity:
             raise DataError(
-                "the stream's sources are not those of the checkpoint (names or sizes differ): name the same "
-                "ones, or use a new run directory"
+                "the stream's sources are not those of the checkpoint (names or sizes differ, or a dataset's "
+                f"shards, columns or first document): name the same ones, not {self._source.told}, or use a "
+                "new run directory"
             )
         was = state.get("read_as", self._read_as)
         if changed := [name for name, value in self._read_as.items() if was.get(name) != value]:
@@ -147,13 +153,14 @@ class TokenStream:
                 f"the checkpoint's stream was read by {state['world_size']} ranks, now there are "
                 f"{self._world_size}: start as many, or prepare the text, which any number of ranks can read"
             )
-        self._go_to(state["epoch"], state["unit"], state["token"])
+        place = {name: state[name] for name in self._source.beginning(0)}
+        self._go_to(place, state["token"], state.get("unit_digest"))
 
-    def _go_to(self, epoch: int, unit: int, token: int) -> None:
-        self._begun_at = epoch, unit
+    def _go_to(self, place: Place, token: int, expected: str | None = None) -> None:
+        self._begun_at, self._expected = place, expected
         self._offset = token
         self._chunks: deque[_Chunk] = deque()
-        self._ahead = self._read(epoch, unit)
+        self._ahead = self._read(place, expected)
         self._coming: Future[_Chunk] | None = None
 
     def _next_chunk(self) -> _Chunk:
@@ -164,22 +171,28 @@ class TokenStream:
         self._coming = self._thread.submit(next, self._ahead)
         return chunk
 
-    def _read(self, epoch: int, first: int) -> Iterator[_Chunk]:
-        """This rank's units from number `first` on, without end."""
+    def _read(self, place: Place, expected: str | None) -> Iterator[_Chunk]:
+        """This rank's units from a place on, without end."""
         while True:
             found = 0
-            own = islice(units(self._files), self._rank, None, self._world_size)
-            for number, unit in enumerate(own):
-                if number >= first:
-                    content = self._encoder.encode(unit).tokens.get(self._split, b"")
-                    found += len(content)
-                    yield _Chunk(epoch, number, np.frombuffer(content, dtype="<u4"))
-            if not found and first == 0:
+            for here, documents in self._source.units(place):
+                content = self._encoder.encode_documents(documents).tokens.get(self._split, b"")
+                digest = hashlib.sha256(content).hexdigest()[:12]
+                if expected is not None and digest != expected:
+                    raise DataError(
+                        f"the text at the checkpoint's position ({here}) is not what it was: the sources "
+                        "were changed, or do not give the same twice. Bring them back, or use a new run "
+                        "directory"
+                    )
+                expected = None
+                found += len(content)
+                yield _Chunk(here, digest, np.frombuffer(content, dtype="<u4"))
+            if not found and place == self._source.beginning(place["epoch"]):
                 raise DataError(
                     f"the sources hold no {self._split} text for rank {self._rank} of {self._world_size}: "
                     f"they are dealt in parts of about 1 MiB; prepare them, or start fewer ranks"
                 )
-            epoch, first = epoch + 1, 0
+            place = self._source.beginning(place["epoch"] + 1)
 
 
 def _digest(tokenizer: Path) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from ..token_index import Split
-from .corpus import PrepareError, Unit, split_of
+from .corpus import Document, PrepareError, Unit, split_of
 from .encoder import Engine, Tokens, load
 from .reading import Reader
 from .tokenizer import end_of_text, read_tokenizer
@@ -67,27 +67,32 @@ class UnitEncoder:
         self.reader = Reader(settings.text_field)
 
     def encode(self, unit: Unit) -> EncodedUnit:
-        """Read and encode one unit; each document is closed by the end-of-text token."""
+        """Read and encode one unit."""
+        return self.encode_documents(
+            (piece.file.name, document) for piece in unit for document in self.reader.documents(piece)
+        )
+
+    def encode_documents(self, documents: Iterable[tuple[str, Document]]) -> EncodedUnit:
+        """Documents with the names of what they are in; each is closed by the end-of-text token."""
         settings = self.settings
         result = EncodedUnit(tokens={})
         texts: list[str] = []
         splits: list[Split] = []
-        for piece in unit:
-            for document in self.reader.documents(piece):
-                if document.replaced:
-                    result.replaced.append(piece.file.name)
-                if not document.text:
-                    result.empty += 1
-                    continue
-                encoded = document.text.encode("utf-8")
-                texts.append(document.text)
-                splits.append(split_of(encoded, settings.seed, settings.validation_fraction))
-                result.text_bytes += len(encoded)
+        for name, document in documents:
+            if document.replaced:
+                result.replaced.append(name)
+            if not document.text:
+                result.empty += 1
+                continue
+            encoded = document.text.encode("utf-8")
+            texts.append(document.text)
+            splits.append(split_of(encoded, settings.seed, settings.validation_fraction))
+            result.text_bytes += len(encoded)
         gathered: dict[Split, list[Tokens]] = {}
         for tokens, split in zip(self.encoder.encode(texts), splits, strict=True):
             gathered.setdefault(split, []).append(tokens)
-        result.documents = {split: len(documents) for split, documents in gathered.items()}
-        result.tokens = {split: self._joined(documents) for split, documents in gathered.items()}
+        result.documents = {split: len(found) for split, found in gathered.items()}
+        result.tokens = {split: self._joined(found) for split, found in gathered.items()}
         return result
 
     def _joined(self, documents: list[Tokens]) -> bytes:

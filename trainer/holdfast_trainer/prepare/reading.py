@@ -36,7 +36,7 @@ class Reader:
         if (status.st_size, status.st_mtime_ns) != (file.stored, file.mtime_ns):
             raise PrepareError(f"source {file.path} changed while it was prepared; run prepare again")
         if file.kind == "table":
-            yield from map(_clean, self._rows(piece))
+            yield from map(clean, self._rows(piece))
             return
         start, content = self._content(piece)
         if file.kind == "jsonl":
@@ -106,10 +106,10 @@ def _text_document(content: bytes, start: int) -> Document:
         return Document(content.decode("utf-8", "replace"), replaced=True)
 
 
-def _clean(text: str | None) -> Document:
+def clean(text: str | None) -> Document:
     """A null is a document without text."""
-    clean = (text or "").encode("utf-8", "replace").decode("utf-8")
-    return Document(clean, replaced=clean != (text or ""))
+    encodable = (text or "").encode("utf-8", "replace").decode("utf-8")
+    return Document(encodable, replaced=encodable != (text or ""))
 
 
 def _json_document(file: SourceFile, start: int, number: int, line: bytes, text_field: str) -> Document:
@@ -127,7 +127,7 @@ def _json_document(file: SourceFile, start: int, number: int, line: bytes, text_
             f"{_place(file, start, number)}: no text in field {text_field!r}, found {found}; "
             f"name the field with --text-field"
         )
-    return _clean(text)
+    return clean(text)
 
 
 def _place(file: SourceFile, start: int, number: int) -> str:

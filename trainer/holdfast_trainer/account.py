@@ -15,6 +15,7 @@ import torch
 from . import contract
 from .contract import Progress, RunDir
 from .endpoint import Endpoint
+from .footprint import peak_memory
 from .ledger import Journal
 from .parallel import Gang
 from .place import Place
@@ -23,6 +24,9 @@ from .spans import Spans, gemm_peak
 from .steplog import StepLog
 from .telemetry import Telemetry
 from .tensorboard import TensorBoard
+
+MEMORY_SECONDS = 1.0
+"""It is looked at so often at most: that takes longer than all else which is told of a step."""
 
 
 class Account:
@@ -39,6 +43,7 @@ class Account:
         first = gang.rank == 0
         self.steps = StepLog(self.spans, self.telemetry, self.journal if first else None, gang.world_size)
         self._window = Window(profile if first else range(0), run_dir.attempt(attempt), gang.device)
+        self._weighed = float("-inf")
         self._wants_tensorboard = tensorboard and first
         self._endpoint: Endpoint | None = None
         self.quiet: Callable[[], tuple[float | None, float | None]] = lambda: (None, None)
@@ -76,6 +81,10 @@ class Account:
 
     def end_step(self, step: int, *, owes_counts: bool) -> None:
         """Step number `step` (1 is the first) is done; `owes_counts`: what it worked on is to come."""
+        now = time.monotonic()
+        if now - self._weighed >= MEMORY_SECONDS:
+            self._weighed = now
+            self.telemetry.memory(peak_memory(self._gang.device))
         self.steps.end(step, owes_counts=owes_counts)
         self._window.end(step - 1)
 

@@ -287,6 +287,10 @@ class Progress:
     step_seconds: float | None = None
     data_wait_fraction: float | None = None
     mfu: float | None = None
+    memory_bytes: int | None = None
+    """Rank 0's at most so far: of a GPU what tensors took, else what was resident."""
+    epoch: float | None = None
+    """How often all attempts together went through the data."""
     grad_norm: float | None = None
     eta_seconds: float | None = None
     verdict: str | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import resource
 from pathlib import Path
 
 import torch
@@ -23,6 +24,13 @@ def warm_up(device: torch.device) -> None:
     optimizer = torch.optim.AdamW(layer.parameters())
     layer(torch.ones(64, 64, device=device)).relu().sum().backward()
     optimizer.step()
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes that this process took at most since it began: of a GPU for tensors, else resident in all."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Footprint:

@@ -14,10 +14,10 @@
         optimizer.step()
         run.log(loss=loss, samples=len(images))
 
-Resume is exact where the batch is a function of `step` and the rank: the position in the data is then
-one integer. A stop is made between steps, on all ranks at the same one: the state is saved, the
-termination message written, and the process exits 0 from inside the `for`. Without Holdfast's
-environment the same script runs alone and keeps its run directory in `./holdfast-run`.
+Resume is exact where the batch is a function of `step` and the rank: the position in the data is then one
+integer. A stop is made between steps, on all ranks at the same one: the state is saved, the termination
+message written, and the process exits 0 from inside the `for`. Without Holdfast's environment the same
+script runs alone and keeps its run directory in `./holdfast-run`.
 """
 
 from __future__ import annotations
@@ -81,17 +81,16 @@ class Run:
     ) -> None:
         """Join the gang, in the main thread. Collective.
 
-        `run_dir` and the cadence give way to HOLDFAST_RUN_DIR and HOLDFAST_CHECKPOINT_EVERY where these
-        are set. `config_hash` guards a run directory against another configuration.
-        The newest `keep` checkpoints stay, those of every `keep_every`-th step, and the `keep_best` ones
-        of lowest validation loss that `log` was told of exactly their step (0: none for that reason).
-        `snapshot="synchronous"` copies the whole state before the next step begins; by itself parameters and
-        optimizer state are copied while it computes, and nothing but a tracked optimizer's step may write to
-        them. `flops_per_token` and `compute_dtype` make MFU known. `alike` names settings that ranks are to
-        have in common, besides seed and hash. `profile` are steps to trace (0 is the first); `tensorboard`
-        writes figures for it. Raises RanksDiffer where they have not, ConfigError on a
-        setting that cannot be used, CheckpointError on such a run directory, Fenced where a newer attempt
-        was admitted.
+        `run_dir` and the cadence give way to HOLDFAST_RUN_DIR and HOLDFAST_CHECKPOINT_EVERY where these are
+        set. `config_hash` guards a run directory against another configuration. The newest `keep`
+        checkpoints stay, those of every `keep_every`-th step, and the `keep_best` ones of lowest validation
+        loss that `log` was told of exactly their step (0: none for that reason). `snapshot="synchronous"`
+        copies the whole state before the next step begins; by itself parameters and optimizer state are
+        copied while it computes, and nothing but a tracked optimizer's step may write to them.
+        `flops_per_token` and `compute_dtype` make MFU known. `alike` names settings that ranks are to have
+        in common, besides seed and hash. `profile` are steps to trace (0 is the first); `tensorboard` writes
+        figures for it. Raises RanksDiffer where they have not, ConfigError on a setting that cannot be used,
+        CheckpointError on such a run directory, Fenced where a newer attempt was admitted.
         """
         self._marks = Marks()
         faulthandler.enable()
@@ -102,8 +101,7 @@ class Run:
         cadence = Cadence.parse(os.environ.get(contract.ENV_CHECKPOINT_EVERY) or checkpoint_every)
         with self._ending.outermost():
             self.gang = join_gang()
-        self.rank, self.world_size = self.gang.rank, self.gang.world_size
-        self.device = self.gang.device
+        self.rank, self.world_size, self.device = self.gang.rank, self.gang.world_size, self.gang.device
         self._marks.rendezvous = time.time()
         logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(message)s", stream=sys.stdout)
         make_deterministic() if deterministic else let_kernels_vary()
@@ -141,9 +139,8 @@ class Run:
         """Steps done."""
         self.total_steps: int | None = None
         self._resumed_rng: dict[str, Any] | None = None
-        self._seeded = False
-        self._changed = False
-        """An optimizer has taken the step that is under way: the state is no longer that of `step`."""
+        self._seeded = self._changed = False
+        """changed: an optimizer has taken the step that is under way, and the state is not that of `step`."""
         self._overflow = Overflow()
         self._save_agreed = self._completed = False
         self._ending.progress = lambda: account.telemetry.progress
@@ -160,6 +157,8 @@ class Run:
         """What to change where a step does not fit the memory."""
         self.attention = ""
         """The kernel that it takes (see attention_kernels); set before `track`, it is told."""
+        self.steps_an_epoch: float | None = None
+        """How many go through the data once; None where that is not known."""
         self._ending.explain = self._explain
         self._ending.hanging = lambda: self._watchdog.telling
         self._ending.noticed = lambda: self._notice.received
@@ -259,6 +258,7 @@ class Run:
         self._account.begin(
             self.step, total, self._saves.durable_step, self._flops_per_token, self._compute_dtype
         )
+        self._account.telemetry.steps_an_epoch = self.steps_an_epoch
         self._watchdog.start()
         assert self._saves.state is not None
         self._overflow.look(self._saves.state.gradient_scale, stepped=True)

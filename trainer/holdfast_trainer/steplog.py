@@ -177,5 +177,7 @@ def figures_of(progress: Progress) -> dict[str, float]:
         "step seconds": progress.step_seconds,
         "share of time waiting for data": progress.data_wait_fraction,
         "MFU": progress.mfu,
+        "memory, at most": progress.memory_bytes,
+        "epoch": progress.epoch,
     }
     return {name: value for name, value in figures.items() if value is not None}

@@ -97,6 +97,14 @@ class Telemetry:
             "Model FLOP/s as a share of the matrix-product peak measured on this device at start.",
             registry=r,
         )
+        self._memory = Gauge(
+            "holdfast_memory_peak_bytes",
+            "Most that rank 0 took: tensors of a GPU, else resident.",
+            registry=r,
+        )
+        self._epoch = Gauge("holdfast_epoch", "How often the run went through its data.", registry=r)
+        self.steps_an_epoch: float | None = None
+        """None: not known."""
         self._span = Histogram(
             "holdfast_step_span_seconds",
             "Seconds of a step by phase, rank 0.",
@@ -142,6 +150,8 @@ class Telemetry:
             self._grad_norm,
             self._tokens_rate,
             self._mfu,
+            self._memory,
+            self._epoch,
             self._save_bytes,
             self._saved_at,
             self._newest_save,
@@ -204,6 +214,9 @@ class Telemetry:
         per_step = elapsed / len(self._recent)
         if self.progress.first_step is None:
             self._update(first_step=step, first_step_time=time.time())
+        epoch = step / self.steps_an_epoch if self.steps_an_epoch else None
+        if epoch is not None:
+            self._epoch.set(epoch)
         useful = self.progress.useful_seconds
         total = self.progress.total_steps
         self._update(
@@ -213,9 +226,15 @@ class Telemetry:
             samples_per_second=samples if figures.samples else None,
             step_seconds=per_step,
             mfu=mfu,
+            epoch=epoch,
             eta_seconds=None if total is None else per_step * (total - step),
             useful_seconds=None if useful is None else useful + figures.seconds,
         )
+
+    def memory(self, peak: int) -> None:
+        """Bytes that this rank took at most so far."""
+        self._memory.set(peak)
+        self._update(memory_bytes=peak)
 
     def timed(self, wall_seconds: float, spans: Mapping[str, float]) -> None:
         """The parts of a step that took `wall_seconds`, as they become known: on a GPU a step late."""
@@ -289,6 +308,12 @@ class Telemetry:
         parts = [f"loss {now.loss:.4f}"] if now.loss is not None else []
         if now.tokens_per_second is not None:
             parts.append(f"{now.tokens_per_second:,.0f} tokens/s")
+        if now.mfu is not None:
+            parts.append(f"MFU {now.mfu:.0%}")
+        if now.memory_bytes is not None:
+            parts.append(f"{now.memory_bytes / 1e9:.2f} GB")
+        if now.epoch is not None:
+            parts.append(f"epoch {now.epoch:.2f}")
         if now.eta_seconds is not None:
             parts.append(f"{now.eta_seconds:.0f} s left")
         return ", ".join(parts) or "no figures yet"

@@ -58,6 +58,7 @@ def train(
     parts = assemble(run.gang, config, compute, batches, validates=val_data is not None, cache=cache)
     raw_model, model, optimizer = parts.raw_model, parts.model, parts.optimizer
     run.attention = parts.attention
+    run.steps_an_epoch = train_data.samples / settings.global_batch
     run.track(model=raw_model, optimizer=optimizer, scaler=compute.scaler)
     if run.step and settings.init_from is not None and run.rank == 0:
         log.info("the checkpoint of step %d counts, not train.init_from (%s)", run.step, settings.init_from)

@@ -15,6 +15,7 @@ named already (TORCHINDUCTOR_CACHE_DIR) is left as it is.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import time
@@ -44,6 +45,8 @@ def compile_or_eager(
     `cache` is where what was compiled stays, torch's own place where None. `probe` calls the parts in every
     way in which they will be called. Raises what it raised where memory ran out: eager needs no less.
     """
+    # Before its cache is named, whose directory it makes then: an import that fails can never be mended.
+    importlib.import_module("torch._dynamo")
     if cache is not None and not os.environ.get(CACHE):
         os.environ[CACHE] = str(cache)
     began = time.monotonic()

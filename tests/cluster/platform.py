@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -31,6 +31,16 @@ class Platform:
     """The release's; jobs may be in any."""
     url: str
     """Of its REST API, reachable from here."""
+    values: tuple[str, ...]
+    """What it was installed with, beside the chart's own values."""
+
+    def install(self) -> None:
+        """`helm install`, until it answers. Raises ClusterError."""
+        self.helm(
+            "install", RELEASE, str(CHART), "--create-namespace",
+            # Other tests put the definition of TrainingJobs there without helm.
+            "--take-ownership", "--wait", "--timeout=600s", *self.values,
+        )  # fmt: skip
 
     def helm(self, *words: str, seconds: float = 660) -> str:
         """Output of helm. Raises ClusterError with its words."""
@@ -71,18 +81,17 @@ def installed(
     No second controller may run on the cluster at the same time: each would take the other's jobs.
     """
     repository, _, tag = controller_image.rpartition(":")
+    values = (
+        f"--set=image.repository={repository},image.tag={tag}",
+        f"--set=jobs.defaultImage={trainer_image}",
+    )
+    platform = Platform(cluster, namespace, "", values)
     reach = ExitStack()
     try:
-        _helm(
-            cluster, namespace, "install", RELEASE, str(CHART), "--create-namespace",
-            # Other tests put the definition of TrainingJobs there without helm.
-            "--take-ownership", "--wait", "--timeout=600s",
-            f"--set=image.repository={repository},image.tag={tag}",
-            f"--set=jobs.defaultImage={trainer_image}",
-        )  # fmt: skip
-        url = reach.enter_context(_reached(cluster, namespace))
-        wait_until(lambda: is_ready(url), "the installed controller to be ready")
-        yield Platform(cluster, namespace, url)
+        platform.install()
+        platform = replace(platform, url=reach.enter_context(_reached(cluster, namespace)))
+        wait_until(lambda: is_ready(platform.url), "the installed controller to be ready")
+        yield platform
     except BaseException as error:
         logs = cluster.kubectl.attempt("logs", f"-n={namespace}", f"deployment/{RELEASE}", "--tail=40")
         error.add_note(f"the controller said:\n{logs.stdout}")

@@ -19,7 +19,7 @@ import yaml
 from scripts.demo.proof import Evidence, differences
 from tests.cluster.claims import Files, claim
 from tests.cluster.cluster import Cluster
-from tests.cluster.platform import Platform, installed, is_ready
+from tests.cluster.platform import CHART, Platform, installed, is_ready
 from tests.cluster.trainingjobs import evict, release
 from waiting import wait_until
 
@@ -219,6 +219,40 @@ def test_a_job_comes_by_rest_by_command_line_and_by_kubectl_and_survives_an_evic
     assert (world.runs(f"{namespace}/by-cli-{uid[:8]}") / "checkpoints").exists()
 
 
+def test_a_job_trains_on_while_the_release_is_upgraded_rolled_back_and_installed_anew(world: World) -> None:
+    """The controllers come and go with their release; the pods of a job are not theirs."""
+    platform, kubectl, name = world.platform, world.platform.cluster.kubectl, "long"
+    document = training_job(name)
+    document["spec"]["config"] = {**CONFIG, "train": {**CONFIG["train"], "steps": 1_000_000}}
+    world.kubectl("apply", "-f", "-", document=document)
+
+    def trains_on() -> None:
+        """Beyond where it is now: whoever leads now has asked it."""
+        known = step_of(world.job(name)["status"])
+        status = world.until(name, f"beyond step {known}", lambda status: step_of(status) > known)
+        assert (status["attempt"], status["disruptions"], status["failures"]) == (1, 0, 0)
+
+    def pods() -> set[str]:
+        selected = kubectl.get("pods", f"-n={world.namespace}", f"-l=holdfast.dev/job={name}")["items"]
+        assert all(pod["status"]["phase"] == "Running" for pod in selected)
+        return {pod["metadata"]["uid"] for pod in selected}
+
+    world.until(name, "its first step", step_of)
+    before = pods()
+    assert len(before) == 2
+    upgrade = ("--set=logLevel=debug", "--wait", "--timeout=600s")
+    platform.helm("upgrade", "holdfast", str(CHART), *platform.values, *upgrade)
+    trains_on()
+    platform.helm("rollback", "holdfast", "1", "--wait", "--timeout=600s")
+    trains_on()
+    platform.helm("uninstall", "holdfast", "--wait", "--timeout=600s")
+    assert pods() == before
+    platform.install()
+    trains_on()
+    assert pods() == before
+    kubectl.run("delete", "tj", name, f"-n={world.namespace}", "--timeout=300s", seconds=310)
+
+
 @dataclass(frozen=True)
 class Rest:
     """What a client that holds a service account's token is told."""
@@ -242,6 +276,10 @@ class Rest:
         answer = self.get(f"{name}/steps")
         assert answer.status_code in (httpx.codes.OK, httpx.codes.CONFLICT), answer.text
         return list(answer.json()["items"]) if answer.is_success else []
+
+
+def step_of(status: dict[str, Any]) -> int:
+    return int((status.get("progress") or {"step": 0})["step"])
 
 
 def percent(share: float) -> str:

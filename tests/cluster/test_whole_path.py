@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 STEPS = 400
 NAMES = ("by-rest", "by-cli", "by-kubectl")
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model": {"vocab_size": 512, "layers": 2, "heads": 2, "width": 64, "context": 64, "dropout": 0.1},
     "data": {"path": "/holdfast/data/text"},
     "train": {"steps": STEPS, "global_batch": 8, "micro_batch": 2, "log_every": 50},

@@ -45,9 +45,10 @@ def compile_or_eager(
     `cache` is where what was compiled stays, torch's own place where None. `probe` calls the parts in every
     way in which they will be called. Raises what it raised where memory ran out: eager needs no less.
     """
-    # Before its cache is named, whose directory it makes then: an import that fails can never be mended.
+    # Imported first: it names and makes a directory of its own then, and where that fails, for good.
     importlib.import_module("torch._dynamo")
-    if cache is not None and not os.environ.get(CACHE):
+    unnamed = ("", importlib.import_module("torch._inductor.runtime.cache_dir_utils").default_cache_dir())
+    if cache is not None and os.environ.get(CACHE, "") in unnamed:
         os.environ[CACHE] = str(cache)
     began = time.monotonic()
     fault = ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,10 +128,15 @@ def test_the_command_needs_neither_data_nor_device_and_says_so(
     assert "--gpu-memory 0.5, --gpus 1: no such GPUs" in capsys.readouterr().err
 
 
-def test_what_is_reckoned_is_what_a_step_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a model whose parts are large beside what an allocator keeps for itself."""
+def test_what_is_reckoned_is_what_a_step_takes(tmp_path: Path) -> None:
+    """Of a model whose parts are large beside what an allocator keeps for itself, in a process that has kept
+    nothing yet."""
     words = ["model.vocab_size=8192", "model.layers=4", "model.heads=6", "model.width=384"]
     words += ["model.context=256", "model.dropout=0", "train.micro_batch=3", "validation.every=0"]
-    assert main([str(write_config(tmp_path)), *words, "--steps", "1", "-o", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    command = [sys.executable, "-m", "holdfast_trainer", "diagnose", str(write_config(tmp_path)), *words]
+    done = subprocess.run(
+        [*command, "--steps", "1", "-o", "json"], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
     assert 0.7 < told["facts"]["memory_peak"] / sum(told["memory_need"].values()) < 1.5

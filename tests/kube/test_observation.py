@@ -161,6 +161,15 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         {"disrupted": False, "exit_signal": 9, "reason": "Killed: by Holdfast, with its peers"},
     ),
     (
+        "it ran out of memory, and we killed it before it had ended",
+        job(annotations={KILLED: "2026-05-01T12:09:59.7+00:00"}, going=True),
+        limited(
+            pod(phase="Failed", state=ended(137, reason="OOMKilled"), deleted=("2026-05-01T12:10:00Z", 1)),
+            "512Mi",
+        ),
+        {"out_of_memory": True, "reason": "OutOfMemory: the container reached its limit of 512Mi"},
+    ),
+    (
         "somebody deleted it, then we killed the rest",
         job(annotations={KILLED: "2026-05-01T12:10:20+00:00"}, going=True),
         pod(

@@ -136,8 +136,8 @@ def _replica(
     return ReplicaObservation(
         index,
         ReplicaState.SUCCEEDED if well else ReplicaState.FAILED,
-        reason=reason
-        or (f"OutOfMemory: the container reached its limit of {memory_limit(pod)}" if memory else ""),
+        # It comes first: a container that reached its limit may be killed by us as well before it has ended.
+        reason=f"OutOfMemory: the container reached its limit of {memory_limit(pod)}" if memory else reason,
         disrupted=taken,
         lost_node=_lost_node(pod),
         out_of_memory=memory,

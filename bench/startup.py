@@ -31,7 +31,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "holdfast_trainer --help": ("python", "-m", "holdfast_trainer", "--help"),
     "import holdfast_controller.api.app": ("python", "-c", "import holdfast_controller.api.app"),
     "import torch": ("python", "-c", "import torch"),
-    "import holdfast_trainer.torchrun": ("python", "-c", "import holdfast_trainer.torchrun"),
+    "import torchrun": ("python", "-c", "import torch.distributed.run"),
     "import holdfast_trainer.train": ("python", "-c", "import holdfast_trainer.train"),
 }
 

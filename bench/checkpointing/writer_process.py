@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from holdfast_trainer.checkpoint.checksums import BLOCK, Written
-from holdfast_trainer.checkpoint.memory import advise
 from holdfast_trainer.checkpoint.spread import step_aside
 from holdfast_trainer.checkpoint.stage import Stage
 from holdfast_trainer.checkpoint.storage import Storage
 from holdfast_trainer.checkpoint.tensorfile import write_image
+from holdfast_trainer.memory import advise
 
 
 class SharedStage(Stage):

@@ -15,17 +15,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast_trainer import memory as memories
 from holdfast_trainer.checkpoint import CheckpointError, Saved, Saver, load_newest, tensorfile
-from holdfast_trainer.checkpoint import memory as memories
 from holdfast_trainer.checkpoint import stage as stages
 from holdfast_trainer.checkpoint.checksums import BLOCK, Running, Written, combine, sum_of
-from holdfast_trainer.checkpoint.memory import free_memory
 from holdfast_trainer.checkpoint.shares import share_out
 from holdfast_trainer.checkpoint.stage import NotEnoughMemory, Stage
 from holdfast_trainer.checkpoint.storage import Storage
 from holdfast_trainer.checkpoint.tensorfile import PAGE, Header, UnreadableFile
 from holdfast_trainer.checkpoint.tree import pack
 from holdfast_trainer.contract import RunDir, raise_fence
+from holdfast_trainer.memory import free_memory
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from holdfast_trainer import contract
 from holdfast_trainer.checkpoint import manifest as manifests
 from holdfast_trainer.checkpoint import rng, tensorfile
 from holdfast_trainer.checkpoint.cadence import Cadence, young_interval
@@ -198,7 +199,7 @@ def test_every_flipped_bit_of_a_manifest_is_found() -> None:
 
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
     whole = MANIFEST.to_json().encode()
-    path = tmp_path / manifests.NAME
+    path = tmp_path / contract.MANIFEST
     with pytest.raises(BadManifest, match=r"manifest\.json: .*No such file"):
         manifests.read(tmp_path)
     path.write_bytes(whole.replace(b'"attempt": 3', b'"attempt": 2'))

@@ -15,12 +15,12 @@ from holdfast_trainer.checkpoint import CheckpointError, Fenced, load_newest, te
 from holdfast_trainer.checkpoint.bucket import Bucket, ObjectPath
 from holdfast_trainer.checkpoint.checksums import BLOCK
 from holdfast_trainer.checkpoint.manifest import Manifest
-from holdfast_trainer.checkpoint.memory import huge_pages
 from holdfast_trainer.checkpoint.retention import Retention
 from holdfast_trainer.checkpoint.store import CheckpointStore, part_file
 from holdfast_trainer.checkpoint.stores import admit, open_store
 from holdfast_trainer.checkpoint.tree import pack
 from holdfast_trainer.contract import RunDir
+from holdfast_trainer.memory import huge_pages
 
 __all__ = ["server"]
 

@@ -9,6 +9,7 @@ tensor.
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import random
 import shutil
@@ -26,8 +27,8 @@ from holdfast_trainer.checkpoint import CheckpointDirectory, CheckpointError, Sa
 from holdfast_trainer.contract import RunDir, raise_fence
 
 WORLD = 3
-MOST = 2000
-"""States of one crash point."""
+MOST = int(os.environ.get("CRASH_STATES", "500"))
+"""States of one crash point, drawn where there are more."""
 
 
 class One:
@@ -148,7 +149,7 @@ def test_whatever_a_crash_leaves_can_be_loaded(place: Path, damaged: bool) -> No
             found.add(check(RunDir(place / "state"), durable, coming))
     assert found == {0 if not damaged else 10, *coming_steps}
     print(f"{len(seen)} different states of {len(operations)} operations")
-    assert len(seen) > (5_000 if damaged else 10_000)
+    assert len(seen) > MOST * (2 if damaged else 5)
 
 
 def test_the_model_forgets_what_was_not_synced(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,7 @@ def test_a_run_begins_with_the_weights_and_is_exported(
     missing = start(workshop, file, *settings, "train.init_from=/nowhere", name="missing")
     assert missing.wait() == [78], missing.texts()
     assert "train.init_from: /nowhere is not there" in missing.termination().error
+    shutil.rmtree(weights)
     again = start(workshop, file, *settings)
     assert again.wait() == [0], again.texts()
     assert f"the checkpoint of step 2 counts, not train.init_from ({weights})" in again.texts()

@@ -253,7 +253,7 @@ def test_a_loop_that_clamps_its_weights_is_found_out_and_stays_exact(workshop: W
     assert failed["step"] == 12
     assert "was written to while it was copied, and not by a tracked optimizer's step" in failed["error"]
     saved = [line["step"] for line in killed.history.events("checkpoint", 1)]
-    assert saved[:3] == [6, 13, 18], "what was dropped is saved at the end of the step that was under way"
+    assert saved[:3] == [6, 14, 18], "what was dropped is saved once all have heard of it, a step later"
 
     noticed = workshop.start(ranks=2, **options, pause=0.02, hold_at=33)
     noticed.wait_for_step(28)

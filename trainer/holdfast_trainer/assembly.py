@@ -84,18 +84,26 @@ class Assembled:
 
 
 def assemble(
-    gang: Gang, config: Config, compute: Precision, batches: Batches, *, validates: bool, cache: Path | None
+    gang: Gang,
+    config: Config,
+    compute: Precision,
+    batches: Batches,
+    *,
+    weights: Path | None,
+    validates: bool,
+    cache: Path | None,
 ) -> Assembled:
     """Build the model as configured, the same on every rank. Collective.
 
-    What is compiled stays in `cache` (see compile_or_eager).
+    It begins with `weights` where they are given; a checkpoint that is loaded later has its own. What is
+    compiled stays in `cache` (see compile_or_eager). Raises ConfigError on weights that cannot be used.
     """
     settings = config.train
     torch.manual_seed(settings.seed)  # the same initial weights on every rank
     raw = build_model(config.model, recompute=settings.activation_checkpointing)
     sharded = settings.parallel == "fsdp" and gang.world_size > 1
-    if settings.init_from is not None:
-        load_weights(raw, settings.init_from)
+    if weights is not None:
+        load_weights(raw, weights)
         if sharded:  # DDP hands out rank 0's weights; here each rank cuts its shards from its own
             require_alike(gang, {"train.init_from, its weights": digest_of(raw)})
     if sharded:

@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from .deferred import import_compiler
 from .faults import is_out_of_memory
 from .parallel import Gang
 
@@ -46,7 +47,7 @@ def compile_or_eager(
     way in which they will be called. Raises what it raised where memory ran out: eager needs no less.
     """
     # Imported first: it names and makes a directory of its own then, and where that fails, for good.
-    importlib.import_module("torch._dynamo")
+    import_compiler()
     unnamed = ("", importlib.import_module("torch._inductor.runtime.cache_dir_utils").default_cache_dir())
     if cache is not None and os.environ.get(CACHE, "") in unnamed:
         os.environ[CACHE] = str(cache)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from .checkpoint.memory import free_memory, ranks_here
+from .memory import free_memory, ranks_here
 
 
 def warm_up(device: torch.device) -> None:

@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 
 from .assembly import Batches
-from .checkpoint.memory import ranks_here
 from .config import Config, ConfigError
 from .diagnosis import Facts, out_of_memory
 from .faults import is_out_of_memory
 from .footprint import Footprint, warm_up
 from .interruption import RESERVE_SHARE
 from .links import Link, link_between
+from .memory import ranks_here
 from .optim import allow_tf32, native_bf16, precision
 from .parallel import Gang, is_lost_peer, join_gang, let_kernels_vary, make_deterministic
 from .place import grace_seconds, process_start

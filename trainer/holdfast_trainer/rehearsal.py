@@ -62,7 +62,15 @@ class Rehearsal:
         """`alone` leaves out what needs the other ranks; `validates`: `validate` will be called."""
         self._config, self._gang, self._compute, self._batches = config, gang, compute, batches
         together = Gang(0, 1, gang.local_rank, gang.device) if alone else gang
-        parts = assemble(together, config, compute, batches, validates=validates, cache=None)
+        parts = assemble(
+            together,
+            config,
+            compute,
+            batches,
+            weights=config.train.init_from,
+            validates=validates,
+            cache=None,
+        )
         self._raw, self._model, self._optimizer = parts.raw_model, parts.model, parts.optimizer
         self.not_compiled = parts.not_compiled
         """Why not, where it was to be; else empty."""

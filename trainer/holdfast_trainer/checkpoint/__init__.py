@@ -7,7 +7,7 @@
 
 from .cadence import Cadence
 from .directory import CheckpointDirectory, CheckpointError, Fenced
-from .loader import Loaded, Skipped, WrongConfiguration, load_newest
+from .loader import Loaded, Skipped, WrongConfiguration, has_checkpoint, load_newest
 from .saver import Saver
 from .writer import Saved
 
@@ -21,5 +21,6 @@ __all__ = [
     "Saver",
     "Skipped",
     "WrongConfiguration",
+    "has_checkpoint",
     "load_newest",
 ]

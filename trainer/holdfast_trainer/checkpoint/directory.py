@@ -24,9 +24,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..contract import (
+    MANIFEST,
     UNFINISHED,
     RunDir,
     checkpoint_step,
+    checkpoint_steps,
     read_fence,
     remove_unfinished,
 )
@@ -79,14 +81,7 @@ class CheckpointDirectory(CheckpointStore):
                 yield Entry(path.name, int(match[1]), int(match[2]))
 
     def steps(self) -> list[int]:
-        if not self._run.checkpoints.is_dir():
-            return []
-        found = [
-            step
-            for path in self._run.checkpoints.iterdir()
-            if (step := checkpoint_step(path)) is not None and (path / manifests.NAME).exists()
-        ]
-        return sorted(found, reverse=True)
+        return checkpoint_steps(self._run)
 
     # ------------------------------------------------------------------ parts
 
@@ -139,7 +134,7 @@ class CheckpointDirectory(CheckpointStore):
         for rank in range(manifest.world_size):
             self._storage.unlink(partial / part_record(rank))
         check_fence(self._run, self._attempt)
-        self._storage.replace_durably(partial / manifests.NAME, manifest.to_json())
+        self._storage.replace_durably(partial / MANIFEST, manifest.to_json())
         check_fence(self._run, self._attempt)
         if final.exists():
             if self.fault(step) is None:
@@ -189,7 +184,7 @@ class CheckpointDirectory(CheckpointStore):
                 holding.callback(os.close, held[-1][1])
             check_fence(self._run, self._attempt)
             for path, descriptor in held:
-                self._storage.unlink(path / manifests.NAME, descriptor)
+                self._storage.unlink(path / MANIFEST, descriptor)
                 self._storage.sync_directory(path, descriptor)
                 self._storage.remove_held(path, descriptor)
 
@@ -198,5 +193,5 @@ class CheckpointDirectory(CheckpointStore):
         if match := UNFINISHED.fullmatch(path.name):
             step, attempt = int(match[1]), int(match[2])
             return attempt < self._attempt or (attempt == self._attempt and step <= max(good, default=0))
-        headless = checkpoint_step(path) is not None and not (path / manifests.NAME).exists()
+        headless = checkpoint_step(path) is not None and not (path / MANIFEST).exists()
         return headless or path.name.startswith(".bad-")

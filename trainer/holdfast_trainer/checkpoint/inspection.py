@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..contract import RunDir
+from ..contract import MANIFEST, RunDir
 from . import manifest as manifests
 from .bucket import Bucket, Location, ObjectPath, is_bucket
 from .errors import CheckpointError
@@ -119,7 +119,7 @@ def faults(run: RunDir, step: int) -> list[str]:
         return [str(error)]
     found = []
     if manifest.step != step:
-        found.append(f"{manifests.NAME}: of step {manifest.step}, in {path.name}")
+        found.append(f"{MANIFEST}: of step {manifest.step}, in {path.name}")
     for name in sorted(manifest.files):
         try:
             verify(path / name, manifest.files[name])

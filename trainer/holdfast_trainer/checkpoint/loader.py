@@ -53,6 +53,11 @@ class Skipped:
     reason: str
 
 
+def has_checkpoint(run: RunDir, attempt: int, gang: Agreement) -> bool:
+    """Whether the run has any, usable or not. Collective; raises CheckpointError where nobody can look."""
+    return bool(_all_steps(open_store(run, attempt), gang))
+
+
 def load_newest(
     run: RunDir, attempt: int, gang: Agreement, config_hash: str = ""
 ) -> tuple[Loaded | None, list[Skipped]]:
@@ -63,11 +68,8 @@ def load_newest(
     An object store that does not answer is no damage: that raises ObjectStoreError, on every rank.
     """
     store = open_store(run, attempt)
-    steps: list[int] | CheckpointError = gang.broadcast(_steps(store) if gang.rank == 0 else None)
-    if isinstance(steps, CheckpointError):
-        raise steps
     skipped: list[Skipped] = []
-    for step in steps:
+    for step in _all_steps(store, gang):
         loaded, fault = _try(store, step, gang)
         faults = gang.gather(fault)
         for rank, unanswered in enumerate(faults):
@@ -87,6 +89,14 @@ def load_newest(
             "Restore one from a backup, or remove the directory to start over"
         )
     return None, []
+
+
+def _all_steps(store: CheckpointStore, gang: Agreement) -> list[int]:
+    """As rank 0 sees them, the newest first. Collective; raises CheckpointError on every rank."""
+    steps: list[int] | CheckpointError = gang.broadcast(_steps(store) if gang.rank == 0 else None)
+    if isinstance(steps, CheckpointError):
+        raise steps
+    return steps
 
 
 def _steps(store: CheckpointStore) -> list[int] | CheckpointError:

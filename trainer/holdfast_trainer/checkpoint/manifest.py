@@ -13,10 +13,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..contract import MANIFEST
 from .bucket import Location
 from .checksums import Written
 
-NAME = "manifest.json"
 VERSION = 3
 
 
@@ -81,10 +81,10 @@ def _checksum(body: dict[str, Any]) -> str:
 def read(directory: Location) -> Manifest:
     """The manifest of a checkpoint directory. Raises BadManifest, also where there is none."""
     try:
-        text = (directory / NAME).read_text(encoding="utf-8")
+        text = (directory / MANIFEST).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadManifest(f"{NAME}: {error}") from error
+        raise BadManifest(f"{MANIFEST}: {error}") from error
     try:
         return Manifest.from_json(text)
     except BadManifest as error:
-        raise BadManifest(f"{NAME}: {error}") from error
+        raise BadManifest(f"{MANIFEST}: {error}") from error

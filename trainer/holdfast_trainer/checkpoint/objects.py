@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
-from ..contract import RunDir
+from ..contract import MANIFEST, RunDir
 from . import manifest as manifests
 from .bucket import Bucket, ObjectPath
 from .checksums import Written
@@ -57,7 +57,7 @@ class _Save:
     @property
     def whole(self) -> bool:
         """Whether its manifest is there."""
-        return manifests.NAME in self.files
+        return MANIFEST in self.files
 
     @property
     def keys(self) -> list[str]:
@@ -206,7 +206,7 @@ class CheckpointObjects(CheckpointStore):
         """
         self.check_fence()
         self._offered.add(partial.key)
-        self._bucket.put((partial / manifests.NAME).key, manifest.to_json().encode())
+        self._bucket.put((partial / MANIFEST).key, manifest.to_json().encode())
         self.check_fence()
         if self._newest is None or self._newest.step <= manifest.step:
             self._newest = manifest
@@ -254,7 +254,7 @@ class CheckpointObjects(CheckpointStore):
     def _remove(self, saves: list[_Save]) -> None:
         """Manifests first, so that what is left by a kill in between is debris and no false checkpoint."""
         doomed = [save for save in saves if save.attempt <= self._attempt]
-        self._bucket.delete(f"{save.key}/{manifests.NAME}" for save in doomed if save.whole)
+        self._bucket.delete(f"{save.key}/{MANIFEST}" for save in doomed if save.whole)
         self._bucket.delete(key for save in doomed for key in save.keys)
         for save in doomed:
             self._manifests.pop(save.name, None)

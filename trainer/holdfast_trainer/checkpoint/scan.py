@@ -1,8 +1,9 @@
 """Read a file once, by several threads, each block verified while it is still in the cache of a core.
 
 Each thread reads pieces into a buffer of its own that stays in the cache, checksums them there and hands
-them on. Where the file is read by one process alone it goes around the page cache, which saves a copy and
-leaves other pages where they are; ranks of one machine that read the same files share the page cache.
+them on. Where the file is read by one process alone, and was not read ahead (prefetch.py), it goes around the
+page cache, which saves a copy and leaves other pages where they are; ranks of one machine that read the same
+files share the page cache.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ READERS = 4
 OBJECT_READERS = 16
 """Likewise of an object: each has one request under way."""
 _ALIGNMENT = 4096
+_SAMPLES = 16
 
 Bytes = NDArray[np.uint8]
 
@@ -87,7 +89,7 @@ def opened(path: Location, *, direct: bool = False) -> Iterator[Opened]:
     if isinstance(path, ObjectPath):
         yield _Object(path)
         return
-    fd = _open(path, direct=direct)
+    fd = _open(path, direct=direct and not cached(path))
     try:
         yield _File(fd)
     finally:
@@ -127,6 +129,22 @@ def scan(
 
     with opened(path, direct=alone and size >= BLOCK) as file:
         Spread(block, -(-size // BLOCK), name="read", least=file.readers).finish()
+
+
+def cached(path: Path) -> bool:
+    """Whether the file is in the page cache, as samples of it tell, its last page among them.
+
+    False also where the file system cannot say. Raises OSError where it cannot be opened.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        last, room = max(0, os.fstat(fd).st_size - 1), bytearray(1)
+        places = (last * number // (_SAMPLES - 1) for number in range(_SAMPLES))
+        return all(os.preadv(fd, [room], place, os.RWF_NOWAIT) for place in places)
+    except OSError:
+        return False  # one that is elsewhere (EAGAIN), or a file system without such reads (EOPNOTSUPP)
+    finally:
+        os.close(fd)
 
 
 def _open(path: Path, *, direct: bool) -> int:

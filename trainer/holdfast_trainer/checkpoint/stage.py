@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..memory import advise, free_memory, huge_pages, ranks_here
 from .checksums import BLOCK
-from .memory import advise, free_memory, huge_pages, ranks_here
 from .tensorfile import PAGE, Header
 
 HEADER_ROOM = 1 << 20

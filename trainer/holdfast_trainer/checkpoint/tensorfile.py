@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..memory import huge_pages
 from .bucket import Location
 from .checksums import BLOCK, Running, Written, combine, sum_of
-from .memory import huge_pages
 from .scan import Bytes, Opened, UnreadableFile, opened, scan, size_of
 from .spread import Spread
 from .storage import PartFiles, Storage

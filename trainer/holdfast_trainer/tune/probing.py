@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ..checkpoint.memory import ranks_here
 from ..faults import is_out_of_memory
+from ..memory import ranks_here
 from ..optim import native_bf16
 from ..parallel import Gang
 from ..samples import to_device

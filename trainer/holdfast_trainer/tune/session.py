@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from ..checkpoint.memory import ranks_here
+from ..memory import ranks_here
 from ..optim import FUSED_DEVICES, choose_precision, native_bf16
 from ..parallel import Gang
 from ..samples import workers_by_rule

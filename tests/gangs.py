@@ -51,10 +51,15 @@ class History:
         return [line for line in self.ledger(attempt) if line["event"] == event]
 
     def steps(self, attempt: int | None = None) -> list[dict[str, Any]]:
-        """All lines about training steps, validations left out."""
-        numbers = self.run.attempt_numbers() if attempt is None else [attempt]
-        lines = [line for number in numbers for line in read_lines(self.run.steps(number))]
-        return [line for line in lines if "seconds" in line]
+        """Of every step that each attempt did all that it told, validations left out."""
+        found = []
+        for number in self.run.attempt_numbers() if attempt is None else [attempt]:
+            done: dict[int, dict[str, Any]] = {}
+            for line in read_lines(self.run.steps(number)):
+                if "val_loss" not in line:
+                    done.setdefault(line["step"], {}).update(line)
+            found += done.values()
+        return found
 
     def last_step(self, attempt: int | None = None) -> int:
         return max((line["step"] for line in self.steps(attempt)), default=0)

@@ -381,6 +381,18 @@ def test_ledger_and_steps(http: httpx.Client, server: Served) -> None:
     some = http.get(f"{JOBS}/gpt-small/steps?attempt=2&after=1").json()["items"]
     assert [line["step"] for line in some] == [2]
 
+    server.engine.step_lines[key] = [  # a loss is known a step later than the step's end
+        {"attempt": 1, "step": 1, "time": 1.0, "seconds": 0.1},
+        {"attempt": 1, "step": 1, "time": 2.0, "loss": 1.5},
+        {"attempt": 1, "step": 2, "time": 2.0, "seconds": 0.2},
+        {"attempt": 1, "step": 2, "time": 2.5, "val_loss": 1.4},
+    ]
+    assert http.get(f"{JOBS}/gpt-small/steps").json()["items"] == [
+        {"attempt": 1, "step": 1, "time": 1.0, "seconds": 0.1, "loss": 1.5},
+        {"attempt": 1, "step": 2, "time": 2.0, "seconds": 0.2},
+        {"attempt": 1, "step": 2, "time": 2.5, "val_loss": 1.4},
+    ]
+
 
 # ---------------------------------------------------------------- operations
 

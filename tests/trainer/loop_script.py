@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -43,6 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "fail_rank": 0,
     "hang_at": -1,
     "hang_rank": 0,
+    "freeze_before_save": -1,  # the rank that is stopped when its first save is to begin
     "bad_at": -1,  # the step in which bad_rank's loss, or all gradients, are no number
     "bad_rank": 0,
     "bad": "loss",
@@ -113,6 +115,8 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
 scaled = {"scaler": scaler} if scales else {}
 run.track(model=model, optimizer=optimizer, scheduler=scheduler, **scaled)
 print("tracked", flush=True)
+if run.rank == options["freeze_before_save"]:
+    run._saves.begin_in_turn = lambda step: os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def validate() -> float:

@@ -49,7 +49,30 @@ ASKED = {
     "a submodule": "import torch._dynamo.config",
     "a part of it": "torch._dynamo.utils.counters",
     "the stand-in, which somebody keeps": "held.reset()",
+    "to leave a function alone": "torch.compiler.disable(step)",
 }
+OF_ONES_OWN = """
+import sys, torch
+from holdfast_trainer.run import Run
+run = Run(run_dir=sys.argv[1])
+model = run.wrap(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(3):
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 4)).sum()
+    loss.backward()
+    optimizer.step()
+    run.log(loss=loss)
+print("imported" if "torch._dynamo.convert_frame" in sys.modules else "absent")
+broken = []
+@torch.compiler.disable
+def left_alone(x):
+    broken.append(type(x))
+    return x + 1
+compiled = torch.compile(lambda x: left_alone(x) + 1, backend="eager")
+print(compiled(torch.ones(2)).tolist(), broken.count(torch.Tensor))
+"""
 THEN = """
 assert not absent()
 import torch._dynamo.config, torch._dynamo.utils, torch._dynamo.trace_rules, torch._inductor.config
@@ -91,6 +114,11 @@ def test_a_training_that_compiles_nothing_does_without_it_and_computes_the_same(
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
 def test_whatever_else_is_asked_of_it_imports_the_compiler_once(asked: str, tmp_path: Path) -> None:
     python(SINCE_THEN + asked + THEN, tmp_path / "store")
+
+
+def test_a_script_of_ones_own_does_without_it_too_and_may_compile_later(tmp_path: Path) -> None:
+    said = python(OF_ONES_OWN, tmp_path)
+    assert said.splitlines()[-2:] == ["absent", "[3.0, 3.0] 1"]
 
 
 def test_where_it_is_imported_already_nothing_changes() -> None:

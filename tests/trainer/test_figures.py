@@ -11,6 +11,7 @@ from gangs import Workshop
 from gpt_runs import start, write_config
 
 from holdfast_trainer.contract import Progress, Termination
+from holdfast_trainer.epochs import Epoch, Epochs
 from holdfast_trainer.footprint import peak_memory
 from holdfast_trainer.steplog import figures_of
 from holdfast_trainer.telemetry import StepFigures, Telemetry
@@ -38,21 +39,66 @@ def test_a_training_tells_how_often_it_went_through_its_data(workshop: Workshop,
     (said,) = [line for line in gang.texts().splitlines() if "step 13: loss " in line]
     done = 12 * 96 / 624  # the line is written within step 13
     assert re.search(rf"tokens/s, MFU \d+%, [\d.]+ GB, epoch {done:.2f}, \d+ s left", said), said
+    epochs = {line["step"]: line for line in gang.history.steps() if "epoch" in line}
+    assert {step: (line["epoch"], line["epoch_steps"]) for step, line in epochs.items()} == {
+        7: (1, 7),
+        13: (2, 6),
+    }
+    losses = [line["loss"] for line in gang.history.steps()]
+    assert epochs[13]["epoch_loss"] == pytest.approx(sum(losses[7:]) / 6)
+    assert epochs[7]["epoch_samples"] == 7 * 96
+    assert re.search(r"epoch 1, its 7 steps: loss [\d.]+, [\d.]+ s, [\d,]+ tokens/s, .*MFU", gang.texts())
     (board,) = (gang.history.run.path / "tensorboard").iterdir()
     assert b"epoch" in board.read_bytes()
     assert b"memory, at most" in board.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("length", "done", "told"),
+    [
+        pytest.param(3.0, 0, [(3, 1, 3, True), (6, 2, 3, True)], id="whole steps"),
+        pytest.param(2.5, 0, [(3, 1, 3, True), (5, 2, 2, True)], id="a step of two epochs is of the first"),
+        pytest.param(3.0, 4, [(6, 2, 2, False)], id="some were done by attempts before"),
+        pytest.param(3.0, 3, [(6, 2, 3, True)], id="one had just ended"),
+        pytest.param(0.5, 4, [(5, 10, 1, True), (6, 12, 1, True)], id="several in a step: the last"),
+        pytest.param(0.1 * 3, 0, [(n, int(n / 0.3 + 1e-9), 1, True) for n in range(1, 7)], id="a float"),
+    ],
+)
+def test_the_figures_of_an_epoch_are_of_its_steps(
+    length: float, done: int, told: list[tuple[int, int, int, bool]]
+) -> None:
+    epochs = Epochs(length, done)
+    ended = [(step, epochs.add(step, 2.0, 100, 10, float(step))) for step in range(done + 1, 7)]
+    found = [(step, one) for step, one in ended if one is not None]
+    assert [(step, one.number, one.steps, one.whole) for step, one in found] == told
+    for step, one in found:
+        assert (one.seconds, one.tokens, one.samples) == (2.0 * one.steps, 100 * one.steps, 10 * one.steps)
+        assert one.loss == step - (one.steps - 1) / 2
+
+
+def test_what_is_told_of_an_epoch() -> None:
+    begun_before = Epoch(2, 4, False, 8.0, 4000, 80, 1.25)
+    assert begun_before.sentence(val_loss=1.5, mfu=0.41, memory_bytes=3_000_000_000) == (
+        "epoch 2, 4 of its steps (the others were done by attempts before): loss 1.2500, "
+        "validation loss 1.5000, 8.0 s, 500 tokens/s, 10.0 samples/s, MFU 41%, 3.00 GB"
+    )
+    nothing_told = Epoch(1, 3, True, 1.5, 0, 0, None)
+    assert nothing_told.sentence() == "epoch 1, its 3 steps: 1.5 s"
+    assert "epoch_loss" not in nothing_told.fields
+
+
 def test_what_nobody_told_is_no_figure() -> None:
     telemetry = Telemetry(1, 1)
     telemetry.begin(0, 10, 0, None, None)
-    telemetry.step(1, StepFigures(1.0, 1.0, 10, 1))
+    telemetry.step(1, 1.0, 1.0)
+    telemetry.worked(StepFigures(1.0, 10, 1))
     assert telemetry.progress.epoch is None
     assert "epoch" not in telemetry.summary()
     assert not {"epoch", "memory, at most"} & set(figures_of(telemetry.progress))
     telemetry.memory(3_000_000_000)
     telemetry.steps_an_epoch = 4.0
-    telemetry.step(2, StepFigures(1.0, 1.0, 10, 1))
+    telemetry.step(2, 1.0, 1.0)
+    telemetry.worked(StepFigures(1.0, 10, 1))
     assert telemetry.progress.epoch == 0.5
     assert telemetry.summary() == "10 tokens/s, 3.00 GB, epoch 0.50, 8 s left"
     assert isinstance(telemetry.progress, Progress)

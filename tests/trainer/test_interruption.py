@@ -8,7 +8,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +87,32 @@ def test_counts_are_told_once_and_of_their_step() -> None:
     assert exchange.finish().counts == (2, 5, 0)
     assert not exchange.owes_counts(2)
     assert [agreed.counts for agreed in exchange.drain(3)] == [(3, 10, 1)]
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "seconds", "early"),
+    [
+        pytest.param("cpu", 2, [], False, id="nobody knows yet how long a step is"),
+        pytest.param("cpu", 2, [0.1], True, id="a notice may be heard of a short step later"),
+        pytest.param("cpu", 2, [0.1, 0.0], True, id="a sum between steps says nothing of steps"),
+        pytest.param("cpu", 2, [0.1, 20.0], False, id="but not 20 s later"),
+        pytest.param("cuda", 2, [0.1], False, id="a loss would have to be read back"),
+        pytest.param("cpu", 1, [0.1], False, id="there is nobody to wait for"),
+    ],
+)
+def test_when_a_sum_begins_with_its_step(device: str, ranks: int, seconds: list[float], early: bool) -> None:
+    class Alike(Gang):
+        """All ranks tell the same."""
+
+        def sum_async(self, vector: torch.Tensor) -> Callable[[], torch.Tensor]:
+            return lambda: vector * self.world_size
+
+    control: Any = object() if ranks > 1 else None
+    exchange = Exchange(Alike(0, ranks, 0, torch.device(device), control), Notice(60, lambda: None))
+    for step, took in enumerate(seconds, start=1):
+        exchange.contribute(step, seconds=took)
+        exchange.finish()
+    assert exchange.early is early
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from processes import Processes
 from waiting import wait_until
 
 from holdfast_trainer.contract import ENV_TERMINATION_LOG, EXIT_CONFIG_ERROR, Outcome, Termination
+from holdfast_trainer.tee import LONGEST_LINE
 
 SUPERVISE = (sys.executable, "-m", "holdfast_trainer.supervise")
 
@@ -187,6 +188,55 @@ def test_tee_shows_what_it_logs_and_waits_for_no_grandchild(tmp_path: Path, proc
     done.stdout.close()
     assert (tmp_path / "log").read_text() == "shown\n"
     assert ended(tmp_path / "exit")["code"] == 4
+
+
+def test_ranks_that_share_an_output_show_whole_lines_each_with_its_mark(
+    tmp_path: Path, processes: Processes
+) -> None:
+    """Two ranks of one replica, whose lines come in pieces, one after the other's."""
+    said = {
+        0: "printf 'first '; {turn} printf 'half\\n[rank 0] marked already\\n'",
+        3: "{turn} printf 'in between\\nand no'; printf ' end'",
+    }
+    went_on = tmp_path / "went-on"
+    turns = {0: f"until test -e {went_on}; do sleep 0.02; done;", 3: ""}
+    shown, ranks = tmp_path / "shown", []
+    with shown.open("w") as out:
+        for rank, script in said.items():
+            command = [*SUPERVISE, "--tee", "--log", str(tmp_path / f"rank-{rank}.log"), "--", "sh", "-c"]
+            ranks.append(
+                processes.start(
+                    [*command, script.replace("{turn}", turns[rank])],
+                    env={"LOCAL_WORLD_SIZE": "2", "RANK": str(rank)},
+                    stdout=out,
+                )
+            )
+        assert ranks[1].wait(300) == 0
+        went_on.touch()
+        assert ranks[0].wait(300) == 0
+    assert shown.read_text().splitlines() == [
+        "[rank 3] in between",
+        "[rank 3] and no end",
+        "[rank 0] first half",
+        "[rank 0] marked already",
+    ]
+    assert (tmp_path / "rank-3.log").read_text() == "in between\nand no end", "the log is as it was said"
+
+
+def test_a_line_without_an_end_is_shown_before_it_fills_the_memory(tmp_path: Path) -> None:
+    length = LONGEST_LINE * 3
+    command = [*SUPERVISE, "--tee", "--log", str(tmp_path / "log"), "--", sys.executable, "-c"]
+    done = subprocess.run(
+        [*command, f"print('x' * {length}, end='')"],
+        env={**os.environ, "LOCAL_WORLD_SIZE": "2", "RANK": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) > 1
+    assert "".join(line.removeprefix("[rank 1] ") for line in lines) == "x" * length
 
 
 def test_a_full_disk_for_the_exit_file_leaves_the_exit_code(tmp_path: Path) -> None:

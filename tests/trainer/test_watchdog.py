@@ -141,6 +141,15 @@ def test_the_peers_of_a_frozen_rank_say_that_it_is_silent(workshop: Workshop) ->
 
 
 @pytest.mark.slow
+def test_a_rank_that_freezes_where_a_save_is_agreed_on_is_named_too(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, steps=100_000, freeze_before_save=1, env=QUICK)
+    assert "rank 1 says nothing: stopped, gone, or stuck outside Python" in assert_hung(gang, 0)
+    assert gang.history.events("hang")[0]["step"] == 5
+    gang.signal(KILL, [1])
+    assert gang.ranks[1].wait() == -KILL
+
+
+@pytest.mark.slow
 def test_a_validation_that_takes_longer_than_a_hang_may_is_none(workshop: Workshop) -> None:
     history = workshop.finish(steps=12, validate_every=10, validation_pause=3.0, env=QUICK)
     assert history.events("hang") == []

@@ -15,6 +15,7 @@ import torch
 from . import contract
 from .contract import Progress, RunDir
 from .endpoint import Endpoint
+from .epochs import Epochs
 from .footprint import peak_memory
 from .ledger import Journal
 from .parallel import Gang
@@ -72,6 +73,11 @@ class Account:
         self.telemetry.begin(step, total, durable_step, flops_per_token, peak)
         if self._wants_tensorboard:
             self.steps.tensorboard = TensorBoard(self._run_dir.path / "tensorboard", self._attempt, step)
+
+    def count_epochs(self, steps_an_epoch: float | None, done: int) -> None:
+        """So many steps go through the data once (None: not known), and `done` were done before."""
+        self.telemetry.steps_an_epoch = steps_an_epoch
+        self.steps.epochs = Epochs(steps_an_epoch, done) if steps_an_epoch else None
 
     def begin_step(self, step: int) -> None:
         """Step `step` (0 is the first) begins now."""

@@ -9,7 +9,7 @@ Run directory::
     fence                            the highest attempt that may write
     checkpoints/step-00000812/       rank-N.safetensors, manifest.json written last
     attempts/0003/ledger.jsonl       attempt start, durable checkpoints, stop
-    attempts/0003/steps.jsonl        one line a step, by rank 0
+    attempts/0003/steps.jsonl        what each step did, by rank 0
     attempts/0003/rank-N.log         output of a rank; rank-N.exit how it ended
     attempts/0003/rank-N.stacks      where each thread of a rank stood when the gang hung
     attempts/0003/replica-N.log      output of torchrun; replica-N.exit how it ended
@@ -63,9 +63,19 @@ DEFAULT_TERMINATION_LOG = "/dev/termination-log"
 
 EXIT_CONFIG_ERROR = 78
 """sysexits.h EX_CONFIG: the job can never run as written; do not retry."""
+STACK_SIGNAL = 60
+"""A real-time signal, upon which a rank's main thread writes its stack and goes on."""
+
+
+def rank_mark(rank: int) -> str:
+    """What a line begins with where several ranks say theirs in one place."""
+    return f"[rank {rank}] "
+
 
 # -------------------------------------------------------------- run directory
 
+MANIFEST = "manifest.json"
+"""In a checkpoint's directory: with it, it is one."""
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -134,6 +144,18 @@ def checkpoint_step(directory: Path) -> int | None:
     """The step in a checkpoint directory's name, or None for debris."""
     match = _STEP.fullmatch(directory.name)
     return int(match[1]) if match else None
+
+
+def checkpoint_steps(run: RunDir) -> list[int]:
+    """Steps of the checkpoints in its directory that are whole, the newest first. Raises OSError."""
+    if not run.checkpoints.is_dir():
+        return []
+    found = [
+        step
+        for path in run.checkpoints.iterdir()
+        if (step := checkpoint_step(path)) is not None and (path / MANIFEST).exists()
+    ]
+    return sorted(found, reverse=True)
 
 
 def replace_durably(path: Path, data: str) -> None:
@@ -232,9 +254,12 @@ def remove_unfinished(run: RunDir, attempt: int) -> int:
 # useful_seconds (null: not known) is what all attempts together spent on the steps that "resumed_step",
 # "step" of a checkpoint, "durable_step" of a stop cover, each as it was last done.
 #
-# steps.jsonl: {"step", "time", "loss", "loss_hex", "seconds", "data_seconds", "tokens"} for each step
-# (seconds of rank 0, tokens of all ranks), {"step", "time", "val_loss", "val_loss_hex"} for each
-# validation. loss_hex is float.hex(): equality of curves is equality of bits.
+# steps.jsonl: {"step", "time", "seconds", "data_seconds", "tokens", "loss", "loss_hex"} for each step when
+# it ends (seconds of rank 0, tokens of all ranks); what is known of it a step later only has a further line
+# without "seconds". The step that ends an epoch has {"epoch", "epoch_steps", "epoch_seconds",
+# "epoch_tokens", "epoch_samples", "epoch_loss"} too, of the steps that this attempt did of it.
+# {"step", "time", "val_loss", "val_loss_hex"} for each validation. loss_hex is
+# float.hex(): equality of curves is equality of bits.
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -1,9 +1,10 @@
 """Train without waiting for a compiler that is not used.
 
 Optimizers and DistributedDataParallel import torch._dynamo, only to tell it what it is to leave alone, and
-that import takes nearly as long as PyTorch's own. Where nothing is compiled a module stands in for it that
-answers these few questions as they are answered then. Whatever else it is asked, it imports torch._dynamo
-and gives its place up to it: what another version of PyTorch asks for costs the import, and no more.
+that import takes nearly as long as PyTorch's own. Until something is compiled a module stands in for it that
+answers these few questions as they are answered where nothing is. Whatever else it is asked, it imports
+torch._dynamo and gives its place up to it: a script that compiles, or another version of PyTorch, is served
+as ever, and waits for the import then.
 """
 
 from __future__ import annotations
@@ -19,14 +20,23 @@ from types import ModuleType
 from typing import Any
 
 NAME = "torch._dynamo"
+ASKS_AGAIN = "torch._compile"
+"""Asks what is to be left alone when that is called first, and again where its mark is gone."""
 _MARK = "__dynamo_disable"
-"""Where torch._compile keeps, on a function, what the compiler has made of it."""
+"""Where it keeps, on a function, what the compiler has made of it."""
 
 
 def defer_compiler() -> None:
     """Let torch._dynamo be imported only where it has something to do. Once it is imported, no effect."""
     if NAME not in sys.modules:
         sys.modules[NAME] = _StandIn()
+
+
+def import_compiler() -> None:
+    """Import torch._dynamo itself, whether it was deferred or not."""
+    module = importlib.import_module(NAME)
+    if isinstance(module, _StandIn):
+        module.give_up()
 
 
 class _StandIn(ModuleType):
@@ -39,25 +49,29 @@ class _StandIn(ModuleType):
         self._answers = {
             "disable": self._disable,
             "graph_break": _nothing_to_do,
-            "trace_rules": _Part(lambda: self._give_up().trace_rules, clear_lru_cache=_nothing_to_do),
+            "trace_rules": _Part(lambda: self.give_up().trace_rules, clear_lru_cache=_nothing_to_do),
             # config.optimize_ddp as it is by default; DDP itself heeds another value alone.
-            "utils": _Part(lambda: self._give_up().utils, get_optimize_ddp_mode=lambda: "ddp_optimizer"),
+            "utils": _Part(lambda: self.give_up().utils, get_optimize_ddp_mode=lambda: "ddp_optimizer"),
         }
         vars(self).update(self._answers)
 
-    def _disable(self, function: Callable[..., Any] | None = None, *_: object, **__: object) -> Any:
-        """The function itself: nothing would compile it."""
-        if function is None:
-            return self._disable
+    def _disable(self, function: Callable[..., Any] | None = None, *more: Any, **options: Any) -> Any:
+        """The function itself: nothing would compile it.
+
+        Whoever else asks, as users do by torch.compiler.disable, means to compile something.
+        """
+        if function is None or sys._getframe(1).f_globals.get("__name__") != ASKS_AGAIN:
+            return self.give_up().disable(function, *more, **options)
         self._left_alone.append(function)
         return function
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":  # `inspect` looks through all modules for these
             raise AttributeError(f"{NAME}, not imported yet, has no {name}")
-        return getattr(self._give_up(), name)
+        return getattr(self.give_up(), name)
 
-    def _give_up(self) -> ModuleType:
+    def give_up(self) -> ModuleType:
+        """The real one, which has this one's place from now on."""
         with self._giving_up:
             if sys.modules.get(NAME) is self:
                 del sys.modules[NAME]

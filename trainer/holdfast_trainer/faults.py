@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .checkpoint.memory import free_memory
+from .memory import free_memory
 from .overflow import LIMIT
 
 

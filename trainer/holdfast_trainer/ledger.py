@@ -1,4 +1,4 @@
-"""The attempt's journal: ledger.jsonl (what happened) and steps.jsonl (one line a step).
+"""The attempt's journal: ledger.jsonl (what happened) and steps.jsonl (what each step did).
 
 Lines are appended whole with O_APPEND, so ranks do not tear each other's. The ledger is synced line by
 line; steps are not, as a step that no checkpoint covers is lost anyway. Where the disk is full lines wait in
@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,9 @@ class Journal:
         if self._records is not None and event in EVENTS:
             self._records.publish()
 
-    def step(self, step: int, **fields: Any) -> None:
-        """Append a line to steps.jsonl."""
-        self._steps.append({"step": step, "time": time.time(), **fields})
+    def steps(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append to steps.jsonl, in one write."""
+        self._steps.append(*({"step": line["step"], "time": time.time(), **line} for line in lines))
 
 
 class _Lines:
@@ -63,14 +64,14 @@ class _Lines:
     def unwritten(self) -> int:
         return self._lost + len(self._late)
 
-    def append(self, body: dict[str, Any]) -> None:
+    def append(self, *bodies: dict[str, Any]) -> None:
         """With all that waits."""
         with self._lock:
-            self._late.append((json.dumps(body) + "\n").encode())
+            self._late.extend((json.dumps(body) + "\n").encode() for body in bodies)
             try:
                 self._write()
             except OSError:
-                if len(self._late) > MOST_LATE:
+                while len(self._late) > MOST_LATE:
                     self._late.popleft()
                     self._lost += 1
 

@@ -1,8 +1,8 @@
 """What all ranks tell of a step: losses, averaged by the exchange and checked, and counts, added up by it.
 
 A loss or a gradient norm that is no finite number ends the run on every rank at the same step, as all read
-the same sum. On a GPU a loss is known a step late, so before a state is saved the late ones are heard
-first: what is saved was never told to be lost.
+the same sum. On a GPU, and where steps are short, a loss is known a step late, so before a state is
+saved the late ones are heard first: what is saved was never told to be lost.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ class Losses:
         return self._exchange.owes_counts(step)
 
     def hear(self, agreed: Agreed) -> None:
-        """Pass on the loss that is known now. Raises NonFiniteStep on all ranks where one told no number, or
-        none can be had."""
+        """Pass on the loss that is known now, and have all that is known written. Raises NonFiniteStep on all
+        ranks where one told no number, or none can be had."""
         if agreed.loss is not None:
             self._steps.loss(*agreed.loss)
         if agreed.grad_norm is not None:
             self._telemetry.grad_norm(agreed.grad_norm)
+        self._steps.tell()
         if agreed.overflows:
             durable_step = max(self._gang.gather(self._settled_step()))
             raise always_overflowing(durable_step, deterministic=self._deterministic)

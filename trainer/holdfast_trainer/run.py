@@ -39,8 +39,9 @@ from torch import nn
 from . import contract
 from .account import Account
 from .alike import announced, require_alike
-from .checkpoint import Cadence, CheckpointError, rng
+from .checkpoint import Cadence, CheckpointError, has_checkpoint, rng
 from .config import Snapshots
+from .deferred import defer_compiler
 from .ending import Ending
 from .faults import dead_worker, is_out_of_memory, out_of_memory
 from .interruption import Exchange, Notice
@@ -49,6 +50,7 @@ from .losses import Losses
 from .overflow import Overflow
 from .parallel import join_gang, let_kernels_vary, make_deterministic, shard, wrap
 from .place import Place
+from .prefetch import Prefetch
 from .resume import Marks, record_start, resume
 from .saves import Saves
 from .training_state import TrainingState
@@ -93,17 +95,22 @@ class Run:
         CheckpointError on such a run directory, Fenced where a newer attempt was admitted.
         """
         self._marks = Marks()
+        defer_compiler()
         faulthandler.enable()
+        faulthandler.register(contract.STACK_SIGNAL, all_threads=False)
         self._ending = Ending()
         self._ending.install()
         place = Place.read(run_dir)
+        self._ahead = Prefetch(place.run_dir)
         hang_after = HangAfter.parse(os.environ.get(contract.ENV_HANG_SECONDS) or "auto")
         cadence = Cadence.parse(os.environ.get(contract.ENV_CHECKPOINT_EVERY) or checkpoint_every)
         with self._ending.outermost():
             self.gang = join_gang()
         self.rank, self.world_size, self.device = self.gang.rank, self.gang.world_size, self.gang.device
         self._marks.rendezvous = time.time()
-        logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(message)s", stream=sys.stdout)
+        logging.basicConfig(
+            level=logging.INFO, format=f"{contract.rank_mark(self.rank)}%(message)s", stream=sys.stdout
+        )
         make_deterministic() if deterministic else let_kernels_vary()
         self._seed, self._config_hash = seed, config_hash
         require_alike(self.gang, {**(alike or {}), "the seed": seed, "the configuration's hash": config_hash})
@@ -127,6 +134,7 @@ class Run:
             self.gang,
             cadence,
             self._notice,
+            self._watchdog,
             account,
             attempt=self.attempt,
             config_hash=config_hash,
@@ -146,6 +154,8 @@ class Run:
         self._ending.progress = lambda: account.telemetry.progress
         self._ending.standing = lambda: self._saves.standing(self.step)
         self._started_at = 0
+        self._step_began = self._step_seconds = 0.0
+        """When this step began, and what the one before took."""
         self._losses = Losses(
             self._exchange,
             self.gang,
@@ -175,6 +185,10 @@ class Run:
         """`model` cut over the ranks, FSDP2, region by region (see parallel.shard); instead of `wrap`."""
         return shard(model, self.gang, regions)
 
+    def has_checkpoint(self) -> bool:
+        """Whether there is one to go on from, so that how the state begins does not matter. Collective."""
+        return has_checkpoint(self.run_dir, self.attempt, self.gang)
+
     def track(self, **parts: Any) -> int:
         """Name the state to save (anything with `state_dict`), and resume it. Collective.
 
@@ -188,6 +202,7 @@ class Run:
         for optimizer in state.optimizers:
             optimizer.register_step_pre_hook(self._before_optimizer)
         self._marks.build = time.time()
+        self._ahead.stop()
         resumed = resume(self.run_dir, self.attempt, self.gang, self._config_hash, state)
         self.step = self._started_at = self._saves.newest_step = resumed.step
         self._exchange.norm_must_be_finite = not state.scales_gradients
@@ -210,8 +225,11 @@ class Run:
         if not self._changed and self._overflow.look(self._saves.state.gradient_scale, stepped=stepped):
             self._account.telemetry.skipped()
         self._changed = self._changed or stepped
+        self._begin_sum()
+
+    def _begin_sum(self) -> None:
         due, overflows = self._saves.due_by_clock(), self._overflow.for_good
-        self._exchange.contribute(self.step + 1, save=due, overflows=overflows)
+        self._exchange.contribute(self.step + 1, save=due, overflows=overflows, seconds=self._step_seconds)
 
     # ------------------------------------------------------------------- loop
 
@@ -230,14 +248,13 @@ class Run:
             while self.step < total:
                 yield self.step
                 self._end_step()
-                with self._watchdog.paused():
-                    if self.step < total and self._save_agreed:
-                        self._losses.flush(self.step)
-                        if not self._saves.begin_in_turn(self.step):
-                            self._stop()
-                    else:
-                        self._saves.prepare(self.step)
-                self._account.begin_step(self.step)
+                if self.step < total and self._save_agreed:
+                    self._losses.flush(self.step)
+                    if not self._saves.begin_in_turn(self.step):
+                        self._stop()
+                else:
+                    self._saves.prepare(self.step)
+                self._begin_step(total)
             self._complete()
         finally:  # also where the loop is left by `break`: what comes then is not ours to time, or to copy
             self._watchdog.stop()
@@ -258,7 +275,7 @@ class Run:
         self._account.begin(
             self.step, total, self._saves.durable_step, self._flops_per_token, self._compute_dtype
         )
-        self._account.telemetry.steps_an_epoch = self.steps_an_epoch
+        self._account.count_epochs(self.steps_an_epoch, self.step)
         self._watchdog.start()
         assert self._saves.state is not None
         self._overflow.look(self._saves.state.gradient_scale, stepped=True)
@@ -266,12 +283,20 @@ class Run:
         if self._exchange.finish().stop:  # a notice came before the first step
             self._stop()
         self._saves.restart_clock()
+        self._begin_step(total)
+
+    def _begin_step(self, total: int) -> None:
         self._account.begin_step(self.step)
+        self._step_began = time.monotonic()
+        ends = self.step + 1
+        if self._exchange.early and ends < total and not self._saves.due_at_step(ends):
+            self._begin_sum()  # else all of the step is to be known when it ends
 
     def _end_step(self, *, leaving: bool = False) -> None:
         self._saves.settle()
         self._contribute(stepped=False)
         agreed = self._exchange.finish()
+        self._step_seconds = time.monotonic() - self._step_began
         self._watchdog.beat()
         self.step += 1
         self._changed = False

@@ -27,6 +27,7 @@ from .ending import Standing
 from .interruption import Notice
 from .parallel import Gang
 from .training_state import TrainingState
+from .watchdog import Watchdog
 
 log = logging.getLogger("holdfast")
 
@@ -46,6 +47,7 @@ class Saves:
         gang: Gang,
         cadence: Cadence,
         notice: Notice,
+        watchdog: Watchdog,
         account: Account,
         *,
         attempt: int,
@@ -55,7 +57,7 @@ class Saves:
         keep_best: int,
         snapshot: Snapshots,
     ) -> None:
-        self._gang, self._cadence, self._notice = gang, cadence, notice
+        self._gang, self._cadence, self._notice, self._watchdog = gang, cadence, notice, watchdog
         self._journal, self._telemetry, self._spans = account.journal, account.telemetry, account.spans
         # Rank 0 alone decides when to save by the clock: the others need not read the past.
         past = run_dir.attempt_numbers() if gang.rank == 0 else []
@@ -123,7 +125,8 @@ class Saves:
             return
         self._prepared = True
         assert self.state is not None
-        size = self._saver.prepare(*self.state.capture(step))
+        with self._watchdog.paused():
+            size = self._saver.prepare(*self.state.capture(step))
         if self._gang.rank == 0 and size:
             log.info("checkpoints are staged in %.2f GB of memory a rank", size / 1e9)
 
@@ -143,16 +146,19 @@ class Saves:
         and the other is then a matter of the time that is left (`now`).
         """
         began = time.perf_counter()
-        self.settle()
+        with self._watchdog.paused():
+            self.settle()
         while True:
             told = torch.tensor([self._saver.busy, self._notice.received], dtype=torch.float64)
             busy, noticed = self._gang.sum_async(told)().tolist()
+            self._watchdog.beat(step=False)  # every rank has answered, however long the save takes
             if noticed:
                 return False
             if not busy:
                 break
             self._saver.join(TURN_SECONDS)
-        self._begin(step, overlapped=self._overlapped, waited=time.perf_counter() - began)
+        with self._watchdog.paused():
+            self._begin(step, overlapped=self._overlapped, waited=time.perf_counter() - began)
         return True
 
     def _begin(

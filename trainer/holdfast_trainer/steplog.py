@@ -1,8 +1,9 @@
 """What each step did, put together as its parts become known, then told once.
 
-A step's time is known when it ends; its loss (a mean over ranks) and its spans come with that end on a CPU
-and with the next one's on a GPU. What all ranks worked on is known then, or with the next step's exchange
-where it is told after the optimizer's turn. A line is written when nothing more is to come.
+A step's time is known when it ends, and its line is written then: that it was done must not be forgotten
+where the next one is cut short. Its loss (a mean over ranks) and what all ranks worked on come with the same
+exchange, or with the next step's: on a GPU, where steps are short (see Exchange.early), and for what is told
+after the optimizer's turn. Spans on a GPU come with the next step's end. What comes later has a further line.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .contract import ENV_TELEMETRY, Progress
+from .epochs import Epoch, Epochs
 from .ledger import Journal
 from .spans import Spans
 from .telemetry import StepFigures, Telemetry
@@ -23,6 +25,8 @@ from .verdict import Judge, Verdict
 log = logging.getLogger("holdfast")
 
 TENSORBOARD_SECONDS = 1.0
+EPOCH_SECONDS = 1.0
+"""An epoch is told in the log at most so often; steps.jsonl has all."""
 
 
 @dataclass
@@ -31,9 +35,15 @@ class _Line:
 
     wall_seconds: float
     judged: bool
+    tokens: int
+    samples: int
     fields: dict[str, Any]
+    """What is known and not written yet."""
     awaits: set[str] = field(default_factory=set)
     """What is still to come: loss, counts, spans."""
+    loss: float | None = None
+    written: bool = False
+    """As far as it was known at the step's end."""
 
 
 class StepLog:
@@ -49,8 +59,7 @@ class StepLog:
     ) -> None:
         self._spans, self._telemetry, self._journal = spans, telemetry, journal
         self._tokens = self._samples = 0
-        """Of all ranks, told since the last step's end."""
-        self._tokens_of_next = 0
+        """Of all ranks, in the step that is under way."""
         self._awaits_loss = False
         self._lines: dict[int, _Line] = {}
         self._untimed: int | None = None
@@ -62,6 +71,9 @@ class StepLog:
         self.tensorboard: TensorBoard | None = None
         """Gets the figures too, at most once in `TENSORBOARD_SECONDS`."""
         self._drawn = 0.0
+        self.epochs: Epochs | None = None
+        """Where it is known how many steps one is."""
+        self._epoch_told = float("-inf")
         self._off = os.environ.get(ENV_TELEMETRY) == "off"
 
     def begin(self) -> None:
@@ -71,13 +83,19 @@ class StepLog:
 
     def count(self, step: int, tokens: int, samples: int) -> None:
         """What all ranks worked on in step number `step`, which may have ended."""
-        self._tokens += tokens
-        self._samples += samples
-        if step in self._lines:
-            self._lines[step].fields["tokens"] += tokens
-            self._tell(step, "counts")
-        else:
-            self._tokens_of_next += tokens
+        line = self._lines.get(step)
+        if line is None or "counts" not in line.awaits:
+            self._tokens += tokens
+            self._samples += samples
+            return
+        line.tokens += tokens
+        line.samples += samples
+        line.awaits.discard("counts")
+        self._worked(line)
+
+    def _worked(self, line: _Line) -> None:
+        line.fields["tokens"] = line.tokens
+        self._telemetry.worked(StepFigures(line.wall_seconds, line.tokens, line.samples))
 
     def expect_loss(self) -> None:
         """A loss of this step was offered to the exchange."""
@@ -94,12 +112,14 @@ class StepLog:
         self._previous_end = now
         self._time_last()
         self._spans.end_step()
-        self._telemetry.step(step, StepFigures(seconds, wall_seconds, self._tokens, self._samples))
+        self._telemetry.step(step, seconds, wall_seconds)
         # The first step compiles and allocates: it says nothing of the others.
-        line = self._lines[step] = _Line(wall_seconds, judged=self._any, fields={"seconds": seconds})
-        line.fields |= {"data_seconds": None, "tokens": self._tokens_of_next}
+        line = _Line(wall_seconds, self._any, self._tokens, self._samples, fields={"seconds": seconds})
+        self._lines[step] = line
         awaited = {"loss": self._awaits_loss, "counts": owes_counts, "spans": True}
         line.awaits = {part for part, awaits in awaited.items() if awaits}
+        if not owes_counts:
+            self._worked(line)
         self._untimed = step
         if not self._spans.late:
             self._time_last()
@@ -107,12 +127,13 @@ class StepLog:
             first = self._telemetry.progress.first_step_time
             self._journal.event("first_step", time=first, step=step, seconds=seconds)
         self._any = True
-        self._tokens = self._samples = self._tokens_of_next = 0
+        self._tokens = self._samples = 0
         self._awaits_loss = False
 
     def flush(self) -> None:
         """No step may come after the last one: wait for the spans of that."""
         self._time_last()
+        self.tell()
 
     def _time_last(self) -> None:
         """Tell the spans of the step that ended last, with the time that they were a part of."""
@@ -124,7 +145,7 @@ class StepLog:
         if line.judged:
             self._hear(self._judge.step(line.wall_seconds, spans, self._telemetry.progress.mfu))
         line.fields["data_seconds"] = spans.get("data")
-        self._tell(step, "spans")
+        line.awaits.discard("spans")
 
     def _hear(self, verdict: Verdict | None) -> None:
         if verdict is None:
@@ -140,8 +161,10 @@ class StepLog:
             return
         self._telemetry.loss(value)
         if step in self._lines:
-            self._lines[step].fields |= {"loss": value, "loss_hex": float(value).hex()}
-            self._tell(step, "loss")
+            line = self._lines[step]
+            line.loss = value
+            line.fields |= {"loss": value, "loss_hex": float(value).hex()}
+            line.awaits.discard("loss")
 
     def val_loss(self, step: int, value: float) -> None:
         """A validation of the state after `step` steps."""
@@ -149,21 +172,41 @@ class StepLog:
         if self.tensorboard is not None:
             self.tensorboard.scalars(step, {"validation loss": value})
         if self._journal is not None:
-            self._journal.step(step, val_loss=value, val_loss_hex=float(value).hex())
+            self._journal.steps([{"step": step, "val_loss": value, "val_loss_hex": float(value).hex()}])
 
-    def _tell(self, step: int, part: str) -> None:
-        """A part of a step came; where it was the last, write the line."""
-        line = self._lines[step]
-        line.awaits.discard(part)
-        if line.awaits:
+    def tell(self) -> None:
+        """Write what is known of the steps that have ended; of one that was written, what came since, once
+        that is all."""
+        ready = {step: line for step, line in self._lines.items() if not (line.written and line.awaits)}
+        if not ready:
             return
-        del self._lines[step]
+        for step, line in ready.items():
+            if not line.awaits and self.epochs is not None:
+                ended = self.epochs.add(step, line.wall_seconds, line.tokens, line.samples, line.loss)
+                if ended is not None:
+                    line.fields |= ended.fields
+                    self._report(ended)
+        if self._journal is not None:
+            self._journal.steps([{"step": step, **line.fields} for step, line in ready.items()])
+        for step, line in ready.items():
+            line.written, line.fields = True, {}
+            if not line.awaits:
+                del self._lines[step]
+                self._draw(step)
+
+    def _report(self, epoch: Epoch) -> None:
+        now = time.monotonic()
+        if self._journal is None or now - self._epoch_told < EPOCH_SECONDS:
+            return
+        self._epoch_told = now
+        mfu, known = self._telemetry.mfu(epoch.tokens / epoch.seconds), self._telemetry.progress
+        log.info("%s", epoch.sentence(known.val_loss, mfu, known.memory_bytes))
+
+    def _draw(self, step: int) -> None:
         now = time.monotonic()
         if self.tensorboard is not None and now - self._drawn >= TENSORBOARD_SECONDS:
             self._drawn = now
             self.tensorboard.scalars(step, figures_of(self._telemetry.progress))
-        if self._journal is not None:
-            self._journal.step(step, **line.fields)
 
 
 def figures_of(progress: Progress) -> dict[str, float]:

@@ -14,6 +14,9 @@ one around torchrun and one around each rank, so a `kill -9` of any process in t
 all that is below it. ``{RANK}`` in a path is expanded from the environment: under torchrun each rank
 knows its number only there. Linux only; standard library only, because a rank waits for it to start.
 
+With ``--tee`` the output is shown as well. Where torchrun has started several ranks here, which share it,
+whole lines are shown, each with the mark of its rank (contract.rank_mark), so that they can be told apart.
+
 A rank that saved on notice exits 0, and torchrun calls that success: it then waits up to five minutes at
 its exit barrier for agents that the same notice has ended, deaf to signals. With ``--fail-on-notice`` the
 supervisor leaves with `EXIT_NOTICE` where the termination message says `interrupted`; torchrun ends its
@@ -41,9 +44,11 @@ from .contract import (
     ENV_TERMINATION_LOG,
     EXIT_CONFIG_ERROR,
     Termination,
+    rank_mark,
     replace_durably,
     write_termination,
 )
+from .tee import MarkedLines, Sink, copy, write_all
 
 USAGE = (
     "usage: python -m holdfast_trainer.supervise "
@@ -171,7 +176,7 @@ class Child:
         self.peak_bytes = usage.ru_maxrss * 1024
         return os.waitstatus_to_exitcode(status)
 
-    def copy_until_end(self, pipe: int, sinks: list[int]) -> int:
+    def copy_until_end(self, pipe: int, sinks: list[Sink]) -> int:
         """Copy the command's output until it ends; a grandchild that keeps the pipe holds up nothing."""
         assert self.pid is not None
         ended = os.pidfd_open(self.pid)
@@ -183,7 +188,7 @@ class Child:
         while not over:
             ready = dict(poll.poll())
             over = ended in ready
-            if not _copy(pipe, sinks):
+            if not copy(pipe, sinks):
                 poll.unregister(pipe)
                 break
         os.close(ended)
@@ -225,25 +230,6 @@ def _run_in_place(command: list[str]) -> None:
         in_place.become(program)
 
 
-def _copy(pipe: int, sinks: list[int]) -> bool:
-    """Copy what the pipe holds now; False where it is closed."""
-    while True:
-        try:
-            data = os.read(pipe, 65536)
-        except BlockingIOError:
-            return True
-        if not data:
-            return False
-        for sink in sinks:
-            with suppress(OSError):  # a full disk or a closed terminal must not stop the training
-                _write_all(sink, data)
-
-
-def _write_all(sink: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(sink, data) :]
-
-
 def run(options: Options, *, in_place: bool = False) -> int:
     """Supervise the command; returns the exit code to leave with."""
     log = None
@@ -263,7 +249,7 @@ def run(options: Options, *, in_place: bool = False) -> int:
         return _refuse(options, error, log)
     if feed is not None and pipe is not None and log is not None:
         os.close(feed)
-        code = child.copy_until_end(pipe, [log, 1])
+        code = _show(child, pipe, log)
     else:
         code = child.wait()
     end = how_it_ended(code, child.peak_bytes)
@@ -278,6 +264,20 @@ def run(options: Options, *, in_place: bool = False) -> int:
         if code == 0 and child.sent:
             return EXIT_NOTICE  # 0 would wait for torchrun to say that all are done, and it is ending them
     return code if code >= 0 else 128 - code
+
+
+def _show(child: Child, pipe: int, log: int) -> int:
+    """Log and show what the command says, until it ends; returns its exit code."""
+
+    def keep(data: bytes) -> None:
+        write_all(log, data)
+
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == 1:
+        return child.copy_until_end(pipe, [keep, lambda data: write_all(1, data)])
+    lines = MarkedLines(1, rank_mark(int(os.environ.get("RANK", "0"))))
+    code = child.copy_until_end(pipe, [keep, lines])
+    lines.end()
+    return code
 
 
 def _was_interrupted() -> bool:
@@ -303,7 +303,7 @@ def _refuse(options: Options, error: OSError, log: int | None) -> int:
     else:
         remedy = f"{error.strerror}; put its interpreter (python, bash) first in the job's `command`"
     message = f"cannot run {name!r}: {remedy}"
-    _write_all(2 if log is None else log, f"supervise: {message}\n".encode())
+    write_all(2 if log is None else log, f"supervise: {message}\n".encode())
     write_termination(_termination_log(), Termination("failed", 0, 0, message, config_error=True))
     record(options.exit, how_it_ended(EXIT_CONFIG_ERROR))
     return EXIT_CONFIG_ERROR

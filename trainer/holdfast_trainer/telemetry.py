@@ -25,9 +25,8 @@ _SAVE_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What one step took on this rank, and what all ranks worked on meanwhile."""
+    """What all ranks worked on in a step, and the time that went."""
 
-    seconds: float
     wall_seconds: float
     """From the end of the step before: also what a save in between held up."""
     tokens: int
@@ -44,6 +43,7 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self._lock = threading.Lock()  # the saver's thread tells too
         self._world_size = world_size
+        self._walls: deque[float] = deque(maxlen=WINDOW)
         self._recent: deque[StepFigures] = deque(maxlen=WINDOW)
         self._waits: deque[tuple[float, float | None]] = deque(maxlen=WINDOW)
         """Wall seconds of a step, and those of them that waited for data, where the loop tells them."""
@@ -196,22 +196,12 @@ class Telemetry:
         """What the run does now: starting, training, validating, saving, stopping, finished."""
         self._update(phase=phase)
 
-    def step(self, step: int, figures: StepFigures) -> None:
-        """A step was done."""
-        self._recent.append(figures)
+    def step(self, step: int, seconds: float, wall_seconds: float) -> None:
+        """A step was done, which took so long on this rank; `wall_seconds` from the end of the one before."""
+        self._walls.append(wall_seconds)
         self._step.set(step)
-        self._seconds.observe(figures.seconds)
-        elapsed = sum(f.wall_seconds for f in self._recent)
-        tokens = sum(f.tokens for f in self._recent) / elapsed
-        samples = sum(f.samples for f in self._recent) / elapsed
-        mfu = None
-        if figures.tokens:
-            self._tokens.inc(figures.tokens)
-            self._tokens_rate.set(tokens)
-            if self._flops_per_token and self._peak:
-                mfu = tokens * self._flops_per_token / (self._peak * self._world_size)
-                self._mfu.set(mfu)
-        per_step = elapsed / len(self._recent)
+        self._seconds.observe(seconds)
+        per_step = sum(self._walls) / len(self._walls)
         if self.progress.first_step is None:
             self._update(first_step=step, first_step_time=time.time())
         epoch = step / self.steps_an_epoch if self.steps_an_epoch else None
@@ -222,14 +212,35 @@ class Telemetry:
         self._update(
             step=step,
             phase="training",
-            tokens_per_second=tokens if figures.tokens else None,
-            samples_per_second=samples if figures.samples else None,
             step_seconds=per_step,
-            mfu=mfu,
             epoch=epoch,
             eta_seconds=None if total is None else per_step * (total - step),
-            useful_seconds=None if useful is None else useful + figures.seconds,
+            useful_seconds=None if useful is None else useful + seconds,
         )
+
+    def worked(self, figures: StepFigures) -> None:
+        """What a step did, all ranks together, once that is known."""
+        self._recent.append(figures)
+        elapsed = sum(f.wall_seconds for f in self._recent)
+        tokens = sum(f.tokens for f in self._recent) / elapsed
+        samples = sum(f.samples for f in self._recent) / elapsed
+        mfu = self.mfu(tokens) if figures.tokens else None
+        if figures.tokens:
+            self._tokens.inc(figures.tokens)
+            self._tokens_rate.set(tokens)
+        if mfu is not None:
+            self._mfu.set(mfu)
+        self._update(
+            tokens_per_second=tokens if figures.tokens else None,
+            samples_per_second=samples if figures.samples else None,
+            mfu=mfu,
+        )
+
+    def mfu(self, tokens_per_second: float) -> float | None:
+        """The model's FLOP/s at that rate, of all ranks, as a share of their peak; None: not known."""
+        if not (self._flops_per_token and self._peak and tokens_per_second):
+            return None
+        return tokens_per_second * self._flops_per_token / (self._peak * self._world_size)
 
     def memory(self, peak: int) -> None:
         """Bytes that this rank took at most so far."""

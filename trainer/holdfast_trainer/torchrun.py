@@ -14,12 +14,13 @@ Nothing here touches CUDA: a driver that is initialized before the fork does not
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 
-from torch.distributed.run import main as torchrun
-
 from . import in_place, supervise
+from .contract import ENV_RUN_DIR, RunDir
+from .prefetch import Prefetch
 
 USAGE = (
     "usage: python -m holdfast_trainer.torchrun TORCHRUN-OPTIONS -- SUPERVISE-OPTIONS -- COMMAND ...\n"
@@ -53,6 +54,11 @@ def main(argv: list[str]) -> int:
     except supervise.UsageError as error:
         print(f"torchrun: {error}\n{USAGE}", file=sys.stderr)
         return supervise.EXIT_USAGE
+    ahead = Prefetch(RunDir(Path(there))) if (there := os.environ.get(ENV_RUN_DIR)) else None
+    from torch.distributed.run import main as torchrun  # seconds, in which the disk has nothing else to do
+
+    if ahead is not None:
+        ahead.stop()
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)
     torchrun(words)
     return 0

@@ -54,8 +54,15 @@ def train(
     run.describe_batches(batches.describe)
     run.memory_remedy = memory_remedy(config, batches.micro)
 
-    cache = run.run_dir.path / "compiled"
-    parts = assemble(run.gang, config, compute, batches, validates=val_data is not None, cache=cache)
+    parts = assemble(
+        run.gang,
+        config,
+        compute,
+        batches,
+        weights=None if run.has_checkpoint() else settings.init_from,  # published ones may be gone by then
+        validates=val_data is not None,
+        cache=run.run_dir.path / "compiled",
+    )
     raw_model, model, optimizer = parts.raw_model, parts.model, parts.optimizer
     run.attention = parts.attention
     run.steps_an_epoch = train_data.samples / settings.global_batch

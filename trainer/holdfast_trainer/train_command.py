@@ -18,7 +18,6 @@ from . import contract
 from .config import Config, ConfigError, check_world, load
 from .contract import Termination
 from .data import DataError, TokenDataset
-from .deferred import defer_compiler
 from .optim import precision
 from .train import train
 
@@ -64,8 +63,6 @@ def main(argv: Sequence[str]) -> int:
         path = Path(os.environ.get(contract.ENV_TERMINATION_LOG, contract.DEFAULT_TERMINATION_LOG))
         contract.write_termination(path, Termination("failed", 0, 0, str(error), config_error=True))
         return contract.EXIT_CONFIG_ERROR
-    if not config.train.compile:
-        defer_compiler()
     # From here on Run sees to it that errors are told, to the engine and to the other ranks.
     train(config, compute, train_data, val_data, arguments.run_dir)
     return 0

@@ -167,7 +167,7 @@ class Watchdog:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around what has a deadline of its own, such as a save."""
+        """Around what has a deadline of its own and waits for no other rank, such as the copy for a save."""
         with self._lock:
             self._pauses += 1
         try:

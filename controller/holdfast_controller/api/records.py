@@ -121,4 +121,13 @@ async def steps(
         for line in lines
         if (attempt is None or line.get("attempt") == attempt) and int(line.get("step", 0)) > after
     ]
-    return StepList(items=chosen)
+    return StepList(items=_whole(chosen))
+
+
+def _whole(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One for each step of an attempt and each validation: what came a step later is put to the first."""
+    found: dict[tuple[Any, Any, bool], dict[str, Any]] = {}
+    for line in lines:
+        key = line.get("attempt"), line.get("step"), "val_loss" in line
+        found[key] = {**line, **found.get(key, {})}
+    return list(found.values())

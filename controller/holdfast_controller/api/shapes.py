@@ -79,7 +79,8 @@ class EventList(Model):
 
 
 class StepList(Model):
-    """Lines of steps.jsonl, each with its attempt. A step redone after lost work is there twice."""
+    """What steps.jsonl has of each step and each validation, with the attempt. A step redone after lost work
+    is there twice; the newest may lack its loss."""
 
     items: list[dict[str, Any]]
 

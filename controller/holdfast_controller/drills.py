@@ -63,7 +63,9 @@ class DrillReport:
             shown = ", ".join(str(step) for step in self.different[:5])
             return f"NOT exact: of {self.again} steps done twice {len(self.different)} differ, from {shown}"
         if self.again:
-            return f"exact: all {self.again} steps done twice gave the same loss to the last bit"
+            untold = max(0, (self.lost_steps or 0) - self.again)
+            rest = f"; the loss of {untold} more was not told before" if untold else ""
+            return f"exact: all {self.again} steps done twice gave the same loss to the last bit{rest}"
         if self.lost_steps == 0 and self.resumed_step is not None:
             return "no step was done twice: it went on from the very state that was saved"
         return "not known: no step has a loss on record from both attempts"

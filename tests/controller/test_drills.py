@@ -39,6 +39,15 @@ def test_steps_done_twice_with_the_same_bits_prove_the_resume() -> None:
     assert told.proof == "exact: all 17 steps done twice gave the same loss to the last bit"
 
 
+def test_what_was_done_twice_without_a_loss_on_record_is_no_proof_and_is_said() -> None:
+    """Killed before the loss of its last step was agreed on."""
+    told = report(HIT, AFTER, lines=steps(1, 1, 56) + steps(2, 41, 60))
+    assert told.again == 16
+    assert told.proof.endswith(
+        "steps done twice gave the same loss to the last bit; the loss of 1 more was not told before"
+    )
+
+
 def test_one_other_bit_is_named() -> None:
     told = report(HIT, AFTER, lines=steps(1, 1, 57) + steps(2, 41, 60, step44="0x1.5p+0", step57="0x2p+0"))
     assert told.different == (44, 57)

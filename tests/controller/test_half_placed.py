@@ -10,7 +10,7 @@ from fakes import MemoryEngine, MemoryStore
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob, Verdict
-from holdfast_controller.policy.half_placed import half_placed
+from holdfast_controller.policy.half_placed import half_placed, seconds_left
 from holdfast_controller.reconciler import Reconciler
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -39,6 +39,19 @@ def test_when_a_part_of_a_gang_is_given_up(
     assert (None if given_up is None else given_up.verdict) is verdict
     if given_up is not None:
         assert given_up.reason.startswith("1 of 2 replicas ran for 300 s and waited for replica 1: ")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "seconds"),
+    [
+        pytest.param((UP, NO_ROOM), 300 - 100, id="then it is looked at again, though nothing happens"),
+        pytest.param((UP, COMING), None, id="it is being made"),
+        pytest.param((NO_ROOM, NO_ROOM), None, id="what holds nothing may wait"),
+    ],
+)
+def test_how_long_it_has_left(replicas: tuple[ReplicaObservation, ...], seconds: float | None) -> None:
+    seen = AttemptObservation(1, True, False, replicas, started_at=NOON)
+    assert seconds_left(seen, NOON + timedelta(seconds=100)) == seconds
 
 
 def test_it_waits_with_its_budgets_whole_and_comes_back() -> None:

@@ -19,15 +19,23 @@ import pytest
 from processes import MARK, Processes
 from waiting import wait_until
 
+from holdfast_controller import inside
 from holdfast_controller.cluster import HoldfastError, Invalid, NotReady, Unavailable
 from holdfast_controller.kube.execution import COMMAND, PROGRAM, Output, outcome
+from holdfast_trainer.contract import STACK_SIGNAL
 
-RANK = """
-import faulthandler, time
+RANK = f"""
+import faulthandler, threading, time
 faulthandler.enable()
+faulthandler.register({STACK_SIGNAL}, all_threads=False)
+def is_never_asked():
+    while True:
+        time.sleep(0.001)
+threading.Thread(target=is_never_asked, daemon=True).start()
 print("up", flush=True)
 def waits_for_its_peers():
-    time.sleep(1000)
+    while True:
+        time.sleep(1000)
 waits_for_its_peers()
 """
 
@@ -94,10 +102,32 @@ def test_ranks_tell_their_stacks_as_they_end_even_one_that_stands_still(containe
     container.ranks[1].send_signal(signal.SIGSTOP)
     assert container.run("stacks", "60") == {"asked": [0, 1], "silent": []}
     for number, rank in enumerate(container.ranks):
-        assert rank.wait(60) == -signal.SIGABRT
-        assert "in waits_for_its_peers" in (container.directory / f"rank-{number}.log").read_text()
+        assert rank.wait(60) in (-signal.SIGABRT, -signal.SIGSEGV), "the stacks of all can crash it"
+        first, _, then = (container.directory / f"rank-{number}.log").read_text().partition("Fatal Python")
+        assert first.startswith("up\nStack (most recent call first):\n")
+        assert "in waits_for_its_peers" in first
+        assert "is_never_asked" not in first
+        assert then, "and then those of all, as it ends"
     assert container.torchrun.poll() is None
     assert not list(container.directory.glob("core*"))
+
+
+def test_a_rank_that_knows_no_such_signal_tells_its_stacks_all_the_same(container: Container) -> None:
+    """A script without `Run`, and with Python's -X faulthandler: the signal would end it in silence."""
+    code = "import time\nprint('up', flush=True)\ndef alone():\n    time.sleep(1000)\nalone()"
+    told = {**container.environment, "RANK": "2", "LOCAL_RANK": "2"}
+    log = container.directory / "rank-2.log"
+    with log.open("w") as output:
+        words = [sys.executable, "-X", "faulthandler", "-c", code]
+        rank = container.processes.start(words, env=told, stdout=output, stderr=output)
+    wait_until(lambda: "up" in log.read_text(), "rank 2 to be up")
+    assert container.run("stacks", "60") == {"asked": [0, 1, 2], "silent": []}
+    assert rank.wait(60) == -signal.SIGABRT
+    assert "in alone" in log.read_text()
+
+
+def test_the_signal_is_the_one_that_ranks_know() -> None:
+    assert inside.STACK_SIGNAL == STACK_SIGNAL
 
 
 def test_memory_is_filled_by_nobody_until_a_rank_ends(container: Container) -> None:

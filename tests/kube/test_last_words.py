@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from aiohttp import web
 from structlog.testing import capture_logs
 from waiting import wait_until_async
@@ -24,7 +25,7 @@ from holdfast_controller.kube.connection import connect
 from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.engine import KubeEngine
 from holdfast_controller.kube.last_words import TAIL, LastWords
-from holdfast_controller.kube.pieces import PODS, PYTORCH_JOBS, Pieces
+from holdfast_controller.kube.pieces import PODS, PYTORCH_JOBS, Pieces, pytorch_jobs_path
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import JOBS, status_document
 from holdfast_controller.manifests import INDEX_LABEL
@@ -59,6 +60,7 @@ class Server:
     """Logs by pod: what each has said so far, and what it says until its end."""
 
     def __init__(self, *pods: dict[str, Any]) -> None:
+        self.job = JOB
         self.pods = {one["metadata"]["name"]: one for one in pods}
         self.said: dict[str, list[str]] = {}
         self.will_say: dict[str, list[str]] = {}
@@ -77,7 +79,7 @@ class Server:
         if "watch" in request.query:
             await asyncio.Event().wait()
         metadata = {"name": "gpt", "namespace": "team", "uid": "job-1", "resourceVersion": "1"}
-        document = {**JOB.to_dict(), "metadata": metadata, "status": status_document(JOB.status)}
+        document = {**self.job.to_dict(), "metadata": metadata, "status": status_document(JOB.status)}
         items = {PODS: list(self.pods.values()), JOBS: [document]}.get(request.path, [])
         return web.json_response({"metadata": {"resourceVersion": "9"}, "items": items})
 
@@ -109,9 +111,14 @@ class Server:
         self.config_maps[body["metadata"]["name"]] = body
         return web.json_response(body)
 
+    async def make(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        body["metadata"] |= {"uid": "pytorch-job", "resourceVersion": "6"}
+        return web.json_response(body)
+
     async def drop(self, request: web.Request) -> web.Response:
-        del self.config_maps[request.match_info["name"]]
-        return web.json_response({})
+        found = self.config_maps.pop(request.match_info["name"], None)
+        return web.json_response({} if found is not None else {"code": 404}, status=200 if found else 404)
 
     async def kept(self, request: web.Request) -> web.Response:
         found = self.config_maps.get(request.match_info["name"])
@@ -128,6 +135,7 @@ async def running(server: Server, tmp_path: Path) -> AsyncIterator[tuple[KubeEng
     app.router.add_post("/api/v1/namespaces/team/configmaps", server.keep)
     app.router.add_get("/api/v1/namespaces/team/configmaps/{name}", server.kept)
     app.router.add_delete("/api/v1/namespaces/team/configmaps/{name}", server.drop)
+    app.router.add_post(pytorch_jobs_path("team"), server.make)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -194,7 +202,11 @@ def test_what_we_end_ourselves_is_read_before(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_the_last_lines_of_a_large_gang_outlive_its_pods(tmp_path: Path) -> None:
+def test_the_last_lines_of_a_large_gang_outlive_its_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One that was used before keeps the configuration of then.
+    monkeypatch.setattr("holdfast_controller.kube.engine.log", structlog.get_logger())
     gang = JOB.model_copy(update={"spec": Spec(command=["python"], replicas=12)})
 
     async def story() -> None:
@@ -223,6 +235,54 @@ def test_the_last_lines_of_a_large_gang_outlive_its_pods(tmp_path: Path) -> None
     asyncio.run(story())
 
 
+def test_of_a_pod_with_several_ranks_each_ones_last_lines_are_kept(tmp_path: Path) -> None:
+    """One says much more than the other; what has no mark is torchrun's."""
+    pair = JOB.model_copy(update={"spec": Spec(command=["python"], replicas=2, processes=2)})
+    loud = [f"[rank 2] line {number}" for number in range(200)]
+    said = ["[rank 3] all is well", *loud, "torchrun: a rank has failed"]
+
+    async def story() -> None:
+        server = Server(pod(0), pod(1))
+        server.job = pair
+        server.said = {"gpt-1-worker-1": said}
+        async with running(server, tmp_path) as (engine, words, _):
+            assert await lines_of(engine, pair, 3) == ["[rank 3] all is well"]
+            assert await lines_of(engine, pair, 3, tail=5) == ["[rank 3] all is well"]
+            assert await lines_of(engine, pair, 2, tail=2) == [loud[-1], "torchrun: a rank has failed"]
+            await words.read(list(server.pods.values()))
+            assert (server.tail(1) or "").split("\n") == [
+                "[rank 3] all is well", *loud[1 - last_words.LINES :], "torchrun: a rank has failed"
+            ]  # fmt: skip
+            server.removed = True
+            assert await lines_of(engine, pair, 3) == ["[rank 3] all is well"]
+            assert await lines_of(engine, pair, 2, tail=1) == ["torchrun: a rank has failed"]
+            await engine.keep_logs(pair, 1)
+        server.pods = {}
+        async with running(server, tmp_path) as (engine, _, _):
+            assert await lines_of(engine, pair, 3) == ["[rank 3] all is well"], "from the ConfigMap"
+            assert len(await lines_of(engine, pair, 2)) == last_words.LINES
+
+    asyncio.run(story())
+
+
+def test_what_an_attempt_left_goes_with_the_next_ones_start_though_its_pytorchjob_went_before(
+    tmp_path: Path,
+) -> None:
+    """As after a back-off: its pods were let go meanwhile, and its PyTorchJob with them."""
+    spec = {"command": ["python"], "image": "train:1", "storage": {"claim": "runs"}}
+    job = JOB.model_copy(update={"spec": Spec.model_validate(spec)})
+
+    async def story() -> None:
+        server = Server()
+        there = ("gpt-2", "gpt-2-ledger", "gpt-2-tails", "other")
+        server.config_maps = {name: {"data": {}} for name in there}
+        async with running(server, tmp_path) as (engine, _, _):
+            await engine.start(job, 3)
+        assert sorted(server.config_maps) == ["gpt-2-tails", "gpt-3", "other"]
+
+    asyncio.run(story())
+
+
 def test_kept_lines_go_with_the_attempt_that_status_forgets(tmp_path: Path) -> None:
     async def story() -> None:
         late = pod(0, "terminated")
@@ -232,7 +292,7 @@ def test_kept_lines_go_with_the_attempt_that_status_forgets(tmp_path: Path) -> N
         }
         server = Server(late)
         server.said = {"gpt-21-worker-0": ["the end"]}
-        server.config_maps = {f"gpt-{n}-tails": {} for n in (1, 2)}
+        server.config_maps = {f"gpt-{n}-tails": {"data": {}} for n in (1, 2)}
         async with running(server, tmp_path) as (engine, _, _):
             await engine.keep_logs(JOB, 21)
         assert sorted(server.config_maps) == ["gpt-2-tails", "gpt-21-tails"]

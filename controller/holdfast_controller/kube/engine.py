@@ -33,7 +33,7 @@ from holdfast_controller.cluster import (
 )
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
-from holdfast_controller.manifests import attempt_name, pod_name
+from holdfast_controller.manifests import attempt_name
 from holdfast_controller.pod_settings import PodSettings
 from holdfast_controller.policy.cost import place_of
 from holdfast_controller.policy.gpu_request import sharing_notes
@@ -54,9 +54,9 @@ from .observation import (
 )
 from .pieces import Pieces, attempt_of, pod_path, pytorch_jobs_path
 from .pod_state import index_of, node_of, running
-from .podlogs import pod_lines
 from .prepared import Prepared
 from .queue_waits import queue_waits
+from .rank_logs import RankLogs
 from .reflector import Reflector, uid_of
 from .slow_starts import slow_starts
 from .steps import read_steps
@@ -91,6 +91,7 @@ class KubeEngine:
         self._settings = settings or PodSettings()
         self._prepared = Prepared(self._settings)
         self.last_words = LastWords(connection, pieces, endpoints, jobs)
+        self._logs = RankLogs(connection, pieces, self.last_words)
         self._evidence = Evidence(connection, pieces, jobs)
         self._nodes = Nodes(connection, may_read=self._settings.read_nodes)
         self._slow_starts = slow_starts(connection, pieces)
@@ -118,10 +119,14 @@ class KubeEngine:
         )
         made = await self._create(job, attempt, pytorch_jobs_path(namespace), name, manifests.pytorch_job)
         self._pieces.pytorch_jobs.wrote(made)
+        cleared = set[int]()
         for old in self._pieces.pytorch_jobs_of(job):
             whose = attempt_of(old)
             if whose is not None and whose[1] < attempt:
                 await self._clear(job, whose[1], old)
+                cleared.add(whose[1])
+        if attempt > 1 and attempt - 1 not in cleared:  # its PyTorchJob went while this attempt waited
+            await self._clear_config_maps(job, attempt - 1)
 
     async def _create(self, job: TrainingJob, attempt: int, path: str, name: str, body: Document) -> Document:
         try:
@@ -198,50 +203,15 @@ class KubeEngine:
         try:
             await self.last_words.keep_tails(job, attempt)
         except HoldfastError as error:  # readers alone miss them: they are in the run directory too
-            log.info(
+            log.warning(
                 "the last lines of its ranks are not kept", job=job.key, attempt=attempt, error=str(error)
             )
 
     async def logs(
         self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
     ) -> AsyncIterator[str]:
-        if not 0 <= rank < job.spec.world_size:
-            raise NotFound(f"no rank {rank}: {job.key} has {job.spec.world_size}, numbered from 0")
-        replica = rank // job.spec.processes_per_replica
-        path = f"/api/v1/namespaces/{job.metadata.namespace}/pods/{pod_name(job, attempt, replica)}"
-
-        def over() -> bool:
-            pods = self._pieces.pods_of(job, attempt)
-            seen = attempt_observation(
-                attempt, job.spec.replicas, self._pieces.pytorch_job_of(job, attempt), pods
-            )
-            return seen.gone
-
-        try:
-            async for line in pod_lines(self._connection, path, tail=tail, follow=follow, over=over):
-                yield line
-        except NotFound:
-            kept = await self._kept_tail(job, attempt, rank)
-            if kept is not None:
-                for line in kept if tail is None else kept[max(0, len(kept) - tail) :]:
-                    yield line
-                return
-            raise NotFound(
-                f"rank {rank} of attempt {attempt} of {job.key} has no pod; its whole log is in the run "
-                f"directory: attempts/{attempt:04d}/rank-{rank}.log"
-            ) from None
-
-    async def _kept_tail(self, job: TrainingJob, attempt: int, rank: int) -> list[str] | None:
-        """Its last lines, where its pod, the attempt's record or a ConfigMap beside it has them."""
-        replica = rank // job.spec.processes_per_replica
-        for pod in self._pieces.pods_of(job, attempt):
-            if index_of(pod) == replica and (noted := self.last_words.tail_of(pod)):
-                return noted
-        record = job.status.record(attempt)
-        kept = record.log_tail.get(str(rank)) if record is not None else None
-        if kept is not None:
-            return kept.split("\n")
-        return await self.last_words.kept_tail(job, attempt, replica)
+        async for line in self._logs.lines(job, attempt, rank, follow=follow, tail=tail):
+            yield line
 
     # ---------------------------------------------------------------- ending
 
@@ -339,14 +309,16 @@ class KubeEngine:
 
     async def _clear(self, job: TrainingJob, attempt: int, pytorch_job: Document) -> None:
         """Remove what is left of an attempt that has its verdict."""
-        namespace, name = job.metadata.namespace, attempt_name(job, attempt)
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid_of(pytorch_job)}}
-        for path in (
-            f"{pytorch_jobs_path(namespace)}/{name}",
-            f"/api/v1/namespaces/{namespace}/configmaps/{name}",
-            f"/api/v1/namespaces/{namespace}/configmaps/{ledger_name(job, attempt)}",
-        ):
-            with suppress(NotFound):
-                await self._connection.delete(path, options if "pytorchjobs" in path else None)
+        path = f"{pytorch_jobs_path(job.metadata.namespace)}/{attempt_name(job, attempt)}"
+        with suppress(NotFound):
+            await self._connection.delete(path, options)
+        await self._clear_config_maps(job, attempt)
         for pod in self._pieces.pods_of(job, attempt):
             await self._evidence.release(pod, delete=True)
+
+    async def _clear_config_maps(self, job: TrainingJob, attempt: int) -> None:
+        for name in (attempt_name(job, attempt), ledger_name(job, attempt)):
+            with suppress(NotFound):
+                path = f"/api/v1/namespaces/{job.metadata.namespace}/configmaps/{name}"
+                await self._connection.delete(path)

@@ -1,6 +1,6 @@
 """Run something of ours inside a replica's container, as `kubectl exec` does.
 
-The program (inside.py) goes by standard input to the container's `python`, which every replica has, for
+The program (../inside.py) goes by standard input to the container's `python`, which every replica has, for
 torchrun runs by it; so neither its image nor its disk need anything for it. The stream is the apiserver's
 websocket, `v4.channel.k8s.io`: the first byte of a message is its channel.
 """
@@ -22,7 +22,7 @@ from holdfast_controller.manifests import CONTAINER
 from .connection import Connection, Document
 from .pieces import pod_path
 
-PROGRAM = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+PROGRAM = (Path(__file__).parents[1] / "inside.py").read_text(encoding="utf-8")
 COMMAND = (
     "python",
     "-I",

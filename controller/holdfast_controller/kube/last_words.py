@@ -23,6 +23,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 from holdfast_controller.cluster import AlreadyExists, HoldfastError, NotFound
 from holdfast_controller.jobs import ATTEMPTS_KEPT, TrainingJob
 from holdfast_controller.manifests import attempt_name, config_map
+from holdfast_controller.policy.tails import last_of_each
 from holdfast_trainer.contract import parse_lines
 
 from .connection import MERGE_PATCH, Connection, Document
@@ -38,7 +39,11 @@ log = structlog.get_logger(__name__)
 TAIL = "holdfast.dev/log-tail"
 """On a pod: the last lines of its output."""
 LINES = 20
+"""Of each rank."""
 CHARACTERS = 4000
+"""Likewise."""
+LOOKED_AT = 1000
+"""Lines of a pod with several ranks, among which those are that each of them said last."""
 LEDGER_FILE = "ledger.jsonl"
 LEDGER_CHARACTERS = 512 * 1024
 """Kubernetes keeps 1 MiB in a ConfigMap; of a longer ledger the newest lines are kept."""
@@ -157,13 +162,20 @@ class LastWords:
 
     async def _read(self, pod: Document, *, follow: bool) -> None:
         """Its last lines as they are now, or with `follow` as they are in the end; then note them."""
-        last: deque[str] = deque(maxlen=LINES)
-        lines = pod_lines(self._connection, pod_path(pod), tail=LINES, follow=follow, over=lambda: True)
+        job = self._job_of(pod)
+        ranks = 1 if job is None else job.spec.processes_per_replica
+        tail = LINES if ranks == 1 else LOOKED_AT
+        last: deque[str] = deque(maxlen=tail)
+        lines = pod_lines(self._connection, pod_path(pod), tail=tail, follow=follow, over=lambda: True)
         with suppress(NotFound):
             async with aclosing(lines):
                 async for line in lines:
                     last.append(line)
-        text, uid = "\n".join(last)[-CHARACTERS:], uid_of(pod)
+        if ranks == 1:
+            text = "\n".join(last)[-CHARACTERS:]
+        else:
+            text = "\n".join(last_of_each(last, ranks * (index_of(pod) or 0), LINES, CHARACTERS))
+        uid = uid_of(pod)
         if not text or text == self._noted.get(uid):
             return
         self._noted[uid] = text

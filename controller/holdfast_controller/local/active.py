@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 APPEARS_SECONDS = 3.0
 """A process forked just before the controller died shows itself in /proc within this time."""
 SCAN_SECONDS = 0.2
-STACKS_SECONDS = 2.0
+STACKS_SECONDS = 4.0
 """For ranks that are killed to write their stacks."""
 OUT_OF_MEMORY_SECONDS = 2.0
 """The kernel's count and an end by SIGKILL this close together belong together."""
@@ -76,7 +76,7 @@ class ActiveAttempt:
         self._drills = {i: d for i in range(launch.replicas) if (d := files.drill(i))}
         self._lost = {i: lost for i in range(launch.replicas) if (lost := files.lost(i))}
         self._next_scan = 0.0
-        self._hogs: list[int] = []
+        self._helpers: list[int] = []
         parent = parent_group()
         self._groups = (
             {i: MemoryGroup(parent, launch.uid, i) for i in range(launch.replicas)} if parent else {}
@@ -128,7 +128,7 @@ class ActiveAttempt:
             settled = bool(self.launch.supervisors) or now > self.launch.started + APPEARS_SECONDS
             self.gone = settled and not process.find(self.launch.uid)
             changed |= self.gone
-        for pid in self._hogs:
+        for pid in self._helpers:
             process.reap(pid)
         for group in self._groups.values() if self.gone else ():
             group.remove()
@@ -251,7 +251,7 @@ class ActiveAttempt:
             self._killed = killed = time.time()
             self._keep(lambda: self.files.write_kill(killed))
         if first and stacks:
-            process.abort_ranks(self.launch.uid)
+            self._helpers.append(process.tell_stacks(self.launch.uid, STACKS_SECONDS))
         elif not stacks or self._killed is None or time.time() > self._killed + STACKS_SECONDS:
             process.kill_all(self.launch.uid)
         self._next_scan = 0.0
@@ -308,7 +308,7 @@ class ActiveAttempt:
         if not ranks:
             raise NotReady(f"no rank of replica {replica} of job {self.key} runs yet, so none can grow")
         try:
-            self._hogs.append(group.overfill(self.launch.uid, [rank.pid for rank in ranks]))
+            self._helpers.append(group.overfill(self.launch.uid, [rank.pid for rank in ranks]))
         except OSError as error:
             raise NotReady(f"oom: {error.strerror or error}; try again") from error
 

@@ -8,15 +8,17 @@ proves nothing (pids are used again); a pid with its start time, on one boot of 
 from __future__ import annotations
 
 import os
-import resource
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import holdfast_controller
 from holdfast_trainer.contract import ENV_ATTEMPT_UID, ENV_REPLICA
 
 PROC = Path("/proc")
+INSIDE = Path(holdfast_controller.__file__).with_name("inside.py")
 
 
 @dataclass(frozen=True)
@@ -108,17 +110,15 @@ def ranks_of(uid: str, replica: int | None = None) -> list[ProcessId]:
     return found
 
 
-def abort_ranks(uid: str) -> None:
-    """End the ranks of an attempt by SIGABRT, also those that are stopped; they dump no core.
+def tell_stacks(uid: str, seconds: float) -> int:
+    """Start to end the ranks of an attempt so that they write where they stand, also those that are stopped.
 
-    A rank with Python's faulthandler (`Run` enables it) writes the stacks of its threads as it goes.
+    Returns the pid of the child that does it, to be reaped; it is found as one of the attempt.
     """
-    for entry in ranks_of(uid):
-        with suppress(OSError):
-            # 1, not 0: a core that is piped to a program is dumped whatever the limit, but for this one
-            resource.prlimit(entry.pid, resource.RLIMIT_CORE, (1, 1))
-        send(entry, signal.SIGABRT)
-        send(entry, signal.SIGCONT)
+    words = [sys.executable, "-I", str(INSIDE), "stacks", str(seconds)]
+    nowhere = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)
+    told = {**os.environ, ENV_ATTEMPT_UID: uid}
+    return os.posix_spawn(words[0], words, told, file_actions=[nowhere], setsid=True)
 
 
 def reap(pid: int) -> None:

@@ -23,7 +23,7 @@ from .budget import NO_PLACE, spend
 from .classify import Incident, classify
 from .conditions import conditions_of
 from .decision import Decision
-from .half_placed import half_placed
+from .half_placed import half_placed, seconds_left
 from .hang import hangs
 from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at, lost_at
@@ -146,7 +146,8 @@ class _Deciding:
             left = self._left_to_report(record, observation)
             if left is None or left > 0:
                 self._phase(Phase.STARTING, "Starting", explain.starting(observation))
-                return self._done(requeue_after=left)
+                given_up = seconds_left(observation, self.now)
+                return self._done(requeue_after=given_up if left is None else left)
             self._phase(Phase.RUNNING, "Unreported", explain.UNREPORTED)
         return self._with_kill(record, at)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from holdfast_controller.cluster import AttemptObservation, ReplicaState
+from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 
 from .classify import Incident
 
@@ -20,16 +20,30 @@ WAIT_SECONDS = 300.0
 
 def half_placed(observation: AttemptObservation, now: datetime) -> Incident | None:
     """The verdict that the attempt is to be ended with; None while it may go on."""
-    began = observation.started_at
-    if began is None or (now - began).total_seconds() < WAIT_SECONDS or observation.stopping:
+    left, out = seconds_left(observation, now), _left_out(observation)
+    if left is None or left > 0 or out is None or out.stuck is None:
         return None
     up = sum(replica.state is ReplicaState.RUNNING for replica in observation.replicas)
-    out = [r for r in observation.replicas if r.state is ReplicaState.PENDING and r.stuck is not None]
-    if not up or not out or out[0].stuck is None:
-        return None
     return Incident(
-        out[0].stuck,
+        out.stuck,
         f"{up} of {len(observation.replicas)} replicas ran for {WAIT_SECONDS:g} s and waited for "
-        f"replica {out[0].index}: {out[0].reason}",
-        out[0].index,
+        f"replica {out.index}: {out.reason}",
+        out.index,
     )
+
+
+def seconds_left(observation: AttemptObservation, now: datetime) -> float | None:
+    """Until the attempt is given up, should nothing change; None where it would not be."""
+    began = observation.started_at
+    if began is None or observation.stopping or _left_out(observation) is None:
+        return None
+    return WAIT_SECONDS - (now - began).total_seconds()
+
+
+def _left_out(observation: AttemptObservation) -> ReplicaObservation | None:
+    """The first replica that finds no place, where others run."""
+    replicas = observation.replicas
+    if all(replica.state is not ReplicaState.RUNNING for replica in replicas):
+        return None
+    out = (one for one in replicas if one.state is ReplicaState.PENDING and one.stuck is not None)
+    return next(out, None)

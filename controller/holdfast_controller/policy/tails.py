@@ -1,4 +1,7 @@
-"""Which last lines of ranks stay in a job's status.
+"""Which lines are a rank's, and which last lines of ranks stay in a job's status.
+
+Ranks of one replica share its output, in which each line has its rank's mark (contract.rank_mark); what has
+none is torchrun's, and told with the replica's first rank.
 
 An apiserver takes no object above 1.5 MiB, and the job's own configuration may be a third of that: a status
 that outgrew it could not be written any more, and the job would stand still. So the newest attempts keep
@@ -8,12 +11,38 @@ theirs; of older ones the whole logs are in the run directory.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from holdfast_controller.jobs import AttemptRecord
 
 TAIL_BYTES = 128 * 1024
 """Of all attempts together, as they are written: four gangs of eight ranks with plain text."""
+
+
+_MARK = re.compile(r"\[rank (\d+)\] ")
+
+
+def rank_of(line: str, first: int) -> int:
+    """Whose line it is in the output of a replica whose ranks begin with `first`."""
+    mark = _MARK.match(line)
+    return int(mark[1]) if mark else first
+
+
+def last_of_each(lines: Iterable[str], first: int, count: int, characters: int) -> list[str]:
+    """The last `count` lines of each rank, as far as its last `characters` go, in the order of all."""
+    kept: defaultdict[int, list[int]] = defaultdict(list)
+    left: defaultdict[int, int] = defaultdict(lambda: characters)
+    said = list(lines)
+    for number in range(len(said) - 1, -1, -1):
+        rank = rank_of(said[number], first)
+        if len(kept[rank]) == count or left[rank] <= 0:
+            continue
+        said[number] = said[number][-left[rank] :]
+        left[rank] -= len(said[number]) + 1
+        kept[rank].append(number)
+    return [said[number] for number in sorted(number for numbers in kept.values() for number in numbers)]
 
 
 def bound_tails(attempts: Sequence[AttemptRecord], limit: int = TAIL_BYTES) -> None:

@@ -1,12 +1,17 @@
-"""What is done inside a replica's container, by the container's own Python.
+"""What is done to the ranks of an attempt by a process beside them: in a replica's container, by its own
+Python, or on this machine.
 
-execution.py sends the text of this file there, so it is the same for every image that can run a replica:
-standard library only, nothing is written to any disk, and nothing of the trainer is asked for. It says what
-came of it in one line of JSON, `{"error": "..."}` where it could not be done.
+kube/execution.py sends the text of this file into containers, so it is the same for every image that can run
+a replica: standard library only, nothing is written to any disk, and nothing of the trainer is asked for. It
+says what came of it in one line of JSON, `{"error": "..."}` where it could not be done.
 
     freeze RANK        SIGSTOP of all processes of a rank
     overfill BYTES     use up the container's memory, so that the kernel kills a rank for it
     stacks SECONDS     end the ranks by SIGABRT, upon which Python's faulthandler writes where they stand
+
+Before that SIGABRT a rank's main thread is asked for its own stack, by a signal that a rank of `Run` knows. A
+process writes the stacks of all its threads while the others run on, which can crash it, and the main thread,
+the one that matters, comes last.
 
 Ranks are found as the local engine finds them (local/process.py): by what torchrun and the platform put into
 their environment.
@@ -14,6 +19,7 @@ their environment.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -24,6 +30,10 @@ from contextlib import suppress
 
 UID = "HOLDFAST_ATTEMPT_UID"
 CHUNK = 8 << 20
+STACK_SIGNAL = 60
+"""As the trainer's contract has it."""
+SOON = 2.0
+"""Seconds for a main thread to write its stack: one that waits for a disk in the kernel hears no signal."""
 
 
 def environment(pid: int) -> dict[bytes, bytes]:
@@ -103,10 +113,41 @@ def overfill(most: int) -> dict[str, object]:
     return {"filling": most}
 
 
+def signals(pid: int, *names: str) -> int:
+    """A mask of /proc/PID/status, or several as one; of the main thread where it is about a thread's."""
+    mask = 0
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name in names:
+                    mask |= int(value, 16)
+    except OSError:
+        pass
+    return mask
+
+
+def tell_main_stacks(pids: list[int]) -> None:
+    """Have the main threads of those that know the signal write their stacks, and wait until they have."""
+    wanted = 1 << (STACK_SIGNAL - 1)
+    asked = [pid for pid in pids if signals(pid, "SigCgt") & wanted]
+    for pid in asked:
+        # kill() would let any thread take it; a C library without tgkill leaves it at SIGABRT
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).tgkill(pid, pid, STACK_SIGNAL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    # It waits for the thread to take it, and is blocked while the thread writes.
+    deadline = time.monotonic() + SOON
+    while any(signals(pid, "SigPnd", "SigBlk") & wanted for pid in asked) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def stacks(seconds: float) -> dict[str, object]:
     """Waits so long for the ranks to end, and for their supervisors, who pass on what they say."""
     everybody = processes()
     told = {pid: rank for pid, rank in everybody.items() if not supervises(pid)}
+    tell_main_stacks(list(told))
     for pid in told:
         with suppress(OSError, ValueError):
             # 1, not 0: a core that is piped to a program is dumped whatever the limit, but for this one

@@ -1,8 +1,8 @@
 """docs/faults.md, from what the fault suite has seen: `make test-faults` writes build/faults.json.
 
-python -m scripts.faults [NOTE]    take its results over into docs/, with a word on how they were taken, and
-                                   what was captured into tests/kube/captured; faults that were not tried
-                                   this time keep their rows
+python -m scripts.faults [NOTE]    take its results over into docs/ and README.md, with a word on how they
+                                   were taken, and what was captured into tests/kube/captured; faults that
+                                   were not tried this time keep their rows
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "build" / "faults.json"
 KEPT = ROOT / "docs" / "faults.json"
+README = ROOT / "README.md"
 CAPTURED = ROOT / "build" / "captured"
 FIXTURES = ROOT / "tests" / "kube" / "captured"
 """What the tests of the policy judge again, and must judge as the cluster's controller did."""
@@ -30,18 +31,25 @@ cores ({cpu}) and {memory_gib:.0f} GiB of memory for all of it.
 
 *Steps lost* were done again; a save is made every {every} steps. *Resume* compares the job's end with that
 of an untouched twin: the state of both ranks and the loss of every step, those done twice included, to the
-last bit. *Seconds* are from the hit until the next attempt has done a step, with what the fault itself takes.
+last bit. *Left behind* are pods, PyTorchJobs and ConfigMaps of earlier attempts. *Seconds* are from the hit
+until the next attempt has done a step, with what the fault itself takes.
 A rank that somebody kills inside its pod is a failure: what takes pods from a job says so, and nothing did.
 The full disk is that of the claim, with no room left until a save has failed; training goes on meanwhile. A
 clock that is wrong is that of all containers of one node, not of its kubelet; the figures in the status are
-held against the right one. Kueue's quota has room for one job: another of higher priority takes it, and the
-job waits, with a sentence that says for what, until it is given back. The Node of the one without power is
-deleted, as a cloud's controller does. Pods of a node that says nothing are taken after 5 s here; Kubernetes
-as it comes waits for 300 s, which then come on top.
+held against the right one. A gang of which a part finds no place is given up after 300 s, which are among its
+seconds; it spends no budget, and the eviction before it is counted apart. Kueue's quota has room for one job:
+another of higher priority takes it, and the job waits, with a sentence that says for what, until it is given
+back. The Node of the one without power is deleted, as a cloud's controller does. Pods of a node that says
+nothing are taken after 5 s here; Kubernetes as it comes waits for 300 s, which then come on top.
 {note}
-| fault | verdict | budget spent | steps lost | resume | seconds | reason in the job's status |
-| --- | --- | --- | --- | --- | --- | --- |
+| fault | verdict | budget spent | steps lost | resume | left behind | seconds | reason in the job's status |
+| --- | --- | --- | --- | --- | --- | --- | --- |
 """
+BRIEF = """
+| fault | verdict | budget spent | steps lost | resume | left behind |
+| --- | --- | --- | --- | --- | --- |
+"""
+BEGIN, END = "<!-- faults: made by scripts/faults.py -->", "<!-- faults end here -->"
 WRONG = """
 ## Not as it should be
 
@@ -57,7 +65,7 @@ UNTRIED = """
 def page(results: Mapping[str, Any]) -> str:
     """The page's whole text."""
     rows = results["rows"]
-    passed = [row for row in rows if row.get("resume") == "exact" and "wrong" not in row]
+    passed = _passed(results)
     wrong = [row for row in rows if row not in passed and len(row) > 1]
     untried = [row for row in rows if len(row) == 1]
     note = f"{results['note']}\n" if results.get("note") else ""
@@ -68,6 +76,16 @@ def page(results: Mapping[str, Any]) -> str:
     if untried:
         text += UNTRIED + "".join(f"- {row['fault']}\n" for row in untried)
     return text
+
+
+def in_readme(text: str, results: Mapping[str, Any]) -> str:
+    """README with the rows of the faults that passed between its marks. Raises ValueError without these."""
+    before, found, rest = text.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not found or not ended:
+        raise ValueError(f"README.md has not got {BEGIN} and, after it, {END}: the table goes between them")
+    table = BRIEF + "".join(_line(_outcome(row)) for row in _passed(results))
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
 def renewed(kept: Mapping[str, Any], results: Mapping[str, Any], note: str) -> dict[str, Any]:
@@ -82,27 +100,32 @@ def _fault_of(row: Mapping[str, Any]) -> str:
     return str(row.get("wrong") or row.get("resume") or "the job did not come to its end")
 
 
+def _passed(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in results["rows"] if row.get("resume") == "exact" and "wrong" not in row]
+
+
+def _outcome(row: Mapping[str, Any]) -> list[str]:
+    """The columns that both tables have."""
+    names = ("fault", "verdict", "budget", "lost_steps", "resume", "left_behind")
+    return [str(row[name]) for name in names]
+
+
 def _row(row: Mapping[str, Any]) -> str:
     seconds = row["recovery_seconds"]
-    cells: Sequence[object] = (
-        row["fault"],
-        row["verdict"],
-        row["budget"],
-        row["lost_steps"],
-        row["resume"],
-        "" if seconds is None else f"{seconds:.0f}",
-        _cell(row["reason"]),
-    )
-    return f"| {' | '.join(str(cell) for cell in cells)} |\n"
+    return _line([*_outcome(row), "" if seconds is None else f"{seconds:.0f}", _cell(row["reason"])])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def kept() -> str:
-    """The page as the results in docs/ make it."""
-    return page(json.loads(KEPT.read_text(encoding="utf-8")))
+def kept() -> dict[str, Any]:
+    """The results in docs/."""
+    return dict(json.loads(KEPT.read_text(encoding="utf-8")))
 
 
 def main() -> int:
@@ -110,10 +133,11 @@ def main() -> int:
         print(f"{RESULTS} is not there: `make test-faults` writes it", file=sys.stderr)
         return 1
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    before = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    before = kept() if KEPT.exists() else {}
     after = renewed(before, results, " ".join(sys.argv[1:]))
     KEPT.write_text(json.dumps(after, indent=1) + "\n", encoding="utf-8")
-    KEPT.with_suffix(".md").write_text(kept(), encoding="utf-8")
+    KEPT.with_suffix(".md").write_text(page(after), encoding="utf-8")
+    README.write_text(in_readme(README.read_text(encoding="utf-8"), after), encoding="utf-8")
     shutil.copytree(CAPTURED, FIXTURES, dirs_exist_ok=True)
     print(f"wrote {KEPT.with_suffix('.md')} and {FIXTURES}")
     return 0

@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from tests.cluster.faults import results
 from tests.cluster.faults.grounds import ground
 from tests.cluster.faults.table import FAULTS, PACE, Fault
 from tests.cluster.faults.witness import Witness, nameless, witness
-from tests.cluster.faults.world import Job, World, world
+from tests.cluster.faults.world import PATIENCE, Job, World, record, world
 from tests.cluster.machine import Machine, why_no_node
 from tests.cluster.nodes import take_images
 from tests.cluster.site import DEFAULT_NAME, MOST_NODES, Site, site, site_apart
@@ -34,6 +35,7 @@ from tests.cluster.users import used
 from waiting import wait_until
 
 from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.policy.half_placed import WAIT_SECONDS
 from holdfast_trainer.contract import RunDir, read_lines
 
 WANTED = os.environ.get("FAULTS", "")
@@ -125,16 +127,32 @@ def is_hit_and_ends_as(twin: Job, job: Job, group: str) -> None:
             row["resume"] = difference or "exact"
         assert difference == ""
         assert not (wrong := [row for row in rows if "wrong" in row]), wrong
-        assert status["disruptions"] == sum(row["budget"] == "disruptions" for row in rows)
+        evictions = sum(fault.follows for fault in CHOSEN[group])
+        assert status["disruptions"] == evictions + sum(row["budget"] == "disruptions" for row in rows)
         assert status["failures"] == sum(row["budget"] == "failures" for row in rows)
         assert status["lostSteps"] == sum(row["lost_steps"] for row in rows)
-        nothing_of_earlier_attempts_is_left(job, status["attempt"])
+        assert left_behind(job, status["attempt"]) == []
     finally:
         results.write(rows)
         # The next job needs the room.
         job.world.kubectl("delete", "tj", job.name, "--timeout=300s")
     for kind in KINDS:
         wait_until(lambda kind=kind: job.world.items(kind, job.name) == [], f"{kind} to go")
+
+
+def test_a_job_that_can_never_run_is_not_tried_again(nodes: World) -> None:
+    """The ranks say so; what they leave is kept as of the faults, under a name of its own."""
+    job = Job(nodes, "misconfigured")
+    command = ["python", "-m", "holdfast_trainer", "train"]
+    job.submit(STEPS, command=command, config={"optim": {"learnin_rate": 0.1}})
+    with witness(nodes.api, nodes.namespace, job.name, nodes.directory / job.name) as watched:
+        status = job.until("its end", lambda status: status["phase"] in ("Succeeded", "Failed"))
+        keep(job, "configuration error", watched, 1)
+    assert (status["phase"], status["attempt"], status["failures"]) == ("Failed", 1, 1)
+    [judged] = status["attempts"]
+    assert judged["verdict"] == "ConfigError"
+    assert "optim.learnin_rate: unknown key; did you mean 'learning_rate'?" in judged["reason"], judged
+    nodes.kubectl("delete", "tj", job.name, "--timeout=300s")
 
 
 def tried(job: Job, fault: Fault) -> dict[str, Any]:
@@ -158,48 +176,52 @@ def hit(job: Job, fault: Fault) -> dict[str, Any]:
     if not fault.verdict:
         with fault.hit(job, attempt):
             job.trains(attempt)
-            return row(fault, before, job.status(), {})
+            return row(job, fault, before, job.status(), {})
     api, directory = job.world.api, job.world.directory / fault.name.replace(" ", "-")
-    with witness(api, job.world.namespace, job.name, directory) as watched, fault.hit(job, attempt):
-        after = job.until(f"a verdict after {fault.name}", lambda now: record(now, attempt, "verdict"))
-        keep(job, fault, watched, attempt)
+    with witness(api, job.world.namespace, job.name, directory) as watched, ExitStack() as broken:
+        broken.enter_context(fault.hit(job, attempt))
+        if fault.follows:
+            before = job.until("the eviction's verdict", lambda now: record(now, attempt, "verdict"))
+            attempt += 1
+        patience = PATIENCE + (WAIT_SECONDS if fault.follows else 0)
+        after = job.until(
+            f"a verdict after {fault.name}", lambda now: record(now, attempt, "verdict"), patience
+        )
+        keep(job, fault.name, watched, attempt)
         judged = record(after, attempt)
         assert judged["verdict"] == fault.verdict, judged
         said = re.sub(r"^replica \d+: ", "", judged["reason"])
         assert re.match(fault.says, said), judged
+        if fault.follows:  # what keeps this attempt from starting would keep the next one too
+            broken.close()
         then = job.until(
             "the next attempt to train",
             lambda now: now["attempt"] > attempt and now["phase"] == "Running",
         )
         recovered = time.monotonic() - began
-    told = row(fault, before, then, record(then, attempt))
+    wait_until(lambda: left_behind(job, then["attempt"]) == [], f"attempt {attempt} to be cleared away")
+    told = row(job, fault, before, then, record(then, attempt))
     resumed = record(then, attempt + 1, "resumedStep")
-    assert told["lost_steps"] == judged["lastStep"] - resumed, (judged, resumed)
+    trained = record(then, attempt - 1) if fault.follows else judged
+    assert told["lost_steps"] == trained["lastStep"] - resumed, (trained, resumed)
     if fault.notice:
         assert told["lost_steps"] == 0, judged
-    wait_until(lambda: job.pods(attempt) == [], f"pods of attempt {attempt} to be gone")
-    return {**told, "recovery_seconds": round(recovered, 1)}
+    return nameless({**told, "recovery_seconds": round(recovered, 1)}, {})
 
 
-def record(status: dict[str, Any], attempt: int, key: str | None = None) -> Any:
-    """Of an attempt, or what it has of `key`; None where it has none."""
-    found = next((one for one in status["attempts"] if one["number"] == attempt), {})
-    return found if key is None else found.get(key)
-
-
-def keep(job: Job, fault: Fault, watched: Witness, attempt: int) -> None:
+def keep(job: Job, fault: str, watched: Witness, attempt: int) -> None:
     """What the verdict was made of, for tests of the policy alone."""
     documents = wait_until(lambda: watched.of_verdict(attempt), "what was watched to be told")
     where = job.world.site
     names = {where.node(number).node_name: f"node-{number}" for number in range(1, MOST_NODES + 1)}
-    results.keep(fault.name, nameless(documents, {**names, job.world.namespace: "team"}))
+    results.keep(fault, nameless(documents, {**names, job.world.namespace: "team"}))
 
 
 def row(
-    fault: Fault, before: dict[str, Any], after: dict[str, Any], judged: dict[str, Any]
+    job: Job, fault: Fault, before: dict[str, Any], after: dict[str, Any], judged: dict[str, Any]
 ) -> dict[str, Any]:
     spent = [name for name in ("disruptions", "failures") if after[name] > before[name]]
-    assert len(spent) == (1 if judged else 0), (before, after)
+    assert len(spent) == (1 if judged and not fault.follows else 0), (before, after)
     return {
         "fault": fault.name,
         "verdict": judged.get("verdict", "goes on"),
@@ -207,6 +229,7 @@ def row(
         "budget": spent[0] if spent else "none",
         "notice": fault.notice,
         "lost_steps": judged.get("lostSteps", 0),
+        "left_behind": len(left_behind(job, after["attempt"])),
         "recovery_seconds": None,
     }
 
@@ -237,9 +260,8 @@ def written(run: RunDir) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     )
 
 
-def nothing_of_earlier_attempts_is_left(job: Job, attempt: int) -> None:
-    """But their ledgers, which go with the job."""
-    for kind in KINDS:
-        names = [item["metadata"]["name"] for item in job.world.items(kind, job.name)]
-        old = [name for name in names if not name.startswith(f"{job.name}-{attempt}")]
-        assert [name for name in old if not (kind == "configmaps" and name.endswith("-ledger"))] == []
+def left_behind(job: Job, attempt: int) -> list[str]:
+    """What attempts before this one have left on the cluster: but their ledgers, which go with the job."""
+    names = [item["metadata"]["name"] for kind in KINDS for item in job.world.items(kind, job.name)]
+    old = [name for name in names if not name.startswith(f"{job.name}-{attempt}")]
+    return [name for name in old if not name.endswith("-ledger")]

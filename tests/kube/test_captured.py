@@ -49,9 +49,10 @@ def test_a_hang_that_a_silent_node_explains_is_a_lost_node(seen_by: str, told: s
     Where the node is not known to be silent the same documents tell of a hang.
     """
     captured = json.loads((DOCUMENTS[0].parent / "kubelet-stopped.json").read_text(encoding="utf-8"))
-    peer, lost = captured["pods"]
+    known = [{one["type"]: one for one in pod["status"]["conditions"]} for pod in captured["pods"]]
+    [gone] = [number for number, conditions in enumerate(known) if "DisruptionTarget" in conditions]
+    lost, peer, conditions = captured["pods"][gone], captured["pods"][1 - gone], known[gone]
     lost["metadata"]["annotations"] = {}
-    conditions = {one["type"]: one for one in lost["status"]["conditions"]}
     del conditions["DisruptionTarget"]
     conditions["Ready"]["status"] = "True" if told == "Ready" else "False"
     lost["status"]["conditions"] = list(conditions.values())
@@ -63,12 +64,12 @@ def test_a_hang_that_a_silent_node_explains_is_a_lost_node(seen_by: str, told: s
         }
     else:
         end.pop("message")
-        captured["record"] = {"ending": "Hung", "reason": f"replica 0: {HANG}"}
+        captured["record"] = {"ending": "Hung", "reason": f"replica {1 - gone}: {HANG}"}
     if told == "Ready":
         assert judged(captured)[0] == "Hung"
     else:
         assert judged(captured) == (
-            "LostNode", f"replica 1: its node fell silent (replica 0: {HANG})"
+            "LostNode", f"replica {gone}: its node fell silent (replica {1 - gone}: {HANG})"
         )  # fmt: skip
 
 
@@ -98,11 +99,11 @@ def test_a_controller_whose_clock_is_wrong_changes_no_verdict(path: Path, second
     assert judged(captured)[0] == captured["record"]["verdict"]
 
 
-def move(times: dict[str, str], names: tuple[str, str], seconds: int) -> None:
-    """In place, those that are there."""
+def move(times: dict[str, str | None], names: tuple[str, str], seconds: int) -> None:
+    """In place, those that are there: of a container that never was the kubelet knows none."""
     for name in names:
-        if name in times:
-            times[name] = (datetime.fromisoformat(times[name]) + timedelta(seconds=seconds)).isoformat()
+        if told := times.get(name):
+            times[name] = (datetime.fromisoformat(told) + timedelta(seconds=seconds)).isoformat()
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.verdict], ids=lambda fault: fault.name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from scripts.faults import page, renewed
+import pytest
+from scripts.faults import BEGIN, END, in_readme, page, renewed
 
 ROW = {
     "fault": "eviction",
@@ -13,6 +14,7 @@ ROW = {
     "budget": "disruptions",
     "notice": True,
     "lost_steps": 0,
+    "left_behind": 0,
     "recovery_seconds": 6.32,
     "resume": "exact",
 }
@@ -29,10 +31,10 @@ def test_a_row_a_fault_with_what_was_seen() -> None:
     text = page_of(ROW, {**ROW, "fault": "etcd restarted", "recovery_seconds": None})
     first, second = (line for line in text.splitlines() if line.startswith(("| eviction", "| etcd")))
     assert first == (
-        "| eviction | Disrupted | disruptions | 0 | exact | 6 | "
+        "| eviction | Disrupted | disruptions | 0 | exact | 0 | 6 | "
         "replica 1: EvictionByEvictionAPI: by \\| the API |"
     )
-    assert "| exact |  |" in second, "what was not measured is not shown as zero"
+    assert "| exact | 0 |  |" in second, "what was not measured is not shown as zero"
     assert "a save is made every 20 steps" in text
     assert "2\ncores (Some CPU) and 24 GiB" in text
     assert "Not as it should be" not in text
@@ -77,3 +79,21 @@ def test_faults_that_were_not_tried_this_time_keep_their_rows_and_those_that_are
     assert after["note"] == "Other work ran."
     assert renewed(kept, results, "All alone.")["note"] == "All alone."
     assert renewed({}, results, "")["note"] == ""
+
+
+def test_the_readme_has_what_passed_in_brief_and_is_else_left_alone() -> None:
+    results = {"machine": MACHINE, "every": 20, "rows": [ROW, {"fault": "etcd restarted"}]}
+    old = f"# Holdfast\n\n{BEGIN}\n| an older table |\n{END}\n\n## More\n"
+    new = in_readme(old, results)
+    assert new.startswith(f"# Holdfast\n\n{BEGIN}\n")
+    assert new.endswith(f"{END}\n\n## More\n")
+    assert "| eviction | Disrupted | disruptions | 0 | exact | 0 |\n" in new
+    assert "older" not in new
+    assert "etcd" not in new
+    assert in_readme(new, results) == new
+
+
+@pytest.mark.parametrize("text", ["# Holdfast\n", f"{END} {BEGIN}"])
+def test_a_readme_without_a_place_for_them_is_told(text: str) -> None:
+    with pytest.raises(ValueError, match=r"README.md has not got <!-- faults: .* the table goes between"):
+        in_readme(text, {"rows": []})

@@ -14,6 +14,7 @@ import psutil
 from tests.cluster import trainingjobs
 from tests.cluster.component import on_node, running, start
 from tests.cluster.faults.world import PATIENCE, Document, Job, World, rank_of
+from tests.cluster.images import ImageStore
 from tests.cluster.machine import Machine
 from tests.cluster.node import wait_node_ready
 from tests.cluster.nodes import cut_power, join, restart_kubelet
@@ -143,14 +144,18 @@ def signalled(number: signal.Signals) -> Hit:
     return hit
 
 
-@contextmanager
-def out_of_memory(job: Job, attempt: int) -> Iterator[None]:
-    """A rank takes more than its container's limit, and the kernel kills it; the next attempt does not."""
-    pod = job.victim(attempt)
-    rank = rank_of(pod)
-    with job.greedy(pod["metadata"]["labels"][INDEX_LABEL]):
-        wait_until(lambda: not rank.is_running(), "the kernel to kill the rank", PATIENCE)
-    yield
+def told_to_be(what: str) -> Hit:
+    """A rank does itself what ends it, once: see train.py."""
+
+    @contextmanager
+    def hit(job: Job, attempt: int) -> Iterator[None]:
+        pod = job.victim(attempt)
+        rank = rank_of(pod)
+        with job.told_to_be(what, pod["metadata"]["labels"][INDEX_LABEL]):
+            wait_until(lambda: not rank.is_running(), f"the {what} rank to end", PATIENCE)
+        yield
+
+    return hit
 
 
 # ----------------------------------------------------------------------- nodes
@@ -189,6 +194,44 @@ def _untainted(world: World, node: Site) -> None:
         return not world.api.get("node", node.node_name)["spec"].get("taints")
 
     wait_until(free, f"{node.node_name} to take pods again", PATIENCE)
+
+
+@contextmanager
+def room_for_one(job: Job, attempt: int) -> Iterator[None]:
+    """Evicted where all nodes but one take no pods any more: half of the next gang finds a place."""
+    with nothing_beside(job.world, {job.victim(attempt)["spec"]["nodeName"]}), evicted(job, attempt):
+        yield
+
+
+@contextmanager
+def without_image(job: Job, attempt: int) -> Iterator[None]:
+    """Evicted where one of both nodes has not got the image any more, nor can get it."""
+    world, pod = job.world, job.victim(attempt)
+    node = site_of(world, pod)
+    images = ImageStore(node, Machine.running(node).enter)
+    kept = f"{world.image}-kept"  # or its layers would go too
+    with nothing_beside(world, {one["spec"]["nodeName"] for one in job.pods(attempt)}):
+        images.run("images", "tag", world.image, kept)
+        images.run("images", "rm", world.image)
+        try:
+            with evicted(job, attempt):
+                yield
+        finally:
+            images.run("images", "tag", kept, world.image)
+            images.run("images", "rm", kept)
+
+
+@contextmanager
+def nothing_beside(world: World, names: set[str]) -> Iterator[None]:
+    """No other nodes than these take new pods."""
+    nodes = {node["metadata"]["name"] for node in world.api.get("nodes")["items"]} - names
+    for node in nodes:
+        world.api.run("cordon", node)
+    try:
+        yield
+    finally:
+        for node in nodes:
+            world.api.run("uncordon", node)
 
 
 @contextmanager

@@ -30,6 +30,8 @@ class Fault:
     group: str = "platform"
     spare: bool = False
     """Whether it takes a node away, so that the next attempt needs another one."""
+    follows: bool = False
+    """Whether it is the attempt after an eviction that is judged: nothing of it trains."""
     pace: float = PACE
     """Seconds that a step rests while this fault is under way."""
     short: bool = False
@@ -49,7 +51,22 @@ FAULTS = (
     ),
     Fault("pod deleted with grace", hits.deleted, "Disrupted", "Deleted", notice=True),
     Fault("pod deleted without grace", hits.deleted_by_force, "Disrupted", "Deleted"),
+    # The next gang finds no place for a part of it.
+    Fault(
+        "eviction with room for one replica alone", hits.room_for_one, "Unschedulable",
+        r"1 of 2 replicas ran for 300 s and waited for replica \d: Unschedulable: 0/\d nodes are available",
+        notice=True, group="places", follows=True,
+    ),
+    Fault(
+        "eviction where the image is gone", hits.without_image, "ImagePull",
+        r"1 of 2 replicas ran for 300 s and waited for replica \d: (ErrImagePull|ImagePullBackOff): ",
+        notice=True, group="places", follows=True,
+    ),
     # A rank ends, or stands still.
+    Fault(
+        "exception in a rank", hits.told_to_be("broken"), "Failed",
+        r"ValueError: label 7 of 2 classes, on rank \d$", group="ranks",
+    ),
     Fault(
         "SIGKILL of a rank", hits.signalled(signal.SIGKILL), "Failed", r"rank \d ended by SIGKILL$",
         group="ranks", short=True,
@@ -59,7 +76,7 @@ FAULTS = (
         group="ranks",
     ),
     Fault(
-        "out of memory", hits.out_of_memory, "OutOfMemory",
+        "out of memory", hits.told_to_be("greedy"), "OutOfMemory",
         r"OutOfMemory: the container reached its limit of 1Gi; rank \d had \d+ MiB at its peak$",
         group="ranks",
     ),

@@ -1,7 +1,7 @@
 """What the fault suite trains: small, exact, and at a pace that the suite sets while it runs.
 
-The seconds to rest in each step are in a file beside this one, read at every step; a second file, while it is
-there, names the rank that takes more memory than it is allowed.
+The seconds to rest in each step are in a file beside this one, read at every step; further files, while they
+are there, name the rank that takes more memory than it is allowed, and the one that raises an exception.
 """
 
 import os
@@ -16,7 +16,7 @@ from holdfast_trainer.run import Run
 
 STEPS = int(os.environ["STEPS"])
 PACE = Path(__file__).with_name(os.environ["PACE"])
-GREEDY = PACE.with_suffix(".greedy")
+GREEDY, BROKEN = PACE.with_suffix(".greedy"), PACE.with_suffix(".broken")
 
 
 def batch(step, rank):
@@ -24,6 +24,11 @@ def batch(step, rank):
     random = torch.Generator().manual_seed(step * 1000 + rank)
     inputs = torch.randn(32, 64, generator=random)
     return inputs, (inputs[:, :8].sum(1) > 0).long()
+
+
+def meant(which, rank):
+    """Whether the file names this rank."""
+    return which.exists() and which.read_text() == str(rank)
 
 
 def main():
@@ -38,8 +43,10 @@ def main():
         inputs, targets = batch(step, run.rank)
         if rest := float(PACE.read_text()):
             time.sleep(rest)
-        if GREEDY.exists() and GREEDY.read_text() == str(run.rank):
+        if meant(GREEDY, run.rank):
             print(len(b"x" * 2**32))
+        if meant(BROKEN, run.rank):
+            raise ValueError(f"label 7 of 2 classes, on rank {run.rank}")
         loss = F.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()

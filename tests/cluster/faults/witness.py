@@ -33,6 +33,8 @@ _DROPPED = (
 _ADDRESS = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
 SOME_ADDRESS = "192.0.2.1"
 """One of those that are there for examples (RFC 5737)."""
+_REGISTRY = re.compile(r"\bregistry[\w-]*(?:\.[\w-]+)+")
+SOME_REGISTRY = "registry.example"
 
 
 class Witness:
@@ -103,8 +105,8 @@ def witness(kubectl: Kubectl, namespace: str, job: str, directory: Path) -> Iter
 
 
 def nameless(document: Document, names: dict[str, str]) -> Document:
-    """Without addresses, and with other `names` in the place of the machine's own."""
-    text = _ADDRESS.sub(SOME_ADDRESS, json.dumps(document))
+    """Without addresses and a registry's host, and with other `names` in the place of the machine's own."""
+    text = _REGISTRY.sub(SOME_REGISTRY, _ADDRESS.sub(SOME_ADDRESS, json.dumps(document)))
     for name in sorted(names, key=len, reverse=True):
         text = text.replace(name, names[name])
     changed: Document = json.loads(text)

@@ -139,9 +139,9 @@ class Job:
         self._tell(self.name, str(seconds))
 
     @contextmanager
-    def greedy(self, rank: str) -> Iterator[None]:
-        """While this holds, a rank takes more memory than it is allowed."""
-        name = f"{self.name}.greedy"
+    def told_to_be(self, what: str, rank: str) -> Iterator[None]:
+        """While this holds, a rank is `greedy`, or `broken`: see train.py."""
+        name = f"{self.name}.{what}"
         self._tell(name, rank)
         try:
             yield
@@ -195,7 +195,7 @@ class Job:
 
     def steps_of(self, run: RunDir, attempt: int) -> int:
         """How many steps an attempt has done so far."""
-        return sum("loss_hex" in line for line in read_lines(run.steps(attempt)))
+        return sum("seconds" in line for line in read_lines(run.steps(attempt)))
 
     def trains(self, attempt: int, more: int = 8) -> None:
         """Wait until this attempt has done `more` steps from now on."""
@@ -261,6 +261,12 @@ class Job:
         return max(away, key=lambda pod: pod["metadata"]["name"])
 
 
+def record(status: Document, attempt: int, key: str | None = None) -> Any:
+    """Of an attempt, or what it has of `key`; None where it has none."""
+    found: Document = next((one for one in status["attempts"] if one["number"] == attempt), {})
+    return found if key is None else found.get(key)
+
+
 def processes_of(pod: Document) -> list[psutil.Process]:
     """All of the pod's, as this machine sees them."""
     found = []
@@ -272,18 +278,16 @@ def processes_of(pod: Document) -> list[psutil.Process]:
 
 
 def rank_of(pod: Document) -> psutil.Process:
-    """The process of the pod's rank that trains, as this machine sees it."""
-    uid = pod["metadata"]["uid"]
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-            if len(words) > 1 and words[1].endswith(SCRIPT.name):
-                parent = process.parent()
-                ours = uid in Path(f"/proc/{process.pid}/cgroup").read_text()
-                if ours and parent is not None and SCRIPT.name not in (parent.cmdline() or ["", ""])[1]:
-                    return process
-        except (psutil.Error, OSError):
-            continue
+    """The process of the pod's rank that trains, as this machine sees it; what that starts is none."""
+
+    def trains(process: psutil.Process | None) -> bool:
+        words = process.cmdline() if process is not None else []
+        return len(words) > 1 and words[1].endswith(SCRIPT.name)
+
+    for process in processes_of(pod):
+        with suppress(psutil.Error):
+            if trains(process) and not trains(process.parent()):
+                return process
     raise AssertionError(f"{pod['metadata']['name']} has no rank that trains")
 
 

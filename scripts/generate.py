@@ -1,6 +1,7 @@
 """Files that are made from code, and the proof that they are fresh.
 
-Each generator is a function that returns the file's whole text; nothing else may decide its contents.
+Each generator is a function that returns the file's whole text; nothing else may decide its contents, but for
+README.md, of which a table is generated.
 
     generate.py            write them all
     generate.py --check    write nothing; show what differs, exit 1 where something does
@@ -53,9 +54,16 @@ def chart_values() -> str:
 
 def faults() -> str:
     """What the fault suite has seen."""
-    from scripts.faults import kept
+    from scripts.faults import kept, page
 
-    return kept()
+    return page(kept())
+
+
+def readme() -> str:
+    """The same, in brief; the rest of the page is as it is."""
+    from scripts.faults import in_readme, kept
+
+    return in_readme((ROOT / "README.md").read_text(encoding="utf-8"), kept())
 
 
 POD_RESOURCES = "controller/holdfast_controller/exporter/pod_resources"
@@ -93,6 +101,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "docs/trainingjob.schema.json": job_schema,
     "docs/openapi.json": openapi,
     "docs/faults.md": faults,
+    "README.md": readme,
     "helm/holdfast/templates/crd.yaml": crd,
     "helm/holdfast/values.schema.json": chart_values,
     **{name: partial(monitoring, name) for name in MONITORING},

@@ -100,17 +100,25 @@ def _training() -> list[Panel]:
         (f"max({trainer('holdfast_validation_loss')})", "validation"),
     ]
     return [
-        graph("Loss", "Mean over ranks.", loss, lowest=None),
+        graph("Loss", "Mean over ranks.", loss, lowest=None, width=6),
+        graph(
+            "Gradient norm",
+            "Before clipping, where the loop tells it.",
+            [(f"max({trainer('holdfast_grad_norm')})", "norm")],
+            width=6,
+        ),
         graph(
             "Tokens per second",
             "Of all ranks, over the last steps.",
             [(f"max({trainer('holdfast_tokens_per_second')})", "tokens/s")],
+            width=6,
         ),
         graph(
             "MFU",
             "The model's FLOP/s as a share of the matrix-product peak that was measured at the start.",
             [(f"max({trainer('holdfast_mfu_ratio')})", "MFU")],
             unit="percentunit",
+            width=6,
         ),
     ]
 
@@ -126,6 +134,7 @@ def _time() -> list[Panel]:
             [(breakdown, "{{phase}}")],
             unit="s",
             stacked=True,
+            width=6,
         ),
         graph(
             "Wait for data",
@@ -133,6 +142,14 @@ def _time() -> list[Panel]:
             [(f"max({step_share('data', TRAINER, WINDOW)})", "waiting")],
             unit="percentunit",
             goal=DATA_WAIT_GOAL,
+            width=6,
+        ),
+        graph(
+            "Memory",
+            "The most that rank 0 took: tensors of a GPU, else resident.",
+            [(f"max({trainer('holdfast_memory_peak_bytes')})", "peak")],
+            unit="bytes",
+            width=6,
         ),
         graph(
             "GPU, by replica and rank",
@@ -145,6 +162,7 @@ def _time() -> list[Panel]:
             ],
             unit="percentunit",
             highest=1,
+            width=6,
         ),
     ]
 
@@ -161,13 +179,30 @@ def _saving() -> list[Panel]:
             "Unsaved steps",
             "Steps that would be done again if every replica vanished now.",
             [(unsaved, "steps")],
+            width=6,
         ),
-        graph("A save", "The newest save, beside the time that a notice leaves for one.", saves, unit="s"),
+        graph(
+            "A save",
+            "The newest save, beside the time that a notice leaves for one.",
+            saves,
+            unit="s",
+            width=6,
+        ),
         graph(
             "Checkpoint size",
             "Of the newest checkpoint, all ranks.",
             [(f"max({trainer('holdfast_checkpoint_bytes')})", "bytes")],
             unit="bytes",
+            width=6,
+        ),
+        graph(
+            "Failed saves and skipped steps",
+            "Saves that failed, while training went on, and fp16 steps that overflowed, in this attempt.",
+            [
+                (f"max({trainer('holdfast_checkpoint_failures_total')})", "failed saves"),
+                (f"max({trainer('holdfast_skipped_steps_total')})", "skipped steps"),
+            ],
+            width=6,
         ),
     ]
 
@@ -183,8 +218,11 @@ def _account() -> list[Panel]:
         graph("Lost work", "Steps done again.", [(one("holdfast_job_lost_steps"), "steps")], width=6),
         graph(
             "Recovery",
-            "The newest: from an attempt's end to the first step of the next.",
-            [(one("holdfast_job_recovery_seconds"), "recovery")],
+            "The newest: from an attempt's end to the first step of the next, and what it went into.",
+            [
+                (one("holdfast_job_recovery_seconds"), "recovery"),
+                (f"max by (stage) ({of_job('holdfast_job_recovery_stage_seconds')})", "{{stage}}"),
+            ],
             unit="s",
             width=6,
         ),

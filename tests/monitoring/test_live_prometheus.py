@@ -169,6 +169,7 @@ def check_truth(server: Prometheus, job: TrainingJob) -> None:
     before, after = status.attempts
     assert before.recovery_seconds is None
     assert after.recovery_seconds is not None
+    assert after.breakdown is not None
     assert (status.attempt, status.disruptions, status.failures) == (2, 1, 0)
     expected = {
         ("job", "Attempts", ""): {"": 2.0},
@@ -176,6 +177,9 @@ def check_truth(server: Prometheus, job: TrainingJob) -> None:
         ("job", "Failures", ""): {"": 0.0},
         ("job", "Lost steps", ""): {"": float(status.lost_steps)},
         ("job", "Recovery", "recovery"): {"": after.recovery_seconds},
+        ("job", "Recovery", "{{stage}}"): {
+            f"stage={stage}": seconds for stage, seconds in after.breakdown.stages().items()
+        },
         ("job", "Phase", "{{phase}}"): {"phase=Running": 1.0},
         ("job", "choices", "job"): {"job=gpt": 1.0},
         ("job", "choices", "namespace"): {"namespace=default": 1.0},

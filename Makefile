@@ -31,10 +31,10 @@ up: install ## the controller and the local engine on this machine
 	@$(VENV)/bin/holdfast up $(ARGS)
 
 test: install ## all tests; ARGS="-k name" narrows them
-	@$(RUN) -m pytest $(ARGS)
+	@$(RUN) -m pytest -n auto $(ARGS)
 
 test-quick: install ## all tests but the slow ones and those that need a cluster
-	@$(RUN) -m pytest -m "not slow and not cluster" $(ARGS)
+	@$(RUN) -m pytest -n auto -m "not slow and not cluster" $(ARGS)
 
 test-fuzz: install ## 5,000 requests made of the API's own description, against a live controller
 	@FUZZ_CASES=5000 $(RUN) -m pytest tests/security/test_fuzz.py $(ARGS)

@@ -1,4 +1,4 @@
-"""Who runs which test where there are several processes for them (pytest-xdist): `make test ARGS="-n auto"`.
+"""Who runs which test where there are several processes for them (pytest-xdist), as in `make test`.
 
 A file stays whole and in its order, in one worker: what its tests share is made once. Two groups stay whole
 across files, each in one worker:
@@ -48,7 +48,9 @@ class GroupsAndFiles(LoadScopeScheduling):
 
     def schedule(self) -> None:
         for node in self.nodes if self.collection is None else ():
-            self._groups |= json.loads(Path(node.workerinput[_INPUT]).read_text())
+            groups = Path(node.workerinput[_INPUT])
+            if groups.exists():  # else nothing was collected: a path that is none, which pytest tells
+                self._groups |= json.loads(groups.read_text())
         super().schedule()
 
     def _split_scope(self, nodeid: str) -> str:

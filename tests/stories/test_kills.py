@@ -24,7 +24,6 @@ from waiting import wait_until
 
 from holdfast_trainer.contract import ENV_ATTEMPT
 
-STEPS = 2000
 SEED = int(os.environ.get("KILL_SEED", "20261121"))
 """Printed with a failure; set KILL_SEED to see the same choices again."""
 
@@ -54,10 +53,14 @@ def strike(target: str, here: Platform, processes: Processes, chance: random.Ran
         victims = parts["all"]
     else:
         victims = [chance.choice(parts[target])] if parts[target] else []
-    hit = set()
+    # Asked before the first kill: a process that ends with its parent has no environment any more.
+    attempts: dict[psutil.Process, str] = {}
     for victim in victims:
+        with suppress(psutil.NoSuchProcess, KeyError):
+            attempts[victim] = victim.environ()[ENV_ATTEMPT]
+    hit = set()
+    for victim, attempt in attempts.items():
         with suppress(psutil.NoSuchProcess):
-            attempt = victim.environ()[ENV_ATTEMPT]
             victim.kill()
             hit.add(attempt)
     if target == "everything":
@@ -65,8 +68,12 @@ def strike(target: str, here: Platform, processes: Processes, chance: random.Ran
     return hit or None
 
 
-def torment(here: Platform, name: str, kills: int, processes: Processes, chance: random.Random) -> set[str]:
-    """Strike `kills` times, each at a random instant of the attempt that runs then; the attempts hit.
+def torment(
+    here: Platform, name: str, steps: int, kills: int, processes: Processes, chance: random.Random
+) -> set[str]:
+    """Strike a job of `steps` so many times, each at a random instant of the attempt that runs then.
+
+    Returns the attempts hit.
 
     On a busy machine several may hit one attempt before the controller can start the next.
     """
@@ -77,7 +84,7 @@ def torment(here: Platform, name: str, kills: int, processes: Processes, chance:
         # Uniform over start-up and the first seconds of stepping; sooner where the job would else finish:
         # all kills come in its first half.
         instant = time.monotonic() + chance.uniform(0, 6)
-        bound = STEPS // 2 * (len(struck) + 1) // (kills + 1)
+        bound = steps // 2 * (len(struck) + 1) // (kills + 1)
 
         def now(instant: float = instant, bound: int = bound) -> bool:
             status = here.job(name).status
@@ -94,11 +101,15 @@ def torment(here: Platform, name: str, kills: int, processes: Processes, chance:
 
 
 @pytest.mark.parametrize(
-    ("kills", "layout", "train"),
+    ("steps", "kills", "layout", "train"),
     [
-        pytest.param(20, (2, 1), {}, id="20-kills"),
+        pytest.param(2000, 20, (2, 1), {}, id="20-kills"),
         pytest.param(
-            5, (1, 2), {"micro_batch": 2, "dropout": 0.1}, id="other-layout-with-accumulation-and-dropout"
+            500,
+            5,
+            (1, 2),
+            {"micro_batch": 2, "dropout": 0.1},
+            id="other-layout-with-accumulation-and-dropout",
         ),
     ],
 )
@@ -106,6 +117,7 @@ def test_whatever_is_killed_the_run_is_the_untouched_one(
     tmp_path: Path,
     data: Path,
     processes: Processes,
+    steps: int,
     kills: int,
     layout: tuple[int, int],
     train: dict[str, Any],
@@ -113,11 +125,11 @@ def test_whatever_is_killed_the_run_is_the_untouched_one(
     chance = random.Random(SEED)
     print(f"KILL_SEED={SEED}")
     with platform(tmp_path / "holdfast", processes) as here:
-        here.ask(lambda c: c.submit(document("twin", data, steps=STEPS, layout=(2, 1), **train), "default"))
+        here.ask(lambda c: c.submit(document("twin", data, steps=steps, layout=(2, 1), **train), "default"))
         here.until_done("twin", 1500)
 
-        here.ask(lambda c: c.submit(document("victim", data, steps=STEPS, layout=layout, **train), "default"))
-        hit = torment(here, "victim", kills, processes, chance)
+        here.ask(lambda c: c.submit(document("victim", data, steps=steps, layout=layout, **train), "default"))
+        hit = torment(here, "victim", steps, kills, processes, chance)
         done = here.until_done("victim", 1500)
 
         status = json.loads(done.status.model_dump_json())

@@ -83,15 +83,14 @@ def test_the_trace_goes_on_over_the_rounds() -> None:
     ]
 
 
-@pytest.mark.parametrize("words", [[], ["--rounds", "2", "--steps", "400"]])
-def test_every_round_has_hits_unless_other_options_are_given(words: list[str]) -> None:
-    options = recovery.parse(words)
-    hits = [
-        sum(one.after < options.steps * options.pace for one in planned)
-        for planned in recovery.traces(options)
-    ]
-    assert len(hits) == options.rounds
-    assert min(hits) >= 4
+def test_the_usual_trace_has_the_hits_that_its_mean_lets_expect_in_every_round_some() -> None:
+    options = recovery.parse([])
+    rests = options.steps * options.pace
+    hits = [[one for one in planned if one.after < rests] for planned in recovery.traces(options)]
+    expected = options.rounds * rests / options.mean
+    assert all(hits)
+    assert sum(map(len, hits)) == expected
+    assert sum(one.notice for planned in hits for one in planned) == expected / 2
 
 
 def test_the_figures_are_of_the_rows_beside_them() -> None:

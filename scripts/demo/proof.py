@@ -32,7 +32,6 @@ def figures(evidence: Evidence) -> dict[str, Any]:
     """What build/demo.json holds."""
     totals = evidence.ledger["totals"]
     trained = [line for line in evidence.steps if "seconds" in line]
-    seconds = sum(line["seconds"] for line in trained)
     digest, twin_digest = _digest(evidence.ledger), _digest(evidence.twin_ledger)
     fault = differences(evidence)
     return {
@@ -47,11 +46,17 @@ def figures(evidence: Evidence) -> dict[str, Any]:
         "proof": fault or "identical",
         "digest": digest,
         "twin_digest": twin_digest,
-        "tokens_per_second": sum(line["tokens"] for line in trained) / seconds,
-        "data_wait_fraction": sum(line["data_seconds"] for line in trained) / seconds,
+        "tokens_per_second": _per_second(trained, "tokens"),
+        "data_wait_fraction": _per_second(trained, "data_seconds"),
         "wall_seconds": evidence.wall_seconds,
         "first_step_seconds": startup(evidence)["total"],
     }
+
+
+def _per_second(steps: list[Line], of: str) -> float:
+    """Over the steps that tell of it: a kill leaves some whose counts were to come a step later."""
+    told = [line for line in steps if of in line]
+    return float(sum(line[of] for line in told) / sum(line["seconds"] for line in told))
 
 
 def differences(evidence: Evidence) -> str:

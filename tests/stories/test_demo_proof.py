@@ -64,6 +64,14 @@ def test_a_faithful_resume_passes_with_its_own_figures(evidence: Evidence) -> No
     assert result["data_wait_fraction"] == pytest.approx(0.002)
 
 
+def test_a_step_whose_counts_a_kill_took_is_left_out_of_the_rates(evidence: Evidence) -> None:
+    evidence.steps[2] = {"step": 3, "attempt": 1, "seconds": 50.0}
+    result = figures(evidence)
+    check(result, evidence)
+    assert result["tokens_per_second"] == 2048
+    assert result["data_wait_fraction"] == pytest.approx(0.002)
+
+
 def test_one_bit_of_a_step_that_was_done_twice_is_enough(evidence: Evidence) -> None:
     evidence.steps[2] = step(3, 1, 6.5000000000000009)
     assert "loss_hex of step 3" in differences(evidence)

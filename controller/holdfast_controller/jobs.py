@@ -95,6 +95,9 @@ class AttemptRecord(Model):
 
     number: int
     opened_at: datetime | None = Field(default=None, description="When it was decided that it should be.")
+    capacity: Capacity | None = Field(
+        default=None, description="The nodes it was opened for, where they are others than the job asks for."
+    )
     placed_at: datetime | None = Field(
         default=None, description="When the last replica got its place on a node."
     )

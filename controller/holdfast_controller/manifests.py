@@ -36,6 +36,7 @@ PORT = ("pytorchjob-port", 23456)
 REPLICA_TYPE = "Worker"
 INDEX_LABEL = "training.kubeflow.org/replica-index"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 CONFIG_LIMIT = 1024 * 1024
 """Kubernetes keeps at most 1 MiB in a ConfigMap."""
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -106,6 +107,8 @@ def _pytorch_job(job: TrainingJob, attempt: int, settings: PodSettings) -> dict[
     metadata = owned_metadata(job, attempt)
     if spec.queue:
         metadata["labels"][QUEUE_LABEL] = spec.queue
+        if spec.priority:
+            metadata["labels"][PRIORITY_LABEL] = spec.priority
     one = spec.replicas == 1  # alone it need not wait until its own name is known
     template = pod_template(
         job,

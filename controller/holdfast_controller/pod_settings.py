@@ -49,6 +49,9 @@ class PodSettings(FrozenModel):
     allowed_images: tuple[str, ...] = Field(
         default=(), description="Patterns such as registry.example.org/team/*; none: every image."
     )
+    allowed_priorities: tuple[str, ...] = Field(
+        default=(), description="Kueue's WorkloadPriorityClasses that jobs may name; none: every one."
+    )
     image_pull_secrets: tuple[str, ...] = Field(default=(), description="Names of Secrets beside the jobs.")
     default_claim: str = Field(
         default="", description="PersistentVolumeClaim for jobs that name none, in their own namespace."

@@ -18,7 +18,7 @@ from typing import Any
 from holdfast_trainer.contract import DEFAULT_PORT, ENV_HOST, ENV_PORT, ENV_REPLICA, RunDir
 
 from .gang import TORCHRUN, rank_environment, rendezvous_id, run_name, shutdown_timeout, supervised_rank
-from .jobs import TrainingJob
+from .jobs import Capacity, TrainingJob
 from .pod_settings import PodSettings
 from .policy.gpu_request import GpuRequest, gpu_request
 from .policy.placement import affinity, notice_seconds, tolerations
@@ -51,10 +51,10 @@ def attempt_labels(job: TrainingJob, attempt: int) -> dict[str, str]:
     }
 
 
-def replica_grace(job: TrainingJob, settings: PodSettings) -> float:
-    """Seconds from a notice to the end that a replica of this job can count on."""
-    spec = job.spec
-    return notice_seconds(settings.provider, spec.capacity, spec.grace_seconds, settings.spot_notice_seconds)
+def capacity_of(job: TrainingJob, attempt: int) -> Capacity:
+    """What the attempt was opened for; what the job asks for where that is not on record."""
+    record = job.status.record(attempt)
+    return (record and record.capacity) or job.spec.capacity
 
 
 def pod_template(
@@ -75,7 +75,8 @@ def pod_template(
     """
     gpus = gpu_request(job.spec.gpus, job.spec.mig)
     labels = attempt_labels(job, attempt)
-    grace = replica_grace(job, settings)
+    capacity = capacity_of(job, attempt)
+    grace = notice_seconds(settings.provider, capacity, job.spec.grace_seconds, settings.spot_notice_seconds)
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         # A Service named `holdfast` beside the job would set HOLDFAST_PORT to an address of its own.
@@ -114,11 +115,11 @@ def pod_template(
     }
     if settings.image_pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
-    if accepted := tolerations(settings.provider, job.spec.capacity, gpus):
+    if accepted := tolerations(settings.provider, capacity, gpus):
         spec["tolerations"] = accepted
     where = affinity(
         settings.provider,
-        job.spec.capacity,
+        capacity,
         gpus,
         replicas=job.spec.replicas,
         attempt_labels=labels,

@@ -47,6 +47,8 @@ class FrozenModel(Model):
 
 class Capacity(StrEnum):
     SPOT = "Spot"
+    SPOT_FIRST = "SpotFirst"
+    ON_DEMAND_FIRST = "OnDemandFirst"
     ON_DEMAND = "OnDemand"
     ANY = "Any"
 
@@ -156,8 +158,18 @@ class Spec(Model):
         le=64,
         description="Ranks per replica; by default one per GPU, or one on CPU.",
     )
-    capacity: Capacity = Field(default=Capacity.ANY, description="Spot, OnDemand or Any.")
+    capacity: Capacity = Field(
+        default=Capacity.ANY,
+        description="Spot: spot nodes alone. SpotFirst: those as long as they have room, and the others "
+        "first after three disruptions in a row without a new durable step, until there is one. "
+        "OnDemandFirst: the others as long as they have room. OnDemand: the others alone. Any: whichever.",
+    )
     queue: Namespace | None = Field(default=None, description="Kueue LocalQueue.")
+    priority: Namespace | None = Field(
+        default=None,
+        description="Kueue WorkloadPriorityClass: who comes first in the queue, and whose quota may be taken "
+        "for whom. Without one all of a queue's jobs are alike.",
+    )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     retries: Retries = Field(default_factory=Retries)
     storage: Storage | None = None

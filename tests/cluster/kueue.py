@@ -29,7 +29,8 @@ STANDALONE = "config/default"
 QUEUES = Path(__file__).parents[2] / "k8s" / "kueue" / "queues.yaml"
 QUEUE = "training"
 """The LocalQueue of QUEUES."""
-PRIORITY = "urgent"
+URGENT, ROUTINE = "urgent", "routine"
+"""Its priorities."""
 PATIENCE = 400.0
 
 Document = dict[str, Any]
@@ -91,13 +92,7 @@ def queues(kubectl: Kubectl, namespace: str, cpu: str) -> None:
             [flavor] = group["flavors"]
             [quota] = [one for one in flavor["resources"] if one["name"] == "cpu"]
             quota["nominalQuota"] = cpu
-    priority = {
-        "apiVersion": "kueue.x-k8s.io/v1beta1",
-        "kind": "WorkloadPriorityClass",
-        "metadata": {"name": PRIORITY},
-        "value": 1000,
-    }
-    text = "\n---\n".join(json.dumps(document) for document in [*documents, priority])
+    text = "\n---\n".join(json.dumps(document) for document in documents)
     # Its certificates are there a moment before the apiserver trusts them.
     wait_until(
         lambda: kubectl.attempt("apply", "--server-side", "-f", "-", document=text).returncode == 0,
@@ -133,7 +128,7 @@ def urgent_job(cluster: Cluster, namespace: str, cpu: str) -> Iterator[None]:
             "name": "urgent",
             "labels": {
                 "kueue.x-k8s.io/queue-name": QUEUE,
-                "kueue.x-k8s.io/priority-class": PRIORITY,
+                "kueue.x-k8s.io/priority-class": URGENT,
             },
         },
         "spec": {

@@ -66,7 +66,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (document(processes=65), "less than or equal to 64"),
     (document(processes=None, queue=None, storage=None, ttlSecondsAfterFinished=None), ""),
     (document(replicas=0), "greater than or equal to 1"),
-    (document(capacity="Cheap"), 'supported values: "Spot", "OnDemand", "Any"'),
+    (document(capacity="Cheap"), 'supported values: "Spot", "SpotFirst", "OnDemandFirst", "OnDemand", "Any"'),
     (document(checkpoint={"every": 500}), ""),
     (document(checkpoint={"every": "90s"}), ""),
     (document(checkpoint={"every": "hourly"}), "checkpoint.every is one of"),

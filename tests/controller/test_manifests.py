@@ -60,6 +60,7 @@ CASES = {
             gpus=8,
             capacity="Spot",
             queue="team-a",
+            priority="urgent",
             graceSeconds=120,
             checkpoint={"every": "90s", "keep": 5},
             resources={"cpu": "64", "memory": "512Gi"},
@@ -172,6 +173,7 @@ def test_threads_are_the_same_on_every_node(cpu: str | None, processes: int | No
         ("Spot", 300, Provider.EKS, None, "120", 108, 123),
         ("Spot", 20, Provider.EKS, None, "20", 18, 33),
         ("Any", 300, Provider.AUTO, None, "15", 13, 28),
+        ("OnDemandFirst", 300, Provider.EKS, None, "120", 108, 123),
         ("Any", 300, Provider.AUTO, 60, "60", 54, 69),
     ],
 )
@@ -243,6 +245,16 @@ def test_two_attempts_never_share_a_name(one: str, other: str, first: int, secon
             PodSettings(allowed_images=("registry.example.org/team/*",)),
             "spec.image 'docker.io/stranger/miner:1' is not among the images this cluster allows "
             "(registry.example.org/team/*)",
+        ),
+        (
+            {"priority": "urgent"},
+            PodSettings(),
+            "spec.priority 'urgent' is one among the jobs of a queue: name the queue (spec.queue)",
+        ),
+        (
+            {"priority": "urgent", "queue": "training"},
+            PodSettings(allowed_priorities=("routine", "low")),
+            "spec.priority 'urgent' is not among those that this cluster allows (routine, low)",
         ),
         ({"image": ""}, PodSettings(), "spec.image is empty and this cluster has no default image"),
         ({"image": "Not An Image"}, PodSettings(), "spec.image 'Not An Image' is not an image's name"),

@@ -49,8 +49,11 @@ def test_taints_that_are_tolerated(
     assert all(one["effect"] == "NoSchedule" for one in found), "an eviction is never tolerated"
 
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
 def terms(found: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    required = found["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    required = found["nodeAffinity"][REQUIRED]
     return [term["matchExpressions"] for term in required["nodeSelectorTerms"]]
 
 
@@ -62,15 +65,24 @@ def place(
     )
 
 
+def holds(expression: dict[str, Any], node: dict[str, str]) -> bool:
+    inside = node.get(expression["key"]) in expression["values"]
+    return inside if expression["operator"] == "In" else not inside
+
+
 def fits(found: dict[str, Any], node: dict[str, str]) -> bool:
     """Whether a node's labels satisfy the affinity, by the scheduler's rules."""
+    return REQUIRED not in found.get("nodeAffinity", {}) or any(
+        all(holds(expression, node) for expression in term) for term in terms(found)
+    )
 
-    def holds(expression: dict[str, Any]) -> bool:
-        inside = node.get(expression["key"]) in expression["values"]
-        return inside if expression["operator"] == "In" else not inside
 
-    return "nodeAffinity" not in found or any(
-        all(holds(expression) for expression in term) for term in terms(found)
+def wished(found: dict[str, Any], node: dict[str, str]) -> int:
+    """The weight that a node gets from the preferences, by the scheduler's rules."""
+    return sum(
+        wish["weight"]
+        for wish in found["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        if all(holds(expression, node) for expression in wish["preference"]["matchExpressions"])
     )
 
 
@@ -84,6 +96,22 @@ def test_each_capacity_lands_where_it_says(provider: Provider) -> None:
         assert fits(place(named, Capacity.ON_DEMAND), ordinary)
         assert not fits(place(named, Capacity.ON_DEMAND), spot)
         assert place(named, Capacity.ANY) == {}
+
+
+@pytest.mark.parametrize("provider", [one for one in Provider if one is not Provider.AUTO])
+def test_what_is_only_wished_for_lands_anywhere_and_there_first(provider: Provider) -> None:
+    (mark,) = marks_of(provider)
+    spot, ordinary = {mark.label: mark.value}, {"kubernetes.io/os": "linux"}
+    for named in (provider, Provider.AUTO):
+        spot_first, others_first = place(named, Capacity.SPOT_FIRST), place(named, Capacity.ON_DEMAND_FIRST)
+        for node in (spot, ordinary):
+            assert fits(spot_first, node)
+            assert fits(others_first, node)
+        assert wished(spot_first, spot) > wished(spot_first, ordinary)
+        assert wished(others_first, ordinary) > wished(others_first, spot)
+        accepted = tolerations(named, Capacity.SPOT, CPU_ONLY)
+        for capacity in (Capacity.SPOT_FIRST, Capacity.ON_DEMAND_FIRST):
+            assert tolerations(named, capacity, CPU_ONLY) == accepted, "or it could land on one kind alone"
 
 
 @pytest.mark.parametrize("capacity", list(Capacity))

@@ -10,12 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
-from holdfast_controller.jobs import AttemptRecord, JobProgress, Retries, Verdict
+from holdfast_controller.jobs import AttemptRecord, Capacity, JobProgress, Retries, Verdict
 from holdfast_controller.policy.backoff import backoff
 from holdfast_controller.policy.budget import NO_PLACE, spend
 from holdfast_controller.policy.lost_work import Work, goodput, lost_steps, work_of
 from holdfast_controller.policy.peers import kill_at
-from holdfast_controller.policy.repeats import failures_in_a_row, in_a_row, same_failure, standstill
+from holdfast_controller.policy.repeats import (
+    failures_in_a_row,
+    in_a_row,
+    next_capacity,
+    same_failure,
+    standstill,
+)
 from holdfast_trainer.contract import Progress, Termination
 
 # ------------------------------------------------------------------------ budget
@@ -149,6 +155,11 @@ def test_disruptions_that_come_faster_than_durable_steps_are_said(
     assert bool(standstill(attempts)) is bool(said)
     finished = [*attempts, *records((Verdict.FAILED, 40, NAN))]
     assert standstill(finished) == ""
+    elsewhere = Capacity.ON_DEMAND_FIRST if said else None
+    assert next_capacity(Capacity.SPOT_FIRST, attempts) is elsewhere
+    assert next_capacity(Capacity.SPOT_FIRST, finished) is None
+    for asked in set(Capacity) - {Capacity.SPOT_FIRST}:
+        assert next_capacity(asked, attempts) is None, "what was asked for is what is given"
 
 
 # --------------------------------------------------------------------- lost work

@@ -189,6 +189,28 @@ def test_disruptions_without_a_new_durable_step_are_said_and_go_on() -> None:
     play(story)
 
 
+def test_spot_nodes_that_let_nothing_through_are_left_until_something_did() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(replicas=1, capacity="SpotFirst"))
+        for attempt, durable in enumerate((40, 40, 40, 60), start=1):
+            progress = Progress(
+                attempt=attempt, step=64, total_steps=90, durable_step=durable, phase="training", updated=1.0
+            )
+            scene.engine.attempts[job.metadata.uid, attempt].progress = progress
+            scene.engine.vanish(job, attempt, 0)
+            scene.now += timedelta(seconds=2)
+            job = await scene.look(passes=3)
+        others = [record.number for record in job.status.attempts if record.capacity]
+        assert others == [4], "three went nowhere; the fourth saved a step, and the fifth is a spot one again"
+        (event,) = [e for e in await scene.store.events("default", "a") if e.reason == "NoProgress"]
+        assert event.message == (
+            "disrupted 3 times in a row with no step after 40 made durable: the next attempt goes to other "
+            "than spot nodes, where there are any with room; else save more often (checkpoint.every)"
+        )
+
+    play(story)
+
+
 def test_failures_back_off_and_run_out() -> None:
     async def story(scene: Scene) -> None:
         await scene.submit(make(retries={"failures": 1}))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from local_world import waiting_job
 
+from holdfast_controller.jobs import AttemptRecord, Capacity
 from holdfast_controller.kube.engine import KubeEngine
 from holdfast_controller.kube.prepared import KEPT, Prepared
 from holdfast_controller.pod_settings import PodSettings
@@ -42,6 +43,10 @@ def test_a_start_is_made_of_its_plan_and_of_no_other() -> None:
     changed = job.model_copy(update={"spec": job.spec.model_copy(update={"replicas": 3})})
     worker = prepared.manifests(changed, 1).pytorch_job["spec"]["pytorchReplicaSpecs"]["Worker"]
     assert worker["replicas"] == 3
+    moved = job.model_copy(deep=True)  # opened for other nodes after it was planned
+    moved.status.attempts = [AttemptRecord(number=1, capacity=Capacity.ON_DEMAND_FIRST)]
+    worker = prepared.manifests(moved, 1).pytorch_job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    assert "nodeAffinity" in worker["template"]["spec"]["affinity"]
     again = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "another"})})
     owners = prepared.manifests(again, 1).config_map["metadata"]["ownerReferences"]
     assert [owner["uid"] for owner in owners] == ["another"]

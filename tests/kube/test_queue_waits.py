@@ -21,7 +21,7 @@ from holdfast_controller.pod_settings import PodSettings
 
 JOB = TrainingJob(
     metadata=Metadata(name="gpt", namespace="team", uid="job-1"),
-    spec=Spec(command=["python"], image="trainer:1", queue="training"),
+    spec=Spec(command=["python"], image="trainer:1", queue="training", priority="urgent"),
 )
 FULL = json.loads((Path(__file__).with_name("captured_workloads.json")).read_text(encoding="utf-8"))["full"]
 PREFERRED = {"name": "kueue.x-k8s.io", "preferredVersion": {"version": "v1beta2"}}
@@ -90,7 +90,8 @@ def test_an_attempt_with_a_queue_is_made_suspended_and_one_without_is_not() -> N
         ("training", {"cleanPodPolicy": "None", "suspend": True}),
         (None, {"cleanPodPolicy": "None"}),
     ):
-        job = JOB.model_copy(update={"spec": JOB.spec.model_copy(update={"queue": queue})})
+        spec = JOB.spec.model_copy(update={"queue": queue, "priority": None})
+        job = JOB.model_copy(update={"spec": spec})
         made = attempt_manifests(job, 1, PodSettings(default_claim="runs")).pytorch_job
         assert made["spec"]["runPolicy"] == policy
 
@@ -110,7 +111,8 @@ def test_an_attempt_with_a_queue_is_made_suspended_and_one_without_is_not() -> N
             PREFERRED,
             [],
             "waits for Kueue, which has taken no notice of it: see that its controller runs, and that its "
-            "configuration names kubeflow.org/pytorchjob among integrations.frameworks",
+            "configuration names kubeflow.org/pytorchjob among integrations.frameworks; or there is no "
+            "WorkloadPriorityClass 'urgent', which its priority names (k8s/kueue)",
             id="no Workload",
         ),
         pytest.param(

@@ -7,7 +7,8 @@ from __future__ import annotations
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.manifests import Manifests, attempt_manifests
 from holdfast_controller.pod_settings import PodSettings
-from holdfast_controller.spec import Spec
+from holdfast_controller.pod_template import capacity_of
+from holdfast_controller.spec import Capacity, Spec
 
 from .observation import with_evidence
 
@@ -20,16 +21,20 @@ class Prepared:
 
     def __init__(self, settings: PodSettings):
         self._settings = settings
-        self._made: dict[tuple[str, str, int], tuple[Spec, Manifests]] = {}
+        self._made: dict[tuple[str, str, int], tuple[Spec, Capacity, Manifests]] = {}
 
     def manifests(self, job: TrainingJob, attempt: int) -> Manifests:
-        """Made anew where the job's spec is another one. Raises Invalid, as `attempt_manifests`."""
+        """Made anew where the job's spec, or what the attempt was opened for, is another one.
+
+        Raises Invalid, as `attempt_manifests`.
+        """
         which = (job.key, job.metadata.uid, attempt)
         known = self._made.get(which)
-        if known is not None and known[0] == job.spec:
-            return known[1]
+        capacity = capacity_of(job, attempt)
+        if known is not None and known[:2] == (job.spec, capacity):
+            return known[2]
         made = with_evidence(attempt_manifests(job, attempt, self._settings))
-        self._made[which] = (job.spec, made)
+        self._made[which] = (job.spec, capacity, made)
         if len(self._made) > KEPT:
             del self._made[next(iter(self._made))]
         return made

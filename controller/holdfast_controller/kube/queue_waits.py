@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from holdfast_controller.cluster import NotFound
-from holdfast_controller.manifests import QUEUE_LABEL
-from holdfast_controller.policy.queue_waits import NO_KUEUE, NO_WORKLOAD, queue_wait
+from holdfast_controller.manifests import PRIORITY_LABEL, QUEUE_LABEL
+from holdfast_controller.policy.queue_waits import NO_KUEUE, NO_PRIORITY, NO_WORKLOAD, queue_wait
 
 from .connection import Connection, Document
 from .inquiry import Inquiry
@@ -55,5 +55,6 @@ async def _why(connection: Connection, pytorch_job: Document) -> str | None:
     path = f"{GROUP}/{version}/namespaces/{meta['namespace']}/workloads"
     found = (await connection.get(path, labelSelector=f"{OWNER_LABEL}={uid_of(pytorch_job)}"))["items"]
     if not found:
-        return NO_WORKLOAD
+        priority = meta["labels"].get(PRIORITY_LABEL)
+        return NO_WORKLOAD + (NO_PRIORITY.format(priority=priority) if priority else "")
     return queue_wait(queue, (found[0].get("status") or {}).get("conditions") or [])

@@ -164,6 +164,7 @@ class LocalEngine:
         for name, value in (
             ("image", job.spec.image),
             ("queue", job.spec.queue),
+            ("priority", job.spec.priority),
             ("storage", job.spec.storage),
         ):
             if value:

@@ -27,7 +27,7 @@ from .half_placed import half_placed, seconds_left
 from .hang import hangs
 from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at, lost_at
-from .repeats import failures_in_a_row, in_a_row, same_failure, standstill
+from .repeats import failures_in_a_row, in_a_row, next_capacity, remedy, same_failure, standstill
 from .tails import bound_tails
 
 SILENT_SECONDS = 120.0
@@ -223,6 +223,7 @@ class _Deciding:
         if hopeless := same_failure(self.status.attempts):
             return self._final(Phase.FAILED, verdict.value, f"{text}; {hopeless}")
         if stuck := standstill(self.status.attempts):
+            stuck = f"{stuck}: {remedy(self.spec.capacity)}"
             self._tell("Warning", "NoProgress", stuck)
         if self.spec.suspend:
             return self._suspended()
@@ -248,7 +249,8 @@ class _Deciding:
         number = self.status.attempt + 1
         self.status.attempt = number
         self.status.next_start_at = None
-        opened = AttemptRecord(number=number, opened_at=self.now)
+        capacity = next_capacity(self.spec.capacity, self.status.attempts)
+        opened = AttemptRecord(number=number, opened_at=self.now, capacity=capacity)
         self.status.attempts = [*self.status.attempts, opened][-ATTEMPTS_KEPT:]
         phase = Phase.STARTING if number == 1 else Phase.RECOVERING
         self._phase(phase, "Starting", f"attempt {number} starts{f': {reason}' if reason else ''}")

@@ -4,6 +4,7 @@ Providers mark spot nodes with a label, a taint, both or neither; the table has 
 provider nobody named (`auto`) is asked for the marks of all: a node has those of one.
 
 - Spot: a label of a spot node is required and the taints are tolerated.
+- SpotFirst, OnDemandFirst: the taints are tolerated and such a label is preferred, or that there is none.
 - OnDemand: no such label may be there; no taint is tolerated.
 - Any: the taints are tolerated and nothing is required.
 
@@ -85,6 +86,23 @@ def tolerations(provider: Provider, capacity: Capacity, gpus: GpuRequest) -> lis
     return [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys]
 
 
+def _is_spot(mark: SpotMark) -> dict[str, Any]:
+    return {"key": mark.label, "operator": "In", "values": [mark.value]}
+
+
+def _is_not_spot(mark: SpotMark) -> dict[str, Any]:
+    return {"key": mark.label, "operator": "NotIn", "values": [mark.value]}
+
+
+def _preferred(capacity: Capacity, marks: tuple[SpotMark, ...]) -> list[list[dict[str, Any]]]:
+    """Of each preference what has to hold together; a node gets the sum of those that do."""
+    if capacity is Capacity.SPOT_FIRST:
+        return [[_is_spot(mark)] for mark in marks]
+    if capacity is Capacity.ON_DEMAND_FIRST:
+        return [[_is_not_spot(mark) for mark in marks]]
+    return []
+
+
 def affinity(
     provider: Provider,
     capacity: Capacity,
@@ -104,23 +122,18 @@ def affinity(
         everywhere.append({"key": slices_label, "operator": "In", "values": [str(gpus.slices)]})
     marks = marks_of(provider)
     if capacity is Capacity.ON_DEMAND:
-        everywhere += [{"key": mark.label, "operator": "NotIn", "values": [mark.value]} for mark in marks]
+        everywhere += [_is_not_spot(mark) for mark in marks]
     terms: list[dict[str, Any]] = [{"matchExpressions": everywhere}] if everywhere else []
     if capacity is Capacity.SPOT:  # terms are alternatives, expressions of one term hold together
-        terms = [
-            {
-                "matchExpressions": [
-                    {"key": mark.label, "operator": "In", "values": [mark.value]},
-                    *everywhere,
-                ]
-            }
-            for mark in marks
-        ]
-    found: dict[str, Any] = {}
+        terms = [{"matchExpressions": [_is_spot(mark), *everywhere]} for mark in marks]
+    nodes: dict[str, Any] = {}
     if terms:
-        found["nodeAffinity"] = {
-            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
-        }
+        nodes["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
+    if preferred := _preferred(capacity, marks):
+        nodes["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            {"weight": 100, "preference": {"matchExpressions": expressions}} for expressions in preferred
+        ]
+    found: dict[str, Any] = {"nodeAffinity": nodes} if nodes else {}
     if gpus.part and replicas > 1:
         found["podAntiAffinity"] = {
             "requiredDuringSchedulingIgnoredDuringExecution": [

@@ -16,6 +16,7 @@ NO_WORKLOAD = (
     "waits for Kueue, which has taken no notice of it: see that its controller runs, and that its "
     "configuration names kubeflow.org/pytorchjob among integrations.frameworks"
 )
+NO_PRIORITY = "; or there is no WorkloadPriorityClass {priority!r}, which its priority names (k8s/kueue)"
 QUEUEING = (
     Remedy(
         r"insufficient quota for ([\w./-]+) in flavor ([\w.-]+), .*(?:maximum capacity|> )",

@@ -11,7 +11,12 @@ from .quantity import quantity
 
 def refusals(job: TrainingJob, settings: PodSettings) -> tuple[str, ...]:
     """A sentence for each thing in the way, with its key and the remedy; () where nothing is."""
-    return (*_image(job, settings), *_storage(job, settings), *_caps(job, settings.limits))
+    return (
+        *_image(job, settings),
+        *_storage(job, settings),
+        *_priority(job, settings),
+        *_caps(job, settings.limits),
+    )
 
 
 def _image(job: TrainingJob, settings: PodSettings) -> list[str]:
@@ -34,6 +39,19 @@ def _storage(job: TrainingJob, settings: PodSettings) -> list[str]:
         "spec.storage.claim is missing and this cluster has no default: name a PersistentVolumeClaim that "
         "every node can mount (ReadWriteMany), for a pod's own disk goes with the pod"
     ]
+
+
+def _priority(job: TrainingJob, settings: PodSettings) -> list[str]:
+    priority, permitted = job.spec.priority, settings.allowed_priorities
+    if priority is None:
+        return []
+    if job.spec.queue is None:
+        return [f"spec.priority {priority!r} is one among the jobs of a queue: name the queue (spec.queue)"]
+    if permitted and priority not in permitted:
+        return [
+            f"spec.priority {priority!r} is not among those that this cluster allows ({', '.join(permitted)})"
+        ]
+    return []
 
 
 def _caps(job: TrainingJob, limits: Limits) -> list[str]:

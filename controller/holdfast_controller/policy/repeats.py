@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import takewhile
 
-from holdfast_controller.jobs import AttemptRecord, Verdict
+from holdfast_controller.jobs import AttemptRecord, Capacity, Verdict
 
 from .budget import DISRUPTIONS, FAILURES, NO_PLACE
 
 REPEATABLE = (Verdict.FAILED, Verdict.OUT_OF_MEMORY)
 STANDSTILL_ATTEMPTS = 3
+SAVE_MORE = "save more often (checkpoint.every)"
 
 
 def same_failure(attempts: Sequence[AttemptRecord]) -> str:
@@ -59,7 +60,7 @@ def failures_in_a_row(attempts: Sequence[AttemptRecord]) -> int:
 
 
 def standstill(attempts: Sequence[AttemptRecord]) -> str:
-    """That disruptions came faster than durable steps, with the remedy; empty where they did not."""
+    """That disruptions came faster than durable steps; empty where they did not."""
     taken: list[AttemptRecord] = []
     for record in reversed(attempts):
         if record.verdict not in DISRUPTIONS:
@@ -71,7 +72,23 @@ def standstill(attempts: Sequence[AttemptRecord]) -> str:
     (step,) = durable
     same = next((n for n, record in enumerate(taken) if record.durable_step != step), len(taken))
     at_least = "at least " if same == len(attempts) and attempts[0].number > 1 else ""
-    return (
-        f"disrupted {at_least}{same} times in a row with no step after {step} made durable: "
-        "save more often (checkpoint.every), or take capacity that stays longer (capacity: OnDemand)"
-    )
+    return f"disrupted {at_least}{same} times in a row with no step after {step} made durable"
+
+
+def remedy(asked: Capacity) -> str:
+    """What helps, or is done, where `standstill` holds."""
+    if asked is Capacity.SPOT_FIRST:
+        return (
+            f"the next attempt goes to other than spot nodes, where there are any with room; else {SAVE_MORE}"
+        )
+    if asked is Capacity.ON_DEMAND:
+        return SAVE_MORE
+    return f"{SAVE_MORE}, or take capacity that stays longer (capacity: OnDemand)"
+
+
+def next_capacity(asked: Capacity, attempts: Sequence[AttemptRecord]) -> Capacity | None:
+    """What the next attempt may have, where that is not what the job asks for."""
+    if asked is Capacity.SPOT_FIRST and standstill(attempts):
+        # Not OnDemand: a cluster may have no such nodes, and it would wait for ever.
+        return Capacity.ON_DEMAND_FIRST
+    return None

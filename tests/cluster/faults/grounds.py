@@ -67,7 +67,7 @@ def queued(world: World) -> Iterator[Ground]:
     """Kueue admits the job."""
     kueue.install(world.cluster, world.site)
     kueue.queues(world.api, world.namespace, QUOTA)
-    yield Ground({"queue": kueue.QUEUE})
+    yield Ground({"queue": kueue.QUEUE, "priority": kueue.ROUTINE})
 
 
 @contextmanager

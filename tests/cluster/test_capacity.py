@@ -1,0 +1,113 @@
+"""Where the real scheduler puts a replica, by the job's capacity: on spot nodes first, on others first, and
+on the other kind where the first has no room. The nodes are entries in the API: nothing has to run on them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kubectl import Kubectl
+from tests.waiting import wait_until
+
+from holdfast_controller.jobs import AttemptRecord, Capacity, TrainingJob
+from holdfast_controller.manifests import attempt_manifests
+from holdfast_controller.pod_settings import PodSettings
+from holdfast_controller.policy.placement import Provider, marks_of
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+NAMESPACE = "capacity"
+(MARK,) = marks_of(Provider.AKS)  # labelled and tainted
+ROOM = {"cpu": "2", "memory": "4Gi", "pods": "10"}
+
+
+def node(name: str, *, spot: bool) -> dict[str, Any]:
+    taints = [{"key": MARK.label, "value": MARK.value, "effect": "NoSchedule"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {MARK.label: MARK.value} if spot else {}},
+        "spec": {"taints": taints if spot else []},
+    }
+
+
+@pytest.fixture(scope="module")
+def kubectl(control_plane: ControlPlane) -> Iterator[Kubectl]:
+    if not control_plane.has_controllers:
+        pytest.skip("KUBEBUILDER_ASSETS has no scheduler")
+    kubectl = control_plane.kubectl
+    kubectl.run("create", "namespace", NAMESPACE)
+    kubectl.run("wait", f"-n={NAMESPACE}", "--for=create", "serviceaccount/default", "--timeout=300s")
+    try:
+        for name, spot in (("on-demand", False), ("spot", True)):
+            kubectl.apply(node(name, spot=spot))
+            status = {"capacity": ROOM, "allocatable": ROOM}
+            patch = json.dumps({"status": status})
+            kubectl.run("patch", "node", name, "--subresource=status", "--type=merge", f"--patch={patch}")
+        yield kubectl
+    finally:
+        kubectl.run("delete", "node", "on-demand", "spot", "--ignore-not-found")
+        kubectl.run("delete", "namespace", NAMESPACE)
+
+
+@pytest.fixture
+def lands(kubectl: Kubectl) -> Iterator[Callable[[str, TrainingJob], str]]:
+    """The node that a replica of the job's first attempt is given."""
+
+    def place(name: str, job: TrainingJob) -> str:
+        made = attempt_manifests(job, 1, PodSettings()).pytorch_job
+        template = made["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+        metadata = {**template["metadata"], "name": name}
+        kubectl.apply(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]},
+            namespace=NAMESPACE,
+        )
+
+        def where() -> str:
+            return str(kubectl.get("pod", name, f"-n={NAMESPACE}")["spec"].get("nodeName", ""))
+
+        wait_until(lambda: bool(where()), f"a node for {name}", 120)
+        return where()
+
+    yield place
+    kubectl.run("delete", "pods", "--all", f"-n={NAMESPACE}", "--force", "--grace-period=0")
+
+
+def job(capacity: Capacity) -> TrainingJob:
+    return TrainingJob.model_validate(
+        {
+            "metadata": {"name": "a", "namespace": NAMESPACE},
+            "spec": {
+                "image": "docker.io/library/any:1",
+                "command": ["true"],
+                "capacity": capacity,
+                "storage": {"claim": "runs"},
+                "resources": {"cpu": "1"},
+            },
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("capacity", "first", "then"),
+    [
+        (Capacity.SPOT_FIRST, "spot", "on-demand"),
+        (Capacity.ON_DEMAND_FIRST, "on-demand", "spot"),
+    ],
+)
+def test_the_kind_that_is_wished_for_is_filled_first(
+    lands: Callable[[str, TrainingJob], str], capacity: Capacity, first: str, then: str
+) -> None:
+    found = [lands(f"replica-{number}", job(capacity)) for number in range(4)]
+    assert found == [first, first, then, then]
+
+
+def test_after_a_standstill_an_attempt_goes_where_its_record_says(
+    lands: Callable[[str, TrainingJob], str],
+) -> None:
+    stuck = job(Capacity.SPOT_FIRST)
+    stuck.status.attempts = [AttemptRecord(number=1, capacity=Capacity.ON_DEMAND_FIRST)]
+    assert lands("elsewhere", stuck) == "on-demand"

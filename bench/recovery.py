@@ -9,9 +9,10 @@ A replica is taken again and again, at the instants of a Poisson process with a 
 of them with a notice (an eviction), half without (all processes of the pod are killed, and it is deleted by
 force). The process goes on over the rounds: each begins where the steps of the one before end, and a seed
 that leaves a round without any hit is refused; the usual one is the first that gives as many as the mean lets
-expect, six in three rounds, half of them with a notice. Its clock is the time that steps rest, those done
-again too, and stands while a gang starts: interruptions in earnest are hours apart and hardly ever meet a
-start, and here they would, for starts take as long as there. For the same reason goodput is far better in
+expect, six in three rounds, half of them with a notice. Its clock is the time that steps rest,
+each counted once: so all sides are hit at the same steps, as far from their last save, and it stands while a
+gang starts. Interruptions in earnest are hours apart and hardly ever meet a start, and here they would, for
+starts take as long as there. For the same reason goodput is far better in
 earnest; what compares is the ratio. The peers' script knows no signal, as most do: evicted, it trains on
 until its grace is over, and a further hit in that time is no recovery more.
 

@@ -27,7 +27,7 @@ PATIENCE = 900.0
 
 @dataclass(frozen=True)
 class Planned:
-    """After so many seconds that steps have rested, those done again too, a replica is taken."""
+    """After so many seconds that steps have rested, each counted once, a replica is taken."""
 
     after: float
     notice: bool
@@ -147,7 +147,7 @@ class Bench:
                 steps, since = now, time.monotonic()
             if time.monotonic() - since > PATIENCE:
                 return lines, hits
-            if upcoming and now * self.work.pace >= upcoming[0].after:
+            if upcoming and _farthest(lines) * self.work.pace >= upcoming[0].after:
                 one = upcoming.pop(0)
                 if self._hit(one, label):
                     hits.append(Hit(time.time(), one.notice))
@@ -197,6 +197,10 @@ class Bench:
             self.world.api.attempt(*gone, f"-n={self.world.namespace}", seconds=110)
             for name in names:
                 shutil.rmtree(self.world.runs / name, ignore_errors=True)
+
+
+def _farthest(lines: list[Line]) -> int:
+    return max((line["step"] for line in lines if line["event"] == "step"), default=0)
 
 
 def _steps(lines: list[Line]) -> int:

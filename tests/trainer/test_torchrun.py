@@ -6,8 +6,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from waiting import wait_until
 
 from holdfast_controller.local.ports import free_port
 from holdfast_trainer import in_place
-from holdfast_trainer.torchrun import arguments
+from holdfast_trainer.torchrun import arguments, wait_for_first
 
 PROGRAM = Path(__file__).with_name("forked_program.py")
 TORCHRUN = (sys.executable, "-m", "holdfast_trainer.torchrun")
@@ -233,3 +235,38 @@ def test_a_wrong_command_line_says_what_is_wrong(words: tuple[str, ...], message
     refused = subprocess.run([*TORCHRUN, *words], capture_output=True, text=True, timeout=300, check=False)
     assert refused.returncode == 64
     assert message in refused.stderr
+
+
+def first_at(port: int, replica: int) -> list[str]:
+    return ["--nnodes=2", f"--node-rank={replica}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+
+
+def test_replicas_wait_until_the_first_one_listens() -> None:
+    port, began, came = free_port(), threading.Event(), []
+
+    def wait() -> None:
+        began.set()
+        came.append(wait_for_first(first_at(port, 1), 300))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    began.wait()
+    with socket.create_server(("127.0.0.1", port)):
+        waiting.join(300)
+    assert came == [True]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(first_at(9, 0), id="it is the first itself"),
+        pytest.param(["--rdzv-endpoint=host:1"], id="another rendezvous"),
+        pytest.param(["--node-rank=1", "--master-addr=x", "--master-port=many"], id="no port"),
+    ],
+)
+def test_who_has_nobody_to_wait_for_waits_for_nothing(options: list[str]) -> None:
+    assert wait_for_first(options, 300)
+
+
+def test_a_first_replica_that_does_not_come_is_left_to_torchrun() -> None:
+    assert not wait_for_first(first_at(free_port(), 1), 0.05)

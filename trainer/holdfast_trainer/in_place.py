@@ -29,7 +29,7 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -161,13 +161,24 @@ def _prctl(option: int, address: int, size: int) -> int:
 
 def become(program: Program) -> NoReturn:
     """Run the program in this process, just forked, and end as an interpreter does. Never returns."""
-    code = 1
-    try:
+
+    def run() -> int:
         gc.freeze()  # what came with the fork stays shared: a collection would touch, so copy, all of it
         _forget_the_parent()
         if program.unbuffered:
             sys.stdout, sys.stderr = _unbuffered(sys.stdout), _unbuffered(sys.stderr)
-        code = _finish(_run(program))
+        _run(program)
+        return 0
+
+    leave(run)
+
+
+def leave(run: Callable[[], int]) -> NoReturn:
+    """End this process with what `run` returns or raises, as an interpreter does, but do not take it apart:
+    that takes 0.4 s where PyTorch is imported, and somebody waits for the end."""
+    code = 1
+    try:
+        code = _finish(_code_of(run))
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
@@ -202,28 +213,31 @@ def _unbuffered(stream: TextIO) -> TextIO:
     return io.TextIOWrapper(raw, stream.encoding, stream.errors, write_through=True)
 
 
-def _run(program: Program) -> int:
-    """Its exit code."""
+def _run(program: Program) -> None:
+    if program.module is not None:
+        sys.argv = [program.module, *program.arguments]
+        runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+    else:
+        assert program.script is not None
+        sys.argv = [program.script, *program.arguments]
+        if not sys.flags.safe_path:  # its own directory in the place of the working directory
+            sys.path[0] = str(Path(program.script).resolve().parent)
+        runpy.run_path(program.script, run_name="__main__")
+
+
+def _code_of(run: Callable[[], int]) -> int:
+    """The exit code of what it returns or raises; an error's traceback is shown."""
     try:
-        if program.module is not None:
-            sys.argv = [program.module, *program.arguments]
-            runpy.run_module(program.module, run_name="__main__", alter_sys=True)
-        else:
-            assert program.script is not None
-            sys.argv = [program.script, *program.arguments]
-            if not sys.flags.safe_path:  # its own directory in the place of the working directory
-                sys.path[0] = str(Path(program.script).resolve().parent)
-            runpy.run_path(program.script, run_name="__main__")
+        return run()
     except SystemExit as left:
-        return _code_of(left)
+        return _code_of_exit(left)
     except BaseException as error:
         error.__traceback__ = _own_part(error.__traceback__)  # there are hooks that look here
         sys.excepthook(type(error), error, error.__traceback__)
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    return 0
 
 
-def _code_of(left: SystemExit) -> int:
+def _code_of_exit(left: SystemExit) -> int:
     """As the interpreter takes it: a text is printed, and means 1."""
     if left.code is None:
         return 0

@@ -170,19 +170,21 @@ def become(program: Program) -> NoReturn:
         _run(program)
         return 0
 
-    leave(run)
-
-
-def leave(run: Callable[[], int]) -> NoReturn:
-    """End this process with what `run` returns or raises, as an interpreter does, but do not take it apart:
-    that takes 0.4 s where PyTorch is imported, and somebody waits for the end."""
-    code = 1
     try:
-        code = _finish(_code_of(run))
+        end(code_of(run))
+    finally:  # the program's own hook for errors may fail
+        os._exit(1)
+
+
+def end(code: int) -> NoReturn:
+    """Leave as an interpreter does, but do not take it apart: with PyTorch imported that takes 0.4 s."""
+    left = 1
+    try:
+        left = _finish(code)
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
-        os._exit(code)
+        os._exit(left)
 
 
 def _forget_the_parent() -> None:
@@ -225,8 +227,8 @@ def _run(program: Program) -> None:
         runpy.run_path(program.script, run_name="__main__")
 
 
-def _code_of(run: Callable[[], int]) -> int:
-    """The exit code of what it returns or raises; an error's traceback is shown."""
+def code_of(run: Callable[[], int]) -> int:
+    """The exit code of what it returns or raises; an error is shown as an interpreter shows it."""
     try:
         return run()
     except SystemExit as left:

@@ -12,8 +12,8 @@ Nothing here touches CUDA: a driver that is initialized before the fork does not
 
 A gang waits for the slowest start, and the next attempt for the end of the last process of this one, so both
 are short: no garbage is collected while PyTorch is imported, the address of replica 0 is tried more often
-than c10d would, and the process leaves without taking the interpreter apart, which takes 0.4 s with PyTorch
-in it.
+than c10d would, and where it ends badly, as after every interruption, it leaves without taking the
+interpreter apart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
 
 from . import in_place, supervise
 from .contract import ENV_RUN_DIR, RunDir
@@ -106,10 +105,13 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def main(argv: list[str]) -> NoReturn:
-    """Ends this process."""
-    in_place.leave(lambda: run(argv))
+def main(argv: list[str]) -> int:
+    """Ends this process where `run` does not succeed."""
+    code = in_place.code_of(lambda: run(argv))
+    if code:
+        in_place.end(code)
+    return code  # slowly: the store is in replica 0's, and others may still ask it whether all are done
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from holdfast_controller.policy.placement import Provider, marks_of
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 NAMESPACE = "capacity"
 (MARK,) = marks_of(Provider.AKS)  # labelled and tainted
+NODES = ("on-demand", "spot")
+NOT_READY = "node.kubernetes.io/not-ready"
 ROOM = {"cpu": "2", "memory": "4Gi", "pods": "10"}
 
 
@@ -34,6 +37,22 @@ def node(name: str, *, spot: bool) -> dict[str, Any]:
     }
 
 
+def beat(kubectl: Kubectl) -> None:
+    """Say of the nodes what a kubelet says every few seconds, and wait until they are believed ready."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "", "lastHeartbeatTime": now}
+    status = {"capacity": ROOM, "allocatable": ROOM, "conditions": [{**ready, "lastTransitionTime": now}]}
+    patch = json.dumps({"status": status})
+    for name in NODES:
+        kubectl.run("patch", "node", name, "--subresource=status", "--type=merge", f"--patch={patch}")
+
+    def believed(name: str) -> bool:
+        taints = kubectl.get("node", name)["spec"].get("taints", [])
+        return all(taint["key"] != NOT_READY for taint in taints)
+
+    wait_until(lambda: all(map(believed, NODES)), "the nodes to be ready", 120)
+
+
 @pytest.fixture(scope="module")
 def kubectl(control_plane: ControlPlane) -> Iterator[Kubectl]:
     if not control_plane.has_controllers:
@@ -42,14 +61,10 @@ def kubectl(control_plane: ControlPlane) -> Iterator[Kubectl]:
     kubectl.run("create", "namespace", NAMESPACE)
     kubectl.run("wait", f"-n={NAMESPACE}", "--for=create", "serviceaccount/default", "--timeout=300s")
     try:
-        for name, spot in (("on-demand", False), ("spot", True)):
-            kubectl.apply(node(name, spot=spot))
-            status = {"capacity": ROOM, "allocatable": ROOM}
-            patch = json.dumps({"status": status})
-            kubectl.run("patch", "node", name, "--subresource=status", "--type=merge", f"--patch={patch}")
+        kubectl.apply(node("on-demand", spot=False), node("spot", spot=True))
         yield kubectl
     finally:
-        kubectl.run("delete", "node", "on-demand", "spot", "--ignore-not-found")
+        kubectl.run("delete", "node", *NODES, "--ignore-not-found")
         kubectl.run("delete", "namespace", NAMESPACE)
 
 
@@ -60,10 +75,11 @@ def lands(kubectl: Kubectl) -> Iterator[Callable[[str, TrainingJob], str]]:
     def place(name: str, job: TrainingJob) -> str:
         made = attempt_manifests(job, 1, PodSettings()).pytorch_job
         template = made["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-        metadata = {**template["metadata"], "name": name}
+        metadata, spec = {**template["metadata"], "name": name}, {**template["spec"], "volumes": []}
+        for container in spec["containers"]:
+            del container["volumeMounts"]  # there is no claim: where it lands is all that is asked
         kubectl.apply(
-            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]},
-            namespace=NAMESPACE,
+            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, namespace=NAMESPACE
         )
 
         def where() -> str:
@@ -72,6 +88,7 @@ def lands(kubectl: Kubectl) -> Iterator[Callable[[str, TrainingJob], str]]:
         wait_until(lambda: bool(where()), f"a node for {name}", 120)
         return where()
 
+    beat(kubectl)
     yield place
     kubectl.run("delete", "pods", "--all", f"-n={NAMESPACE}", "--force", "--grace-period=0")
 

@@ -72,9 +72,9 @@ def test_a_gang_is_frozen_and_tells_its_stacks_and_a_replica_runs_out_of_memory(
     assert "rank 0 takes connections and answers none" in hung["reason"]
     for rank in (0, 1):
         log = job.run_directory().rank_log(1, rank).read_text()
-        # Let go again it is ended, unless faulthandler's own timer, long past, comes first.
-        assert "Fatal Python error: Aborted" in log or "Timeout (" in log, log[-6000:]
-        assert "in main\n" in log, log[-3000:]
+        # What ends it once it is let go is whoever comes first: the signal, a timer long past, its peer.
+        assert "(most recent call first):\n" in log, log[-6000:]
+        assert "in main\n" in log, log[-6000:]
 
     job.trains(2)
     drill(job, 1, "oom")

@@ -67,21 +67,20 @@ def wait_for_first(own: list[str], seconds: float = FIRST_SECONDS) -> bool:
     """
     told = dict(word.split("=", 1) for word in own if "=" in word)
     try:
-        first, where = int(told["--node-rank"]) == 0, (told["--master-addr"], int(told["--master-port"]))
+        replica, where = int(told["--node-rank"]), (told["--master-addr"], int(told["--master-port"]))
     except (KeyError, ValueError):
         return True  # other options: c10d knows what they mean
+    if replica == 0:
+        return True
     deadline, pause = time.monotonic() + seconds, SHORTEST_PAUSE
-    while not first:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return False
+    while (left := deadline - time.monotonic()) > 0:
         try:
             socket.create_connection(where, timeout=left).close()
-            first = True
+            return True
         except OSError:  # its name is not known yet, or nobody listens
             time.sleep(min(pause, left))
             pause = min(pause * 1.5, LONGEST_PAUSE)
-    return True
+    return False
 
 
 def run(argv: list[str]) -> int:

@@ -43,6 +43,10 @@ RULES: Mapping[str, tuple[tuple[str, str], ...]] = {
             "double(self.processes) <= double(string(self.gpus))",
             "processes: NCCL cannot run two ranks on one device; give at most one a GPU",
         ),
+        (
+            "!has(self.minReplicas) || self.minReplicas <= self.replicas",
+            "minReplicas: not more than replicas",
+        ),
     ),
     "spec.gpus": (
         (

@@ -208,7 +208,8 @@ class MemoryEngine:
     async def start(self, job: TrainingJob, attempt: int) -> None:
         self._fuse.burn()
         self.attempts.setdefault(
-            (job.metadata.uid, attempt), Attempt(copy.deepcopy(job), attempt, self._clock(), queued=True)
+            (job.metadata.uid, attempt),
+            Attempt(copy.deepcopy(job.as_of(attempt)), attempt, self._clock(), queued=True),
         )
         self._admit()
         self._fuse.burn()

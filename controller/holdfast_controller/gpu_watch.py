@@ -91,4 +91,4 @@ class GpuWatch:
         stretches = self._known.get((job.key, attempt), {})
         if not stretches and now - self._began <= self._gap:
             return None
-        return judge(stretches, job.spec, now)
+        return judge(stretches, job.as_of(attempt).spec, now)

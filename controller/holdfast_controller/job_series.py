@@ -68,7 +68,7 @@ class JobFigures:
             tuple(stages.items()),
             status.cost,
             status.cost_currency,
-            spec.replicas * float(Fraction(spec.gpus)),
+            job.as_of(status.attempt).spec.replicas * float(Fraction(spec.gpus)),
             spec.retries.disruptions,
             int(every) if every.isdigit() else None,
             int(every[:-1]) if every.endswith("s") else None,

@@ -98,6 +98,12 @@ class AttemptRecord(Model):
     capacity: Capacity | None = Field(
         default=None, description="The nodes it was opened for, where they are others than the job asks for."
     )
+    replicas: int | None = Field(
+        default=None, description="How many it was opened with, where they are fewer than the job asks for."
+    )
+    placed: int | None = Field(
+        default=None, description="How many replicas ran when it was given up because others had no place."
+    )
     placed_at: datetime | None = Field(
         default=None, description="When the last replica got its place on a node."
     )
@@ -249,6 +255,15 @@ class TrainingJob(Model):
     def with_faults(self, faults: tuple[str, ...]) -> TrainingJob:
         self._faults = faults
         return self
+
+    def as_of(self, attempt: int) -> TrainingJob:
+        """As that attempt was opened: with its nodes and number of replicas, where those are others."""
+        record = self.status.record(attempt)
+        opened = {"capacity": record.capacity, "replicas": record.replicas} if record else {}
+        changes = {key: value for key, value in opened.items() if value is not None}
+        if not changes:
+            return self
+        return self.model_copy(update={"spec": self.spec.model_copy(update=changes)})
 
     @property
     def key(self) -> str:

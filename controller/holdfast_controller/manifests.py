@@ -77,6 +77,7 @@ def pod_name(job: TrainingJob, attempt: int, replica: int) -> str:
 
 def attempt_manifests(job: TrainingJob, attempt: int, settings: PodSettings) -> Manifests:
     """What one attempt needs. Raises Invalid where the cluster's operator does not allow the job."""
+    job = job.as_of(attempt)
     faults = list(refusals(job, settings))
     config = yaml.dump(job.spec.config, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
     if len(config.encode()) > CONFIG_LIMIT // 2:

@@ -75,6 +75,7 @@ async def run(settings: ClusterSettings) -> None:
         KubeStore(leading, jobs, cached=True),
         acting,
         metrics=metrics,
+        place_seconds=pods.place_seconds,
         workers=WORKERS,
         progress_seconds=PROGRESS_SECONDS,
         waiting_seconds=WAITING_SECONDS,

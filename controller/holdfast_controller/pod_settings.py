@@ -15,6 +15,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from .cluster import HoldfastError
 from .policy.gpu_request import SLICES_LABEL
+from .policy.half_placed import PLACE_SECONDS
 from .policy.placement import Provider
 from .prices import Prices
 from .spec import FrozenModel
@@ -44,6 +45,13 @@ class PodSettings(FrozenModel):
     )
     spot_notice_seconds: float | None = Field(
         default=None, ge=1, description="Notice that spot nodes really give; by default the provider's."
+    )
+    place_seconds: float = Field(
+        default=PLACE_SECONDS,
+        gt=0,
+        le=3600,
+        description="How long a part of a gang runs and waits for places for the others before it gives its "
+        "own back; longer than it takes to add a node.",
     )
     default_image: str = Field(default="", description="For jobs that name no image.")
     allowed_images: tuple[str, ...] = Field(

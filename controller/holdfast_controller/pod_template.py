@@ -18,7 +18,7 @@ from typing import Any
 from holdfast_trainer.contract import DEFAULT_PORT, ENV_HOST, ENV_PORT, ENV_REPLICA, RunDir
 
 from .gang import TORCHRUN, rank_environment, rendezvous_id, run_name, shutdown_timeout, supervised_rank
-from .jobs import Capacity, TrainingJob
+from .jobs import TrainingJob
 from .pod_settings import PodSettings
 from .policy.gpu_request import GpuRequest, gpu_request
 from .policy.placement import affinity, notice_seconds, tolerations
@@ -51,12 +51,6 @@ def attempt_labels(job: TrainingJob, attempt: int) -> dict[str, str]:
     }
 
 
-def capacity_of(job: TrainingJob, attempt: int) -> Capacity:
-    """What the attempt was opened for; what the job asks for where that is not on record."""
-    record = job.status.record(attempt)
-    return (record and record.capacity) or job.spec.capacity
-
-
 def pod_template(
     job: TrainingJob,
     attempt: int,
@@ -68,14 +62,15 @@ def pod_template(
     index_label: str,
     config_map: str,
 ) -> dict[str, Any]:
-    """One template for all replicas: each finds its number in `index_label`, which its creator sets.
+    """One template for all replicas of `job` as of this attempt: each finds its number in `index_label`,
+    which its creator sets.
 
     `container` and `port` (name, number) are what the creator asks for; `master` is the address of
     replica 0, `config_map` holds the job's configuration.
     """
     gpus = gpu_request(job.spec.gpus, job.spec.mig)
     labels = attempt_labels(job, attempt)
-    capacity = capacity_of(job, attempt)
+    capacity = job.spec.capacity
     grace = notice_seconds(settings.provider, capacity, job.spec.grace_seconds, settings.spot_notice_seconds)
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,

@@ -33,6 +33,7 @@ from .metrics import Metrics
 from .policy.classify import classify
 from .policy.decide import Evidence, decide, open_record, over
 from .policy.decision import Decision
+from .policy.half_placed import PLACE_SECONDS
 from .policy.peers import SETTLE_SECONDS
 from .policy.refused import could_not_start
 from .policy.writes import PROGRESS_SECONDS, seconds_to_write
@@ -65,6 +66,7 @@ class Reconciler:
         clock: Callable[[], datetime] = utcnow,
         metrics: Metrics | None = None,
         settle_seconds: float = SETTLE_SECONDS,
+        place_seconds: float = PLACE_SECONDS,
         workers: int = 4,
         progress_seconds: float = PROGRESS_SECONDS,
         waiting_seconds: float = 0.0,
@@ -77,6 +79,7 @@ class Reconciler:
         self._clock = clock
         self._metrics = metrics or Metrics()
         self._settle_seconds = settle_seconds
+        self._place_seconds = place_seconds
         self._workers = workers
         self._progress_seconds = progress_seconds
         self._waiting_seconds = waiting_seconds
@@ -197,7 +200,9 @@ class Reconciler:
         evidence = await self._gather(job, observation)
         if self._gpus is not None:
             evidence = replace(evidence, gpus=self._gpus.verdict(job, job.status.attempt))
-        decision = decide(job, observation, evidence, self._clock(), self._settle_seconds)
+        decision = decide(
+            job, observation, evidence, self._clock(), self._settle_seconds, self._place_seconds
+        )
         return await self._carry_out(job, decision)
 
     async def _carry_out(self, job: TrainingJob, decision: Decision) -> float | None:
@@ -289,10 +294,11 @@ class Reconciler:
         incident = classify(observation)
         if incident.verdict is Verdict.FINISHED:
             return {}
-        if job.spec.world_size > TAIL_RANKS:
+        spec = job.as_of(observation.attempt).spec
+        if spec.world_size > TAIL_RANKS:
             await self._engine.keep_logs(job, observation.attempt)
-        per_replica = job.spec.processes_per_replica
-        ranks = sorted(range(job.spec.world_size), key=lambda rank: rank // per_replica != incident.replica)
+        per_replica = spec.processes_per_replica
+        ranks = sorted(range(spec.world_size), key=lambda rank: rank // per_replica != incident.replica)
         asked = ranks[:TAIL_RANKS]
         answers = await asyncio.gather(*(self._tail(job, observation.attempt, rank) for rank in asked))
         tails = {}

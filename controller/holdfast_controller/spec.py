@@ -142,6 +142,12 @@ class Spec(Model):
         default_factory=dict, description="Any mapping; the YAML file that HOLDFAST_CONFIG names."
     )
     replicas: int = Field(default=1, ge=1, le=10_000, description="Pods of the gang.")
+    min_replicas: int | None = Field(
+        default=None,
+        ge=1,
+        description="The fewest replicas that an attempt may have where no node has room for the others; all "
+        "unless given. Numbers that divide replicas are taken, the largest that found room first.",
+    )
     gpus: str = Field(
         default="0",
         description="Per replica: 0 for CPU and gloo, a whole number, or a share of a GPU (`0.25`).",
@@ -235,6 +241,14 @@ class Spec(Model):
             raise ValueError(
                 f"{self.processes} processes on {self.gpus} GPU: NCCL cannot run two ranks on one device; "
                 f"give at most {max(1, int(gpus))} processes"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _no_more_than_all(self) -> Spec:
+        if self.min_replicas is not None and self.min_replicas > self.replicas:
+            raise ValueError(
+                f"minReplicas {self.min_replicas} is more than replicas, which is {self.replicas}"
             )
         return self
 

@@ -65,6 +65,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (document(processes=8), ""),
     (document(processes=65), "less than or equal to 64"),
     (document(processes=None, queue=None, storage=None, ttlSecondsAfterFinished=None), ""),
+    (document(replicas=4, minReplicas=1), ""),
+    (document(minReplicas=2), "minReplicas: not more than replicas"),
     (document(replicas=0), "greater than or equal to 1"),
     (document(capacity="Cheap"), 'supported values: "Spot", "SpotFirst", "OnDemandFirst", "OnDemand", "Any"'),
     (document(checkpoint={"every": 500}), ""),

@@ -28,6 +28,8 @@ from tests.cluster.machine import Machine
 from tests.cluster.rights import wait_until_allowed
 from waiting import wait_until
 
+from holdfast_controller.policy.quantity import quantity
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 CRD = Path(__file__).parents[2] / "helm" / "holdfast" / "templates" / "crd.yaml"
 SETTINGS = {"defaultImage": trainer_image.NAME, "defaultClaim": "runs"}
@@ -44,11 +46,11 @@ class World:
     urls: list[str] = field(default_factory=list)
     started: list[Popen[str]] = field(default_factory=list)
 
-    def controller(self, identity: str, lease: str) -> Popen[str]:
-        """Start one, and wait until it is ready."""
+    def controller(self, identity: str, lease: str, **jobs: Any) -> Popen[str]:
+        """Start one, with settings for `jobs`, and wait until it is ready."""
         log = self.directory / f"{identity}.log"
         settings = self.directory / "jobs.yaml"
-        settings.write_text(yaml.safe_dump(SETTINGS))
+        settings.write_text(yaml.safe_dump({**SETTINGS, **jobs}))
         command = [
             sys.executable, "-m", "holdfast_controller", "controller", "--engine", "kubernetes",
             f"--kubeconfig={self.cluster.kubectl.kubeconfig}", "--host=127.0.0.1", "--port=0",
@@ -222,6 +224,22 @@ def admin(world: World) -> str:
     )  # fmt: skip
     wait_until_allowed(world.cluster.kubectl, world.namespace, "boss", "update")
     return token
+
+
+def test_a_job_goes_on_with_fewer_replicas_where_there_is_no_room_for_all(world: World) -> None:
+    world.controller("one", "fewer", placeSeconds=10)
+    (node,) = world.cluster.kubectl.get("nodes")["items"]
+    more_than_half = quantity(node["status"]["allocatable"]["cpu"]) * 3 / 5
+    world.submit(
+        "gpt", replicas=2, minReplicas=1, resources={"cpu": f"{int(1000 * more_than_half)}m"},
+        env={"STEPS": "10", "PAUSE": "0.1", "ATTEMPTS": "2"},
+    )  # fmt: skip
+    status = world.phase("gpt", "Succeeded")
+    first, second = status["attempts"]
+    assert (first["verdict"], first["placed"], first.get("replicas")) == ("Unschedulable", 1, None)
+    assert first["reason"].startswith("1 of 2 replicas ran for 10 s and waited for replica ")
+    assert (second["verdict"], second["replicas"]) == ("Finished", 1)
+    assert (status["failures"], status["disruptions"]) == (0, 0)
 
 
 def test_failures_suspension_and_deletion(world: World) -> None:

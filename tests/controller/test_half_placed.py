@@ -1,16 +1,21 @@
-"""A gang of which a part runs and a part finds no place gives its places back; nothing is held against it."""
+"""A gang of which a part runs and a part finds no place gives its places back, or goes on with those it had;
+nothing is held against it."""
 
 from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from fakes import MemoryEngine, MemoryStore
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
-from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob, Verdict
+from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, TrainingJob, Verdict
 from holdfast_controller.policy.half_placed import half_placed, seconds_left
+from holdfast_controller.policy.size import next_replicas
 from holdfast_controller.reconciler import Reconciler
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -54,31 +59,137 @@ def test_how_long_it_has_left(replicas: tuple[ReplicaObservation, ...], seconds:
     assert seconds_left(seen, NOON + timedelta(seconds=100)) == seconds
 
 
+class Scene:
+    """One job of the reconciler's, on an engine in memory."""
+
+    def __init__(self) -> None:
+        self.now = NOON
+        self.store, self.engine = MemoryStore(), MemoryEngine(clock=self.seconds)
+        self.reconciler = Reconciler(self.store, self.engine, clock=lambda: self.now)
+
+    def seconds(self) -> float:
+        return self.now.timestamp()
+
+    async def submit(self, **spec: Any) -> TrainingJob:
+        asked = Spec.model_validate({"command": ["x"], **spec})
+        await self.store.create(TrainingJob(metadata=Metadata(name="a"), spec=asked))
+        return await self.look()
+
+    async def look(self) -> TrainingJob:
+        for _ in range(4):
+            await self.reconciler.reconcile("default/a")
+        return await self.store.get("default", "a")
+
+    async def leave_out(self, job: TrainingJob, *replicas: int) -> TrainingJob:
+        """For longer than the attempt waits."""
+        for replica in replicas:
+            self.engine.leave_out(job, job.status.attempt, replica)
+        self.now += timedelta(seconds=301)
+        return await self.look()
+
+    def take(self, job: TrainingJob) -> None:
+        """All replicas of the attempt that runs."""
+        for attempt in self.engine.running(job.metadata.uid):
+            for replica in range(len(attempt.replicas)):
+                self.engine.vanish(job, attempt.number, replica)
+
+
 def test_it_waits_with_its_budgets_whole_and_comes_back() -> None:
     async def story() -> None:
-        now = NOON
-        store, engine = MemoryStore(), MemoryEngine(clock=lambda: datetime.timestamp(now))
-        reconciler = Reconciler(store, engine, clock=lambda: now)
-        spec = {"command": ["x"], "replicas": 2, "retries": {"failures": 0, "disruptions": 0}}
-        await store.create(TrainingJob(metadata=Metadata(name="a"), spec=Spec.model_validate(spec)))
-
-        async def look() -> TrainingJob:
-            for _ in range(4):
-                await reconciler.reconcile("default/a")
-            return await store.get("default", "a")
-
-        job = await look()
-        engine.leave_out(job, 1, 1)
-        now += timedelta(seconds=301)
-        job = await look()
+        scene = Scene()
+        job = await scene.submit(replicas=2, retries={"failures": 0, "disruptions": 0})
+        job = await scene.leave_out(job, 1)
         (first,) = job.status.attempts
         assert (first.verdict, first.ending) == (Verdict.UNSCHEDULABLE, Verdict.UNSCHEDULABLE)
         assert (job.status.phase, job.status.failures, job.status.disruptions) == (Phase.RECOVERING, 0, 0)
         assert "starts again after a back-off: 1 of 2 replicas ran for 300 s" in job.status.message
-        assert not engine.running(job.metadata.uid)
-        now += timedelta(seconds=15)
-        job = await look()
+        assert not scene.engine.running(job.metadata.uid)
+        scene.now += timedelta(seconds=15)
+        job = await scene.look()
         assert job.status.attempt == 2
-        assert len(engine.running(job.metadata.uid)) == 1
+        assert len(scene.engine.running(job.metadata.uid)) == 1
 
     asyncio.run(story())
+
+
+def test_a_job_that_may_have_fewer_replicas_goes_on_with_the_places_that_there_are() -> None:
+    async def story() -> None:
+        scene = Scene()
+        job = await scene.submit(replicas=4, minReplicas=2, retries={"failures": 0, "disruptions": 9})
+
+        def running() -> list[int]:
+            return [len(attempt.replicas) for attempt in scene.engine.running(job.metadata.uid)]
+
+        assert running() == [4]
+        job = await scene.leave_out(job, 3)
+        told = [event.message for event in await scene.store.events("default", "a")]
+        assert told[-1] == "attempt 2 opened with 2 of 4 replicas"
+        assert running() == [2], "at once: three had a place, and of these two share a batch evenly"
+        assert (job.status.failures, job.status.disruptions) == (0, 0)
+
+        scene.take(job)
+        job = await scene.look()
+        assert job.status.attempt == 3
+        assert running() == [2], "it was seen a moment ago that there is no room for all"
+        scene.now += timedelta(minutes=31)
+        scene.take(job)
+        job = await scene.look()
+        assert job.status.attempt == 4
+        assert running() == [4], "by now there may be"
+        assert [record.replicas for record in job.status.attempts] == [None, 2, 2, None]
+
+        job = await scene.leave_out(job, 1, 2, 3)
+        assert "starts again after a back-off: 1 of 4 replicas ran" in job.status.message
+        assert running() == [], "one is fewer than it may have: it gives the place back"
+
+    asyncio.run(story())
+
+
+def ended(placed: int | None = None, replicas: int | None = None, minutes: int = 0) -> AttemptRecord:
+    """An attempt that ended so many minutes after noon; given up where so many were `placed`."""
+    verdict = Verdict.DISRUPTED if placed is None else Verdict.UNSCHEDULABLE
+    at = NOON + timedelta(minutes=minutes)
+    return AttemptRecord(number=1, verdict=verdict, placed=placed, replicas=replicas, ended_at=at)
+
+
+SUSPENDED = AttemptRecord(number=2, verdict=Verdict.SUSPENDED, replicas=4, ended_at=NOON)
+
+
+@pytest.mark.parametrize(
+    ("fewest", "attempts", "then"),
+    [
+        pytest.param(None, [ended(7)], None, id="it asks for all or none"),
+        pytest.param(8, [ended(7)], None, id="in other words"),
+        pytest.param(1, [], None, id="it begins with all"),
+        pytest.param(1, [ended()], None, id="they had all found room"),
+        pytest.param(1, [ended(7)], 4, id="4 is the largest divisor of 8 below 7"),
+        pytest.param(1, [ended(3)], 2, id="2 below 3"),
+        pytest.param(3, [ended(3)], None, id="3 would divide nothing, and 2 are too few"),
+        pytest.param(1, [ended(7), ended(3, 4, 9)], 2, id="fewer still"),
+        pytest.param(1, [ended(7), ended(None, 4, 29)], 4, id="as many, for a while"),
+        pytest.param(1, [ended(7), ended(None, 4, 31)], None, id="then all again"),
+        pytest.param(4, [ended(7), ended(None, 2, 1)], None, id="it may not be that few any more"),
+        pytest.param(1, [ended(7), SUSPENDED], None, id="resumed, it begins with all"),
+    ],
+)
+def test_how_many_replicas_the_next_attempt_has(
+    fewest: int | None, attempts: list[AttemptRecord], then: int | None
+) -> None:
+    now = max([NOON, *(one.ended_at for one in attempts if one.ended_at)])
+    assert next_replicas(Spec(command=["x"], replicas=8, min_replicas=fewest), attempts, now) == then
+
+
+@given(replicas=st.integers(1, 64), fewest=st.integers(1, 64), placed=st.integers(0, 64))
+def test_fewer_replicas_divide_what_all_divide_and_have_places(
+    replicas: int, fewest: int, placed: int
+) -> None:
+    assume(fewest <= replicas and placed < replicas)
+    spec = Spec(command=["x"], replicas=replicas, min_replicas=fewest)
+    then = next_replicas(spec, [ended(placed)], NOON)
+    may = [size for size in range(fewest, placed + 1) if replicas % size == 0]
+    assert then == max(may, default=None)
+
+
+def test_more_than_all_replicas_cannot_be_the_fewest() -> None:
+    with pytest.raises(ValueError, match="minReplicas 3 is more than replicas, which is 2"):
+        Spec(command=["x"], replicas=2, min_replicas=3)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_controller.cluster import Invalid
-from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.jobs import AttemptRecord, TrainingJob
 from holdfast_controller.manifests import CONTAINER, attempt_manifests, attempt_name, pod_name
 from holdfast_controller.pod_settings import Limits, PodSettings
 from holdfast_controller.pod_template import escaped
@@ -129,6 +129,18 @@ def test_every_pod_fits_the_restricted_standard_and_carries_no_credential(name: 
     assert all(
         "secretKeyRef" not in str(one) and "configMapKeyRef" not in str(one) for one in container["env"]
     )
+
+
+def test_an_attempt_that_was_opened_with_fewer_replicas_is_one_of_fewer() -> None:
+    job = a_job(replicas=4, minReplicas=1)
+    job.status.attempts = [AttemptRecord(number=1), AttemptRecord(number=2, replicas=1)]
+    for attempt, replicas, master in ((1, 4, "gpt-small-1-worker-0"), (2, 1, "127.0.0.1")):
+        (worker,) = (
+            attempt_manifests(job, attempt, PodSettings()).pytorch_job["spec"]["pytorchReplicaSpecs"].values()
+        )
+        command = worker["template"]["spec"]["containers"][0]["command"]
+        assert worker["replicas"] == replicas
+        assert {f"--nnodes={replicas}", f"--master-addr={master}"} <= set(command)
 
 
 def test_what_users_wrote_arrives_as_written() -> None:
@@ -255,6 +267,12 @@ def test_two_attempts_never_share_a_name(one: str, other: str, first: int, secon
             {"priority": "urgent", "queue": "training"},
             PodSettings(allowed_priorities=("routine", "low")),
             "spec.priority 'urgent' is not among those that this cluster allows (routine, low)",
+        ),
+        (
+            {"minReplicas": 1, "queue": "training"},
+            PodSettings(),
+            "spec.minReplicas 1 is for jobs without a queue: Kueue gives places to all replicas or to none; "
+            "leave out spec.minReplicas or spec.queue",
         ),
         ({"image": ""}, PodSettings(), "spec.image is empty and this cluster has no default image"),
         ({"image": "Not An Image"}, PodSettings(), "spec.image 'Not An Image' is not an image's name"),

@@ -57,11 +57,18 @@ class Life(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ the user
 
-    @rule(name=names, replicas=st.integers(1, 5), failures=st.integers(0, 2), ttl=st.sampled_from([None, 60]))
-    def submit(self, name: str, replicas: int, failures: int, ttl: int | None) -> None:
+    @rule(
+        name=names,
+        replicas=st.integers(1, 5),
+        fewest=st.sampled_from([None, 1]),
+        failures=st.integers(0, 2),
+        ttl=st.sampled_from([None, 60]),
+    )
+    def submit(self, name: str, replicas: int, fewest: int | None, failures: int, ttl: int | None) -> None:
         spec = {
             "command": ["x"],
             "replicas": replicas,
+            "minReplicas": fewest,
             "retries": {"failures": failures, "disruptions": 3},
             "ttlSecondsAfterFinished": ttl,
         }

@@ -243,12 +243,10 @@ async def drill(at: At, job: Found, request: Request) -> Any:
     body = await request.body()
     content_type = request.headers.get("content-type")
     asked = validate(DrillRequest, _document(body, content_type) if body.strip() else {})
-    if asked.replica is not None and asked.replica >= job.spec.replicas:
-        raise Invalid(
-            f"replica {asked.replica}: {job.key} has {job.spec.replicas}, "
-            f"numbered from 0 to {job.spec.replicas - 1}"
-        )
     attempt = job.status.attempt
+    there = job.as_of(attempt).spec.replicas
+    if asked.replica is not None and asked.replica >= there:
+        raise Invalid(f"replica {asked.replica}: {job.key} has {there}, numbered from 0 to {there - 1}")
     if not attempt or job.status.phase.final:
         raise NotReady(f"{job.key} is {job.status.phase}: nothing of it runs that could be disrupted")
     replica = asked.replica if asked.replica is not None else await _random_replica(at, job, attempt)

@@ -70,7 +70,9 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
                 yield "diagnosis", progress.verdict
     ranks = f"{_many(spec.processes_per_replica, 'rank')}{' each' if spec.replicas > 1 else ''}"
     device = "on CPU" if spec.gpus == "0" else f"{spec.gpus} GPU{'' if spec.gpus == '1' else 's'} per replica"
-    yield "size", f"{_many(spec.replicas, 'replica')}, {ranks}, {device}"
+    there = job.as_of(status.attempt).spec.replicas
+    number = _many(there, "replica") if there == spec.replicas else f"{there} of {spec.replicas} replicas"
+    yield "size", f"{number}, {ranks}, {device}"
     yield "command", " ".join(spec.command)
     if spec.image:
         yield "image", spec.image

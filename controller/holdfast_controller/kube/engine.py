@@ -153,7 +153,7 @@ class KubeEngine:
         pods = self._pieces.pods_of(job, attempt)
         seen = attempt_observation(
             attempt,
-            job.spec.replicas,
+            job.as_of(attempt).spec.replicas,
             self._pieces.pytorch_job_of(job, attempt),
             pods,
             self._endpoints.progress_of(job, attempt),
@@ -294,7 +294,7 @@ class KubeEngine:
         found = seen.replicas[replica]
         if found.state is not ReplicaState.RUNNING or found.disrupted:
             raise NotReady(f"replica {replica} of {job.key} is not running: there is nothing to disrupt")
-        await take(self._connection, self._pieces, job, attempt, replica, kind)
+        await take(self._connection, self._pieces, job.as_of(attempt), attempt, replica, kind)
 
     async def delete(self, job: TrainingJob) -> None:
         """Remove all objects of the job. Its run directory stays: the controller does not mount it."""

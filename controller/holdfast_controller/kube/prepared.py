@@ -7,8 +7,7 @@ from __future__ import annotations
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.manifests import Manifests, attempt_manifests
 from holdfast_controller.pod_settings import PodSettings
-from holdfast_controller.pod_template import capacity_of
-from holdfast_controller.spec import Capacity, Spec
+from holdfast_controller.spec import Spec
 
 from .observation import with_evidence
 
@@ -21,20 +20,20 @@ class Prepared:
 
     def __init__(self, settings: PodSettings):
         self._settings = settings
-        self._made: dict[tuple[str, str, int], tuple[Spec, Capacity, Manifests]] = {}
+        self._made: dict[tuple[str, str, int], tuple[Spec, Manifests]] = {}
 
     def manifests(self, job: TrainingJob, attempt: int) -> Manifests:
-        """Made anew where the job's spec, or what the attempt was opened for, is another one.
+        """Made anew where the spec that the attempt was opened with is another one.
 
         Raises Invalid, as `attempt_manifests`.
         """
         which = (job.key, job.metadata.uid, attempt)
         known = self._made.get(which)
-        capacity = capacity_of(job, attempt)
-        if known is not None and known[:2] == (job.spec, capacity):
-            return known[2]
+        spec = job.as_of(attempt).spec
+        if known is not None and known[0] == spec:
+            return known[1]
         made = with_evidence(attempt_manifests(job, attempt, self._settings))
-        self._made[which] = (job.spec, capacity, made)
+        self._made[which] = (spec, made)
         if len(self._made) > KEPT:
             del self._made[next(iter(self._made))]
         return made

@@ -34,8 +34,11 @@ class RankLogs:
 
         Of a replica with several ranks, where a `tail` is followed, it is about so many lines.
         """
+        job = job.as_of(attempt)
         if not 0 <= rank < job.spec.world_size:
-            raise NotFound(f"no rank {rank}: {job.key} has {job.spec.world_size}, numbered from 0")
+            raise NotFound(
+                f"no rank {rank}: attempt {attempt} of {job.key} has {job.spec.world_size}, numbered from 0"
+            )
         try:
             async with aclosing(self._of_pod(job, attempt, rank, follow=follow, tail=tail)) as lines:
                 async for line in lines:

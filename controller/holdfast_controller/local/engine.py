@@ -165,6 +165,7 @@ class LocalEngine:
             ("image", job.spec.image),
             ("queue", job.spec.queue),
             ("priority", job.spec.priority),
+            ("minReplicas", job.spec.min_replicas),
             ("storage", job.spec.storage),
         ):
             if value:

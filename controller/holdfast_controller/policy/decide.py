@@ -23,11 +23,12 @@ from .budget import NO_PLACE, spend
 from .classify import Incident, classify
 from .conditions import conditions_of
 from .decision import Decision
-from .half_placed import half_placed, seconds_left
+from .half_placed import PLACE_SECONDS, half_placed, placed, seconds_left
 from .hang import hangs
 from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at, lost_at
 from .repeats import failures_in_a_row, in_a_row, next_capacity, remedy, same_failure, standstill
+from .size import next_replicas
 from .tails import bound_tails
 
 SILENT_SECONDS = 120.0
@@ -65,9 +66,10 @@ def decide(
     evidence: Evidence,
     now: datetime,
     settle_seconds: float = SETTLE_SECONDS,
+    place_seconds: float = PLACE_SECONDS,
 ) -> Decision:
     """The next step. `observation` is of `status.attempt`; None where there was no attempt yet."""
-    return _Deciding(job, observation, evidence, now, settle_seconds).decide()
+    return _Deciding(job, observation, evidence, now, settle_seconds, place_seconds).decide()
 
 
 class _Deciding:
@@ -80,6 +82,7 @@ class _Deciding:
         evidence: Evidence,
         now: datetime,
         settle_seconds: float,
+        place_seconds: float,
     ):
         self.job = job
         self.spec = job.spec
@@ -87,6 +90,7 @@ class _Deciding:
         self.evidence = evidence
         self.now = now
         self.settle_seconds = settle_seconds
+        self.place_seconds = place_seconds
         self.status = job.status.model_copy(deep=True)
         self.status.observed_generation = job.metadata.generation
         self.books = Books(self.status, now)
@@ -146,7 +150,7 @@ class _Deciding:
             left = self._left_to_report(record, observation)
             if left is None or left > 0:
                 self._phase(Phase.STARTING, "Starting", explain.starting(observation))
-                given_up = seconds_left(observation, self.now)
+                given_up = seconds_left(observation, self.now, self.place_seconds)
                 return self._done(requeue_after=given_up if left is None else left)
             self._phase(Phase.RUNNING, "Unreported", explain.UNREPORTED)
         return self._with_kill(record, at)
@@ -155,8 +159,10 @@ class _Deciding:
         """Put on record that an attempt is to be ended that can neither go on nor end by itself."""
         if hung := hangs(observation):
             record.ending, record.reason = Verdict.HUNG, hung
-        elif left_out := half_placed(observation, self.now):
+        elif left_out := half_placed(observation, self.now, self.place_seconds):
             record.ending, record.reason = left_out.verdict, left_out.reason
+            if left_out.verdict is Verdict.UNSCHEDULABLE:
+                record.placed = placed(observation)
         if record.ending is not None:
             self._tell("Warning", record.ending.value, f"attempt {record.number} is ended: {record.reason}")
 
@@ -230,7 +236,7 @@ class _Deciding:
         known = self.status.attempts
         times = in_a_row(known, NO_PLACE) if verdict in NO_PLACE else failures_in_a_row(known)
         wait = backoff(verdict, times, self.job.metadata.uid)
-        if wait > 0:
+        if wait > 0 and not (record.placed and self._fewer()):  # for fewer there were places
             self.status.next_start_at = self.now + timedelta(seconds=wait)
         return self._between(stuck or incident.reason)
 
@@ -250,12 +256,17 @@ class _Deciding:
         self.status.attempt = number
         self.status.next_start_at = None
         capacity = next_capacity(self.spec.capacity, self.status.attempts)
-        opened = AttemptRecord(number=number, opened_at=self.now, capacity=capacity)
+        fewer = self._fewer()
+        opened = AttemptRecord(number=number, opened_at=self.now, capacity=capacity, replicas=fewer)
         self.status.attempts = [*self.status.attempts, opened][-ATTEMPTS_KEPT:]
         phase = Phase.STARTING if number == 1 else Phase.RECOVERING
-        self._phase(phase, "Starting", f"attempt {number} starts{f': {reason}' if reason else ''}")
-        self._tell("Normal", "AttemptOpened", f"attempt {number} opened")
+        size = f" with {fewer} of {self.spec.replicas} replicas" if fewer else ""
+        self._phase(phase, "Starting", f"attempt {number} starts{size}{f': {reason}' if reason else ''}")
+        self._tell("Normal", "AttemptOpened", f"attempt {number} opened{size}")
         return self._done(start=number, requeue_after=1.0)
+
+    def _fewer(self) -> int | None:
+        return next_replicas(self.spec, self.status.attempts, self.now)
 
     def _refused(self) -> Decision:
         """Wait for another spec; told once, and again when the reason is another one."""

@@ -14,30 +14,38 @@ from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, 
 
 from .classify import Incident
 
-WAIT_SECONDS = 300.0
+PLACE_SECONDS = 300.0
 """Less than torchrun waits for its peers, whose error would pass for a failure of the job."""
 
 
-def half_placed(observation: AttemptObservation, now: datetime) -> Incident | None:
+def half_placed(
+    observation: AttemptObservation, now: datetime, place_seconds: float = PLACE_SECONDS
+) -> Incident | None:
     """The verdict that the attempt is to be ended with; None while it may go on."""
-    left, out = seconds_left(observation, now), _left_out(observation)
+    left, out = seconds_left(observation, now, place_seconds), _left_out(observation)
     if left is None or left > 0 or out is None or out.stuck is None:
         return None
-    up = sum(replica.state is ReplicaState.RUNNING for replica in observation.replicas)
     return Incident(
         out.stuck,
-        f"{up} of {len(observation.replicas)} replicas ran for {WAIT_SECONDS:g} s and waited for "
-        f"replica {out.index}: {out.reason}",
+        f"{placed(observation)} of {len(observation.replicas)} replicas ran for {place_seconds:g} s and "
+        f"waited for replica {out.index}: {out.reason}",
         out.index,
     )
 
 
-def seconds_left(observation: AttemptObservation, now: datetime) -> float | None:
+def placed(observation: AttemptObservation) -> int:
+    """How many replicas run."""
+    return sum(replica.state is ReplicaState.RUNNING for replica in observation.replicas)
+
+
+def seconds_left(
+    observation: AttemptObservation, now: datetime, place_seconds: float = PLACE_SECONDS
+) -> float | None:
     """Until the attempt is given up, should nothing change; None where it would not be."""
     began = observation.started_at
     if began is None or observation.stopping or _left_out(observation) is None:
         return None
-    return WAIT_SECONDS - (now - began).total_seconds()
+    return place_seconds - (now - began).total_seconds()
 
 
 def _left_out(observation: AttemptObservation) -> ReplicaObservation | None:

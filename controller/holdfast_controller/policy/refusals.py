@@ -15,6 +15,7 @@ def refusals(job: TrainingJob, settings: PodSettings) -> tuple[str, ...]:
         *_image(job, settings),
         *_storage(job, settings),
         *_priority(job, settings),
+        *_fewer_replicas(job),
         *_caps(job, settings.limits),
     )
 
@@ -52,6 +53,15 @@ def _priority(job: TrainingJob, settings: PodSettings) -> list[str]:
             f"spec.priority {priority!r} is not among those that this cluster allows ({', '.join(permitted)})"
         ]
     return []
+
+
+def _fewer_replicas(job: TrainingJob) -> list[str]:
+    if job.spec.min_replicas is None or job.spec.queue is None:
+        return []
+    return [
+        f"spec.minReplicas {job.spec.min_replicas} is for jobs without a queue: Kueue gives places to all "
+        "replicas or to none; leave out spec.minReplicas or spec.queue"
+    ]
 
 
 def _caps(job: TrainingJob, limits: Limits) -> list[str]:

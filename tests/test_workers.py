@@ -24,7 +24,8 @@ def tell():
         worker = os.environ.get("PYTEST_XDIST_WORKER", "none")
         told.write(f"{worker} {os.environ['PYTEST_CURRENT_TEST'].split()[0]}\\n")
 """
-CLUSTER = "@pytest.mark.cluster\ndef test_cluster(): tell()\n"
+PLANE = "@pytest.mark.cluster\ndef test_plane(): tell()\n"
+NODES = "@pytest.fixture\ndef cluster(): pass\n@pytest.mark.cluster\ndef test_nodes(cluster): tell()\n"
 SLOW = "@pytest.mark.slow\ndef test_slow(): tell()\n"
 QUICK = "@pytest.mark.parametrize('what', ['a@b', 'c'])\ndef test_quick(what): tell()\n"
 ENGINE = "from local_world import local_engine\n"
@@ -56,6 +57,7 @@ def run(place: Path, *words: str) -> list[tuple[str, str]]:
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
             "PYTHONPATH": str(ROOT / "tests"),
             MARK: "inner",
+            "KUBECONFIG_UNDER_TEST": "none",  # or a fixture's name alone would have a cluster built
         },
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -76,21 +78,23 @@ def test_groups_come_first_and_files_stay_whole(tmp_path: Path) -> None:
     project(
         tmp_path,
         a=QUICK,
-        b=QUICK + SLOW + CLUSTER,
-        c=CLUSTER,
+        b=QUICK + SLOW + PLANE + NODES,
+        c=NODES + PLANE,
         d=ENGINE + SLOW,
         e=QUICK,
         f=QUICK + ENGINE,
     )
     told = by_worker(run(tmp_path))
     assert set(told) == {"gw0", "gw1"}
-    assert sum(len(tests) for tests in told.values()) == 12
-    cluster = ["test_b.py::test_cluster", "test_c.py::test_cluster"]
+    assert sum(len(tests) for tests in told.values()) == 14
+    nodes = ["test_b.py::test_nodes", "test_c.py::test_nodes"]
+    planes = ["test_b.py::test_plane", "test_c.py::test_plane"]
     engines = ["test_f.py::test_quick[a@b]", "test_f.py::test_quick[c]", "test_d.py::test_slow"]
-    one, other = sorted(told.values(), key=lambda tests: cluster[0] not in tests)
-    assert one[:2] == cluster
+    one, other = sorted(told.values(), key=lambda tests: nodes[0] not in tests)
+    assert one[:2] == nodes
     assert other[:3] == engines
-    for tests in (one[2:], other[3:]):
+    assert planes in (one[2:4], other[3:5]), "begun by who is free first"
+    for tests in (one[4 if planes[0] in one else 2 :], other[5 if planes[0] in other else 3 :]):
         files = [test.partition("::")[0] for test in tests]
         assert files == sorted(files, key=files.index), "a file is done before the next begins"
         assert not set(files) & {"test_c.py", "test_d.py", "test_f.py"}
@@ -103,7 +107,7 @@ def test_groups_come_first_and_files_stay_whole(tmp_path: Path) -> None:
 def test_who_looks_on_or_has_chosen_tests_has_them_in_one_process(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    project(tmp_path, a=QUICK, b=SLOW + CLUSTER)
+    project(tmp_path, a=QUICK, b=SLOW + PLANE)
     told = run(tmp_path, *words)
     assert {worker for worker, _ in told} == {"none"}
 

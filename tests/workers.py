@@ -1,10 +1,12 @@
 """Who runs which test where there are several processes for them (pytest-xdist), as in `make test`.
 
-A file stays whole and in its order, in one worker: what its tests share is made once. Two groups stay whole
+A file stays whole and in its order, in one worker: what its tests share is made once. Three groups stay whole
 across files, each in one worker:
 
-- `cluster`: tests that need a cluster. The machine has one, with one network, one BuildKit and one set of
-  kernel settings, and some tests look at all of these before and after.
+- `nodes`: tests that need a cluster with nodes. The machine has one, with one network, one BuildKit and one
+  set of kernel settings, and some tests look at all of these before and after.
+- `control plane`: the others of the cluster. A control plane touches nothing of the machine, and one serves
+  most of them.
 - `one machine`: tests whose local engine runs processes. It tells a kill for want of memory by the machine's
   own count of them, so a test that provokes one may not run beside a test that kills by hand.
 
@@ -24,6 +26,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.cluster.tools import NEED_NODES
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
@@ -31,7 +34,9 @@ from xdist.workermanage import WorkerController
 WORKERS = 2
 """Each may hold PyTorch twice, a benchmark or a cluster. PYTEST_XDIST_AUTO_NUM_WORKERS says otherwise."""
 
-CLUSTER, ONE_MACHINE = "cluster", "one machine"
+NODES, ONE_MACHINE, CONTROL_PLANE = "nodes", "one machine", "control plane"
+_FIRST = (NODES, ONE_MACHINE, CONTROL_PLANE)
+"""In this order, the longest before the others."""
 ENGINES = ("local_world", "one_machine")
 """Modules that start local engines."""
 
@@ -82,7 +87,7 @@ def arrange(items: list[pytest.Item], there: Path) -> None:
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def rank(item: pytest.Item) -> int:
-        return (CLUSTER, ONE_MACHINE).index(groups[item]) if item in groups else 3 - (item.path in slow)
+        return _FIRST.index(groups[item]) if item in groups else len(_FIRST) + (item.path not in slow)
 
     items.sort(key=rank)
     there.write_text(json.dumps({item.nodeid: group for item, group in groups.items()}))
@@ -91,6 +96,6 @@ def arrange(items: list[pytest.Item], there: Path) -> None:
 def group_of(item: pytest.Item) -> str | None:
     """By what the test asks for, or its module imports."""
     if item.get_closest_marker("cluster"):
-        return CLUSTER
+        return NODES if set(NEED_NODES) & set(getattr(item, "fixturenames", ())) else CONTROL_PLANE
     names = vars(item.module).values() if isinstance(item, pytest.Function) else ()
     return ONE_MACHINE if any(getattr(one, "__module__", None) in ENGINES for one in names) else None

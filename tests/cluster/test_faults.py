@@ -35,7 +35,7 @@ from tests.cluster.users import used
 from waiting import wait_until
 
 from holdfast_controller.jobs import TrainingJob
-from holdfast_controller.policy.half_placed import WAIT_SECONDS
+from holdfast_controller.policy.half_placed import PLACE_SECONDS
 from holdfast_trainer.contract import RunDir, read_lines
 
 WANTED = os.environ.get("FAULTS", "")
@@ -183,7 +183,7 @@ def hit(job: Job, fault: Fault) -> dict[str, Any]:
         if fault.follows:
             before = job.until("the eviction's verdict", lambda now: record(now, attempt, "verdict"))
             attempt += 1
-        patience = PATIENCE + (WAIT_SECONDS if fault.follows else 0)
+        patience = PATIENCE + (PLACE_SECONDS if fault.follows else 0)
         after = job.until(
             f"a verdict after {fault.name}", lambda now: record(now, attempt, "verdict"), patience
         )

@@ -103,7 +103,7 @@ def torment(
 @pytest.mark.parametrize(
     ("steps", "kills", "layout", "train"),
     [
-        pytest.param(2000, 20, (2, 1), {}, id="20-kills"),
+        pytest.param(1200, 20, (2, 1), {}, id="20-kills"),
         pytest.param(
             500,
             5,

@@ -264,7 +264,7 @@ def install(kubectl: Kubectl, *, operator: bool = True) -> None:
     """CRDs, namespaces, and an account that may do everything; with `operator` its kinds too."""
     crd = yaml.safe_load(CRD.read_text(encoding="utf-8"))
     namespaces = tuple(namespace_of(number) for number in range(NAMESPACES))
-    crds = (crd, raw_crd(crd), *(training_operator.crds(kubectl) if operator else ()))
+    crds = (crd, raw_crd(crd), *([training_operator.crd(kubectl)] if operator else []))
     trainingjobs.install(kubectl, *crds, namespaces=namespaces)
     kubectl.run("create", "serviceaccount", ACCOUNT, "-n=default")
     kubectl.run(

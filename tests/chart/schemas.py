@@ -48,7 +48,7 @@ def _strict(node: Any) -> Any:
         return node
     if node.get("format") == "int-or-string" or node.get("x-kubernetes-int-or-string"):
         return {"oneOf": [{"type": "string"}, {"type": "integer"}]}
-    made = {name: _strict(value) for name, value in node.items() if name not in _TOLD}
+    made = {name: _strict(value) for name, value in node.items() if name not in (*_TOLD, "properties")}
     if "properties" in node:
         # Names of fields, of which one may be called as a keyword is.
         made["properties"] = {name: _strict(field) for name, field in node["properties"].items()}

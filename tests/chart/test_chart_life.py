@@ -51,7 +51,7 @@ def kubectl(control_plane: ControlPlane, each_helm: Helm, team: str) -> Iterator
     kubectl = control_plane.kubectl
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
     if kubectl.attempt("get", "crd", "pytorchjobs.kubeflow.org").returncode:
-        kubectl.apply(*training_operator.crds(kubectl))
+        kubectl.apply(training_operator.crd(kubectl))
     wait_served(kubectl, "pytorchjobs.kubeflow.org")
     yield kubectl
     each_helm.attempt("uninstall", "holdfast", "-n", SYSTEM, "--kubeconfig", str(kubectl.kubeconfig))

@@ -32,7 +32,7 @@ def kubectl(control_plane: ControlPlane, helm: Helm) -> Iterator[Kubectl]:
     """With the operator's kinds, and without ours: the chart brings them."""
     kubectl = control_plane.kubectl
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
-    kubectl.apply(*training_operator.crds(kubectl))
+    kubectl.apply(training_operator.crd(kubectl))
     wait_served(kubectl, PYTORCH_JOBS)
     yield kubectl
     if kubectl.attempt("get", "crd", "trainingjobs.holdfast.dev").returncode == 0:
@@ -61,7 +61,7 @@ def test_notes_say_what_is_missing(helm: Helm, kubectl: Kubectl) -> None:
     )
     told = release(helm, kubectl, "upgrade", "--install", "holdfast", str(CHART), "--create-namespace")
     assert "MISSING: the Kubeflow Training Operator (no PyTorchJob in kubeflow.org/v1)" in told
-    kubectl.apply(*training_operator.crds(kubectl))
+    kubectl.apply(training_operator.crd(kubectl))
     wait_served(kubectl, PYTORCH_JOBS)
 
 

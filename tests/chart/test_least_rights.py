@@ -50,7 +50,7 @@ def running(
     jobs: dict[str, Any] = getattr(request, "param", {})
     kubectl = control_plane.kubectl
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
-    kubectl.apply(*training_operator.crds(kubectl))
+    kubectl.apply(training_operator.crd(kubectl))
     wait_served(kubectl, "pytorchjobs.kubeflow.org")
     values = [f"--set-json=jobs.{key}={json.dumps(value)}" for key, value in jobs.items()]
     install(kubectl, helm, "rights", SYSTEM, *values)

@@ -235,7 +235,7 @@ async def story(kubectl: Kubectl, namespace: str, directory: Path) -> AsyncItera
 def test_killed_at_any_moment_it_ends_as_if_it_had_not_been(short_lived: Site, tmp_path: Path) -> None:
     print(f"KILL_SEED={SEED}")
     kubectl = start_control_plane(short_lived).kubectl
-    crds = (yaml.safe_load(CRD.read_text()), *training_operator.crds(kubectl))
+    crds = (yaml.safe_load(CRD.read_text()), training_operator.crd(kubectl))
     trainingjobs.install(kubectl, *crds, namespaces=("calm", "stormy"))
     names = [f"{kind}-{number}" for kind, count in JOBS_OF.items() for number in range(count)]
 

@@ -50,7 +50,7 @@ def test_without_the_operator_jobs_wait_with_that_reason_and_go_on_when_it_comes
             assert not seen.gone
             suspended = job.model_copy(update={"spec": job.spec.model_copy(update={"suspend": True})})
             assert (await engine.observe(suspended, 1)).gone  # nothing runs that would have to be stopped
-            plane.kubectl.apply(*training_operator.crds(plane.kubectl))
+            plane.kubectl.apply(training_operator.crd(plane.kubectl))
 
             async def known() -> bool:
                 return not (await engine.observe(job, 1)).waiting

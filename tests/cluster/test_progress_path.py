@@ -52,7 +52,7 @@ def ranks() -> Iterator[Trainers]:
 @pytest.fixture
 def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     kubectl = control_plane.kubectl
-    crds = [yaml.safe_load(CRD.read_text()), *training_operator.crds(kubectl)]
+    crds = [yaml.safe_load(CRD.read_text()), training_operator.crd(kubectl)]
     trainingjobs.install(kubectl, *crds, namespaces=(NAMESPACE,))
     trainingjobs.clear(kubectl)
     kubectl.run("wait", f"-n={NAMESPACE}", "--for=create", "serviceaccount/default", "--timeout=300s")

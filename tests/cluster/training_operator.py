@@ -7,6 +7,7 @@ operator is ready, where the manifest waits up to 25 s. Its image is built here,
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -20,13 +21,15 @@ from tests.waiting import wait_until
 
 NAMESPACE = "kubeflow"
 DEPLOYMENT = "training-operator"
+CRD = "pytorchjobs.kubeflow.org"
 OVERLAY = "manifests/overlays/standalone"
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's, nine times as fast, where PyYAML has it."""
 
 
 def manifests(kubectl: Kubectl) -> list[dict[str, Any]]:
     """What the overlay renders to, with the init container's image set. Raises ClusterError."""
-    rendered = kubectl.run("kustomize", str(build(MODULE) / OVERLAY))
-    documents = [document for document in yaml.safe_load_all(rendered) if document]
+    documents: list[dict[str, Any]] = json.loads(_rendered(kubectl))
     deployments = [document for document in documents if document["kind"] == "Deployment"]
     containers = [one for each in deployments for one in each["spec"]["template"]["spec"]["containers"]]
     if len(containers) != 1 or containers[0]["image"] != TRAINING_OPERATOR.removeprefix("docker.io/"):
@@ -39,9 +42,17 @@ def manifests(kubectl: Kubectl) -> list[dict[str, Any]]:
     return documents
 
 
-def crds(kubectl: Kubectl) -> list[dict[str, Any]]:
-    """Only the kinds of jobs; enough for a control plane without nodes."""
-    return [document for document in manifests(kubectl) if document["kind"] == "CustomResourceDefinition"]
+@functools.cache
+def _rendered(kubectl: Kubectl) -> str:
+    """The overlay as JSON: 3 MB of YAML take seconds to render and to parse."""
+    rendered = kubectl.run("kustomize", str(build(MODULE) / OVERLAY))
+    return json.dumps([document for document in yaml.load_all(rendered, _LOADER) if document])
+
+
+def crd(kubectl: Kubectl) -> dict[str, Any]:
+    """The definition of PyTorchJobs alone; enough for a control plane without nodes, and a sixth of all."""
+    named = (document for document in manifests(kubectl) if document["metadata"]["name"] == CRD)
+    return next(named)
 
 
 def install(kubectl: Kubectl) -> None:

@@ -50,8 +50,10 @@ def install(kubectl: Kubectl, *documents: dict[str, Any], namespaces: tuple[str,
 
 
 def wait_served(kubectl: Kubectl, crd: str) -> None:
-    """Until a CRD's objects can be asked for; its kind is in discovery a moment after it is established."""
-    kubectl.run("wait", "--for=condition=Established", f"crd/{crd}", "--timeout=300s")
+    """Until a CRD's objects can be asked for; its kind is in discovery a moment after it is established.
+
+    No `kubectl wait`: it fails on a definition that has no conditions yet.
+    """
     wait_until(lambda: kubectl.attempt("get", crd, "-A").returncode == 0, f"{crd} to be served")
 
 

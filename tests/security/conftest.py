@@ -91,7 +91,7 @@ def live(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]
         if not plane.has_controllers:
             pytest.skip("KUBEBUILDER_ASSETS has no controllers: nobody aggregates the chart's roles")
         kubectl = plane.kubectl
-        kubectl.apply(*training_operator.crds(kubectl))
+        kubectl.apply(training_operator.crd(kubectl))
         install(kubectl, helm, "live", SYSTEM)
         for namespace, roles in (
             (TEAM, {"viewer": "view", "editor": "edit", "stranger": None, "leaver": "edit"}),

@@ -78,7 +78,7 @@ def test_jobs_wait_for_the_operator_and_go_on_when_it_comes(
         events = running.call("editor", "GET", f"/v1/namespaces/{TEAM}/jobs/early/events").json()["items"]
         assert "StartFailed" not in {event["reason"] for event in events}, "nothing failed: it waits"
 
-        kubectl.apply(*training_operator.crds(kubectl))
+        kubectl.apply(training_operator.crd(kubectl))
         words = ("get", "pytorchjob", "early-1", f"-n={TEAM}")
         wait_until(lambda: kubectl.attempt(*words).returncode == 0, "the attempt", 240)
         wait_until(

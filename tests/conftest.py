@@ -14,6 +14,16 @@ import workers
 from processes import MARK, Processes
 from tests.cluster.build import build
 from tests.cluster.errors import ClusterError
+from tests.cluster.fixtures import (  # noqa: F401  here they are one for all directories
+    cluster,
+    control_plane,
+    controller_image,
+    gather,
+    gathered,
+    namespace,
+    short_lived,
+    trainer_image,
+)
 from tests.cluster.machine import why_no_node
 from tests.cluster.tools import BUILT_FOR, NEED_NODES
 from waiting import Deadline
@@ -29,6 +39,8 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("holdfast")
+
+CLUSTER_LOGS = Path(__file__).parents[1] / "build" / "cluster-logs"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -85,6 +97,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
             except ClusterError:
                 break  # the fixture that needs it says why
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[object]:
+    """Where a test of the cluster fails, keep the components' logs and events before they go."""
+    report = yield
+    if report.failed and _on_cluster(item):  # type: ignore[attr-defined]
+        gather(CLUSTER_LOGS / item.name.replace("/", "-"))
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,6 @@ from bench.recovering.runs import Planned, Told, shares, trace
 from bench.report import Report
 from tests.cluster import jobset
 from tests.cluster.cluster import Cluster
-from tests.cluster.conftest import cluster, trainer_image
-
-__all__ = ["cluster", "trainer_image"]
 
 
 @pytest.fixture

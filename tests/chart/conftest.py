@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster.build import program
-from tests.cluster.conftest import control_plane  # noqa: F401  a fixture
 from tests.cluster.errors import MissingTool
 from tests.cluster.kubectl import Kubectl
 

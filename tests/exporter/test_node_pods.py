@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.conftest import control_plane  # noqa: F401  a fixture
 from tests.cluster.control_plane import ControlPlane
 from waiting import wait_until
 
@@ -93,7 +92,7 @@ def test_while_the_apiserver_is_away_what_is_known_stays_true_for_a_minute() -> 
 
 @pytest.mark.cluster
 def test_a_real_apiserver_lists_the_nodes_pods_to_who_may(
-    control_plane: ControlPlane,  # noqa: F811
+    control_plane: ControlPlane,
     tmp_path: Path,
 ) -> None:
     kubectl = control_plane.kubectl

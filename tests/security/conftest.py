@@ -19,7 +19,6 @@ from tests.chart.as_installed import Running, give, install, start
 from tests.chart.conftest import Helm, helm  # noqa: F401  a fixture
 from tests.cluster import training_operator
 from tests.cluster.component import end_all
-from tests.cluster.conftest import short_lived  # noqa: F401  a fixture
 from tests.cluster.control_plane import ControlPlane, start_control_plane
 from tests.cluster.errors import MissingTool
 from tests.cluster.machine import erase

@@ -1,4 +1,4 @@
-"""A control plane or a whole cluster for the tests here; a namespace for each; logs where one fails.
+"""A control plane or a whole cluster for all tests of a session; a namespace for each; logs where one fails.
 
 - `control_plane`: etcd, apiserver and controllers, on any machine. Started once, in four seconds.
 - `cluster`: pods run too. Needs root, unless KUBECONFIG_UNDER_TEST names a cluster.
@@ -25,7 +25,6 @@ from tests.cluster.nodes import share_image
 from tests.cluster.site import DEFAULT_NAME, Site, site, site_apart
 from tests.cluster.users import used
 
-GATHERED = Path(__file__).parents[2] / "build" / "cluster-logs"
 _sites: list[Site] = []
 
 
@@ -111,15 +110,6 @@ def short_lived() -> Iterator[Site]:
 def gathered() -> list[Site]:
     """The places whose logs are gathered where a test fails; who makes a cluster of his own adds it."""
     return _sites
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Where a test fails, gather the components' logs and the cluster's events before they go."""
-    report = yield
-    if report.failed:  # type: ignore[attr-defined]
-        gather(GATHERED / item.name.replace("/", "-"))
-    return report
 
 
 def gather(target: Path) -> None:

@@ -27,7 +27,7 @@ from holdfast_trainer.checkpoint import CheckpointDirectory, CheckpointError, Sa
 from holdfast_trainer.contract import RunDir, raise_fence
 
 WORLD = 3
-MOST = int(os.environ.get("CRASH_STATES", "500"))
+MOST = int(os.environ.get("CRASH_STATES", "250"))
 """States of one crash point, drawn where there are more."""
 
 

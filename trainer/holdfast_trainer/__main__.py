@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
+
+from .importing import without_collector
 
 COMMANDS = {
     "train": ("holdfast_trainer.train_command", "train a GPT, alone or under torchrun; resumes by itself"),
@@ -30,7 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"unknown command {name!r}\n\n{USAGE}", file=sys.stderr, end="")
         return 2
-    status: int = importlib.import_module(COMMANDS[name][0]).main(rest)
+    module = COMMANDS[name][0]
+    with without_collector() if module not in sys.modules else nullcontext():
+        command = importlib.import_module(module)
+    status: int = command.main(rest)
     return status
 
 

@@ -18,7 +18,6 @@ interpreter apart.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import socket
@@ -28,6 +27,7 @@ from pathlib import Path
 
 from . import in_place, supervise
 from .contract import ENV_RUN_DIR, RunDir
+from .importing import without_collector
 from .prefetch import Prefetch
 
 FIRST_SECONDS = 30.0
@@ -91,11 +91,10 @@ def run(argv: list[str]) -> int:
         print(f"torchrun: {error}\n{USAGE}", file=sys.stderr)
         return supervise.EXIT_USAGE
     ahead = Prefetch(RunDir(Path(there))) if (there := os.environ.get(ENV_RUN_DIR)) else None
-    gc.disable()  # nothing of it is garbage, and to look at all of it again and again takes 0.2 s
-    from torch.distributed.run import main as torchrun  # seconds, in which the disk has nothing else to do
-
-    gc.freeze()  # nor will it be
-    gc.enable()
+    with without_collector():
+        from torch.distributed.run import (
+            main as torchrun,
+        )  # seconds, in which the disk has nothing else to do
     if ahead is not None:
         ahead.stop()
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)

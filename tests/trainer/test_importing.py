@@ -1,0 +1,54 @@
+"""What is imported is not looked at for garbage, and afterwards garbage is collected as ever."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from holdfast_trainer.importing import without_collector
+
+COUNTED = """
+import gc, importlib, sys
+from holdfast_trainer.__main__ import main
+
+def passes():
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+def counted(name, real=importlib.import_module):
+    before = passes()
+    module = real(name)
+    print(name, "torch" in sys.modules, passes() - before)
+    return module
+
+importlib.import_module = counted
+try:
+    main(["diagnose", "--help"])
+except SystemExit:
+    print("collects again:", gc.isenabled())
+"""
+
+
+def test_nothing_is_collected_within_and_everything_after() -> None:
+    def fails() -> None:
+        with without_collector():
+            assert not gc.isenabled()
+            raise ImportError
+
+    try:
+        with pytest.raises(ImportError):
+            fails()
+        assert gc.isenabled(), "also where the import fails"
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+
+def test_a_command_is_imported_without_a_pass_of_the_collector() -> None:
+    """In a process of its own: what is imported stays so."""
+    words = [sys.executable, "-c", COUNTED]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
+    assert "holdfast_trainer.diagnose_command True 0" in done.stdout
+    assert "collects again: True" in done.stdout

@@ -18,6 +18,7 @@ interpreter apart.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -91,10 +92,10 @@ def run(argv: list[str]) -> int:
         print(f"torchrun: {error}\n{USAGE}", file=sys.stderr)
         return supervise.EXIT_USAGE
     ahead = Prefetch(RunDir(Path(there))) if (there := os.environ.get(ENV_RUN_DIR)) else None
-    with without_collector():
-        from torch.distributed.run import (
-            main as torchrun,
-        )  # seconds, in which the disk has nothing else to do
+    with without_collector():  # seconds, in which the disk has nothing else to do
+        from torch.distributed.run import main as torchrun
+
+    gc.freeze()  # nor is any of it looked at later, here or in the ranks that are forked
     if ahead is not None:
         ahead.stop()
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)

@@ -223,6 +223,11 @@ class AttemptObservation:
     placed_at: datetime | None = None
     """When the last of them got it; None while one is missing."""
 
+    @property
+    def up(self) -> int:
+        """How many replicas run."""
+        return sum(replica.state is ReplicaState.RUNNING for replica in self.replicas)
+
 
 @dataclass(frozen=True)
 class Plan:

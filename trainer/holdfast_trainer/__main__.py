@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 from holdfast_trainer.importing import without_collector
 
@@ -33,9 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"unknown command {name!r}\n\n{USAGE}", file=sys.stderr, end="")
         return 2
-    module = COMMANDS[name][0]
-    with without_collector() if module not in sys.modules else nullcontext():
-        command = importlib.import_module(module)
+    with without_collector():
+        command = importlib.import_module(COMMANDS[name][0])
     status: int = command.main(rest)
     return status
 

@@ -23,7 +23,7 @@ from .budget import NO_PLACE, spend
 from .classify import Incident, classify
 from .conditions import conditions_of
 from .decision import Decision
-from .half_placed import PLACE_SECONDS, half_placed, placed, seconds_left
+from .half_placed import PLACE_SECONDS, half_placed, seconds_left
 from .hang import hangs
 from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at, lost_at
@@ -162,7 +162,7 @@ class _Deciding:
         elif left_out := half_placed(observation, self.now, self.place_seconds):
             record.ending, record.reason = left_out.verdict, left_out.reason
             if left_out.verdict is Verdict.UNSCHEDULABLE:
-                record.placed = placed(observation)
+                record.placed = observation.up
         if record.ending is not None:
             self._tell("Warning", record.ending.value, f"attempt {record.number} is ended: {record.reason}")
 

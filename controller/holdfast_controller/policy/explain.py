@@ -12,11 +12,10 @@ UNREPORTED = (
 
 def starting(observation: AttemptObservation) -> str:
     """Of an attempt whose first step is not done yet."""
-    up = sum(replica.state is ReplicaState.RUNNING for replica in observation.replicas)
-    if up < len(observation.replicas):
+    if observation.up < len(observation.replicas):
         out = [replica for replica in observation.replicas if replica.state is ReplicaState.PENDING]
         why = next((f"; replica {replica.index}: {replica.reason}" for replica in out if replica.reason), "")
-        return f"{up} of {len(observation.replicas)} replicas are up{why}"
+        return f"{observation.up} of {len(observation.replicas)} replicas are up{why}"
     if observation.progress is None:
         return "replicas are up; rank 0 has not reported yet"
     return f"replicas are up; rank 0 says: {observation.progress.phase}"

@@ -27,15 +27,10 @@ def half_placed(
         return None
     return Incident(
         out.stuck,
-        f"{placed(observation)} of {len(observation.replicas)} replicas ran for {place_seconds:g} s and "
+        f"{observation.up} of {len(observation.replicas)} replicas ran for {place_seconds:g} s and "
         f"waited for replica {out.index}: {out.reason}",
         out.index,
     )
-
-
-def placed(observation: AttemptObservation) -> int:
-    """How many replicas run."""
-    return sum(replica.state is ReplicaState.RUNNING for replica in observation.replicas)
 
 
 def seconds_left(
@@ -51,7 +46,7 @@ def seconds_left(
 def _left_out(observation: AttemptObservation) -> ReplicaObservation | None:
     """The first replica that finds no place, where others run."""
     replicas = observation.replicas
-    if all(replica.state is not ReplicaState.RUNNING for replica in replicas):
+    if not observation.up:
         return None
     out = (one for one in replicas if one.state is ReplicaState.PENDING and one.stuck is not None)
     return next(out, None)

@@ -19,20 +19,16 @@ AGAIN = timedelta(minutes=30)
 """After all replicas were asked for in vain."""
 
 
-def sizes(spec: Spec) -> list[int]:
-    """All that an attempt may have, the largest first."""
-    fewest = spec.min_replicas or spec.replicas
-    return [size for size in range(spec.replicas, fewest - 1, -1) if spec.replicas % size == 0]
-
-
 def next_replicas(spec: Spec, attempts: Sequence[AttemptRecord], now: datetime) -> int | None:
     """How many, where they are fewer than the job asks for; None for all of them.
 
     `attempts` are the records in order, each with its verdict.
     """
-    fewer = sizes(spec)[1:]
-    if not fewer or not attempts:
+    if spec.min_replicas is None or not attempts:
         return None
+    fewer = [
+        size for size in range(spec.replicas - 1, spec.min_replicas - 1, -1) if spec.replicas % size == 0
+    ]
     newest = attempts[-1]
     if newest.placed is not None:
         return next((size for size in fewer if size <= newest.placed), None)

@@ -50,9 +50,7 @@ def team(each_helm: Helm) -> str:
 def kubectl(control_plane: ControlPlane, each_helm: Helm, team: str) -> Iterator[Kubectl]:
     kubectl = control_plane.kubectl
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
-    if kubectl.attempt("get", "crd", "pytorchjobs.kubeflow.org").returncode:
-        kubectl.apply(training_operator.crd(kubectl))
-    wait_served(kubectl, "pytorchjobs.kubeflow.org")
+    training_operator.serve_crd(kubectl)
     yield kubectl
     each_helm.attempt("uninstall", "holdfast", "-n", SYSTEM, "--kubeconfig", str(kubectl.kubeconfig))
     free = '-p={"metadata":{"finalizers":null}}'

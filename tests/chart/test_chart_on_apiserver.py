@@ -18,12 +18,11 @@ from tests.chart.test_monitoring_chart import RULES_CRD
 from tests.cluster import training_operator
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubectl import Kubectl
-from tests.cluster.trainingjobs import clear, wait_served
+from tests.cluster.trainingjobs import clear
 from waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
-PYTORCH_JOBS = "pytorchjobs.kubeflow.org"
 ATTEMPTS = Path(__file__).parents[1] / "controller" / "golden"
 
 
@@ -32,8 +31,7 @@ def kubectl(control_plane: ControlPlane, helm: Helm) -> Iterator[Kubectl]:
     """With the operator's kinds, and without ours: the chart brings them."""
     kubectl = control_plane.kubectl
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
-    kubectl.apply(training_operator.crd(kubectl))
-    wait_served(kubectl, PYTORCH_JOBS)
+    training_operator.serve_crd(kubectl)
     yield kubectl
     if kubectl.attempt("get", "crd", "trainingjobs.holdfast.dev").returncode == 0:
         clear(kubectl)
@@ -52,17 +50,17 @@ def schemas(kubectl: Kubectl, directory: Path) -> str:
 
 
 def test_notes_say_what_is_missing(helm: Helm, kubectl: Kubectl) -> None:
-    kubectl.run("delete", "crd", PYTORCH_JOBS)
+    kubectl.run("delete", "crd", training_operator.CRD)
     wait_until(
         lambda: (
-            PYTORCH_JOBS not in kubectl.run("api-resources", "--api-group=kubeflow.org", "-o=name").split()
+            training_operator.CRD
+            not in kubectl.run("api-resources", "--api-group=kubeflow.org", "-o=name").split()
         ),
         "the kind to be gone from discovery",
     )
     told = release(helm, kubectl, "upgrade", "--install", "holdfast", str(CHART), "--create-namespace")
     assert "MISSING: the Kubeflow Training Operator (no PyTorchJob in kubeflow.org/v1)" in told
-    kubectl.apply(training_operator.crd(kubectl))
-    wait_served(kubectl, PYTORCH_JOBS)
+    training_operator.serve_crd(kubectl)
 
 
 @pytest.mark.parametrize(

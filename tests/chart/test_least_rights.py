@@ -19,7 +19,7 @@ from tests.cluster import training_operator
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.rights import wait_until_allowed
-from tests.cluster.trainingjobs import clear, remove_namespaces, wait_served
+from tests.cluster.trainingjobs import clear, remove_namespaces
 from waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -50,8 +50,7 @@ def running(
     jobs: dict[str, Any] = getattr(request, "param", {})
     kubectl = control_plane.kubectl
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
-    kubectl.apply(training_operator.crd(kubectl))
-    wait_served(kubectl, "pytorchjobs.kubeflow.org")
+    training_operator.serve_crd(kubectl)
     values = [f"--set-json=jobs.{key}={json.dumps(value)}" for key, value in jobs.items()]
     install(kubectl, helm, "rights", SYSTEM, *values)
     kubectl.run("create", "namespace", TEAM)

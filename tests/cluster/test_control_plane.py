@@ -12,7 +12,6 @@ from tests.cluster.errors import ComponentFailed
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.site import Site
 from tests.cluster.tools import KUBERNETES
-from tests.cluster.trainingjobs import wait_served
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]  # the first time all is built
 
@@ -42,8 +41,7 @@ def test_a_stranger_may_not_look(control_plane: ControlPlane) -> None:
 
 def test_pytorchjobs_can_be_stored_without_the_operator(control_plane: ControlPlane) -> None:
     kubectl = control_plane.kubectl
-    kubectl.apply(training_operator.crd(kubectl))
-    wait_served(kubectl, training_operator.CRD)
+    training_operator.serve_crd(kubectl)
     replica = {"spec": {"containers": [{"name": "pytorch", "image": "any"}]}}
     job = {
         "apiVersion": "kubeflow.org/v1",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,19 +19,18 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.images import BUSYBOX, TRAINING_OPERATOR
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.tools import TRAINING_OPERATOR as MODULE
+from tests.cluster.trainingjobs import wait_served
 from tests.waiting import wait_until
 
 NAMESPACE = "kubeflow"
 DEPLOYMENT = "training-operator"
 CRD = "pytorchjobs.kubeflow.org"
 OVERLAY = "manifests/overlays/standalone"
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's, nine times as fast, where PyYAML has it."""
 
 
 def manifests(kubectl: Kubectl) -> list[dict[str, Any]]:
     """What the overlay renders to, with the init container's image set. Raises ClusterError."""
-    documents: list[dict[str, Any]] = json.loads(_rendered(kubectl))
+    documents: list[dict[str, Any]] = json.loads(_rendered(kubectl.binary))
     deployments = [document for document in documents if document["kind"] == "Deployment"]
     containers = [one for each in deployments for one in each["spec"]["template"]["spec"]["containers"]]
     if len(containers) != 1 or containers[0]["image"] != TRAINING_OPERATOR.removeprefix("docker.io/"):
@@ -43,16 +44,22 @@ def manifests(kubectl: Kubectl) -> list[dict[str, Any]]:
 
 
 @functools.cache
-def _rendered(kubectl: Kubectl) -> str:
-    """The overlay as JSON: 3 MB of YAML take seconds to render and to parse."""
-    rendered = kubectl.run("kustomize", str(build(MODULE) / OVERLAY))
-    return json.dumps([document for document in yaml.load_all(rendered, _LOADER) if document])
+def _rendered(kubectl: Path) -> str:
+    """The overlay as JSON, by this program and no cluster: 3 MB of YAML take seconds to render and parse."""
+    rendered = Kubectl(Path(os.devnull), kubectl).run("kustomize", str(build(MODULE) / OVERLAY))
+    return json.dumps([document for document in yaml.load_all(rendered, yaml.CSafeLoader) if document])
 
 
 def crd(kubectl: Kubectl) -> dict[str, Any]:
     """The definition of PyTorchJobs alone; enough for a control plane without nodes, and a sixth of all."""
     named = (document for document in manifests(kubectl) if document["metadata"]["name"] == CRD)
     return next(named)
+
+
+def serve_crd(kubectl: Kubectl) -> None:
+    """Apply that definition, and wait until PyTorchJobs can be asked for."""
+    kubectl.apply(crd(kubectl))
+    wait_served(kubectl, CRD)
 
 
 def install(kubectl: Kubectl) -> None:

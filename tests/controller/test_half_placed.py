@@ -3,20 +3,17 @@ nothing is held against it."""
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
-from fakes import MemoryEngine, MemoryStore
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from scene import Scene, make, play
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
-from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, TrainingJob, Verdict
+from holdfast_controller.jobs import AttemptRecord, Phase, Spec, TrainingJob, Verdict
 from holdfast_controller.policy.half_placed import half_placed, seconds_left
 from holdfast_controller.policy.size import next_replicas
-from holdfast_controller.reconciler import Reconciler
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 UP = ReplicaObservation(0, ReplicaState.RUNNING)
@@ -59,90 +56,68 @@ def test_how_long_it_has_left(replicas: tuple[ReplicaObservation, ...], seconds:
     assert seconds_left(seen, NOON + timedelta(seconds=100)) == seconds
 
 
-class Scene:
-    """One job of the reconciler's, on an engine in memory."""
+async def leave_out(scene: Scene, job: TrainingJob, *replicas: int) -> TrainingJob:
+    """For longer than the attempt waits."""
+    for replica in replicas:
+        scene.engine.leave_out(job, job.status.attempt, replica)
+    scene.now += timedelta(seconds=301)
+    return await scene.look(passes=4)
 
-    def __init__(self) -> None:
-        self.now = NOON
-        self.store, self.engine = MemoryStore(), MemoryEngine(clock=self.seconds)
-        self.reconciler = Reconciler(self.store, self.engine, clock=lambda: self.now)
 
-    def seconds(self) -> float:
-        return self.now.timestamp()
-
-    async def submit(self, **spec: Any) -> TrainingJob:
-        asked = Spec.model_validate({"command": ["x"], **spec})
-        await self.store.create(TrainingJob(metadata=Metadata(name="a"), spec=asked))
-        return await self.look()
-
-    async def look(self) -> TrainingJob:
-        for _ in range(4):
-            await self.reconciler.reconcile("default/a")
-        return await self.store.get("default", "a")
-
-    async def leave_out(self, job: TrainingJob, *replicas: int) -> TrainingJob:
-        """For longer than the attempt waits."""
-        for replica in replicas:
-            self.engine.leave_out(job, job.status.attempt, replica)
-        self.now += timedelta(seconds=301)
-        return await self.look()
-
-    def take(self, job: TrainingJob) -> None:
-        """All replicas of the attempt that runs."""
-        for attempt in self.engine.running(job.metadata.uid):
-            for replica in range(len(attempt.replicas)):
-                self.engine.vanish(job, attempt.number, replica)
+def take(scene: Scene, job: TrainingJob) -> None:
+    """All replicas of the attempt that runs."""
+    for attempt in scene.engine.running(job.metadata.uid):
+        for replica in range(len(attempt.replicas)):
+            scene.engine.vanish(job, attempt.number, replica)
 
 
 def test_it_waits_with_its_budgets_whole_and_comes_back() -> None:
-    async def story() -> None:
-        scene = Scene()
-        job = await scene.submit(replicas=2, retries={"failures": 0, "disruptions": 0})
-        job = await scene.leave_out(job, 1)
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(replicas=2, retries={"failures": 0, "disruptions": 0}))
+        job = await leave_out(scene, job, 1)
         (first,) = job.status.attempts
         assert (first.verdict, first.ending) == (Verdict.UNSCHEDULABLE, Verdict.UNSCHEDULABLE)
         assert (job.status.phase, job.status.failures, job.status.disruptions) == (Phase.RECOVERING, 0, 0)
         assert "starts again after a back-off: 1 of 2 replicas ran for 300 s" in job.status.message
         assert not scene.engine.running(job.metadata.uid)
         scene.now += timedelta(seconds=15)
-        job = await scene.look()
+        job = await scene.look(passes=4)
         assert job.status.attempt == 2
         assert len(scene.engine.running(job.metadata.uid)) == 1
 
-    asyncio.run(story())
+    play(story)
 
 
 def test_a_job_that_may_have_fewer_replicas_goes_on_with_the_places_that_there_are() -> None:
-    async def story() -> None:
-        scene = Scene()
-        job = await scene.submit(replicas=4, minReplicas=2, retries={"failures": 0, "disruptions": 9})
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(replicas=4, minReplicas=2, retries={"failures": 0, "disruptions": 9}))
 
         def running() -> list[int]:
             return [len(attempt.replicas) for attempt in scene.engine.running(job.metadata.uid)]
 
         assert running() == [4]
-        job = await scene.leave_out(job, 3)
+        job = await leave_out(scene, job, 3)
         told = [event.message for event in await scene.store.events("default", "a")]
         assert told[-1] == "attempt 2 opened with 2 of 4 replicas"
         assert running() == [2], "at once: three had a place, and of these two share a batch evenly"
         assert (job.status.failures, job.status.disruptions) == (0, 0)
 
-        scene.take(job)
-        job = await scene.look()
+        take(scene, job)
+        job = await scene.look(passes=4)
         assert job.status.attempt == 3
         assert running() == [2], "it was seen a moment ago that there is no room for all"
         scene.now += timedelta(minutes=31)
-        scene.take(job)
-        job = await scene.look()
+        take(scene, job)
+        job = await scene.look(passes=4)
         assert job.status.attempt == 4
         assert running() == [4], "by now there may be"
         assert [record.replicas for record in job.status.attempts] == [None, 2, 2, None]
 
-        job = await scene.leave_out(job, 1, 2, 3)
+        job = await leave_out(scene, job, 1, 2, 3)
         assert "starts again after a back-off: 1 of 4 replicas ran" in job.status.message
         assert running() == [], "one is fewer than it may have: it gives the place back"
 
-    asyncio.run(story())
+    play(story)
 
 
 def ended(placed: int | None = None, replicas: int | None = None, minutes: int = 0) -> AttemptRecord:

@@ -216,12 +216,25 @@ def test_another_environments_interpreter_is_executed(
 
 
 def test_where_the_kernel_shows_no_forked_rank_as_it_is_every_rank_is_executed() -> None:
-    argv = ["--nnodes=1", "--", "--tee", "--", *rank_command(FORKED)]
+    argv = ["--log-dir=logs", "--", "--tee", "--", *rank_command(FORKED)]
     forked, executed = (arguments(argv, may_fork=may) for may in (True, False))
-    assert forked[:4] == ["--nnodes=1", "--start-method=fork", "--run-path", "--"]
+    assert forked[:4] == ["--log-dir=logs", "--start-method=fork", "--run-path", "--"]
     assert forked[5:] == argv[2:]
     supervise = [sys.executable, "-m", "holdfast_trainer.supervise"]
-    assert executed == ["--nnodes=1", "--no-python", "--", *supervise, *argv[2:]]
+    assert executed == ["--log-dir=logs", "--no-python", "--", *supervise, *argv[2:]]
+
+
+def test_an_attempt_leaves_nothing_in_the_directory_for_temporary_files(tmp_path: Path) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    command = [word for word in gang(tmp_path, rank_command(FORKED, "fail")) if "--log-dir" not in word]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)}
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert how(tmp_path)["code"] == 1
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,9 @@ def arguments(argv: list[str], *, may_fork: bool) -> list[str]:
     own, rest = argv[:cut], argv[cut + 1 :]
     if "--" not in rest:
         raise supervise.UsageError("no command given; it follows the second `--`")
+    # By default each attempt leaves directories in /tmp, with nothing in them.
+    if not any(word.startswith(("--log-dir", "--log_dir")) for word in own):
+        own.append(f"--log-dir={os.devnull}")
     if may_fork and in_place.program_of(rest[rest.index("--") + 1 :]) is not None:
         stub = Path(__file__).with_name("rank.py")
         return [*own, "--start-method=fork", "--run-path", "--", str(stub), *rest]

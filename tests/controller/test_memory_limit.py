@@ -10,11 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 from local_world import at_work, local_engine, ranks_up, until, waiting_job
+from processes import Processes
+from waiting import wait_until_async
 
 from holdfast_controller.cluster import Invalid
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid
-from holdfast_controller.jobs import Verdict
+from holdfast_controller.jobs import TrainingJob, Verdict
 from holdfast_controller.local import process
 from holdfast_controller.local.memory import MemoryGroup, parent_group
 from holdfast_controller.policy.classify import classify
@@ -53,6 +55,12 @@ def test_where_groups_can_be_made(tmp_path: Path, told: str, files: list[str], f
     assert parent == (None if found is None else tmp_path / "fs" / found)
 
 
+def limits(job: TrainingJob) -> list[int | None]:
+    """Of the groups of its first attempt; None for one that is not there."""
+    assert here is not None
+    return [MemoryGroup(here, attempt_uid(job, 1), replica).limit for replica in range(job.spec.replicas)]
+
+
 GROWS = f"{sys.executable} -c 'import time; kept = bytearray(400 << 20); time.sleep(600)'"
 
 
@@ -75,13 +83,35 @@ def test_who_reaches_the_limit_is_out_of_memory_and_its_group_goes_with_it(
             seen = await until(engine, job, 1, "the end of rank 1", lambda s: bool(s.replicas[1].ranks))
             await engine.kill(job, 1)
             seen = await until(engine, job, 1, "the end", lambda s: s.gone)
+            await until(engine, job, 1, "the end of its groups", lambda _: limits(job) == [None, None])
         incident = classify(seen)
         assert (incident.verdict, incident.replica) == (Verdict.OUT_OF_MEMORY, 1), incident.reason
         assert incident.reason.startswith(
             "replica 1: OutOfMemory: it reached its limit of 150 MiB; rank 1 had "
         )
-        assert here is not None
-        assert [MemoryGroup(here, attempt_uid(job, 1), replica).limit for replica in (0, 1)] == [None, None]
+
+    asyncio.run(story())
+
+
+@limits_memory
+def test_a_group_that_something_else_is_still_in_goes_when_that_has_ended(
+    tmp_path: Path, processes: Processes
+) -> None:
+    """As a process is that the kernel takes apart, for which nobody can wait: its attempt is gone."""
+
+    async def story() -> None:
+        job, other = waiting_job(resources={"memory": "150Mi"}), processes.start(["sleep", "600"])
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            assert here is not None
+            MemoryGroup(here, attempt_uid(job, 1), 0).add(other.pid)
+            await engine.kill(job, 1)
+            await until(engine, job, 1, "the end", lambda s: s.gone)
+            await until(engine, job, 1, "the end of the other group", lambda _: limits(job)[1] is None)
+            assert limits(job)[0] == 150 << 20
+            other.kill()
+            other.wait()
+            await wait_until_async(lambda: limits(job)[0] is None, "the engine to remove it by itself")
 
     asyncio.run(story())
 

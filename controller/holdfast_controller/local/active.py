@@ -88,6 +88,11 @@ class ActiveAttempt:
     def key(self) -> str:
         return self.launch.key
 
+    @property
+    def cleared(self) -> bool:
+        """Whether it is gone, its cgroups too: nothing of it is to be tended any more."""
+        return self.gone and not self._groups
+
     def _find_supervisors(self) -> None:
         """Who runs each replica. Of a start that was cut short nobody knows, so it is put to an end."""
         same_boot = self.launch.boot == process.boot_id()
@@ -115,6 +120,7 @@ class ActiveAttempt:
     def tend(self) -> None:
         """Notice ends, keep deadlines, and tell where something changed."""
         if self.gone:
+            self._remove_groups()
             return
         now = time.time()
         self._memory.look()
@@ -130,10 +136,13 @@ class ActiveAttempt:
             changed |= self.gone
         for pid in self._helpers:
             process.reap(pid)
-        for group in self._groups.values() if self.gone else ():
-            group.remove()
+        if self.gone:
+            self._remove_groups()
         if changed:
             self._changed(self.key)
+
+    def _remove_groups(self) -> None:
+        self._groups = {replica: group for replica, group in self._groups.items() if not group.remove()}
 
     def _notice_rank_exits(self) -> bool:
         before = len(self._rank_exits)

@@ -126,7 +126,7 @@ class LocalEngine:
 
     async def _tend(self) -> None:
         while True:
-            for active in self._unfinished():
+            for active in [one for one in self._active.values() if not one.cleared]:
                 try:
                     active.tend()
                 except OSError as error:  # a full disk must not keep us from looking after the others
@@ -246,7 +246,7 @@ class LocalEngine:
         """Raises OSError where nothing was started, ValueError for a fence that holds no number."""
         if self._known(job, attempt) is not None:
             return
-        for uid in [uid for uid, old in self._active.items() if old.key == job.key and old.gone]:
+        for uid in [uid for uid, old in self._active.items() if old.key == job.key and old.cleared]:
             del self._active[uid]
         run = run_directory(self._data, job)
         launch = start_attempt(

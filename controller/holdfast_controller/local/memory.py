@@ -77,10 +77,16 @@ class MemoryGroup:
         words = [sys.executable, "-c", _HOG, str(self._path / "cgroup.procs"), str(self.limit)]
         return os.posix_spawn(words[0], words, {ENV_ATTEMPT_UID: uid}, setsid=True)
 
-    def remove(self) -> None:
-        """Once nothing of it runs; again later where something still does."""
-        with suppress(OSError):
+    def remove(self) -> bool:
+        """Whether it is no more. False where a process is still in it, be it one that the kernel is taking
+        apart: then again later."""
+        try:
             self._path.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
 
 
 def parent_group(proc: Path = Path("/proc/self/cgroup"), mount: Path = MOUNT) -> Path | None:

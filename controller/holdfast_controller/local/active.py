@@ -90,8 +90,8 @@ class ActiveAttempt:
 
     @property
     def cleared(self) -> bool:
-        """Whether it is gone, its cgroups too: nothing of it is to be tended any more."""
-        return self.gone and not self._groups
+        """Whether it is gone, with its helpers and cgroups: nothing of it is to be tended any more."""
+        return self.gone and not self._helpers and not self._groups
 
     def _find_supervisors(self) -> None:
         """Who runs each replica. Of a start that was cut short nobody knows, so it is put to an end."""
@@ -120,7 +120,7 @@ class ActiveAttempt:
     def tend(self) -> None:
         """Notice ends, keep deadlines, and tell where something changed."""
         if self.gone:
-            self._remove_groups()
+            self._clear_away()
             return
         now = time.time()
         self._memory.look()
@@ -134,15 +134,15 @@ class ActiveAttempt:
             settled = bool(self.launch.supervisors) or now > self.launch.started + APPEARS_SECONDS
             self.gone = settled and not process.find(self.launch.uid)
             changed |= self.gone
-        for pid in self._helpers:
-            process.reap(pid)
-        if self.gone:
-            self._remove_groups()
+        self._clear_away()
         if changed:
             self._changed(self.key)
 
-    def _remove_groups(self) -> None:
-        self._groups = {replica: group for replica, group in self._groups.items() if not group.remove()}
+    def _clear_away(self) -> None:
+        """What has ended; a process that the kernel still takes apart is left until that is done."""
+        self._helpers = [pid for pid in self._helpers if not process.reap(pid)]
+        if self.gone:
+            self._groups = {replica: group for replica, group in self._groups.items() if not group.remove()}
 
     def _notice_rank_exits(self) -> bool:
         before = len(self._rank_exits)

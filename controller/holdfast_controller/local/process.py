@@ -121,10 +121,12 @@ def tell_stacks(uid: str, seconds: float) -> int:
     return os.posix_spawn(words[0], words, told, file_actions=[nowhere], setsid=True)
 
 
-def reap(pid: int) -> None:
-    """Bury a child that has ended; a process that is no child of ours is no error."""
-    with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
+def reap(pid: int) -> bool:
+    """Bury a child that has ended. False where it has not; a process that is no child of ours is no error."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def out_of_memory_kills() -> int:

@@ -6,6 +6,7 @@ slows all (bench/training/gate.py). The stages:
 
   same dtype        one process, the precision that suits the device, fused AdamW, clipping for all
   as it comes       one process, each with its own defaults, the same batch
+  compiled          one process, same dtype, all under torch.compile, beside Holdfast without it
   ddp               two processes (as many as there are GPUs, with some), same dtype
   telemetry         steps of a tiny model by the thousand, with and without what observes them
 
@@ -42,6 +43,7 @@ UNITS = {"speed": "tokens/s", "first step": "s", "step": "s", "peak": "FLOP/s"}
 PEER_PACKAGES = {
     "hf-trainer": "transformers",
     "hf-trainer-as-it-comes": "transformers",
+    "hf-trainer-compiled": "transformers",
     "lightning": "lightning",
     "lightning-as-it-comes": "lightning",
     "fabric": "lightning",
@@ -52,12 +54,13 @@ OURS = "holdfast"
 
 @dataclass(frozen=True)
 class Subject:
-    """`runs` is its name in bench.training; `precision` and `environment` are what it gets."""
+    """`runs` is its name in bench.training; the rest is what it gets, `changes` as section.key=value."""
 
     name: str
     runs: str
     precision: str = "auto"
     environment: Mapping[str, str] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Stage:
     """Steps."""
     rounds: int
     metric: str = "speed"
+    first_decides: bool = False
+    """Where the first subject cannot run, nor can the others as they should."""
 
 
 def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[Stage]:
@@ -89,6 +94,14 @@ def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[
         Subject("hf trainer, as it comes", "hf-trainer-as-it-comes", "fp32"),
         Subject("lightning, as it comes", "lightning-as-it-comes", "fp32"),
     )
+    compiled = (
+        Subject("bare loop, compiled", "bare-compiled"),
+        Subject(f"{OURS}, compiled", "holdfast", changes=("train.compile=true",)),
+        # On a CPU it computes in fp32 whatever the others do.
+        *((Subject("nanogpt's recipe, compiled", "nanogpt"),) if gpus else ()),
+        Subject("hf trainer, compiled", "hf-trainer-compiled"),
+        Subject(f"{OURS}, not compiled", "holdfast"),
+    )
     ddp = tuple(Subject(f"{s.name}, {{ranks}} processes", s.runs) for s in same[:4])
     telemetry = (
         Subject(f"{OURS}, tiny model", "holdfast"),
@@ -99,6 +112,7 @@ def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[
     found = [
         Stage("same dtype", same, shape, 1, cores, window, rounds),
         Stage("as it comes", as_it_comes, shape, 1, cores, max(1, window // 2), rounds),
+        Stage("compiled", compiled, shape, 1, cores, window, rounds, first_decides=True),
     ]
     if ranks > 1:
         named = tuple(Subject(s.name.format(ranks=ranks), s.runs) for s in ddp)
@@ -127,7 +141,7 @@ class Bench:
                     self.left_out[subject.name] = f"{package} is not installed"
                     continue
                 self._heard(f"{stage.title}: start {subject.name}")
-                words = [subject.runs, stage.shape, str(data), subject.precision]
+                words = [subject.runs, stage.shape, str(data), subject.precision, *subject.changes]
                 training = Training.start(
                     subject.name,
                     words,
@@ -144,6 +158,9 @@ class Bench:
                         raise
                     self.left_out[subject.name] = str(error)[-300:]
                     self._heard(f"{subject.name} is left out: {str(error)[-300:]}")
+                    if stage.first_decides and not trainings:
+                        self.left_out |= {one.name: f"as {subject.name} is" for one in stage.subjects[1:]}
+                        return
                     continue
                 trainings[subject.name] = training
                 if subject.runs != "limit":
@@ -191,6 +208,10 @@ def ratios(report: Report, shape: str, ranks: int) -> None:
     keep("out_of_box_vs_nanogpt", f"{OURS}, as it comes", "nanogpt's recipe, as it comes")
     keep("out_of_box_vs_hf_trainer", f"{OURS}, as it comes", "hf trainer, as it comes")
     keep("out_of_box_vs_lightning", f"{OURS}, as it comes", "lightning, as it comes")
+    for peer in ("bare loop", "nanogpt's recipe", "hf trainer"):
+        name = peer.replace(" ", "_").replace("'s_recipe", "")
+        keep(f"compiled_vs_{name}", f"{OURS}, compiled", f"{peer}, compiled")
+    keep("compile_gain", f"{OURS}, compiled", f"{OURS}, not compiled")
     for peer in ("bare loop", "hf trainer", "lightning"):
         keep(f"first_step_vs_{peer.replace(' ', '_')}", OURS, peer, "first step")
     with contextlib.suppress(ReportError):

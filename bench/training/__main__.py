@@ -16,10 +16,12 @@ from .work import SHAPES, Work
 
 SUBJECTS: dict[str, Callable[[Work, Gate], None]] = {
     "bare": subjects.bare,
+    "bare-compiled": partial(subjects.bare, compiled=True),
     "nanogpt": subjects.nanogpt,
     "holdfast": subjects.holdfast,
     "limit": subjects.limit,
     "hf-trainer": partial(peers.hf_trainer, same=True),
+    "hf-trainer-compiled": partial(peers.hf_trainer, same=True, compiled=True),
     "lightning": partial(peers.lightning, same=True),
     "fabric": partial(peers.fabric, same=True),
     "hf-trainer-as-it-comes": partial(peers.hf_trainer, same=False),

@@ -37,7 +37,7 @@ class Rows(Dataset[dict[str, Tensor]]):
         return {"input_ids": tokens, "labels": targets}
 
 
-def hf_trainer(work: Work, gate: Gate, *, same: bool) -> None:
+def hf_trainer(work: Work, gate: Gate, *, same: bool, compiled: bool = False) -> None:
     from transformers import Trainer, TrainingArguments
 
     optim = work.config.optim
@@ -59,6 +59,7 @@ def hf_trainer(work: Work, gate: Gate, *, same: bool) -> None:
         per_device_train_batch_size=work.rows,
         save_strategy="no",
         report_to="none",
+        torch_compile=compiled,
         use_cpu=work.device.type == "cpu",
         ddp_backend=None if work.world_size == 1 else "gloo" if work.device.type == "cpu" else "nccl",
         **alike,

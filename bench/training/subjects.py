@@ -21,11 +21,11 @@ from .gate import Gate
 from .work import STEPS, Work
 
 
-def bare(work: Work, gate: Gate) -> None:
+def bare(work: Work, gate: Gate, *, compiled: bool = False) -> None:
     """What a careful person writes by hand, with nothing in it that training does not need."""
     allow_tf32(work.device, True)
     raw = work.model()
-    model: nn.Module = raw
+    model: Any = torch.compile(raw) if compiled else raw
     if work.world_size > 1:
         join_gang()
         ids = [work.device.index] if work.device.type == "cuda" else None

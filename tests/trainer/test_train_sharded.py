@@ -13,6 +13,7 @@ from gpt_runs import start, write_config
 from holdfast_trainer.assembly import check_sharding
 from holdfast_trainer.checkpoint.inspection import Opened
 from holdfast_trainer.checkpoint.tree import is_shard, pack, unpack
+from holdfast_trainer.compilation import CACHE
 from holdfast_trainer.config import ConfigError, load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.hf_weights import save_weights
@@ -76,6 +77,35 @@ def test_sharded_equals_replicated_and_resumes_bit_for_bit(workshop: Workshop, c
     single = start(workshop, config)
     assert single.wait() == [0], single.texts()
     assert losses(single.history, single.attempt)[31] == pytest.approx(truth[31], rel=0.1)
+
+
+@pytest.mark.slow
+def test_what_is_cut_and_compiled_trains_as_the_whole_as_written_and_resumes(
+    workshop: Workshop, config: Path
+) -> None:
+    """Blocks are compiled one by one; what gathers and cuts their parameters stays around that."""
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("torch.compile needs a C++ compiler here, and there is none")
+    # A compiled dropout draws other numbers.
+    settings = ("model.dropout=0", "train.steps=12", "validation.every=0", "checkpoint.every=2")
+    compiled = (SHARDED, "train.compile=true")
+    cache = {CACHE: str(workshop.path / "compiled")}
+    whole = start(workshop, config, *settings, name="whole", ranks=2)
+    assert whole.wait() == [0, 0], whole.texts()
+    untouched = start(workshop, config, *settings, *compiled, name="untouched", ranks=2, env=cache)
+    assert untouched.wait() == [0, 0], untouched.texts()
+    assert "compiled in " in untouched.texts()
+    assert_close(losses(untouched.history, 1), losses(whole.history, 1))
+
+    gang = start(workshop, config, *settings, *compiled, ranks=2, env=cache)
+    gang.wait_for_step(6)
+    gang.signal(KILL)
+    gang.wait()
+    last = start(workshop, config, *settings, *compiled, ranks=2, env=cache)
+    assert last.wait() == [0, 0], last.texts()
+    assert "resumed from step " in last.texts()
+    assert last.history.losses() == untouched.history.losses()
+    assert last.history.stop()["digest"] == untouched.history.stop()["digest"] != ""
 
 
 def test_a_piece_is_its_ranks_own_and_the_pieces_are_one_tensor() -> None:

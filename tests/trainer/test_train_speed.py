@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -71,6 +72,30 @@ def test_what_does_not_compile_runs_as_it_is_written(workshop: Workshop, config:
     (line,) = [line for line in gang.texts().splitlines() if "torch.compile failed" in line]
     assert "all ranks go on without it (rank 0: " in line
     assert gang.history.losses() == eager.history.losses()
+
+
+@pytest.mark.slow
+def test_a_compiled_gpt_resumes_exactly(workshop: Workshop, config: Path) -> None:
+    """Training and validation are two graphs; what an attempt compiled is there for the next one."""
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("torch.compile needs a C++ compiler here, and there is none")
+    settings = ("train.compile=true", "model.layers=1", "train.steps=16", "checkpoint.every=2")
+    cache = {CACHE: str(workshop.path / "compiled")}
+    untouched = start(workshop, config, *settings, name="untouched", env=cache)
+    assert untouched.wait() == [0], untouched.texts()
+    gang = start(workshop, config, *settings, env=cache)
+    gang.wait_for_step(8)
+    gang.signal(KILL)
+    gang.wait()
+    last = start(workshop, config, *settings, env=cache)
+    assert last.wait() == [0], last.texts()
+    for attempt in (untouched, gang, last):
+        assert "compiled in " in attempt.texts()
+        assert "torch.compile failed" not in attempt.texts()
+    assert "resumed from step " in last.texts()
+    assert last.history.losses() == untouched.history.losses()
+    assert last.history.validations() == untouched.history.validations() != {}
+    assert last.history.stop()["digest"] == untouched.history.stop()["digest"] != ""
 
 
 @pytest.mark.slow

@@ -171,6 +171,12 @@ class JobProgress(Model):
     samples_per_second: float | None = None
     data_wait_fraction: float | None = None
     mfu: float | None = None
+    gpu_utilization: float | None = Field(
+        default=None, description="Share of time in which a kernel ran on rank 0's GPU, anybody's."
+    )
+    cpu_utilization: float | None = Field(
+        default=None, description="Where it computes on the CPU: what rank 0 used of the cores it may use."
+    )
     eta_seconds: float | None = None
     verdict: str | None = Field(
         default=None,

@@ -99,6 +99,7 @@ def _training() -> list[Panel]:
         (f"max({trainer('holdfast_loss_smoothed')})", "smoothed"),
         (f"max({trainer('holdfast_validation_loss')})", "validation"),
     ]
+    gpu, cpu = (trainer("holdfast_utilization_ratio", f'of="{of}"') for of in ("gpu", "cpu"))
     return [
         graph("Loss", "Mean over ranks.", loss, lowest=None, width=6),
         graph(
@@ -114,9 +115,15 @@ def _training() -> list[Panel]:
             width=6,
         ),
         graph(
-            "MFU",
-            "The model's FLOP/s as a share of the matrix-product peak that was measured at the start.",
-            [(f"max({trainer('holdfast_mfu_ratio')})", "MFU")],
+            "MFU and utilisation",
+            "MFU: the model's FLOP/s as a share of the matrix-product peak that was measured at the start. "
+            "GPU: share of time in which a kernel ran on rank 0's, anybody's. CPU: what rank 0 used of its "
+            "cores.",
+            [
+                (f"max({trainer('holdfast_mfu_ratio')})", "MFU"),
+                (f"max({gpu})", "GPU"),
+                (f"max({cpu})", "CPU"),
+            ],
             unit="percentunit",
             width=6,
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,9 @@ def test_a_training_tells_how_often_it_went_through_its_data(workshop: Workshop,
     assert memory > 100e6, "Python and torch alone take more"
     (said,) = [line for line in gang.texts().splitlines() if "step 13: loss " in line]
     done = 12 * 96 / 624  # the line is written within step 13
-    assert re.search(rf"tokens/s, MFU \d+%, [\d.]+ GB, epoch {done:.2f}, \d+ s left", said), said
+    assert re.search(
+        rf"tokens/s, MFU \d+%, (CPU \d+% busy, )?[\d.]+ GB, epoch {done:.2f}, \d+ s left", said
+    ), said
     epochs = {line["step"]: line for line in gang.history.steps() if "epoch" in line}
     assert {step: (line["epoch"], line["epoch_steps"]) for step, line in epochs.items()} == {
         7: (1, 7),
@@ -47,7 +50,11 @@ def test_a_training_tells_how_often_it_went_through_its_data(workshop: Workshop,
     losses = [line["loss"] for line in gang.history.steps()]
     assert epochs[13]["epoch_loss"] == pytest.approx(sum(losses[7:]) / 6)
     assert epochs[7]["epoch_samples"] == 7 * 96
-    assert re.search(r"epoch 1, its 7 steps: loss [\d.]+, [\d.]+ s, [\d,]+ tokens/s, .*MFU", gang.texts())
+    assert re.search(
+        r"epoch 1, its 7 steps: loss [\d.]+, [\d.]+ s, [\d,]+ tokens/s, .*MFU \d+%, CPU \d+% busy",
+        gang.texts(),
+    )
+    assert all(0 < line["epoch_cpu_utilization"] < 4 for line in epochs.values()), epochs
     (board,) = (gang.history.run.path / "tensorboard").iterdir()
     assert b"epoch" in board.read_bytes()
     assert b"memory, at most" in board.read_bytes()
@@ -82,6 +89,8 @@ def test_what_is_told_of_an_epoch() -> None:
         "epoch 2, 4 of its steps (the others were done by attempts before): loss 1.2500, "
         "validation loss 1.5000, 8.0 s, 500 tokens/s, 10.0 samples/s, MFU 41%, 3.00 GB"
     )
+    assert replace(begun_before, busy=("gpu", 0.934)).sentence(mfu=0.41).endswith("MFU 41%, GPU 93% busy")
+    assert replace(begun_before, busy=("gpu", 0.934)).fields["epoch_gpu_utilization"] == 0.934
     nothing_told = Epoch(1, 3, True, 1.5, 0, 0, None)
     assert nothing_told.sentence() == "epoch 1, its 3 steps: 1.5 s"
     assert "epoch_loss" not in nothing_told.fields

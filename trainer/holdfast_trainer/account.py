@@ -25,9 +25,11 @@ from .spans import Spans, gemm_peak
 from .steplog import StepLog
 from .telemetry import Telemetry
 from .tensorboard import TensorBoard
+from .utilization import Meter, Use, use_of
 
-MEMORY_SECONDS = 1.0
-"""It is looked at so often at most: that takes longer than all else which is told of a step."""
+LOOK_SECONDS = 1.0
+"""Memory and utilisation are looked at so often at most: memory takes longer than all else that is told of a
+step, and a share of a shorter time says nothing."""
 
 
 class Account:
@@ -44,7 +46,10 @@ class Account:
         first = gang.rank == 0
         self.steps = StepLog(self.spans, self.telemetry, self.journal if first else None, gang.world_size)
         self._window = Window(profile if first else range(0), run_dir.attempt(attempt), gang.device)
-        self._weighed = float("-inf")
+        self._looked = float("-inf")
+        self._use: Use | None = None
+        self._meter: Meter | None = None
+        """Of the time between two looks, on rank 0: the others' figures are not told."""
         self._wants_tensorboard = tensorboard and first
         self._endpoint: Endpoint | None = None
         self.quiet: Callable[[], tuple[float | None, float | None]] = lambda: (None, None)
@@ -71,6 +76,10 @@ class Account:
         """The loop begins after `step` steps; measures the device's peak where MFU is to be known."""
         peak = gemm_peak(self._gang.device, dtype) if flops_per_token else None
         self.telemetry.begin(step, total, durable_step, flops_per_token, peak)
+        if self._gang.rank == 0 and self._use is None:
+            self._use = use_of(self._gang.device)
+        if self._use is not None:
+            self._meter, self.steps.epoch_meter = Meter(self._use), Meter(self._use)
         if self._wants_tensorboard:
             self.steps.tensorboard = TensorBoard(self._run_dir.path / "tensorboard", self._attempt, step)
 
@@ -88,15 +97,19 @@ class Account:
     def end_step(self, step: int, *, owes_counts: bool) -> None:
         """Step number `step` (1 is the first) is done; `owes_counts`: what it worked on is to come."""
         now = time.monotonic()
-        if now - self._weighed >= MEMORY_SECONDS:
-            self._weighed = now
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
             self.telemetry.memory(peak_memory(self._gang.device))
+            if self._meter is not None:
+                self.telemetry.utilization(self._meter.of, self._meter.share())
         self.steps.end(step, owes_counts=owes_counts)
         self._window.end(step - 1)
 
     def close(self, step: int) -> None:
         """The program ends after `step` steps."""
         self._window.close(step - 1)
+        if self._use is not None:
+            self._use.close()
         if self.steps.tensorboard is not None:
             self.steps.tensorboard.close()
         if self._endpoint is not None:

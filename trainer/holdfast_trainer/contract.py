@@ -257,7 +257,8 @@ def remove_unfinished(run: RunDir, attempt: int) -> int:
 # steps.jsonl: {"step", "time", "seconds", "data_seconds", "tokens", "loss", "loss_hex"} for each step when
 # it ends (seconds of rank 0, tokens of all ranks); what is known of it a step later only has a further line
 # without "seconds". The step that ends an epoch has {"epoch", "epoch_steps", "epoch_seconds",
-# "epoch_tokens", "epoch_samples", "epoch_loss"} too, of the steps that this attempt did of it.
+# "epoch_tokens", "epoch_samples", "epoch_loss", "epoch_gpu_utilization" or "epoch_cpu_utilization"} too, of
+# the steps that this attempt did of it.
 # {"step", "time", "val_loss", "val_loss_hex"} for each validation. loss_hex is
 # float.hex(): equality of curves is equality of bits.
 
@@ -312,6 +313,10 @@ class Progress:
     step_seconds: float | None = None
     data_wait_fraction: float | None = None
     mfu: float | None = None
+    gpu_utilization: float | None = None
+    """Share of the newest second or two in which a kernel ran on rank 0's GPU, anybody's, as NVML says."""
+    cpu_utilization: float | None = None
+    """Of a rank 0 that computes on the CPU: what it used of the cores that it may compute on, likewise."""
     memory_bytes: int | None = None
     """Rank 0's at most so far: of a GPU what tensors took, else what was resident."""
     epoch: float | None = None

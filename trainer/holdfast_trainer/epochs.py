@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 TINY = 1e-9
 """Of a step: what a float that should be a whole number may be off."""
@@ -25,6 +26,8 @@ class Epoch:
     samples: int
     loss: float | None
     """Mean over its steps; None where none told any."""
+    busy: tuple[Literal["cpu", "gpu"], float] | None = None
+    """The utilisation of what rank 0 computes on, 0 to 1; None where it is not known."""
 
     @property
     def fields(self) -> dict[str, float]:
@@ -37,6 +40,8 @@ class Epoch:
             "epoch_samples": self.samples,
             "epoch_loss": self.loss,
         }
+        if self.busy is not None:
+            told[f"epoch_{self.busy[0]}_utilization"] = self.busy[1]
         return {name: value for name, value in told.items() if value is not None}
 
     def sentence(
@@ -54,6 +59,8 @@ class Epoch:
             parts.append(f"{self.samples / self.seconds:,.1f} samples/s")
         if mfu is not None:
             parts.append(f"MFU {mfu:.0%}")
+        if self.busy is not None:
+            parts.append(f"{self.busy[0].upper()} {self.busy[1]:.0%} busy")
         if memory_bytes is not None:
             parts.append(f"{memory_bytes / 1e9:.2f} GB")
         since = "" if self.whole else " (the others were done by attempts before)"

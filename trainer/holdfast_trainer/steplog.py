@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .contract import ENV_TELEMETRY, Progress
@@ -20,6 +20,7 @@ from .ledger import Journal
 from .spans import Spans
 from .telemetry import StepFigures, Telemetry
 from .tensorboard import TensorBoard
+from .utilization import Meter
 from .verdict import Judge, Verdict
 
 log = logging.getLogger("holdfast")
@@ -73,6 +74,8 @@ class StepLog:
         self._drawn = 0.0
         self.epochs: Epochs | None = None
         """Where it is known how many steps one is."""
+        self.epoch_meter: Meter | None = None
+        """Of the time between the ends of two epochs, to within a step."""
         self._epoch_told = float("-inf")
         self._off = os.environ.get(ENV_TELEMETRY) == "off"
 
@@ -184,6 +187,7 @@ class StepLog:
             if not line.awaits and self.epochs is not None:
                 ended = self.epochs.add(step, line.wall_seconds, line.tokens, line.samples, line.loss)
                 if ended is not None:
+                    ended = self._metered(ended)
                     line.fields |= ended.fields
                     self._report(ended)
         if self._journal is not None:
@@ -193,6 +197,12 @@ class StepLog:
             if not line.awaits:
                 del self._lines[step]
                 self._draw(step)
+
+    def _metered(self, epoch: Epoch) -> Epoch:
+        share = None if self.epoch_meter is None else self.epoch_meter.share()
+        if self.epoch_meter is None or share is None:
+            return epoch
+        return replace(epoch, busy=(self.epoch_meter.of, share))
 
     def _report(self, epoch: Epoch) -> None:
         now = time.monotonic()
@@ -220,6 +230,8 @@ def figures_of(progress: Progress) -> dict[str, float]:
         "step seconds": progress.step_seconds,
         "share of time waiting for data": progress.data_wait_fraction,
         "MFU": progress.mfu,
+        "GPU utilisation": progress.gpu_utilization,
+        "CPU utilisation": progress.cpu_utilization,
         "memory, at most": progress.memory_bytes,
         "epoch": progress.epoch,
     }

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -100,6 +101,13 @@ class Telemetry:
         self._memory = Gauge(
             "holdfast_memory_peak_bytes",
             "Most that rank 0 took: tensors of a GPU, else resident.",
+            registry=r,
+        )
+        self._utilization = Gauge(
+            "holdfast_utilization_ratio",
+            "Over the newest second or two. gpu: share of time in which a kernel ran on rank 0's GPU, "
+            "anybody's. cpu: share of the cores that rank 0's process may compute on which it used.",
+            ["of"],
             registry=r,
         )
         self._epoch = Gauge("holdfast_epoch", "How often the run went through its data.", registry=r)
@@ -247,6 +255,14 @@ class Telemetry:
         self._memory.set(peak)
         self._update(memory_bytes=peak)
 
+    def utilization(self, of: Literal["cpu", "gpu"], share: float | None) -> None:
+        """Of what rank 0 computes on, over the newest interval; None: not known."""
+        if share is not None:
+            self._utilization.labels(of).set(share)
+        else:
+            self._utilization.clear()  # an old figure would be taken for a new one
+        self._update(**{f"{of}_utilization": share})
+
     def timed(self, wall_seconds: float, spans: Mapping[str, float]) -> None:
         """The parts of a step that took `wall_seconds`, as they become known: on a GPU a step late."""
         for phase, seconds in spans.items():
@@ -321,6 +337,9 @@ class Telemetry:
             parts.append(f"{now.tokens_per_second:,.0f} tokens/s")
         if now.mfu is not None:
             parts.append(f"MFU {now.mfu:.0%}")
+        for name, share in (("GPU", now.gpu_utilization), ("CPU", now.cpu_utilization)):
+            if share is not None:
+                parts.append(f"{name} {share:.0%} busy")
         if now.memory_bytes is not None:
             parts.append(f"{now.memory_bytes / 1e9:.2f} GB")
         if now.epoch is not None:

@@ -107,6 +107,9 @@ def _speed_words(job: TrainingJob) -> Iterator[str]:
         yield "not measured yet"
     if progress.mfu is not None:
         yield f"MFU {formats.percent(progress.mfu)}"
+    for name, share in (("GPU", progress.gpu_utilization), ("CPU", progress.cpu_utilization)):
+        if share is not None:
+            yield f"{name} {formats.percent(share)} busy"
     if progress.data_wait_fraction is not None:
         yield f"{formats.percent(progress.data_wait_fraction)} of it waiting for data"
 

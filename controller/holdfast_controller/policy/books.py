@@ -59,6 +59,8 @@ class Books:
             samples_per_second=progress.samples_per_second,
             data_wait_fraction=progress.data_wait_fraction,
             mfu=progress.mfu,
+            gpu_utilization=progress.gpu_utilization,
+            cpu_utilization=progress.cpu_utilization,
             eta_seconds=progress.eta_seconds,
             verdict=progress.verdict,
             updated_at=when,

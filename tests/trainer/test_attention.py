@@ -103,3 +103,46 @@ def test_diagnose_names_the_setting_that_keeps_the_fused_kernel_away(
     told = json.loads(capsys.readouterr().out)
     assert told["facts"]["attention"] == "flash"
     assert not [finding for finding in told["findings"] if "attention" in finding["message"]]
+
+
+MINE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from holdfast_trainer.tune.settings import Settings
+from holdfast_trainer.tune.workload import Workload
+
+class Masked(nn.Module):
+    def __init__(self, masked):
+        super().__init__()
+        self.project = nn.Linear(16, 16)
+        # A mask that learns needs a gradient, which no fused kernel of a CPU has.
+        self.bias = nn.Parameter(torch.zeros(8, 8)) if masked else None
+
+    def forward(self, x):
+        x = self.project(x)[:, None]
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=self.bias, is_causal=self.bias is None)
+
+def workload(make):
+    data = [torch.full((8, 16), 1.0) for _ in range(8)]
+    return Workload(make, data, lambda model, batch: model(batch).square().mean(), Settings(batch=2))
+
+masked = lambda: workload(lambda: Masked(True))
+causal = lambda: workload(lambda: Masked(False))
+none = lambda: workload(lambda: nn.Linear(16, 16))
+"""
+
+
+@pytest.mark.parametrize(("make", "kernel"), [("masked", "math"), ("causal", "flash"), ("none", "")])
+def test_diagnose_names_the_kernel_of_a_model_of_ones_own(
+    make: str, kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a training step takes it: without gradients the one with a mask would have a fused kernel, too."""
+    mine = tmp_path / f"mine_{make}.py"
+    mine.write_text(MINE)
+    assert main([f"{mine}:{make}", "--steps", "1"]) == 0
+    said = capsys.readouterr().out
+    lines = [line for line in said.splitlines() if line.startswith("attention")]
+    assert lines == ([f"attention   {kernel}"] if kernel else []), said
+    assert main([f"{mine}:{make}", "--steps", "1", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["facts"]["attention"] == kernel

@@ -60,6 +60,7 @@ def as_text(facts: WorkloadFacts, found: Sequence[Explained]) -> str:
         f"settings    {facts.settings.told()}",
         f"step        {1e3 * times.seconds:,.1f} ms, {facts.samples_per_second:,.1f} samples/s: {parts}",
         f"operations  {facts.operations:,} in a forward pass, {facts.operations_of_one:,} more a sample",
+        *([f"attention   {facts.attention}"] if facts.attention else []),
         "",
     ]
     return "\n".join([*lines, *(f"{one.cause}: {one.message}" for one in found)])

@@ -41,6 +41,8 @@ class WorkloadFacts:
     device_type: str
     ranks_here: int = 1
     """That share the cores."""
+    attention: str = ""
+    """The kernel that attention took (see attention_kernels); empty where there is none."""
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from ..attention import attention_kernels
 from ..faults import is_out_of_memory
 from ..memory import ranks_here
-from ..optim import native_bf16
+from ..optim import native_bf16, precision
 from ..parallel import Gang
 from ..samples import to_device
 from .census import Line, census
@@ -45,7 +46,17 @@ def probe_workload(workload: Workload, gang: Gang, effort: Effort) -> WorkloadFa
         native_bf16=native_bf16(gang.device),
         device_type=gang.device.type,
         ranks_here=ranks_here(),
+        attention=_attention(workload, settings, model, gang),
     )
+
+
+def _attention(workload: Workload, settings: Settings, model: nn.Module, gang: Gang) -> str:
+    """In a training step's forward pass: its gradients and its precision decide, too."""
+    batch = to_device(
+        next(iter(loader(workload, replace(settings, workers=0), gang, alone=True))), gang.device
+    )
+    with precision(settings.precision, gang.device).autocast():
+        return attention_kernels(lambda: workload.loss(model, batch))
 
 
 def _operations(workload: Workload, settings: Settings, model: nn.Module, gang: Gang) -> list[Line]:

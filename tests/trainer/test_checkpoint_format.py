@@ -130,6 +130,19 @@ def test_what_cannot_be_saved_is_named(value: object, message: str) -> None:
 # ----------------------------------------------------------------- tensor files
 
 
+def test_of_a_file_only_what_is_wanted_is_kept_and_all_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    tensors = {name: torch.randn(5000, 300) for name in ("a", "b", "c")} | {"none": torch.empty(0)}
+    written = tensorfile.write(path, None, tensors)
+    _, kept = tensorfile.read(path, written, wanted=lambda name: name in ("b", "none"))
+    assert same(dict(sorted(kept.items())), {"b": tensors["b"], "none": tensors["none"]})
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(UnreadableFile, match="checksum"):
+        tensorfile.read(path, written, wanted=lambda name: name == "a")
+
+
 def test_the_safetensors_library_reads_our_files(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     tensors = {"w": torch.randn(3, 4), "b": torch.tensor(2.5, dtype=torch.bfloat16), "e": torch.empty(0, 7)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .checkpoint import rng
+from .checkpoint.tree import Piece
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 
@@ -144,7 +145,8 @@ def shard(model: nn.Module, gang: Gang, regions: Sequence[nn.Module]) -> nn.Modu
 
     Each of `regions` (the blocks) is gathered when its turn comes and let go again, so a rank holds its
     share of everything and one region whole. Parameters may be on the CPU before: a region at a time goes
-    to the device. Build the optimizer afterwards. One rank is left as it is.
+    to the device; or on the meta device, see `fill`. Build the optimizer afterwards. One rank is left as it
+    is.
     """
     if gang.world_size == 1:
         return model.to(gang.device)
@@ -157,12 +159,35 @@ def shard(model: nn.Module, gang: Gang, regions: Sequence[nn.Module]) -> nn.Modu
     return model
 
 
-def shard_like(value: Any, like: Any) -> Any:
-    """This rank's shard of the whole tensor `value`, placed as `like`; anything else as it is."""
-    if not hasattr(like, "placements") or getattr(value, "shape", None) != like.shape:
-        return value
-    from torch.distributed.tensor import distribute_tensor
+def fill(model: nn.Module, device: torch.device, values: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Give a model that was built without memory (on the meta device), and cut, its parameters on `device`.
 
+    `values` are whole, by name, the same on every rank, and made one after the other: so a rank holds its
+    shards, and one parameter whole.
+    """
+    # As `to_empty` does, but what is there already, such as tables that are no parameters, stays what it is.
+    placed = lambda one: torch.empty_like(one, device=device) if one.is_meta else one.to(device)  # noqa: E731
+    model._apply(placed)  # type: ignore[no-untyped-call]
+    live = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in values:
+            live[name].copy_(shard_like(value, live[name]))
+
+
+def shard_like(value: Any, like: Any) -> Any:
+    """This rank's shard of `value`, a whole tensor or the Piece that is the shard, placed as `like`; anything
+    else as it is."""
+    if not hasattr(like, "placements"):
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if isinstance(value, Piece):
+        mine = value.tensor.to(like.device)
+        return DTensor.from_local(
+            mine, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+    if getattr(value, "shape", None) != like.shape:
+        return value
     whole = value.to(like.device)
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
 

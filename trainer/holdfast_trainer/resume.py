@@ -57,7 +57,7 @@ class Resumed:
 
 def resume(run_dir: RunDir, attempt: int, gang: Gang, config_hash: str, state: TrainingState) -> Resumed:
     """Load the newest checkpoint that all ranks can verify. Collective; raises as `load_newest`."""
-    loaded, skipped = load_newest(run_dir, attempt, gang, config_hash)
+    loaded, skipped = load_newest(run_dir, attempt, gang, config_hash, in_shards=state.in_shards)
     if loaded is None:
         return Resumed(skipped=tuple(skipped))
     forgotten = state.restore(loaded)

@@ -82,6 +82,12 @@ class TrainingState:
         scalers = (p for p in self._parts.values() if isinstance(p, torch.amp.GradScaler))
         return [scaler for scaler in scalers if scaler.is_enabled()]
 
+    @property
+    def in_shards(self) -> bool:
+        """Whether models are cut over the ranks (FSDP2)."""
+        models = [part for part in self._parts.values() if isinstance(part, nn.Module)]
+        return any(hasattr(parameter, "placements") for model in models for parameter in model.parameters())
+
     def describe(self) -> str:
         """Names, types and shapes of the models' tensors, as a short hash that ranks can compare."""
         models = [(n, p) for n, p in self._parts.items() if isinstance(p, nn.Module)]

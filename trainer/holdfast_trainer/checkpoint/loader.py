@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from .manifest import BadManifest, Manifest
 from .store import CheckpointStore, part_file
 from .stores import open_store
 from .tensorfile import UnreadableFile
-from .tree import unpack
+from .tree import is_shard, unpack
 
 
 class Agreement(Protocol):
@@ -59,10 +60,11 @@ def has_checkpoint(run: RunDir, attempt: int, gang: Agreement) -> bool:
 
 
 def load_newest(
-    run: RunDir, attempt: int, gang: Agreement, config_hash: str = ""
+    run: RunDir, attempt: int, gang: Agreement, config_hash: str = "", *, in_shards: bool = False
 ) -> tuple[Loaded | None, list[Skipped]]:
     """Collective. (None, []) where the run has no checkpoint yet.
 
+    `in_shards`: the state is cut over the gang; of what was cut over as many ranks each keeps its own Piece.
     Raises CheckpointError where checkpoints exist and none can be used: starting over would lose
     work silently. Raises WrongConfiguration where the newest good one was written under another one.
     An object store that does not answer is no damage: that raises ObjectStoreError, on every rank.
@@ -70,7 +72,7 @@ def load_newest(
     store = open_store(run, attempt)
     skipped: list[Skipped] = []
     for step in _all_steps(store, gang):
-        loaded, fault = _try(store, step, gang)
+        loaded, fault = _try(store, step, gang, in_shards=in_shards)
         faults = gang.gather(fault)
         for rank, unanswered in enumerate(faults):
             if isinstance(unanswered, ObjectStoreError):
@@ -107,36 +109,46 @@ def _steps(store: CheckpointStore) -> list[int] | CheckpointError:
 
 
 def _try(
-    store: CheckpointStore, step: int, gang: Agreement
+    store: CheckpointStore, step: int, gang: Agreement, *, in_shards: bool
 ) -> tuple[Loaded | None, str | ObjectStoreError | None]:
     try:
         path = store.location(step)
         manifest = manifests.read(path)
         if manifest.step != step:
             return None, f"manifest of step {manifest.step} in {path.name}"
-        shared, own = read_state(path, manifest, alone=gang.world_size == 1)
-        same_world = manifest.world_size == gang.world_size
-        return Loaded(manifest, shared, own[gang.rank] if same_world else None), None
+        rank = gang.rank if manifest.world_size == gang.world_size else None
+        shared, own = read_state(path, manifest, rank, in_shards=in_shards, alone=gang.world_size == 1)
+        return Loaded(manifest, shared, own), None
     except (BadManifest, UnreadableFile, KeyError) as error:
         return None, str(error)
     except ObjectStoreError as error:
         return None, error
 
 
-def read_state(path: Location, manifest: Manifest, *, alone: bool) -> tuple[Any, list[Any]]:
-    """(what all ranks share, what each had of its own), every block read and verified.
+def read_state(
+    path: Location, manifest: Manifest, rank: int | None, *, in_shards: bool, alone: bool
+) -> tuple[Any, Any | None]:
+    """(what all ranks share, what `rank` had of its own), every block read and verified.
 
-    What is shared lies in parts in the files of all ranks; rank 0's says how they fit together.
-    `alone`: no other process reads it now. Raises UnreadableFile, KeyError where a part is missing.
+    What is shared lies in parts in the files of all ranks; rank 0's says how they fit together. `in_shards`:
+    of what was cut only `rank`'s pieces are kept, where it had any. `rank` is None where nobody of then goes
+    on. `alone`: no other process reads it now. Raises UnreadableFile, KeyError where a part is missing.
     """
-    skeletons, shared, own = [], {}, []
-    for rank in range(manifest.world_size):
-        name = part_file(rank)
-        skeleton, tensors = tensorfile.read(path / name, manifest.files[name], alone=alone)
+    skeletons, shared, own = [], {}, None
+    for number in range(manifest.world_size):
+        name, mine = part_file(number), number == rank
+        keeps = partial(_keeps, mine=mine, pieces=mine or rank is None or not in_shards)
+        skeleton, tensors = tensorfile.read(path / name, manifest.files[name], alone=alone, wanted=keeps)
         skeletons.append(skeleton)
-        own.append(unpack(skeleton["own"], tensors))
+        if mine:
+            own = unpack(skeleton["own"], tensors)
         shared.update({key: value for key, value in tensors.items() if key.startswith("shared.")})
     return unpack(skeletons[0]["shared"], shared), own
+
+
+def _keeps(name: str, *, mine: bool, pieces: bool) -> bool:
+    """Of a file that is this rank's own, or not; `pieces`: of what was cut, too."""
+    return pieces or not is_shard(name) if name.startswith("shared.") else mine
 
 
 def _check_config(store: CheckpointStore, manifest: Manifest, config_hash: str) -> None:

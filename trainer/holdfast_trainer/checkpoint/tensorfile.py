@@ -178,19 +178,25 @@ def verify(path: Location, expected: Written) -> None:
 
 
 def read(
-    path: Location, expected: Written | None = None, *, alone: bool = True
+    path: Location,
+    expected: Written | None = None,
+    *,
+    alone: bool = True,
+    wanted: Callable[[str], bool] = lambda name: True,
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     """(skeleton, tensors), each block checked against `expected` while it is read, by several threads.
 
-    Every tensor has memory of its own. `alone`: no other process reads the file now. Raises UnreadableFile
-    where it is no file of ours, or not as written.
+    Every tensor has memory of its own; one that is not `wanted`, by name, is checked and forgotten. `alone`:
+    no other process reads the file now. Raises UnreadableFile where it is no file of ours, or not as written.
     """
     size = _size(path, expected)
     try:
         text, header = _read_header(path, size)
-        tensors = {name: _empty(entry) for name, entry in header.items()}
-        order = sorted(header, key=lambda name: tuple(header[name]["data_offsets"]))
-        places = [np.empty(len(text), np.uint8), *(_array(tensors[name]) for name in order)]
+        tensors = {name: _empty(entry) for name, entry in header.items() if wanted(name)}
+        places: list[Bytes | int] = [len(text)]
+        for name in sorted(header, key=lambda name: tuple(header[name]["data_offsets"])):
+            begin, end = header[name]["data_offsets"]
+            places.append(_array(tensors[name]) if name in tensors else end - begin)
         scan(path, size, expected, _scatter(places), alone=alone)
         return json.loads(json.loads(text[8:])[RESERVED]["holdfast"]), tensors
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
@@ -250,18 +256,20 @@ def _array(tensor: torch.Tensor) -> Bytes:
     return np.frombuffer(bytes_of(tensor), dtype=np.uint8)
 
 
-def _scatter(places: Sequence[Bytes]) -> Callable[[int, Bytes], None]:
-    """What puts pieces of a file into `places`, which follow one another in it."""
-    places = [place for place in places if len(place)]
-    ends = [int(end) for end in np.cumsum([len(place) for place in places])]
+def _scatter(places: Sequence[Bytes | int]) -> Callable[[int, Bytes], None]:
+    """What puts pieces of a file into `places`, which follow one another in it; a number is bytes that have
+    none."""
+    sized = [(place, size) for place in places if (size := place if isinstance(place, int) else len(place))]
+    ends = [int(end) for end in np.cumsum([size for _, size in sized])]
 
     def take(offset: int, data: Bytes) -> None:
         done, at = 0, bisect_right(ends, offset)
         while done < len(data):
-            place = places[at]
-            begin = offset + done - (ends[at] - len(place))
-            count = min(len(place) - begin, len(data) - done)
-            place[begin : begin + count] = data[done : done + count]
+            place, size = sized[at]
+            begin = offset + done - (ends[at] - size)
+            count = min(size - begin, len(data) - done)
+            if not isinstance(place, int):
+                place[begin : begin + count] = data[done : done + count]
             done, at = done + count, at + 1
 
     return take

@@ -7,13 +7,15 @@ shortest text that reads back to the same bits.
 
 A tensor that is sharded over the ranks (a DTensor, as FSDP2 makes it) stays in pieces: each rank packs its
 own, under the tensor's name and `@RANK`, and the skeleton names all of them. `unpack` puts them together
-again, so what was saved in shards loads as a whole tensor, into whatever.
+again, so what was saved in shards loads as a whole tensor, into whatever; where just this rank's piece was
+read, because nothing else is wanted, that is what is there.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -115,15 +117,23 @@ def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
         ) from error
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Of a tensor in shards, the one that is there."""
+
+    tensor: torch.Tensor
+
+
 def unpack(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The state that `pack` took apart."""
+    """The state that `pack` took apart. Of a tensor in shards, `tensors` has all of them, or one."""
     if isinstance(skeleton, dict):
         if len(skeleton) == 1:
             tag, body = next(iter(skeleton.items()))
             if tag == "$tensor":
                 return tensors[body]
             if tag == "$shards":
-                return torch.cat([tensors[name] for name in body])
+                kept = [tensors[name] for name in body if name in tensors]
+                return torch.cat(kept) if len(kept) == len(body) else Piece(*kept)
             if tag == "$array":
                 return tensors[body].numpy()
             if tag == "$tuple":

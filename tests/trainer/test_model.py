@@ -93,6 +93,26 @@ def test_one_seed_gives_one_model_and_the_embedding_is_shared() -> None:
     assert all(p.grad is not None for p in first.parameters())
 
 
+@pytest.mark.parametrize(
+    "config",
+    [SMALL, dataclasses.replace(SMALL, bias=True), LLAMA, dataclasses.replace(LLAMA, tied=True)],
+    ids=str,
+)
+def test_a_model_without_memory_says_the_values_that_it_would_have(config: ModelConfig) -> None:
+    """To the bit: cut over ranks it begins as it does in one piece."""
+    whole = small(seed=3, config=config)
+    with torch.device("meta"):
+        model = build_model(config)
+    torch.manual_seed(3)
+    values = dict(model.initial_values())
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert not any(buffer.is_meta for buffer in model.buffers()), "tables are no values that come later"
+    wanted = dict(whole.named_parameters())
+    assert values.keys() == wanted.keys()
+    for name, value in values.items():
+        assert value.equal(wanted[name]), name
+
+
 def test_dropout_is_of_training_only() -> None:
     model = small(config=ModelConfig(vocab_size=97, layers=1, heads=2, width=32, context=16, dropout=0.5))
     tokens = torch.randint(97, (1, 16))

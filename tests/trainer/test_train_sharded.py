@@ -9,6 +9,7 @@ import pytest
 import torch
 from gangs import KILL, History, Workshop
 from gpt_runs import start, write_config
+from tests.trainer.sharded_memory_script import REST, SHAPE
 
 from holdfast_trainer.assembly import check_sharding
 from holdfast_trainer.checkpoint.inspection import Opened
@@ -20,6 +21,7 @@ from holdfast_trainer.hf_weights import save_weights
 from holdfast_trainer.model import build_model
 
 SHARDED = "train.parallel=fsdp"
+MEMORY = Path(__file__).parent / "sharded_memory_script.py"
 
 
 @pytest.fixture
@@ -106,6 +108,28 @@ def test_what_is_cut_and_compiled_trains_as_the_whole_as_written_and_resumes(
     assert "resumed from step " in last.texts()
     assert last.history.losses() == untouched.history.losses()
     assert last.history.stop()["digest"] == untouched.history.stop()["digest"] != ""
+
+
+@pytest.mark.slow
+def test_no_rank_holds_the_model_or_its_state_in_one_piece(workshop: Workshop, tmp_path: Path) -> None:
+    """With random weights, published ones, and where it resumes: it holds its half, and a little more."""
+    config = load(None, [*SHAPE, *REST], environ={}).model
+    save_weights(build_model(config).state_dict(), config, tmp_path / "weights")
+    small = ("model.width=320", "train.steps=2")
+    for name, words in (
+        ("random", ()),
+        ("published", (f"train.init_from={tmp_path / 'weights'}",)),
+        ("resumed", small),
+        ("resumed", small),
+    ):
+        gang = workshop.start(name, script=MEMORY, ranks=2, arguments=[SHARDED, *words])
+        assert gang.wait() == [0, 0], gang.texts()
+        told = "resumed" if gang.attempt == 2 else "built"
+        for rank in gang.ranks:
+            (line,) = (line for line in rank.text().splitlines() if line.startswith(f"{told} peak "))
+            peak, whole = int(line.split()[2]), int(line.split()[4])
+            if name != "resumed" or gang.attempt == 2:
+                assert whole / 3 < peak < 0.75 * whole, (name, line)
 
 
 def test_a_piece_is_its_ranks_own_and_the_pieces_are_one_tensor() -> None:

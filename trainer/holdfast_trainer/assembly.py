@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +17,10 @@ from .compilation import compile_or_eager
 from .config import Config, ConfigError
 from .data import TokenDataset
 from .decoder import Decoder
-from .hf_weights import digest_of, load_weights
+from .hf_weights import Digest, load_weights, published_values
 from .model import build_model
 from .optim import Precision, build_optimizer
-from .parallel import Gang, shard, unharmed, wrap
+from .parallel import Gang, fill, shard, unharmed, wrap
 
 
 @dataclass(frozen=True)
@@ -99,17 +101,19 @@ def assemble(
     compiled stays in `cache` (see compile_or_eager). Raises ConfigError on weights that cannot be used.
     """
     settings = config.train
-    torch.manual_seed(settings.seed)  # the same initial weights on every rank
-    raw = build_model(config.model, recompute=settings.activation_checkpointing)
     sharded = settings.parallel == "fsdp" and gang.world_size > 1
-    if weights is not None:
-        load_weights(raw, weights)
-        if sharded:  # DDP hands out rank 0's weights; here each rank cuts its shards from its own
-            require_alike(gang, {"train.init_from, its weights": digest_of(raw)})
     if sharded:
         check_sharding(compute.name)
-    else:  # what is to be sharded may not fit the device in one piece
-        raw.to(gang.device)
+    torch.manual_seed(settings.seed)  # the same initial weights on every rank
+    # What is to be sharded may fit neither the device nor, once for each rank, this machine in one piece.
+    with torch.device("meta") if sharded else nullcontext():
+        raw = build_model(config.model, recompute=settings.activation_checkpointing)
+    if sharded:
+        block = copy.deepcopy(raw.blocks[0]).to_empty(device=gang.device)
+    else:
+        if weights is not None:
+            load_weights(raw, weights)
+        block = raw.to(gang.device).blocks[0]
 
     def loss(model: nn.Module) -> Tensor:
         tokens, targets = batches.batch(0)[0]
@@ -117,17 +121,24 @@ def assemble(
             found: Tensor = model(tokens, targets)[1]
         return found
 
-    attention = _attention(raw.blocks[0].to(gang.device), _through_block(batches, compute))
+    attention = _attention(block, _through_block(batches, compute))
     not_compiled = ""
     if settings.compile:
         mode = None if settings.compile is True else settings.compile
-        parts = [raw] if batches.world_size == 1 else list(raw.blocks)
-        target = raw.blocks[0].to(gang.device) if sharded else raw
-        through = _through_block(batches, compute) if sharded else loss
-        probe = _probe(target, through, validates=validates)
+        parts: list[nn.Module] = [raw] if batches.world_size == 1 else list(raw.blocks)
+        if sharded:
+            parts.append(block)
+            probe = _probe(block, _through_block(batches, compute), validates=validates)
+        else:
+            probe = _probe(raw, loss, validates=validates)
         not_compiled = compile_or_eager(parts, mode, probe, gang, cache)
     if sharded:
+        digest = Digest()
+        values = raw.initial_values() if weights is None else digest.of(published_values(raw, weights))
         model = shard(raw, gang, list(raw.blocks))
+        fill(raw, gang.device, values)
+        # DDP hands out rank 0's weights; here each rank cuts its shards from its own.
+        require_alike(gang, {"train.init_from, its weights": digest.hexdigest})
     else:
         model = wrap(raw, gang, static_graph=batches.chunks == 1, settle=loss)
     optimizer = build_optimizer(raw, config.optim, gang.device, fused=settings.fused_optimizer)

@@ -77,7 +77,8 @@ class TrainConfig:
     """torch.compile, or its mode. Off: worth its start-up time only on long runs."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """With several ranks: ddp keeps the whole model on each, fsdp (FSDP2) cuts parameters, gradients and
-    optimizer state over them, for models that do not fit. Either resumes what the other saved."""
+    optimizer state over them, for models that do not fit: no rank ever holds all of them, on this machine
+    either, where as many ranks go on. Either resumes what the other saved."""
     activation_checkpointing: bool = False
     """Keep only the input of each block and compute the rest again in the backward pass: about a third
     more work for a fraction of the activations, so a larger micro_batch fits."""

@@ -6,7 +6,10 @@ into the residual stream scaled by 1/sqrt(2 x layers), so that its variance does
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,15 +62,44 @@ class Decoder(nn.Module):
 
     def initialise(self) -> None:
         """Random weights, from torch's global generator."""
-        residual_std = INIT_STD / math.sqrt(2 * self.config.layers)
+        for name, layer in self._layers():
+            self._initialise(name, layer)
+
+    def initial_values(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and value of each parameter as this model, on the meta device now, would have them had it been
+        built on the CPU.
+
+        From torch's global generator, one layer at a time. The model may be cut before the first is taken.
+        """
+        layers = [(name, copy.deepcopy(layer)) for name, layer in self._layers()]
+
+        def values() -> Iterator[tuple[str, Tensor]]:
+            for _, layer in layers:  # constructors draw, too, before any value is drawn that stays
+                _real(layer).reset_parameters()
+            for name, layer in layers:
+                made = _real(layer)
+                self._initialise(name, made)
+                yield from ((f"{name}.{key}", value.detach()) for key, value in made.named_parameters())
+
+        return values()
+
+    def _layers(self) -> Iterator[tuple[str, Any]]:
+        """What has parameters of its own, in the order in which it was constructed."""
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                writes_residual = name.endswith((".out", ".down"))
-                nn.init.normal_(module.weight, std=residual_std if writes_residual else INIT_STD)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=INIT_STD)
+            if next(module.parameters(recurse=False), None) is not None:
+                yield name, module
+
+    def _initialise(self, name: str, layer: Any) -> None:
+        if isinstance(layer, nn.Linear):
+            residual_std = INIT_STD / math.sqrt(2 * self.config.layers)
+            writes_residual = name.endswith((".out", ".down"))
+            nn.init.normal_(layer.weight, std=residual_std if writes_residual else INIT_STD)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.Embedding):
+            nn.init.normal_(layer.weight, std=INIT_STD)
+        else:  # a norm, which draws nothing
+            layer.reset_parameters()
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
         """`(logits, None)` without targets, `(None, loss)` with them.
@@ -84,3 +116,8 @@ class Decoder(nn.Module):
         if targets is None:
             return logits, None
         return None, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def _real(layer: nn.Module) -> Any:
+    """Such a layer on the CPU, of undefined values."""
+    return copy.deepcopy(layer).to_empty(device="cpu")

@@ -8,15 +8,17 @@ A family says under which names its tensors lie there and which are transposed (
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from . import gpt2_weights, llama_weights
 from .config import ConfigError, ModelConfig
@@ -32,49 +34,82 @@ def layout(config: ModelConfig) -> Layout:
 
 
 def load_weights(model: Decoder, path: Path) -> None:
-    """Copy the weights at `path` (a .safetensors file, or the directory that holds them) into `model`.
+    """Copy the weights at `path` into `model`; raises as `published_values`."""
+    state = model.state_dict()
+    with torch.no_grad():
+        for name, value in published_values(model, path):
+            state[name].copy_(value)
+
+
+def published_values(model: Decoder, path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of `model`'s parameters in the weights at `path` (a .safetensors file, or the directory
+    that holds them), of which no more than one at a time is in memory. `model` may have none itself.
 
     Raises ConfigError where there are none, where a tensor is missing or has another shape than the
     configured model, where they hold more than the model has, or where the `config.json` beside them
-    describes what this model does not compute.
+    describes what this model does not compute; before the first value, if they can be read.
     """
     config = model.config
     family = layout(config)
-    found = {name.removeprefix(family.prefix): tensor for name, tensor in _read(path).items()}
     state = model.state_dict()
-    faults = [*family.unlike(_shape_beside(path))]
-    faults += [fault for pair in family.pairs if (fault := _fault(*pair, found, state, family))]
-    beyond = sorted(name for name in found if name.startswith(family.beyond))
-    if beyond:
-        faults.append(f"it has more than {config.layers} layers, such as {beyond[0]}: set model.layers")
-    if faults:
-        raise ConfigError([f"train.init_from: {path}: {fault}" for fault in faults[:5]])
-    with torch.no_grad():
+    with ExitStack() as files:
+        found = {name.removeprefix(family.prefix): one for name, one in _found(path, files).items()}
+        faults = [*family.unlike(_shape_beside(path))]
+        faults += [fault for pair in family.pairs if (fault := _fault(*pair, found, state, family))]
+        beyond = sorted(name for name in found if name.startswith(family.beyond))
+        if beyond:
+            faults.append(f"it has more than {config.layers} layers, such as {beyond[0]}: set model.layers")
+        if faults:
+            raise ConfigError([f"train.init_from: {path}: {fault}" for fault in faults[:5]])
         for ours, theirs, transposed in family.pairs:
             if ours in state:
-                value = found[theirs].t() if transposed else found[theirs]
-                state[ours].copy_(value[: len(state[ours])])
+                value = found[theirs].read()
+                yield ours, (value.t() if transposed else value)[: len(state[ours])]
 
 
-def digest_of(model: nn.Module) -> str:
-    """XXH3 (hex) of all parameters, which are on the CPU: at the speed of memory, so all of them count."""
-    digest = xxhash.xxh3_128()
-    for name, value in model.named_parameters():
-        digest.update(name.encode())
-        digest.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+@dataclass
+class Digest:
+    """XXH3 (hex) of values that pass by: at the speed of memory, so all of them count."""
+
+    hexdigest: str = ""
+    """Of all, once they have passed."""
+
+    def of(self, values: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        digest = xxhash.xxh3_128()
+        for name, value in values:
+            digest.update(name.encode())
+            digest.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+            yield name, value
+        self.hexdigest = digest.hexdigest()
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+@dataclass(frozen=True)
+class _Published:
+    """A tensor in a file that is open."""
+
+    file: Any
+    name: str
+
+    def read(self) -> Tensor:
+        value: Tensor = self.file.get_tensor(self.name)
+        return value
+
+    def shape(self, *, transposed: bool) -> list[int]:
+        shape: list[int] = self.file.get_slice(self.name).get_shape()
+        return shape[::-1] if transposed else shape
+
+
+def _found(path: Path, opened: ExitStack) -> dict[str, _Published]:
     files = [path]
     if path.is_dir():
         files = [path / FILE]
         if not files[0].exists() and (path / INDEX).exists():
             files = _listed(path)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, _Published] = {}
     for file in files:
         try:
-            tensors |= load_file(file)
+            one = opened.enter_context(safe_open(file, "pt"))
+            tensors |= {name: _Published(one, name) for name in one.keys()}  # noqa: SIM118  it is no mapping
         except FileNotFoundError:
             raise ConfigError(
                 f"train.init_from: {file} is not there; name a local {FILE} or the directory that holds it"
@@ -111,15 +146,15 @@ def _fault(
     ours: str,
     theirs: str,
     transposed: bool,
-    found: Mapping[str, Tensor],
+    found: Mapping[str, _Published],
     state: Mapping[str, Tensor],
     family: Layout,
 ) -> str | None:
     if theirs not in found:
         return f"it has no {theirs}: {family.missing}"
     if ours not in state:
-        return None if not found[theirs].any() else f"{theirs} {family.unwanted}"
-    have = list(found[theirs].t().shape if transposed else found[theirs].shape)
+        return None if not found[theirs].read().any() else f"{theirs} {family.unwanted}"
+    have = found[theirs].shape(transposed=transposed)
     want = list(state[ours].shape)
     fits = have == want or (ours in family.longer and have[0] >= want[0] and have[1:] == want[1:])
     if fits:

@@ -6,6 +6,8 @@ dimension i together with dimension i + half, as Hugging Face's weights expect.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,8 +25,10 @@ class Rotary(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         size = config.width // config.heads
-        rates = config.rope_theta ** -(torch.arange(0, size, 2, dtype=torch.float32) / size)
-        angles = torch.outer(torch.arange(config.context, dtype=torch.float32), rates).repeat(1, 2)
+        # Also where the model is built without memory: nothing would fill them in later.
+        options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+        rates = config.rope_theta ** -(torch.arange(0, size, 2, **options) / size)
+        angles = torch.outer(torch.arange(config.context, **options), rates).repeat(1, 2)
         # Functions of the configuration: no part of a checkpoint.
         self.register_buffer("cosine", angles.cos(), persistent=False)
         self.register_buffer("sine", angles.sin(), persistent=False)

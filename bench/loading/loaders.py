@@ -55,7 +55,7 @@ def nanogpt(work: Work, _workers: int) -> Loaded:
     """nanoGPT's way: windows anywhere, drawn anew for each batch, from a map that is opened anew."""
     context, rows = work.config.model.context, work.rows
     while True:
-        tokens = np.memmap(work.config.data.path / "train.bin", dtype=np.uint16, mode="r")
+        tokens = np.memmap(work.config.data.prepared / "train.bin", dtype=np.uint16, mode="r")
         starts = torch.randint(len(tokens) - context - 1, (rows,)).tolist()
         inputs = torch.stack([torch.from_numpy(tokens[i : i + context].astype(np.int64)) for i in starts])
         targets = torch.stack(
@@ -86,7 +86,7 @@ def _epochs(loader: Any) -> Loaded:
 
 def memmap(work: Work, workers: int) -> Loaded:
     """torch's DataLoader over the windows."""
-    windows = Windows(work.config.data.path / "train.bin", work.config.model.context)
+    windows = Windows(work.config.data.prepared / "train.bin", work.config.model.context)
     return _epochs(DataLoader(windows, **_settings(work, workers)))
 
 
@@ -94,7 +94,7 @@ def stateful(work: Work, workers: int) -> Loaded:
     """torchdata's DataLoader that can say where it is, over the windows."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    windows = Windows(work.config.data.path / "train.bin", work.config.model.context)
+    windows = Windows(work.config.data.prepared / "train.bin", work.config.model.context)
     return _epochs(StatefulDataLoader(windows, **_settings(work, workers)))
 
 
@@ -103,7 +103,7 @@ def arrow(work: Work, workers: int) -> Loaded:
     import datasets
     import pyarrow
 
-    path, width = work.config.data.path, work.config.model.context + 1
+    path, width = work.config.data.prepared, work.config.model.context + 1
     tokens = np.memmap(path / "train.bin", dtype=np.uint16, mode="r")
     rows = len(tokens) // width
     values = pyarrow.array(np.asarray(tokens[: rows * width]))

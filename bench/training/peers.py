@@ -54,7 +54,7 @@ def hf_trainer(work: Work, gate: Gate, *, same: bool, compiled: bool = False) ->
             "adam_beta2": optim.beta2,
         }
     arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(dir=work.config.data.path.parent),
+        output_dir=tempfile.mkdtemp(dir=work.config.data.prepared.parent),
         max_steps=STEPS,
         per_device_train_batch_size=work.rows,
         save_strategy="no",
@@ -105,7 +105,7 @@ def lightning(work: Work, gate: Gate, *, same: bool) -> None:
         max_epochs=EPOCHS,
         enable_checkpointing=False,
         logger=False,
-        default_root_dir=tempfile.mkdtemp(dir=work.config.data.path.parent),
+        default_root_dir=tempfile.mkdtemp(dir=work.config.data.prepared.parent),
     )
     gate.install()
     trainer.fit(Module(), DataLoader(Rows(work), batch_size=work.rows))

@@ -65,7 +65,7 @@ def nanogpt(work: Work, gate: Gate) -> None:
     run: Any = torch.compile(model) if cuda else model
 
     def batch() -> tuple[Tensor, Tensor]:
-        data = np.memmap(work.config.data.path / "train.bin", dtype=np.uint16, mode="r")
+        data = np.memmap(work.config.data.prepared / "train.bin", dtype=np.uint16, mode="r")
         starts = torch.randint(len(data) - config.context, (work.rows,)).tolist()
         cut = lambda start: torch.from_numpy(data[start : start + config.context].astype(np.int64))  # noqa: E731
         parts = torch.stack([cut(s) for s in starts]), torch.stack([cut(s + 1) for s in starts])  # type: ignore[no-untyped-call]
@@ -97,9 +97,9 @@ def holdfast(work: Work, gate: Gate) -> None:
     from holdfast_trainer.train import train
 
     gate.install()
-    place = Path(tempfile.mkdtemp(prefix="run-", dir=work.config.data.path.parent))
+    place = Path(tempfile.mkdtemp(prefix="run-", dir=work.config.data.prepared.parent))
     if work.world_size > 1:  # all ranks have one run directory
-        place = work.config.data.path.parent / "run-of-all-ranks"
+        place = work.config.data.prepared.parent / "run-of-all-ranks"
     train(work.config, work.compute, work.dataset(), None, place)
 
 

@@ -72,7 +72,7 @@ class Work:
     def dataset(self) -> TokenDataset:
         model = self.config.model
         return TokenDataset(
-            self.config.data.path, "train", context=model.context, vocab_size=model.vocab_size
+            self.config.data.prepared, "train", context=model.context, vocab_size=model.vocab_size
         )
 
     def pool(self) -> list[tuple[Tensor, Tensor]]:

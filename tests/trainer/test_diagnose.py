@@ -104,6 +104,16 @@ def test_a_sound_run_has_nothing_to_change() -> None:
         ),
         ((), {"data_seconds": 0.25}, "warning", "data.path", "50% of a step waits for data"),
         (
+            (
+                "data.path=null",
+                "data.stream={sources: [a], tokenizer: t.json, validation_fraction: 0.1}",
+            ),
+            {"data_seconds": 0.25, "samples": None},
+            "warning",
+            "data.stream",
+            "50% of a step waits for data: it is tokenised meanwhile; prepare does that once, before",
+        ),
+        (
             (),
             {"disk_bytes_per_second": 1e7},
             "warning",

@@ -15,7 +15,7 @@ from .alike import require_alike
 from .attention import attention_kernels
 from .compilation import compile_or_eager
 from .config import Config, ConfigError
-from .data import TokenDataset
+from .data import Tokens
 from .decoder import Decoder
 from .hf_weights import Digest, load_weights, published_values
 from .model import build_model
@@ -27,7 +27,7 @@ from .parallel import Gang, fill, shard, unharmed, wrap
 class Batches:
     """One split as this rank sees it: `share` rows a step, in `chunks` of `micro`."""
 
-    data: TokenDataset
+    data: Tokens
     config: Config
     rank: int
     world_size: int
@@ -63,11 +63,14 @@ class Batches:
         return list(zip(torch.split(tokens, self.micro), torch.split(targets, self.micro), strict=True))
 
     def describe(self, step: int) -> str:
-        """Which windows of the data this rank has in a step, in words."""
+        """Which part of the data this rank has in a step, in words."""
         first = step * self.config.train.global_batch + self.rank * self.share
-        windows = self.data.order(self.config.train.seed, first, self.share).tolist()
-        named = ", ".join(map(str, windows[:8])) + (f" and {len(windows) - 8} more" if windows[8:] else "")
-        return f"windows {named} of {self.data.context} tokens in the {self.data.split} split"
+        return self.data.describe(self.config.train.seed, first, self.share)
+
+    def shaped(self) -> Tensor:
+        """Tokens of a micro-batch as `batch` has them, for a pass whose values do not matter: a stream gives
+        each batch once."""
+        return torch.zeros((self.micro, self.config.model.context), dtype=torch.int64, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -116,9 +119,9 @@ def assemble(
         block = raw.to(gang.device).blocks[0]
 
     def loss(model: nn.Module) -> Tensor:
-        tokens, targets = batches.batch(0)[0]
+        tokens = batches.shaped()
         with compute.autocast():
-            found: Tensor = model(tokens, targets)[1]
+            found: Tensor = model(tokens, tokens)[1]
         return found
 
     attention = _attention(block, _through_block(batches, compute))

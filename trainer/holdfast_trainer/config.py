@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from .contract import ENV_CHECKPOINT_EVERY, ENV_CHECKPOINT_KEEP
+from .data_config import DataConfig, StreamConfig
 from .model_config import LLAMA_ALONE, ModelConfig, divisors
 from .schema import ConfigError, Positive, Range, from_mapping, parse_scalar, read_yaml
 
@@ -27,6 +28,7 @@ __all__ = [
     "DataConfig",
     "ModelConfig",
     "OptimConfig",
+    "StreamConfig",
     "TrainConfig",
     "ValidationConfig",
     "check_world",
@@ -38,17 +40,6 @@ __all__ = [
 Count = Annotated[int, Range(0)]
 Snapshots = Literal["overlapped", "synchronous"]
 """See `CheckpointConfig.snapshot`."""
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Where the tokens are."""
-
-    path: Path
-    """Directory made by `python -m holdfast_trainer prepare`; relative to the working directory."""
-    verify: bool = False
-    """Read all shards at start and compare their checksums. Off: sizes are always checked, and a full
-    read of a large set costs minutes."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +217,12 @@ class Config:
         micro, batch = self.train.micro_batch, self.train.global_batch
         if micro is not None and batch % micro:
             errors.append(_does_not_divide("train.micro_batch", micro, "train.global_batch", batch))
+        stream = self.data.stream
+        if stream is not None and self.validation.every and not stream.validation_fraction:
+            errors.append(
+                "validation.every: data.stream keeps no text for it; set data.stream.validation_fraction, "
+                "such as 0.01, or validation.every=0"
+            )
         if errors:
             raise ConfigError(errors)
 
@@ -233,7 +230,7 @@ class Config:
         """SHA-256 (hex) of everything that defines the training: model, data order, optimizer.
 
         Left out: how it is carried out (`EXECUTION`), which changes rounding at most; what only watches
-        (validation, checkpoints); and paths: the data has an identity of its own (`TokenDataset.identity`).
+        (validation, checkpoints); and the data, which has an identity of its own (`Tokens.identity`).
         """
         train = dataclasses.asdict(self.train)
         for execution in EXECUTION:
@@ -249,9 +246,10 @@ class Config:
 
 
 def settings_in_common(config: Config) -> dict[str, object]:
-    """By dotted key, what must be the same on every rank: all but paths and threads."""
+    """By dotted key, what must be the same on every rank: all but paths and threads. What is streamed, ranks
+    compare by its content (see TokenStream)."""
     sections = dataclasses.asdict(config)
-    apart = {"data.path", "train.init_from", "train.threads"}
+    apart = {"data.path", "data.stream", "train.init_from", "train.threads"}
     keys = {f"{name}.{key}": value for name, body in sections.items() for key, value in body.items()}
     return {key: value for key, value in keys.items() if key not in apart}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +21,33 @@ from torch import Tensor
 from .permutation import sample_order
 from .token_index import ITEM_SIZE, DataError, Shard, Split, TokenIndex, read_index
 
-__all__ = ["DataError", "TokenDataset"]
+__all__ = ["DataError", "TokenDataset", "Tokens"]
+
+
+class Tokens(Protocol):
+    """One split, as the training loop reads it: prepared shards, or text that is streamed (streaming.py)."""
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def identity(self) -> str:
+        """Tells other data apart; part of what a run directory is guarded by."""
+
+    @property
+    def samples(self) -> int | None:
+        """Windows in the split; None where that is not known."""
+
+    @property
+    def tracked(self) -> dict[str, Any]:
+        """What a checkpoint is to have of it, by name."""
+
+    def batch(
+        self, *, seed: int, step: int, rank: int, world_size: int, global_batch: int
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def describe(self, seed: int, first: int, count: int) -> str:
+        """What samples `first` to `first + count - 1` of a run are, in words."""
 
 
 class TokenDataset:
@@ -86,6 +113,17 @@ class TokenDataset:
                 f"vocabulary ends at {self.vocab_size - 1}; data.verify=true names the file"
             )
         return torch.from_numpy(tokens), torch.from_numpy(targets)
+
+    @property
+    def tracked(self) -> dict[str, Any]:
+        """Nothing: the step is the position."""
+        return {}
+
+    def describe(self, seed: int, first: int, count: int) -> str:
+        """The windows that these samples of a run are, in words."""
+        windows = self.order(seed, first, count).tolist()
+        named = ", ".join(map(str, windows[:8])) + (f" and {len(windows) - 8} more" if windows[8:] else "")
+        return f"windows {named} of {self.context} tokens in the {self.split} split"
 
     def order(self, seed: int, first: int, count: int) -> NDArray[np.uint64]:
         """The windows that samples `first` to `first + count - 1` of a run are, in order."""

@@ -108,8 +108,7 @@ def as_text(config: Config, facts: Facts, found: Sequence[Finding]) -> str:
         f"attention   {facts.attention}",
         f"checkpoint  {facts.state_bytes / 1e9:.2f} GB, {facts.save_seconds:.1f} s at "
         f"{facts.disk_bytes_per_second / 1e9:.2f} GB/s; a notice leaves {facts.notice_seconds:.0f} s",
-        f"data        {facts.samples:,} sequences, read "
-        f"{config.train.steps * config.train.global_batch / facts.samples:.2f} times",
+        f"data        {_data(config, facts.samples)}",
     ]
     if facts.reduce_bytes_per_second is not None:
         speed = f"{facts.reduce_bytes_per_second / 1e9:.2f} GB/s all-reduce bus bandwidth"
@@ -121,6 +120,12 @@ def as_text(config: Config, facts: Facts, found: Sequence[Finding]) -> str:
     if not found:
         lines.append("nothing to change")
     return "\n".join(lines)
+
+
+def _data(config: Config, samples: int | None) -> str:
+    if samples is None:
+        return "streamed and tokenised meanwhile; how much there is, is not known"
+    return f"{samples:,} sequences, read {config.train.steps * config.train.global_batch / samples:.2f} times"
 
 
 def _need(config: Config, facts: Facts) -> Need:

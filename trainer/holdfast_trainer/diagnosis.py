@@ -37,8 +37,8 @@ class Facts:
     memory_total: int
     memory_peak: int
     """What the steps took, state and all."""
-    samples: int
-    """Windows of `model.context` tokens in the training split."""
+    samples: int | None
+    """Windows of `model.context` tokens in the training split; None where it is streamed."""
     step_seconds: float
     data_seconds: float
     start_seconds: float
@@ -151,14 +151,15 @@ def _memory(config: Config, facts: Facts) -> list[Finding]:
 
 def _data(config: Config, facts: Facts) -> list[Finding]:
     found = []
-    epochs = config.train.steps * config.train.global_batch / facts.samples
+    samples = math.inf if facts.samples is None else facts.samples
+    epochs = config.train.steps * config.train.global_batch / samples
     if epochs > MANY_EPOCHS:
         message = (
             f"the run goes through the data {epochs:.1f} times; beyond {MANY_EPOCHS:.0f} it learns little "
         )
         message += "new: prepare more text, or do fewer steps"
         found.append(Finding("warning", "train.steps", message))
-    if config.train.global_batch > facts.samples:
+    if config.train.global_batch > samples:
         message = (
             f"a batch has {config.train.global_batch} sequences and the data {facts.samples}: some come "
         )
@@ -166,8 +167,13 @@ def _data(config: Config, facts: Facts) -> list[Finding]:
         found.append(Finding("warning", "train.global_batch", message))
     share = facts.data_seconds / facts.step_seconds
     if share > DATA_SHARE:
-        message = f"{share:.0%} of a step waits for data: put it on a local disk"
-        found.append(Finding("warning", "data.path", message))
+        message, setting = f"{share:.0%} of a step waits for data: ", "data.path"
+        if config.data.stream is None:
+            message += "put it on a local disk"
+        else:
+            setting = "data.stream"
+            message += "it is tokenised meanwhile; prepare does that once, before (then name it in data.path)"
+        found.append(Finding("warning", setting, message))
     return found
 
 

@@ -69,7 +69,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     allow_tf32(gang.device, settings.tf32)
-    data, held_out = open_data(config)
+    data, held_out = open_data(config, gang.rank, gang.world_size)
     batches = Batches(data, config, gang.rank, gang.world_size, gang.device)
     warm_up(gang.device)
     memory = Footprint(gang.device)

@@ -212,6 +212,8 @@ def _describe(hint: Any) -> str:
         return " or ".join(_describe(a) for a in args)
     if origin is Literal:
         return ", ".join(str(a) for a in args)
+    if origin in (list, tuple):
+        return "a list, such as [a, b]"
     plain = {int: "an integer", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     if hint is type(None):
         return "null"

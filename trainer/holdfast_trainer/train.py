@@ -12,7 +12,7 @@ import torch
 
 from .assembly import Batches, assemble
 from .config import Config, parse_window, settings_in_common
-from .data import TokenDataset
+from .data import Tokens
 from .decoder import Decoder
 from .model import flops_per_token, parameter_count
 from .optim import Precision, allow_tf32, clip_gradients, learning_rate
@@ -25,8 +25,8 @@ log = logging.getLogger("holdfast")
 def train(
     config: Config,
     compute: Precision,
-    train_data: TokenDataset,
-    val_data: TokenDataset | None,
+    train_data: Tokens,
+    val_data: Tokens | None,
     run_dir: str | Path | None,
 ) -> None:
     """Raises SystemExit(0) on an agreed stop, CheckpointError, DataError on a damaged shard."""
@@ -65,8 +65,9 @@ def train(
     )
     raw_model, model, optimizer = parts.raw_model, parts.model, parts.optimizer
     run.attention = parts.attention
-    run.steps_an_epoch = train_data.samples / settings.global_batch
-    run.track(model=raw_model, optimizer=optimizer, scaler=compute.scaler)
+    if train_data.samples is not None:
+        run.steps_an_epoch = train_data.samples / settings.global_batch
+    run.track(model=raw_model, optimizer=optimizer, scaler=compute.scaler, **train_data.tracked)
     if run.step and settings.init_from is not None and run.rank == 0:
         log.info("the checkpoint of step %d counts, not train.init_from (%s)", run.step, settings.init_from)
     if run.rank == 0:
@@ -119,7 +120,7 @@ def train(
 
 
 @torch.no_grad()
-def validate(run: Run, model: Decoder, data: TokenDataset, config: Config, compute: Precision) -> float:
+def validate(run: Run, model: Decoder, data: Tokens, config: Config, compute: Precision) -> float:
     """Mean loss over the same `validation.batches` global batches every time; touches no random state."""
     batches = Batches(data, config, run.rank, run.world_size, run.device)
     model.eval()

@@ -17,8 +17,9 @@ import torch
 from . import contract
 from .config import Config, ConfigError, check_world, load
 from .contract import Termination
-from .data import DataError, TokenDataset
+from .data import DataError, TokenDataset, Tokens
 from .optim import precision
+from .token_index import Split
 from .train import train
 
 EPILOG = """examples:
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     """Train as the configuration says; returns the exit status."""
     parser = argparse.ArgumentParser(
         "python -m holdfast_trainer train",
-        description="Train a GPT on prepared text, alone or under torchrun.",
+        description="Train a GPT on prepared or streamed text, alone or under torchrun.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,9 +56,10 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"give --config FILE (or set {contract.ENV_CONFIG})")
     try:
         config = load(arguments.config, arguments.overrides)
-        check_world(config, int(os.environ.get("WORLD_SIZE", "1")))
+        rank, world_size = (int(os.environ.get(*of)) for of in (("RANK", "0"), ("WORLD_SIZE", "1")))
+        check_world(config, world_size)
         compute = precision(config.train.precision, _device())
-        train_data, val_data = open_data(config)
+        train_data, val_data = open_data(config, rank, world_size)
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         path = Path(os.environ.get(contract.ENV_TERMINATION_LOG, contract.DEFAULT_TERMINATION_LOG))
@@ -72,11 +74,25 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def open_data(config: Config) -> tuple[TokenDataset, TokenDataset | None]:
-    """The training split, and the validation split where it is used. Raises DataError."""
-    shape = {"context": config.model.context, "vocab_size": config.model.vocab_size}
-    data = config.data
-    training = TokenDataset(data.path, "train", **shape, verify=data.verify)
-    if not config.validation.every:
-        return training, None
-    return training, TokenDataset(data.path, "validation", **shape, verify=data.verify)
+def open_data(config: Config, rank: int, world_size: int) -> tuple[Tokens, Tokens | None]:
+    """The training split, and the validation split where it is used, for this rank. Raises DataError."""
+    training = _split(config, "train", rank, world_size)
+    return training, _split(config, "validation", rank, world_size) if config.validation.every else None
+
+
+def _split(config: Config, split: Split, rank: int, world_size: int) -> Tokens:
+    data, model = config.data, config.model
+    if data.stream is None:
+        shape = {"context": model.context, "vocab_size": model.vocab_size}
+        return TokenDataset(data.prepared, split, **shape, verify=data.verify)
+    from .streaming import StreamedTokens  # what tokenises takes its time to import
+
+    return StreamedTokens(
+        data.stream,
+        split,
+        context=model.context,
+        vocab_size=model.vocab_size,
+        rows=config.train.global_batch // world_size,
+        rank=rank,
+        world_size=world_size,
+    )

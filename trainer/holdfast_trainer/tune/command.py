@@ -97,9 +97,9 @@ def _tune(arguments: argparse.Namespace, config: Config | None, gang: Any) -> in
 
 def gpt_subject(config: Config, gang: Any) -> Any:
     """The configured training. Raises ConfigError, DataError."""
+    from ..data import TokenDataset
     from ..optim import allow_tf32, precision
     from ..parallel import let_kernels_vary, make_deterministic
-    from ..train_command import open_data
     from .gpt import GptTrial, settings_of
     from .session import Subject
 
@@ -108,9 +108,10 @@ def gpt_subject(config: Config, gang: Any) -> Any:
             "train.parallel: fsdp cannot be tuned, as ranks whose memory ends would wait for each other; "
             "tune with train.parallel=ddp on a smaller model.layers"
         )
+    shape = {"context": config.model.context, "vocab_size": config.model.vocab_size}
+    data = TokenDataset(config.data.prepared, "train", **shape, verify=config.data.verify)
     make_deterministic() if config.train.deterministic else let_kernels_vary()
     allow_tf32(gang.device, config.train.tf32)
-    data, _ = open_data(config)
     compute = precision(config.train.precision, gang.device)
     return Subject(
         build=lambda settings, alone: GptTrial(config, data, settings, gang, alone=alone),

@@ -51,7 +51,7 @@ class Highest(threading.Thread):
     def end(self) -> int:
         self._ends.set()
         self.join()
-        return self.bytes - self.before
+        return max(self.bytes, self._now()) - self.before
 
 
 if __name__ == "__main__":

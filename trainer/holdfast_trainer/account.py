@@ -25,7 +25,7 @@ from .spans import Spans, gemm_peak
 from .steplog import StepLog
 from .telemetry import Telemetry
 from .tensorboard import TensorBoard
-from .utilization import Meter, Use, use_of
+from .utilization import CpuUse, GpuUse, Meter, Use, cores_allowed
 
 LOOK_SECONDS = 1.0
 """Memory and utilisation are looked at so often at most: memory takes longer than all else that is told of a
@@ -77,7 +77,7 @@ class Account:
         peak = gemm_peak(self._gang.device, dtype) if flops_per_token else None
         self.telemetry.begin(step, total, durable_step, flops_per_token, peak)
         if self._gang.rank == 0 and self._use is None:
-            self._use = use_of(self._gang.device)
+            self._use = _use_of(self._gang.device)
         if self._use is not None:
             self._meter, self.steps.epoch_meter = Meter(self._use), Meter(self._use)
         if self._wants_tensorboard:
@@ -114,3 +114,10 @@ class Account:
             self.steps.tensorboard.close()
         if self._endpoint is not None:
             self._endpoint.close()
+
+
+def _use_of(device: torch.device) -> Use:
+    """Of a GPU, whoever uses it, or of the cores that this process's threads may have."""
+    if device.type == "cuda":
+        return GpuUse(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    return CpuUse(min(torch.get_num_threads(), cores_allowed()))

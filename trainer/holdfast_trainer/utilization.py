@@ -9,6 +9,7 @@ a driver that says no) is no figure.
 
 On a CPU it is the processor time of all threads of this process, against that of as many cores as it may
 compute on at a time. Threads that wait for others by spinning count as busy; the kernel cannot tell them.
+No torch here.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ import threading
 import time
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
-
-import torch
 
 log = logging.getLogger("holdfast")
 
@@ -47,14 +46,6 @@ class Use(Protocol):
 
     def close(self) -> None:
         """No more questions."""
-
-
-def use_of(device: torch.device) -> Use:
-    """Of the device, or of this process's cores."""
-    if device.type != "cuda":
-        return CpuUse(min(torch.get_num_threads(), cores_allowed()))
-    about = torch.cuda.get_device_properties(device)
-    return GpuUse(f"GPU-{about.uuid}")
 
 
 class Meter:

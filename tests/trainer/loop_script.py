@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from holdfast_trainer.compilation import compile_or_eager
-from holdfast_trainer.parallel import accumulate, unharmed
+from holdfast_trainer.parallel import accumulate
 from holdfast_trainer.run import Run
 
 DEFAULTS: dict[str, Any] = {
@@ -33,7 +32,6 @@ DEFAULTS: dict[str, Any] = {
     "chunks": 1,
     "bf16": False,
     "fp16": False,  # with a scaler whose scale grows until gradients overflow, again and again
-    "compiled": False,
     "settle": False,
     "pause": 0.0,  # seconds a step takes longer, so that a signal can meet it
     "pause_at": -1,  # the step to sleep in for pause_seconds
@@ -99,14 +97,6 @@ def loss_of(net: nn.Module, step: int, chunk: int) -> torch.Tensor:
         return F.cross_entropy(net(x), y) / options["chunks"]
 
 
-def probe() -> None:
-    with unharmed(raw):
-        loss_of(raw, 0, 0).backward()
-
-
-if options["compiled"]:
-    cache = run.run_dir.path / "compiled"
-    assert not compile_or_eager([raw], None, probe, run.gang, cache), "it was to be compiled"
 model = run.wrap(raw, settle=(lambda net: loss_of(net, 0, 0)) if options["settle"] else None)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-2, fused=options["overflow"] == "fused")
 scales = bool(options["fp16"] or options["overflow"])

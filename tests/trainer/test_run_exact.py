@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import shutil
 from typing import Any
 
 import pytest
 from gangs import KILL, NOTICE, History, Workshop
 
 from holdfast_trainer.checkpoint.inspection import Opened
-from holdfast_trainer.compilation import CACHE
 from holdfast_trainer.optim import native_bf16
 
 STEPS = 60
@@ -18,7 +16,6 @@ FORMS: dict[str, tuple[int, dict[str, Any]]] = {
     "one rank": (1, {}),
     "one rank, accumulated, bf16": (1, {"chunks": 3, "bf16": True}),
     "one rank, fp16": (1, {"chunks": 2, "fp16": True}),
-    "one rank, compiled": (1, {"compiled": True}),
     "two ranks": (2, {"chunks": 2}),
     "two ranks, bf16": (2, {"bf16": True}),
     "two ranks, batch norm, validation": (2, {"norm": True, "validate_every": 9}),
@@ -43,19 +40,13 @@ def assert_same(interrupted: History, untouched: History) -> None:
     assert (ours["step"], ours["durable_step"], ours["outcome"]) == (STEPS, STEPS, "finished")
 
 
-@pytest.mark.parametrize(
-    "form",
-    [pytest.param(name, marks=pytest.mark.slow) if "compiled" in name else name for name in FORMS],
-)
+@pytest.mark.parametrize("form", FORMS)
 def test_killed_and_noticed_equals_untouched(workshop: Workshop, form: str) -> None:
     ranks, options = FORMS[form]
     if options.get("bf16") and not has_bf16():
         pytest.skip("this CPU has no bf16")
-    if options.get("compiled") and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        pytest.skip("torch.compile needs a C++ compiler here, and there is none")
     chance = random.Random(form)
-    compiled = {"env": {CACHE: str(workshop.path / "compiled")}} if options.get("compiled") else {}
-    options = {**options, **compiled, "steps": STEPS, "save_every": 7}
+    options = {**options, "steps": STEPS, "save_every": 7}
     untouched = workshop.finish("untouched", ranks=ranks, **options)
 
     at = chance.randrange(8, 28)

@@ -89,7 +89,7 @@ def test_what_is_cut_and_compiled_trains_as_the_whole_as_written_and_resumes(
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("torch.compile needs a C++ compiler here, and there is none")
     # A compiled dropout draws other numbers.
-    settings = ("model.dropout=0", "train.steps=12", "validation.every=0", "checkpoint.every=2")
+    settings = ("model.dropout=0", "train.steps=60", "validation.every=0", "checkpoint.every=4")
     compiled = (SHARDED, "train.compile=true")
     cache = {CACHE: str(workshop.path / "compiled")}
     whole = start(workshop, config, *settings, name="whole", ranks=2)
@@ -97,12 +97,14 @@ def test_what_is_cut_and_compiled_trains_as_the_whole_as_written_and_resumes(
     untouched = start(workshop, config, *settings, *compiled, name="untouched", ranks=2, env=cache)
     assert untouched.wait() == [0, 0], untouched.texts()
     assert "compiled in " in untouched.texts()
-    assert_close(losses(untouched.history, 1), losses(whole.history, 1))
+    ours, written = (losses(one.history, 1) for one in (untouched, whole))
+    early = range(1, 13)  # what rounds in another way grows apart
+    assert_close({step: ours[step] for step in early}, {step: written[step] for step in early})
 
     gang = start(workshop, config, *settings, *compiled, ranks=2, env=cache)
-    gang.wait_for_step(6)
+    gang.wait_for_step(10)
     gang.signal(KILL)
-    gang.wait()
+    assert -KILL in gang.wait(), "it was not over yet"
     last = start(workshop, config, *settings, *compiled, ranks=2, env=cache)
     assert last.wait() == [0, 0], last.texts()
     assert "resumed from step " in last.texts()

@@ -79,14 +79,14 @@ def test_a_compiled_gpt_resumes_exactly(workshop: Workshop, config: Path) -> Non
     """Training and validation are two graphs; what an attempt compiled is there for the next one."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("torch.compile needs a C++ compiler here, and there is none")
-    settings = ("train.compile=true", "model.layers=1", "train.steps=16", "checkpoint.every=2")
+    settings = ("train.compile=true", "model.layers=1", "train.steps=120", "checkpoint.every=5")
     cache = {CACHE: str(workshop.path / "compiled")}
     untouched = start(workshop, config, *settings, name="untouched", env=cache)
     assert untouched.wait() == [0], untouched.texts()
     gang = start(workshop, config, *settings, env=cache)
-    gang.wait_for_step(8)
+    gang.wait_for_step(12)
     gang.signal(KILL)
-    gang.wait()
+    assert gang.wait() == [-KILL], "it was not over yet"
     last = start(workshop, config, *settings, env=cache)
     assert last.wait() == [0], last.texts()
     for attempt in (untouched, gang, last):

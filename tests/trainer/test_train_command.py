@@ -117,4 +117,33 @@ def test_asked_for_nothing_it_says_what_it_needs(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as raised:
         main([])
     assert raised.value.code == 2
-    assert "give --config FILE (or set HOLDFAST_CONFIG)" in capsys.readouterr().err
+    assert "name a configuration, such as gpt.yaml (or set HOLDFAST_CONFIG)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gpt.yaml", "train.stepz=6"], "train.stepz: unknown key"),
+        (["train.stepz=6", "gpt.yaml", "--run-dir", "a", "train.steps=3"], "train.stepz: unknown key"),
+        (["--config", "gpt.yaml", "train.stepz=6"], "train.stepz: unknown key"),
+        (["none.yaml"], "none.yaml"),
+        (["gpt.yaml", "train.steps"], "override 'train.steps': expected section.key=value"),
+    ],
+)
+def test_the_configuration_may_stand_anywhere(
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(config.parent)
+    monkeypatch.setenv("HOLDFAST_TERMINATION_LOG", str(config.parent / "end"))
+    assert main(words) == EXIT_CONFIG_ERROR
+    assert message in capsys.readouterr().err
+
+
+def test_two_configurations_are_one_too_many(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([str(config), "--config", "other.yaml"])
+    assert f"one configuration at a time, not other.yaml, {config}" in capsys.readouterr().err

@@ -177,7 +177,11 @@ def test_what_is_wrong_is_named_with_its_remedy(
             "has a vocabulary of 300 tokens, the model of 64: set model.vocab_size to",
         ),
         ({"text_field": "text"}, [], "has no column 'text'"),
-        ({"validation_fraction": 1e-9}, [], "the sources hold no validation text for rank 0 of 1"),
+        (
+            {"validation_fraction": 1e-9},
+            [],
+            "the sources hold no validation text for rank 0 of 1: take more documents",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_said_before_the_ranks_meet(

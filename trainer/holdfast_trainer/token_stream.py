@@ -188,9 +188,16 @@ class TokenStream:
                 found += len(content)
                 yield _Chunk(here, digest, np.frombuffer(content, dtype="<u4"))
             if not found and place == self._source.beginning(place["epoch"]):
+                remedies = []
+                if self._split == "validation":
+                    remedies.append("take more documents for it, with a larger validation_fraction")
+                if self._world_size > 1:
+                    remedies.append(
+                        "prepare them, or start fewer ranks: they are dealt in parts of about 1 MiB"
+                    )
                 raise DataError(
                     f"the sources hold no {self._split} text for rank {self._rank} of {self._world_size}: "
-                    f"they are dealt in parts of about 1 MiB; prepare them, or start fewer ranks"
+                    f"{'; or '.join(remedies) or 'name some that are not empty'}"
                 )
             place = self._source.beginning(place["epoch"] + 1)
 

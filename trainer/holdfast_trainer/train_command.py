@@ -23,9 +23,9 @@ from .token_index import Split
 from .train import train
 
 EPILOG = """examples:
-  python -m holdfast_trainer train --config gpt.yaml
-  python -m holdfast_trainer train --config gpt.yaml train.steps=1000 optim.learning_rate=3e-4
-  torchrun --nproc-per-node=2 -m holdfast_trainer train --config gpt.yaml --run-dir runs/a
+  python -m holdfast_trainer train gpt.yaml
+  python -m holdfast_trainer train gpt.yaml train.steps=1000 optim.learning_rate=3e-4
+  torchrun --nproc-per-node=2 -m holdfast_trainer train gpt.yaml --run-dir runs/a
 
 The run directory keeps checkpoints, logs and the ledger. Start the same command again after an
 interruption: it resumes from the newest checkpoint, bit for bit. SIGTERM (or Ctrl-C) saves first.
@@ -43,19 +43,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--config",
         type=Path,
-        default=os.environ.get(contract.ENV_CONFIG),
-        help=f"YAML file; default: the one that {contract.ENV_CONFIG} names",
+        help=f"the YAML file, which may also stand alone; default: the one that {contract.ENV_CONFIG} names",
     )
     parser.add_argument(
         "--run-dir",
         help=f"a path, or s3://BUCKET/PREFIX (default: {contract.ENV_RUN_DIR}, or ./holdfast-run)",
     )
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="win over the file")
-    arguments = parser.parse_args(argv)
-    if arguments.config is None and not arguments.overrides:
-        parser.error(f"give --config FILE (or set {contract.ENV_CONFIG})")
+    parser.add_argument("words", nargs="*", metavar="section.key=value", help="win over the file")
+    arguments = parser.parse_intermixed_args(argv)
+    path, overrides = _told(parser, arguments.config, arguments.words)
     try:
-        config = load(arguments.config, arguments.overrides)
+        config = load(path, overrides)
         rank, world_size = (int(os.environ.get(*of)) for of in (("RANK", "0"), ("WORLD_SIZE", "1")))
         check_world(config, world_size)
         compute = precision(config.train.precision, _device())
@@ -68,6 +66,27 @@ def main(argv: Sequence[str]) -> int:
     # From here on Run sees to it that errors are told, to the engine and to the other ranks.
     train(config, compute, train_data, val_data, arguments.run_dir)
     return 0
+
+
+def _told(
+    parser: argparse.ArgumentParser, option: Path | None, words: Sequence[str]
+) -> tuple[Path | None, list[str]]:
+    """(file, overrides). A word without = is the file, if it can be one. Ends the command where nothing is
+    told, or two files are."""
+    files = [
+        word
+        for word in words
+        if "=" not in word and (word.endswith((".yaml", ".yml")) or Path(word).is_file())
+    ]
+    named = [*filter(None, [option]), *map(Path, files)]
+    if len(named) > 1:
+        parser.error(f"one configuration at a time, not {', '.join(map(str, named))}")
+    overrides = [word for word in words if word not in files]
+    if not named and (given := os.environ.get(contract.ENV_CONFIG)):
+        named = [Path(given)]
+    if not named and not overrides:
+        parser.error(f"name a configuration, such as gpt.yaml (or set {contract.ENV_CONFIG})")
+    return named[0] if named else None, overrides
 
 
 def _device() -> torch.device:

@@ -55,6 +55,22 @@ def build(module: Module) -> Path:
     return module.built
 
 
+def carried(module: Module) -> Path:
+    """A directory with what the module has in `keep`; nothing is built for it."""
+    beside = module.built.with_name(f"{module.key}.kept")
+    if module.built.exists() or beside.exists():
+        return module.built if module.built.exists() else beside
+    with locked(cache_directory() / "bin" / f"{module.key}.lock"):
+        if not beside.exists():
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=beside.parent, prefix=f"{module.key}.") as scratch:
+                fetched = Path(scratch) / "kept"
+                fetched.mkdir()
+                _keep(go(), module, fetched)
+                fetched.rename(beside)
+    return beside
+
+
 def _build(module: Module) -> None:
     compiler = go()
     module.built.parent.mkdir(parents=True, exist_ok=True)
@@ -66,13 +82,18 @@ def _build(module: Module) -> None:
             _go(compiler, module, "build", *module.flags, "-o", str(beside / name), package)
             print(f"cluster:   {name} {time.monotonic() - began:.0f} s", flush=True)
         if module.keep:
-            source = Path(_go(compiler, module, "list", "-m", "-f", "{{.Dir}}", module.main).strip())
-            for directory in module.keep:
-                # Files alone: the module cache is read-only, directories too, and a copy must be erasable.
-                shutil.copytree(source / directory, beside / directory, copy_function=shutil.copyfile)
-                for path in [beside / directory, *(beside / directory).rglob("*")]:
-                    path.chmod(0o755 if path.is_dir() else 0o644)
+            _keep(compiler, module, beside)
         beside.rename(module.built)
+
+
+def _keep(compiler: str, module: Module, target: Path) -> None:
+    _go(compiler, module, "mod", "download", module.main)
+    source = Path(_go(compiler, module, "list", "-m", "-f", "{{.Dir}}", module.main).strip())
+    for directory in module.keep:
+        # Files alone: the module cache is read-only, directories too, and a copy must be erasable.
+        shutil.copytree(source / directory, target / directory, copy_function=shutil.copyfile)
+        for path in [target / directory, *(target / directory).rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _go(compiler: str, module: Module, *arguments: str) -> str:

@@ -1,8 +1,7 @@
 """Kueue, deployed by the manifests that its own Go module carries; its image is built here.
 
-Four things differ from what `kubectl apply -k` of its standalone kustomization gives: PyTorchJobs alone are
-its business, so its webhooks are asked for those and for its own kinds alone; it asks for little, and runs on
-the first node. It stays until the cluster goes.
+PyTorchJobs alone are its business, so its webhooks are asked for those and for its own kinds alone. It stays
+until the cluster goes.
 """
 
 from __future__ import annotations
@@ -11,29 +10,23 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 from tests.cluster.build import build, program
 from tests.cluster.cluster import Cluster
-from tests.cluster.images import Image, ImageStore
+from tests.cluster.controllers import PATIENCE, Document, deploy
+from tests.cluster.images import Image
 from tests.cluster.kubectl import Kubectl
-from tests.cluster.machine import Machine
 from tests.cluster.site import Site
 from tests.cluster.tools import KUEUE as MODULE
 from tests.waiting import wait_until
 
-NAMESPACE = "kueue-system"
-DEPLOYMENT = "kueue-controller-manager"
 STANDALONE = "config/default"
 QUEUES = Path(__file__).parents[2] / "k8s" / "kueue" / "queues.yaml"
 QUEUE = "training"
 """The LocalQueue of QUEUES."""
 URGENT, ROUTINE = "urgent", "routine"
 """Its priorities."""
-PATIENCE = 400.0
-
-Document = dict[str, Any]
 
 
 def image() -> Image:
@@ -42,19 +35,12 @@ def image() -> Image:
     return Image(name, files={"manager": program("kueue")}, directories=("tmp",), entrypoint=("/manager",))
 
 
-def manifests(kubectl: Kubectl, node: str) -> list[Document]:
+def manifests(kubectl: Kubectl) -> list[Document]:
     """What the kustomization renders to, with what differs here."""
     rendered = kubectl.run("kustomize", str(build(MODULE) / STANDALONE))
     documents = [document for document in yaml.safe_load_all(rendered) if document]
     for document in documents:
-        if document["kind"] == "Deployment":
-            pod = document["spec"]["template"]["spec"]
-            pod["nodeSelector"] = {"kubernetes.io/hostname": node}
-            [container] = pod["containers"]
-            container |= {"image": image().name, "imagePullPolicy": "Never"}
-            container["resources"] = {"requests": {"cpu": "50m", "memory": "64Mi"}}
-            container["readinessProbe"] |= {"initialDelaySeconds": 1, "periodSeconds": 1}
-        elif document["metadata"]["name"] == "kueue-manager-config":
+        if document["metadata"]["name"] == "kueue-manager-config":
             [(name, text)] = document["data"].items()
             settings = yaml.safe_load(text)
             settings["integrations"]["frameworks"] = ["kubeflow.org/pytorchjob"]
@@ -72,14 +58,7 @@ def _is_asked(webhook: Document) -> bool:
 
 def install(cluster: Cluster, site: Site) -> None:
     """Until its webhooks answer, as far as one can tell beforehand."""
-    kubectl, first = cluster.kubectl, site.node(1)
-    ImageStore(first, Machine.running(first).enter).add([image()])
-    everything = manifests(kubectl, first.node_name)
-    kinds = [one for one in everything if one["kind"] in ("CustomResourceDefinition", "Namespace")]
-    kubectl.apply(*kinds)
-    kubectl.apply(*(one for one in everything if one not in kinds))
-    rollout = ("rollout", "status", f"-n={NAMESPACE}", f"deployment/{DEPLOYMENT}", f"--timeout={PATIENCE:g}s")
-    kubectl.run(*rollout, seconds=PATIENCE + 10)
+    deploy(cluster, site, image(), manifests(cluster.kubectl))
 
 
 def queues(kubectl: Kubectl, namespace: str, cpu: str) -> None:

@@ -109,6 +109,12 @@ JOBSET = Module(
     main="sigs.k8s.io/jobset",
     keep=("config",),
 )
+TRAINER = Module(
+    "trainer",
+    {"trainer-controller-manager": "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager"},
+    main="github.com/kubeflow/trainer/v2",
+    keep=("manifests",),
+)
 BUILDKIT = Module(
     "buildkit",
     {name: f"github.com/moby/buildkit/cmd/{name}" for name in ("buildkitd", "buildctl")},
@@ -166,10 +172,11 @@ MODULES = (
     DEVICE_PLUGIN,
     KUEUE,
     JOBSET,
+    TRAINER,
 )
-FOR_TESTS = tuple(module for module in MODULES if module not in (KUEUE, JOBSET))
-"""What tests of the cluster may need. Builds of the others take minutes: the fault suite alone asks Kueue,
-and bench-recovery JobSet."""
+FOR_TESTS = tuple(module for module in MODULES if module not in (KUEUE, JOBSET, TRAINER))
+"""What tests of the cluster may need. Builds of the others take minutes: the fault suite alone asks Kueue and
+Trainer, and that and bench-recovery JobSet."""
 
 BUILT_FOR = {
     "helm": (HELM,),

@@ -92,13 +92,13 @@ def raw_writes(number: int, replicas: int) -> list[Write]:
         (
             "POST",
             f"/api/v1/namespaces/{namespace}/configmaps",
-            json.dumps(manifests.config_map).encode(),
+            json.dumps(manifests.beside[0]).encode(),
             JSON,
         ),
         (
             "POST",
             f"/apis/kubeflow.org/v1/namespaces/{namespace}/pytorchjobs",
-            json.dumps(manifests.pytorch_job).encode(),
+            json.dumps(manifests.attempt_object).encode(),
             JSON,
         ),
     ]

@@ -19,9 +19,10 @@ from bench.controlling.jobs import key_of, submission
 from bench.controlling.world import Controller
 from bench.report import ReportError
 
-from holdfast_controller.kube.pieces import PODS, PYTORCH_JOBS
+from holdfast_controller.kube.pieces import PODS
 from holdfast_controller.kube.resource import JOBS
 from holdfast_controller.pod_template import JOB_LABEL
+from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
 CLIENTS = 16
 LONGEST_SECONDS = 900.0
@@ -55,7 +56,7 @@ class Sightings:
             self.jobs.setdefault(f"{meta['namespace']}/{meta['name']}", self.last_change)
 
     async def _pytorch_jobs(self, server: Api) -> None:
-        async for event in server.watch(PYTORCH_JOBS, metadata_only=True):
+        async for event in server.watch(PYTORCH_JOB.resource.path, metadata_only=True):
             meta = event["object"]["metadata"]
             key = f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}"
             self.pytorch_jobs.setdefault(key, time.perf_counter())

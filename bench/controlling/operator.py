@@ -26,10 +26,9 @@ from bench.controlling.api import MERGE_PATCH, Api, api
 from bench.controlling.jobs import key_of
 from bench.controlling.trainers import ADDRESS, address_of
 
-from holdfast_controller.manifests import INDEX_LABEL, REPLICA_TYPE
 from holdfast_controller.pod_template import JOB_LABEL
+from holdfast_controller.pytorchjobs import PYTORCH_JOB, REPLICA_TYPE
 
-PYTORCH_JOBS = "/apis/kubeflow.org/v1/pytorchjobs"
 WORKERS = 16
 
 
@@ -48,7 +47,7 @@ class Operator:
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self._work())
-            async for event in self._server.watch(PYTORCH_JOBS):
+            async for event in self._server.watch(PYTORCH_JOB.resource.path):
                 if event["type"] == "ADDED":
                     self._new.put_nowait(event["object"])
 
@@ -91,7 +90,7 @@ def pieces(job: dict[str, Any], index: int, node: str) -> tuple[dict[str, Any], 
     name = f"{meta['name']}-{REPLICA_TYPE.lower()}-{index}"
     template = job["spec"]["pytorchReplicaSpecs"][REPLICA_TYPE]["template"]
     own = {
-        INDEX_LABEL: str(index),
+        PYTORCH_JOB.index_label: str(index),
         "training.kubeflow.org/job-name": meta["name"],
         "training.kubeflow.org/operator-name": "pytorchjob-controller",
         "training.kubeflow.org/replica-type": REPLICA_TYPE.lower(),

@@ -1,40 +1,31 @@
-"""One attempt of a job as Kubernetes objects: a PyTorchJob v1 and the ConfigMap it mounts, as plain dicts.
+"""One attempt of a job as Kubernetes objects, as plain dicts: a ConfigMap, and what the kind takes. Pure.
 
-Pure, and all that is PyTorchJob's own is here: the pod is pod_template.py's and knows nothing of it.
+The pod is pod_template.py's and knows nothing of the kind; what is a kind's own is in its module.
 
-All replicas are Workers; there is no Master. With a Master the Training Operator (1.8) calls a job
-Succeeded when the Master alone has ended well, gives Workers an init container that the restricted Pod
-Security Standard refuses (it sets no security context), and numbers the replicas of two types together.
-Without one it is Succeeded when every replica is, adds no container, and leaves rendezvous to us: each
-replica has a headless Service of its own name, so replica 0 is `<attempt>-worker-0`, and its own number
-is in a label that the operator sets. torchrun looks the name up again until it is there.
-
-Nothing is ever restarted in place (`restartPolicy: Never`): all ranks of an attempt start together and
-end together, and finished pods stay for their evidence (`cleanPodPolicy: None`). `runPolicy.suspend` is
-Kueue's, but for one thing: an attempt with a queue is made suspended, so that it waits where no Kueue
-admits it.
+A kind's way to suspend an attempt is Kueue's, but for one thing: an attempt with a queue is made suspended,
+so that it waits where no Kueue admits it.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
+from .attempt_kind import CONFIG_MAPS, AttemptKind, Document
 from .cluster import Invalid
 from .jobs import API_VERSION, KIND, TrainingJob
 from .pod_settings import PodSettings
 from .pod_template import CONFIG_FILE, attempt_labels, pod_template
 from .policy.refusals import refusals
+from .pytorchjobs import PYTORCH_JOB
+from .trainjobs import TRAIN_JOB
 
-PYTORCHJOB_API_VERSION = "kubeflow.org/v1"
-PYTORCHJOB_KIND = "PyTorchJob"
-CONTAINER = "pytorch"
-PORT = ("pytorchjob-port", 23456)
-REPLICA_TYPE = "Worker"
-INDEX_LABEL = "training.kubeflow.org/replica-index"
+KINDS = {kind.resource.kind: kind for kind in (PYTORCH_JOB, TRAIN_JOB)}
+"""All kinds, by the name that the setting `kind` and their documents have."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 CONFIG_LIMIT = 1024 * 1024
@@ -42,37 +33,40 @@ CONFIG_LIMIT = 1024 * 1024
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml's, five times as fast, where PyYAML has it; both write what safe_load reads."""
 _LABEL_LIMIT = 63
-_LONGEST_SUFFIX = len("-worker-9999")
 
 
 @dataclass(frozen=True)
 class Manifests:
-    """Of one attempt, in the order of creation."""
+    """Of one attempt."""
 
-    config_map: dict[str, Any]
-    pytorch_job: dict[str, Any]
+    beside: tuple[Document, ...]
+    """What is made first, in this order; the configuration is the first of all."""
+    attempt_object: Document
+    pods: Document
+    """The template of its pods, as it is within one of these."""
 
-    def __iter__(self) -> Any:
-        return iter((self.config_map, self.pytorch_job))
+    def __iter__(self) -> Iterator[Document]:
+        """In the order of creation."""
+        return iter((*self.beside, self.attempt_object))
 
 
-def attempt_name(job: TrainingJob, attempt: int) -> str:
-    """`<job>-<attempt>`, the name of its PyTorchJob and ConfigMap; a function of job and attempt alone.
+def kind_of(attempt_object: Mapping[str, Any]) -> AttemptKind:
+    return KINDS[attempt_object["kind"]]
 
-    Its Services add `-worker-<n>` and are labels of DNS, at most 63 characters: where that would not fit,
-    the end of the job's name gives way to a digest of it.
+
+def attempt_name(job: TrainingJob, attempt: int, kind: AttemptKind = PYTORCH_JOB) -> str:
+    """`<job>-<attempt>`, the name of its attempt object; a function of job, attempt and kind alone.
+
+    Its operator adds a suffix, and what comes of it is a label of DNS, at most 63 characters: where that
+    would not fit, the end of the job's name gives way to a digest of it. ConfigMaps, which need no such
+    limit, have one name whatever the kind.
     """
-    room = _LABEL_LIMIT - _LONGEST_SUFFIX - len(f"-{attempt}")
+    room = _LABEL_LIMIT - len(kind.longest_suffix) - len(f"-{attempt}")
     name = job.metadata.name
     if len(name) > room:
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         name = f"{name[: room - 9].rstrip('-')}-{digest}"
     return f"{name}-{attempt}"
-
-
-def pod_name(job: TrainingJob, attempt: int, replica: int) -> str:
-    """Of the pod and of the Service that the operator makes for a replica."""
-    return f"{attempt_name(job, attempt)}-{REPLICA_TYPE.lower()}-{replica}"
 
 
 def attempt_manifests(job: TrainingJob, attempt: int, settings: PodSettings) -> Manifests:
@@ -88,62 +82,55 @@ def attempt_manifests(job: TrainingJob, attempt: int, settings: PodSettings) -> 
     if faults:
         raise Invalid(f"{job.key} cannot run on this cluster: {'; '.join(faults)}", faults)
     # One an attempt: a job's configuration may change between two, never under one.
-    return Manifests(config_map(job, attempt, {CONFIG_FILE: config}), _pytorch_job(job, attempt, settings))
+    configuration = config_map(job, attempt, {CONFIG_FILE: config})
+    kind = KINDS[settings.kind]
+    name = attempt_name(job, attempt, kind)
+    template = pod_template(
+        job,
+        attempt,
+        settings,
+        container=kind.container,
+        port=kind.port,
+        # Alone it need not wait until its own name is known.
+        master="127.0.0.1" if job.spec.replicas == 1 else kind.address(name),
+        index_label=kind.index_label,
+        config_map=configuration["metadata"]["name"],
+    )
+    metadata = owned_metadata(job, attempt, name)
+    if job.spec.queue:
+        metadata["labels"][QUEUE_LABEL] = job.spec.queue
+        if job.spec.priority:
+            metadata["labels"][PRIORITY_LABEL] = job.spec.priority
+    *beside, attempt_object = kind.documents(job, metadata, template)
+    if job.spec.queue:
+        _suspend(attempt_object, kind)
+    return Manifests((configuration, *beside), attempt_object, template)
 
 
-def config_map(job: TrainingJob, attempt: int, data: dict[str, str], *, name: str = "") -> dict[str, Any]:
+def _suspend(attempt_object: Document, kind: AttemptKind) -> None:
+    *outer, last = ("spec", *kind.suspend)
+    place = attempt_object
+    for key in outer:
+        place = place.setdefault(key, {})
+    place[last] = True
+
+
+def config_map(job: TrainingJob, attempt: int, data: dict[str, str], *, name: str = "") -> Document:
     """Of an attempt, named as it is or as said: what is in it never changes, and it goes with the job."""
-    metadata = owned_metadata(job, attempt)
     return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {**metadata, "name": name or metadata["name"]},
+        "apiVersion": CONFIG_MAPS.api_version,
+        "kind": CONFIG_MAPS.kind,
+        "metadata": owned_metadata(job, attempt, name or attempt_name(job, attempt)),
         "immutable": True,
         "data": data,
     }
 
 
-def _pytorch_job(job: TrainingJob, attempt: int, settings: PodSettings) -> dict[str, Any]:
-    spec = job.spec
-    metadata = owned_metadata(job, attempt)
-    if spec.queue:
-        metadata["labels"][QUEUE_LABEL] = spec.queue
-        if spec.priority:
-            metadata["labels"][PRIORITY_LABEL] = spec.priority
-    one = spec.replicas == 1  # alone it need not wait until its own name is known
-    template = pod_template(
-        job,
-        attempt,
-        settings,
-        container=CONTAINER,
-        port=PORT,
-        master="127.0.0.1" if one else pod_name(job, attempt, 0),
-        index_label=INDEX_LABEL,
-        config_map=metadata["name"],
-    )
-    return {
-        "apiVersion": PYTORCHJOB_API_VERSION,
-        "kind": PYTORCHJOB_KIND,
-        "metadata": metadata,
-        "spec": {
-            "nprocPerNode": str(spec.processes_per_replica),
-            "runPolicy": {"cleanPodPolicy": "None", **({"suspend": True} if spec.queue else {})},
-            "pytorchReplicaSpecs": {
-                REPLICA_TYPE: {
-                    "replicas": spec.replicas,
-                    "restartPolicy": "Never",
-                    "template": template,
-                }
-            },
-        },
-    }
-
-
-def owned_metadata(job: TrainingJob, attempt: int) -> dict[str, Any]:
+def owned_metadata(job: TrainingJob, attempt: int, name: str) -> Document:
     """Of an object that belongs to an attempt, and goes with its job."""
     meta = job.metadata
     return {
-        "name": attempt_name(job, attempt),
+        "name": name,
         "namespace": meta.namespace,
         "labels": attempt_labels(job, attempt),
         "ownerReferences": [

@@ -1,8 +1,8 @@
 """The composition root on Kubernetes. Only wires.
 
-Every replica keeps copies of jobs, PyTorchJobs and pods, asks attempts how far they are, and answers REST.
-The one that holds the Lease also reconciles and sweeps, over a connection that refuses to write from the
-moment in which it may have lost the Lease.
+Every replica keeps copies of jobs, attempt objects and pods, asks attempts how far they are, and answers
+REST. The one that holds the Lease also reconciles and sweeps, over a connection that refuses to write from
+the moment in which it may have lost the Lease.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .kube.prerequisites import missing, wake_when_complete
 from .kube.reflector import Reflector
 from .kube.resource import JOBS
 from .kube.store import KubeStore
+from .manifests import KINDS
 from .metrics import Metrics, WatchMetrics
 from .pod_settings import PodSettings, load_pod_settings
 from .reconciler import Reconciler
@@ -47,6 +48,7 @@ log = structlog.get_logger(__name__)
 async def run(settings: ClusterSettings) -> None:
     """Until SIGINT or SIGTERM. Raises our errors where it cannot start or its work ends."""
     pods = load_pod_settings(settings.pod_settings) if settings.pod_settings else PodSettings()
+    kind = KINDS[pods.kind]
     asked_to_end, closing = asyncio.Event(), asyncio.Event()
     metrics = Metrics()
     watches = WatchMetrics(metrics.registry)
@@ -85,7 +87,7 @@ async def run(settings: ClusterSettings) -> None:
     led = Background(
         reconciler=reconciler.run,
         sweep=acting.sweep,
-        operator=lambda: wake_when_complete(jobs, pieces),
+        operator=lambda: wake_when_complete(jobs, pieces, kind),
     )
     background = Background(
         jobs=jobs.run, pieces=pieces.run, endpoints=endpoints.run, leader=lambda: leadership.run(led.run)
@@ -96,7 +98,7 @@ async def run(settings: ClusterSettings) -> None:
         gate=ClusterAccess(connection),
         series=metrics.text,
         reconciler_fault=lambda: background.fault or jobs.fault,
-        missing=lambda: missing(jobs, pieces),
+        missing=lambda: missing(jobs, pieces, kind),
         closing=closing,
     )
 

@@ -7,6 +7,7 @@ are the ones below, and an unknown one is an error. Nothing of it can be set by 
 from __future__ import annotations
 
 import difflib
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,13 @@ class PodSettingsError(HoldfastError):
     """The file cannot be used; the message names it, the key and the remedy."""
 
 
+class JobsKind(StrEnum):
+    """A kind in which attempts can be made; its value is the kind's name in Kubernetes."""
+
+    PYTORCH_JOB = "PyTorchJob"
+    TRAIN_JOB = "TrainJob"
+
+
 class Limits(FrozenModel):
     """The most that one job may ask for; not given means no limit of ours (a ResourceQuota may have one)."""
 
@@ -39,6 +47,11 @@ class Limits(FrozenModel):
 class PodSettings(FrozenModel):
     """Frozen; the defaults fit any cluster that enforces the restricted Pod Security Standard."""
 
+    kind: JobsKind = Field(
+        default=JobsKind.PYTORCH_JOB,
+        description="Of what attempts are made: PyTorchJobs of the Kubeflow Training Operator, TrainJobs of "
+        "Kubeflow Trainer v2. Those of the other kind that are at work run on.",
+    )
     provider: Provider = Field(
         default=Provider.AUTO,
         description="Who takes spot nodes back: gke, eks, karpenter, aks or generic; auto knows all marks.",

@@ -29,6 +29,8 @@ DATA_PATH = "/holdfast/data"
 CONFIG_DIRECTORY = "/etc/holdfast"
 CONFIG_FILE = "config.yaml"
 METRICS_PORT = "metrics"
+RENDEZVOUS = 23456
+"""The port of replica 0 at which the replicas meet."""
 PEERS_SECONDS = 2 * 3600
 """For torchrun to wait for the other replicas. A node may pull the image for long, and no failure of the job
 is made of that; when a peer cannot come, the controller ends the attempt sooner."""
@@ -57,7 +59,7 @@ def pod_template(
     settings: PodSettings,
     *,
     container: str,
-    port: tuple[str, int],
+    port: str,
     master: str,
     index_label: str,
     config_map: str,
@@ -65,8 +67,8 @@ def pod_template(
     """One template for all replicas of `job` as of this attempt: each finds its number in `index_label`,
     which its creator sets.
 
-    `container` and `port` (name, number) are what the creator asks for; `master` is the address of
-    replica 0, `config_map` holds the job's configuration.
+    `container` and `port` are the names that the creator asks for; `master` is the address of replica 0,
+    `config_map` holds the job's configuration.
     """
     gpus = gpu_request(job.spec.gpus, job.spec.mig)
     labels = attempt_labels(job, attempt)
@@ -89,10 +91,10 @@ def pod_template(
             {
                 "name": container,
                 "image": job.spec.image or settings.default_image,
-                "command": list(_command(job, attempt, grace, master, port[1])),
+                "command": list(_command(job, attempt, grace, master)),
                 "env": _environment(job, attempt, settings, grace, gpus, index_label),
                 "ports": [
-                    {"name": port[0], "containerPort": port[1], "protocol": "TCP"},
+                    {"name": port, "containerPort": RENDEZVOUS, "protocol": "TCP"},
                     {"name": METRICS_PORT, "containerPort": DEFAULT_PORT, "protocol": "TCP"},
                 ],
                 "resources": _resources(job, settings, gpus),
@@ -130,7 +132,7 @@ def escaped(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _command(job: TrainingJob, attempt: int, grace: float, master: str, port: int) -> tuple[str, ...]:
+def _command(job: TrainingJob, attempt: int, grace: float, master: str) -> tuple[str, ...]:
     """torchrun with static rendezvous around supervised ranks; every word but the node's rank is known."""
     spec = job.spec
     # The controller does not see ranks end: each pod must end by itself when its ranks have saved.
@@ -146,7 +148,7 @@ def _command(job: TrainingJob, attempt: int, grace: float, master: str, port: in
         f"--rdzv-id={rendezvous_id(job, attempt)}",
         f"--rdzv-conf=timeout={PEERS_SECONDS}",
         f"--master-addr={master}",
-        f"--master-port={port}",
+        f"--master-port={RENDEZVOUS}",
         "--max-restarts=0",
         "--monitor-interval=0.1",
         f"--shutdown-timeout={shutdown_timeout(grace)}",

@@ -20,10 +20,11 @@ from bench.controlling.operator import pieces
 
 from holdfast_controller.cluster import AlreadyExists, NotFound, Unavailable
 from holdfast_controller.kube.connection import MERGE_PATCH, Connection, Document
-from holdfast_controller.kube.pieces import PODS, PYTORCH_JOBS, attempt_of, pod_path
+from holdfast_controller.kube.pieces import PODS, attempt_of, pod_path
+from holdfast_controller.kube.pod_state import index_of
 from holdfast_controller.kube.reflector import Notice, Reflector, key_of, uid_of
-from holdfast_controller.manifests import CONTAINER, INDEX_LABEL, REPLICA_TYPE
 from holdfast_controller.pod_template import JOB_LABEL
+from holdfast_controller.pytorchjobs import PYTORCH_JOB, REPLICA_TYPE
 from holdfast_trainer.contract import Termination
 
 NODE = "far-away"
@@ -69,7 +70,7 @@ class FakePods:
         return attempt in self._running.get(uid, {}).values()
 
     async def run(self) -> None:
-        pods, jobs = Reflector(self.connection, PODS), Reflector(self.connection, PYTORCH_JOBS)
+        pods, jobs = Reflector(self.connection, PODS), Reflector(self.connection, PYTORCH_JOB.resource.path)
         async with asyncio.TaskGroup() as group:
             pods.listen(lambda notice: self._hear_pod(notice, group))
             jobs.listen(lambda notice: self._hear_job(notice, group))
@@ -114,7 +115,7 @@ class FakePods:
     async def _start_and_end(self, pod: Document, asked_to_go: asyncio.Event) -> None:
         whose = attempt_of(pod)
         assert whose is not None
-        (job, attempt), index = whose, int(pod["metadata"]["labels"][INDEX_LABEL])
+        (job, attempt), index = whose, index_of(pod)
         started = _now()
         await self._write(pod, "Running", {"running": {"startedAt": started}})
         self._note_start(key_of(pod), job, attempt, index)
@@ -139,7 +140,7 @@ class FakePods:
         self.started.append((job, attempt, index))
 
     async def _write(self, pod: Document, phase: str, state: Document, reason: str = "") -> None:
-        one = {"name": CONTAINER, "image": "none", "imageID": "", "ready": "running" in state,
+        one = {"name": PYTORCH_JOB.container, "image": "none", "imageID": "", "ready": "running" in state,
                "restartCount": 0, "state": state}  # fmt: skip
         status: dict[str, Any] = {"phase": phase, "containerStatuses": [one]}
         if reason:

@@ -73,7 +73,7 @@ def lands(kubectl: Kubectl) -> Iterator[Callable[[str, TrainingJob], str]]:
     """The node that a replica of the job's first attempt is given."""
 
     def place(name: str, job: TrainingJob) -> str:
-        made = attempt_manifests(job, 1, PodSettings()).pytorch_job
+        made = attempt_manifests(job, 1, PodSettings()).attempt_object
         template = made["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
         metadata, spec = {**template["metadata"], "name": name}, {**template["spec"], "volumes": []}
         for container in spec["containers"]:

@@ -27,9 +27,10 @@ from waiting import wait_until_async
 
 from holdfast_controller.cluster import HoldfastError, NotFound
 from holdfast_controller.kube.connection import MERGE_PATCH, Connection, Document, connect
-from holdfast_controller.kube.pieces import PODS, PYTORCH_JOBS, SELECTOR
+from holdfast_controller.kube.pieces import PODS, SELECTOR
 from holdfast_controller.kube.reflector import uid_of
 from holdfast_controller.kube.resource import JOBS, job_path, jobs_path
+from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(3600)]
 CRD = Path(__file__).parents[2] / "helm" / "holdfast" / "templates" / "crd.yaml"
@@ -188,7 +189,7 @@ class Story:
         pods = sorted(
             f"{name}-worker-{index}" for name in last for index in range(2 if name.startswith("pair") else 1)
         )
-        for what, expected in ((PYTORCH_JOBS, last), (CONFIG_MAPS, last), (PODS, pods)):
+        for what, expected in ((PYTORCH_JOB.resource.path, last), (CONFIG_MAPS, last), (PODS, pods)):
 
             async def as_expected(what: str = what, expected: list[str] = expected) -> bool:
                 return await self.names(what) == expected
@@ -208,7 +209,9 @@ class Story:
         async def nothing() -> bool:
             if await self.items(JOBS):
                 return False
-            return not any([await self.names(what) for what in (PYTORCH_JOBS, CONFIG_MAPS, PODS)])
+            return not any(
+                [await self.names(what) for what in (PYTORCH_JOB.resource.path, CONFIG_MAPS, PODS)]
+            )
 
         await wait_until_async(nothing, "no orphan to be left", PATIENCE)
 

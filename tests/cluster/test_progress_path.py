@@ -28,8 +28,8 @@ from tests.cluster import training_operator, trainingjobs
 from tests.cluster.control_plane import ControlPlane
 from waiting import wait_until
 
-from holdfast_controller.manifests import INDEX_LABEL
 from holdfast_controller.on_cluster import PROGRESS_SECONDS
+from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
@@ -102,7 +102,7 @@ def pod_of(pytorch_job: dict[str, Any]) -> dict[str, Any]:
     """As the operator makes it, but not held as evidence: nothing ends here."""
     template = pytorch_job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     name = pytorch_job["metadata"]["name"]
-    labels = {**template["metadata"]["labels"], INDEX_LABEL: "0"}
+    labels = {**template["metadata"]["labels"], PYTORCH_JOB.index_label: "0"}
     return {
         "apiVersion": "v1",
         "kind": "Pod",

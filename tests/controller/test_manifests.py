@@ -12,10 +12,11 @@ from golden import assert_golden
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.cluster import Invalid
 from holdfast_controller.jobs import AttemptRecord, TrainingJob
-from holdfast_controller.manifests import CONTAINER, attempt_manifests, attempt_name, pod_name
-from holdfast_controller.pod_settings import Limits, PodSettings
+from holdfast_controller.manifests import KINDS, Manifests, attempt_manifests, attempt_name
+from holdfast_controller.pod_settings import JobsKind, Limits, PodSettings
 from holdfast_controller.pod_template import escaped
 from holdfast_controller.policy.placement import Provider
 
@@ -39,8 +40,7 @@ def a_job(name: str = "gpt-small", namespace: str = "team-a", **spec: Any) -> Tr
 
 
 def pod_of(job: TrainingJob, settings: PodSettings | None = None, attempt: int = 1) -> dict[str, Any]:
-    made = attempt_manifests(job, attempt, settings or PodSettings())
-    spec: dict[str, Any] = made.pytorch_job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    spec: dict[str, Any] = attempt_manifests(job, attempt, settings or PodSettings()).pods["spec"]
     return spec
 
 
@@ -87,6 +87,18 @@ CASES = {
 }
 
 
+def as_train_job(
+    job: TrainingJob, attempt: int, settings: PodSettings
+) -> tuple[TrainingJob, int, PodSettings]:
+    """Which takes no queue."""
+    spec = job.spec.model_copy(update={"queue": None, "priority": None})
+    kind = settings.model_copy(update={"kind": JobsKind.TRAIN_JOB})
+    return job.model_copy(update={"spec": spec}), attempt, kind
+
+
+CASES |= {f"trainjob-{name}": as_train_job(*case) for name, case in CASES.items()}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_golden_attempts(name: str) -> None:
     job, attempt, settings = CASES[name]
@@ -114,7 +126,7 @@ def test_every_pod_fits_the_restricted_standard_and_carries_no_credential(name: 
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(pod)
     (container,) = pod["containers"]
-    assert container["name"] == CONTAINER
+    assert container["name"] == KINDS[settings.kind].container
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -135,12 +147,40 @@ def test_an_attempt_that_was_opened_with_fewer_replicas_is_one_of_fewer() -> Non
     job = a_job(replicas=4, minReplicas=1)
     job.status.attempts = [AttemptRecord(number=1), AttemptRecord(number=2, replicas=1)]
     for attempt, replicas, master in ((1, 4, "gpt-small-1-worker-0"), (2, 1, "127.0.0.1")):
-        (worker,) = (
-            attempt_manifests(job, attempt, PodSettings()).pytorch_job["spec"]["pytorchReplicaSpecs"].values()
-        )
-        command = worker["template"]["spec"]["containers"][0]["command"]
-        assert worker["replicas"] == replicas
-        assert {f"--nnodes={replicas}", f"--master-addr={master}"} <= set(command)
+        made = attempt_manifests(job, attempt, PodSettings())
+        assert made.attempt_object["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == replicas
+        assert {f"--nnodes={replicas}", f"--master-addr={master}"} <= set(command_of(made))
+    as_train_jobs = PodSettings(kind=JobsKind.TRAIN_JOB)
+    for attempt, replicas, master in ((1, 4, "gpt-small-1-node-0-0.gpt-small-1"), (2, 1, "127.0.0.1")):
+        made = attempt_manifests(job, attempt, as_train_jobs)
+        assert made.beside[1]["spec"]["mlPolicy"] == {"numNodes": replicas}
+        assert {f"--nnodes={replicas}", f"--master-addr={master}"} <= set(command_of(made))
+
+
+def command_of(made: Manifests) -> list[str]:
+    command: list[str] = made.pods["spec"]["containers"][0]["command"]
+    return command
+
+
+def test_a_train_job_has_what_its_operators_want_and_nothing_of_it_starts_again() -> None:
+    job, attempt, settings = CASES["trainjob-cpu-two-replicas"]
+    made = attempt_manifests(job, attempt, settings)
+    assert [one["kind"] for one in made] == ["ConfigMap", "TrainingRuntime", "TrainJob"]
+    _, runtime, train_job = made
+    assert (
+        train_job["spec"]["runtimeRef"]["name"]
+        == runtime["metadata"]["name"]
+        == train_job["metadata"]["name"]
+    )
+    job_set = runtime["spec"]["template"]["spec"]
+    assert job_set["failurePolicy"] == {"maxRestarts": 0}
+    (pods,) = job_set["replicatedJobs"]
+    assert pods["replicas"] == 1
+    assert pods["template"]["spec"]["backoffLimitPerIndex"] == 0
+    assert pods["template"]["spec"]["podReplacementPolicy"] == "Failed"
+    assert pods["template"]["spec"]["template"] is made.pods, "what is added to it is in the runtime"
+    assert made.pods["spec"]["restartPolicy"] == "Never"
+    assert "torch" not in runtime["spec"]["mlPolicy"], "rendezvous is ours"
 
 
 def test_what_users_wrote_arrives_as_written() -> None:
@@ -232,18 +272,23 @@ DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 names = st.from_regex(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", fullmatch=True)
 
 
-@given(names, st.integers(1, 99_999), st.integers(0, 9_999))
-def test_every_name_is_a_label_of_dns(name: str, attempt: int, replica: int) -> None:
-    job = a_job(name=name)
-    for made in (attempt_name(job, attempt), pod_name(job, attempt, replica)):
-        assert len(made) <= 63
-        assert DNS_1035.fullmatch(made)
+each_kind = st.sampled_from(list(KINDS.values()))
 
 
-@given(names, names, st.integers(1, 2000), st.integers(1, 2000))
-def test_two_attempts_never_share_a_name(one: str, other: str, first: int, second: int) -> None:
+@given(names, st.integers(1, 99_999), each_kind)
+def test_every_name_is_a_label_of_dns(name: str, attempt: int, kind: AttemptKind) -> None:
+    made = attempt_name(a_job(name=name), attempt, kind)
+    for label in (made, f"{made}{kind.longest_suffix}", *kind.address(made).split(".")):
+        assert len(label) <= 63
+        assert DNS_1035.fullmatch(label)
+
+
+@given(names, names, st.integers(1, 2000), st.integers(1, 2000), each_kind)
+def test_two_attempts_never_share_a_name(
+    one: str, other: str, first: int, second: int, kind: AttemptKind
+) -> None:
     if (one, first) != (other, second):
-        assert attempt_name(a_job(name=one), first) != attempt_name(a_job(name=other), second)
+        assert attempt_name(a_job(name=one), first, kind) != attempt_name(a_job(name=other), second, kind)
 
 
 # ---------------------------------------------------------------------- refusals
@@ -273,6 +318,12 @@ def test_two_attempts_never_share_a_name(one: str, other: str, first: int, secon
             PodSettings(),
             "spec.minReplicas 1 is for jobs without a queue: Kueue gives places to all replicas or to none; "
             "leave out spec.minReplicas or spec.queue",
+        ),
+        (
+            {"queue": "training"},
+            PodSettings(kind=JobsKind.TRAIN_JOB),
+            "spec.queue 'training' is for clusters whose attempts are PyTorchJobs, and here they are "
+            "TrainJobs (jobs.kind of the chart): leave out spec.queue",
         ),
         ({"image": ""}, PodSettings(), "spec.image is empty and this cluster has no default image"),
         ({"image": "Not An Image"}, PodSettings(), "spec.image 'Not An Image' is not an image's name"),

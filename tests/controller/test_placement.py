@@ -244,6 +244,7 @@ def test_settings_are_read_by_the_names_of_the_chart(tmp_path: Path) -> None:
         ("alowedImages: []", "alowedImages is no setting; did you mean allowedImages?"),
         ("limits: {gpu: 8}", "limits.gpu is no setting; did you mean gpus?"),
         ("provider: gcp", "provider is 'gcp'"),
+        ("kind: JobSet", "kind is 'JobSet': Input should be 'PyTorchJob' or 'TrainJob'"),
         ("sharedMemory: lots", "sharedMemory is 'lots'"),
         ("userId: 0", "userId is 0"),
         ("[1, 2]", "the document is [1, 2]"),

@@ -21,7 +21,7 @@ from waiting import wait_until
 
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.local.ports import free_port
-from holdfast_controller.manifests import attempt_manifests, pod_name
+from holdfast_controller.manifests import attempt_manifests
 from holdfast_controller.pod_settings import PodSettings
 from holdfast_trainer.contract import ENV_TERMINATION_LOG
 
@@ -51,10 +51,9 @@ dist.destroy_process_group()
 
 def pods(job: TrainingJob, directory: Path) -> list[tuple[list[str], dict[str, str]]]:
     """Command and environment of each replica, as the kubelet would start it here."""
-    template = attempt_manifests(job, 3, PodSettings()).pytorch_job["spec"]["pytorchReplicaSpecs"]["Worker"]
-    container: dict[str, Any] = template["template"]["spec"]["containers"][0]
+    container: dict[str, Any] = attempt_manifests(job, 3, PodSettings()).pods["spec"]["containers"][0]
     here = {
-        pod_name(job, 3, 0): "127.0.0.1",
+        f"{job.metadata.name}-3-worker-0": "127.0.0.1",
         "--master-port=23456": f"--master-port={free_port()}",
         "/holdfast/run": str(directory / "run"),
     }

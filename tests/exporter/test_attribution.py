@@ -15,7 +15,7 @@ from holdfast_controller.exporter.readings import DeviceReading, MigReading, Pro
 UID = "0b9ba6b0-7b5d-4a7e-a2b9-c8b1a1d1e0aa"
 UNDERSCORED = UID.replace("-", "_")
 MAIN, SIDE = "a" * 64, "b" * 64
-LABELS = PodLabels("holdfast.dev/job", "holdfast.dev/attempt", "replica-index")
+LABELS = PodLabels("holdfast.dev/job", "holdfast.dev/attempt", ("completion-index", "replica-index"))
 
 
 @pytest.mark.parametrize(

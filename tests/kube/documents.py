@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.jobs import Verdict
 from holdfast_controller.kube.observation import attempt_observation
 from holdfast_controller.policy.classify import classify
+from holdfast_controller.pytorchjobs import PYTORCH_JOB
 from holdfast_trainer.contract import Termination
 
 NOON = "2026-05-01T12:00:00Z"
@@ -16,6 +19,7 @@ NOON_SECONDS = 1777636800.0
 def job(**changes: Any) -> dict[str, Any]:
     """The attempt's PyTorchJob; `annotations`, `suspend`, `going`."""
     document: dict[str, Any] = {
+        "kind": "PyTorchJob",
         "metadata": {
             "name": "gpt-1",
             "namespace": "team",
@@ -45,6 +49,25 @@ def pod(index: int = 0, phase: str = "Running", state: dict[str, Any] | None = N
     if state is not None:
         status["containerStatuses"] = [{"name": "pytorch", "state": state}]
     return {"metadata": metadata, "spec": {}, "status": status}
+
+
+def in_kind(kind: AttemptKind, document: Any) -> Any:
+    """The same PyTorchJob, or pod of one, where attempts are made in this kind."""
+    changed = copy.deepcopy(document)
+    if changed is None or kind is PYTORCH_JOB:
+        return changed
+    if "kind" in changed:
+        spec: dict[str, Any] = {}
+        place = spec
+        for key in kind.suspend[:-1]:
+            place = place.setdefault(key, {})
+        place[kind.suspend[-1]] = PYTORCH_JOB.is_suspended(changed)
+        return {**changed, "kind": kind.resource.kind, "spec": spec}
+    labels = changed["metadata"]["labels"]
+    labels[kind.index_label] = labels.pop(PYTORCH_JOB.index_label)
+    for status in changed["status"].get("containerStatuses", []):
+        status["name"] = kind.container
+    return changed
 
 
 RUNNING = {"running": {"startedAt": NOON}}

@@ -19,13 +19,13 @@ from holdfast_controller.jobs import Verdict
 from holdfast_controller.kube.observation import KILLED, STOPPED, attempt_observation
 from holdfast_controller.policy.classify import Incident, classify
 
-DOCUMENTS = sorted(Path(__file__).with_name("captured").glob("*.json"))
+DOCUMENTS = sorted(Path(__file__).with_name("captured").rglob("*.json"))
 
 
 def judged(captured: dict[str, Any]) -> tuple[str, str]:
     """Verdict and reason of the documents alone, and of what Holdfast had put on record before."""
     record, pods = captured["record"], captured["pods"]
-    seen = attempt_observation(1, len(pods), captured["pytorchJob"], pods)
+    seen = attempt_observation(1, len(pods), captured["attemptObject"], pods)
     assert seen.gone
     ending = Incident(Verdict(record["ending"]), record["reason"]) if "ending" in record else None
     incident = classify(seen, ending)
@@ -94,7 +94,7 @@ def test_a_node_whose_clock_is_wrong_changes_no_verdict(path: Path, seconds: int
 def test_a_controller_whose_clock_is_wrong_changes_no_verdict(path: Path, seconds: int) -> None:
     """It has put on record when it asked for the end of the attempt."""
     captured = json.loads(path.read_text(encoding="utf-8"))
-    marks = (captured["pytorchJob"] or {"metadata": {}})["metadata"].get("annotations", {})
+    marks = (captured["attemptObject"] or {"metadata": {}})["metadata"].get("annotations", {})
     move(marks, (STOPPED, KILLED), seconds)
     assert judged(captured)[0] == captured["record"]["verdict"]
 

@@ -25,11 +25,11 @@ from holdfast_controller.kube.connection import connect
 from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.engine import KubeEngine
 from holdfast_controller.kube.last_words import TAIL, LastWords
-from holdfast_controller.kube.pieces import PODS, PYTORCH_JOBS, Pieces, pytorch_jobs_path
+from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import JOBS, status_document
-from holdfast_controller.manifests import INDEX_LABEL
 from holdfast_controller.pod_template import attempt_labels
+from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
 JOB = TrainingJob(
     metadata=Metadata(name="gpt", namespace="team", uid="job-1"),
@@ -46,7 +46,7 @@ def pod(index: int, state: str = "running", **metadata: Any) -> dict[str, Any]:
             "namespace": "team",
             "uid": f"pod-{index}",
             "resourceVersion": "5",
-            "labels": {**attempt_labels(JOB, 1), INDEX_LABEL: str(index)},
+            "labels": {**attempt_labels(JOB, 1), PYTORCH_JOB.index_label: str(index)},
             **metadata,
         },
         "status": {
@@ -128,14 +128,14 @@ class Server:
 @asynccontextmanager
 async def running(server: Server, tmp_path: Path) -> AsyncIterator[tuple[KubeEngine, LastWords, Endpoints]]:
     app = web.Application()
-    for path in (PODS, PYTORCH_JOBS, JOBS):
+    for path in (PODS, PYTORCH_JOB.resource.path, JOBS):
         app.router.add_get(path, server.list_or_watch)
     app.router.add_get("/api/v1/namespaces/team/pods/{pod}/log", server.log)
     app.router.add_patch("/api/v1/namespaces/team/pods/{pod}", server.patch)
     app.router.add_post("/api/v1/namespaces/team/configmaps", server.keep)
     app.router.add_get("/api/v1/namespaces/team/configmaps/{name}", server.kept)
     app.router.add_delete("/api/v1/namespaces/team/configmaps/{name}", server.drop)
-    app.router.add_post(pytorch_jobs_path("team"), server.make)
+    app.router.add_post(PYTORCH_JOB.resource.within("team"), server.make)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -288,7 +288,7 @@ def test_kept_lines_go_with_the_attempt_that_status_forgets(tmp_path: Path) -> N
         late = pod(0, "terminated")
         late["metadata"] |= {
             "name": "gpt-21-worker-0",
-            "labels": {**attempt_labels(JOB, 21), INDEX_LABEL: "0"},
+            "labels": {**attempt_labels(JOB, 21), PYTORCH_JOB.index_label: "0"},
         }
         server = Server(late)
         server.said = {"gpt-21-worker-0": ["the end"]}

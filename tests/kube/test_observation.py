@@ -15,12 +15,14 @@ from tests.kube.documents import (
     UNREADY,
     disruption,
     ended,
+    in_kind,
     job,
     limited,
     pod,
     verdict,
 )
 
+from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.cluster import ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import Verdict
 from holdfast_controller.kube.observation import (
@@ -31,6 +33,7 @@ from holdfast_controller.kube.observation import (
     attempt_observation,
     deleted_by_others,
 )
+from holdfast_controller.manifests import KINDS
 from holdfast_trainer.contract import Termination
 
 FULL = 'Usage of EmptyDir volume "scratch" exceeds the limit "20Gi". '
@@ -267,8 +270,13 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
 ]
 
 
+EACH_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+@EACH_KIND
 @pytest.mark.parametrize(("attempt", "one", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
-def test_one_replica(attempt: Any, one: Any, expected: dict[str, Any]) -> None:
+def test_one_replica(attempt: Any, one: Any, expected: dict[str, Any], kind: AttemptKind) -> None:
+    attempt, one = in_kind(kind, attempt), in_kind(kind, one)
     before = copy.deepcopy((attempt, one))
     seen = attempt_observation(1, 1, attempt, [one] if one else []).replicas[0]
     assert {name: getattr(seen, name) for name in expected} == expected
@@ -287,7 +295,7 @@ def scheduled(message: str) -> dict[str, Any]:
 
 
 WAITING: list[tuple[str, Any, list[Any], str]] = [
-    ("no pods yet", job(), [], "waits for the Training Operator to make its pods; is it installed"),
+    ("no pods yet", job(), [], "waits for {operator} to make its pods; is it installed"),
     (
         "queued by Kueue",
         job(suspend=True),
@@ -327,10 +335,11 @@ WAITING: list[tuple[str, Any, list[Any], str]] = [
 ]
 
 
+@EACH_KIND
 @pytest.mark.parametrize(("attempt", "pods", "said"), [c[1:] for c in WAITING], ids=[c[0] for c in WAITING])
-def test_why_an_attempt_waits(attempt: Any, pods: list[Any], said: str) -> None:
-    seen = attempt_observation(1, 2, attempt, pods)
-    assert seen.waiting.startswith(said)
+def test_why_an_attempt_waits(attempt: Any, pods: list[Any], said: str, kind: AttemptKind) -> None:
+    seen = attempt_observation(1, 2, in_kind(kind, attempt), [in_kind(kind, pod) for pod in pods])
+    assert seen.waiting.startswith(said.format(operator=kind.operator))
     assert bool(seen.waiting) == bool(said)
     assert (seen.exists, seen.gone) == (True, False)
 

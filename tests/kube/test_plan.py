@@ -39,16 +39,16 @@ def test_a_start_is_made_of_its_plan_and_of_no_other() -> None:
     job = waiting_job()
     planned = prepared.manifests(job, 1)
     assert prepared.manifests(job.model_copy(deep=True), 1) is planned
-    assert prepared.manifests(job, 2).pytorch_job["metadata"]["name"].endswith("-2")
+    assert prepared.manifests(job, 2).attempt_object["metadata"]["name"].endswith("-2")
     changed = job.model_copy(update={"spec": job.spec.model_copy(update={"replicas": 3})})
-    worker = prepared.manifests(changed, 1).pytorch_job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    worker = prepared.manifests(changed, 1).attempt_object["spec"]["pytorchReplicaSpecs"]["Worker"]
     assert worker["replicas"] == 3
     moved = job.model_copy(deep=True)  # opened for other nodes after it was planned
     moved.status.attempts = [AttemptRecord(number=1, capacity=Capacity.ON_DEMAND_FIRST)]
-    worker = prepared.manifests(moved, 1).pytorch_job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    worker = prepared.manifests(moved, 1).attempt_object["spec"]["pytorchReplicaSpecs"]["Worker"]
     assert "nodeAffinity" in worker["template"]["spec"]["affinity"]
     again = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "another"})})
-    owners = prepared.manifests(again, 1).config_map["metadata"]["ownerReferences"]
+    owners = prepared.manifests(again, 1).beside[0]["metadata"]["ownerReferences"]
     assert [owner["uid"] for owner in owners] == ["another"]
 
 

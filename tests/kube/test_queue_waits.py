@@ -14,10 +14,11 @@ from misbehaving_apiserver import Server
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob
 from holdfast_controller.kube.connection import connect
 from holdfast_controller.kube.observation import attempt_observation
-from holdfast_controller.kube.pieces import PODS, PYTORCH_JOBS, Pieces
+from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.queue_waits import FIRST_SECONDS, GROUP, queue_waits
 from holdfast_controller.manifests import attempt_manifests
 from holdfast_controller.pod_settings import PodSettings
+from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
 JOB = TrainingJob(
     metadata=Metadata(name="gpt", namespace="team", uid="job-1"),
@@ -29,7 +30,7 @@ PREFERRED = {"name": "kueue.x-k8s.io", "preferredVersion": {"version": "v1beta2"
 
 def said(group: Any, workloads: list[Any], directory: Path) -> str:
     """What the job says that it waits for; `group`, `workloads`: answers, or the status of a refusal."""
-    made = attempt_manifests(JOB, 1, PodSettings(default_claim="runs")).pytorch_job
+    made = attempt_manifests(JOB, 1, PodSettings(default_claim="runs")).attempt_object
     made["metadata"] |= {"uid": "pytorch-job-1", "resourceVersion": "5"}
     now = [1000.0]
 
@@ -41,7 +42,7 @@ def said(group: Any, workloads: list[Any], directory: Path) -> str:
     async def listed(request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
             await asyncio.Event().wait()
-        items = [made] if request.path == PYTORCH_JOBS else []
+        items = [made] if request.path == PYTORCH_JOB.resource.path else []
         return web.json_response({"metadata": {"resourceVersion": "9"}, "items": items})
 
     async def queues(request: web.Request) -> web.Response:
@@ -54,7 +55,7 @@ def said(group: Any, workloads: list[Any], directory: Path) -> str:
     async def story() -> str:
         app = web.Application()
         app.router.add_get(PODS, listed)
-        app.router.add_get(PYTORCH_JOBS, listed)
+        app.router.add_get(PYTORCH_JOB.resource.path, listed)
         app.router.add_get(GROUP, groups)
         app.router.add_get(f"{GROUP}/v1beta2/namespaces/team/workloads", queues)
         runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
@@ -73,7 +74,7 @@ def said(group: Any, workloads: list[Any], directory: Path) -> str:
             with asked.followed() as own:
                 now[0] += FIRST_SECONDS
                 await asked.look(own)
-                found = pieces.pytorch_job_of(JOB, 1)
+                found = pieces.object_of(JOB, 1)
                 return attempt_observation(1, 1, found, [], queued=asked.known).waiting
         finally:
             task.cancel()
@@ -92,7 +93,7 @@ def test_an_attempt_with_a_queue_is_made_suspended_and_one_without_is_not() -> N
     ):
         spec = JOB.spec.model_copy(update={"queue": queue, "priority": None})
         job = JOB.model_copy(update={"spec": spec})
-        made = attempt_manifests(job, 1, PodSettings(default_claim="runs")).pytorch_job
+        made = attempt_manifests(job, 1, PodSettings(default_claim="runs")).attempt_object
         assert made["spec"]["runPolicy"] == policy
 
 

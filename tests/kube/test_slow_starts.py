@@ -26,11 +26,11 @@ from holdfast_controller.jobs import Metadata, Spec, TrainingJob, Verdict
 from holdfast_controller.kube.connection import connect
 from holdfast_controller.kube.inquiry import AGAIN_SECONDS, SPEAKERS, Inquiry
 from holdfast_controller.kube.observation import attempt_observation
-from holdfast_controller.kube.pieces import PODS, PYTORCH_JOBS, Pieces
+from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.slow_starts import SLOW_SECONDS, slow_starts
-from holdfast_controller.manifests import INDEX_LABEL
 from holdfast_controller.pod_template import attempt_labels
 from holdfast_controller.policy.slow_start import SlowStart
+from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
 CAPTURED = Path(__file__).with_name("captured_events")
 Look = Callable[[], Awaitable[None]]
@@ -84,7 +84,10 @@ def captured(name: str, index: int = 0) -> tuple[dict[str, Any], list[dict[str, 
     """The pod, as one of the job's, and its Events."""
     document = json.loads((CAPTURED / f"{name}.json").read_text(encoding="utf-8"))
     pod, events = document["pod"], document["events"]
-    pod["metadata"] |= {"resourceVersion": "5", "labels": {**attempt_labels(JOB, 1), INDEX_LABEL: str(index)}}
+    pod["metadata"] |= {
+        "resourceVersion": "5",
+        "labels": {**attempt_labels(JOB, 1), PYTORCH_JOB.index_label: str(index)},
+    }
     if index:
         pod["metadata"] |= {"uid": f"pod-{index}", "name": f"gpt-1-worker-{index}"}
     return pod, events
@@ -128,7 +131,7 @@ class World:
 @asynccontextmanager
 async def watched(world: World, directory: Path) -> AsyncIterator[tuple[Look, Inquiry[SlowStart], Pieces]]:
     app = web.Application()
-    for path in (PODS, PYTORCH_JOBS):
+    for path in (PODS, PYTORCH_JOB.resource.path):
         app.router.add_get(path, world.list_or_watch)
     app.router.add_get("/api/v1/namespaces/team/events", world.tell)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)

@@ -17,7 +17,7 @@ from holdfast_controller.cluster import NotReady
 from holdfast_controller.jobs import Metadata, Spec, Status, Storage, TrainingJob
 from holdfast_controller.kube import steps as kube_steps
 from holdfast_controller.kube.steps import read_steps
-from holdfast_controller.manifests import CONTAINER, INDEX_LABEL
+from holdfast_controller.pytorchjobs import PYTORCH_JOB
 from holdfast_trainer.contract import DEFAULT_PORT, Progress, RunDir
 from holdfast_trainer.endpoint import Endpoint
 
@@ -35,8 +35,11 @@ def job(attempt: int) -> TrainingJob:
 
 def pod(state: str = "running", index: int = 0) -> dict[str, Any]:
     return {
-        "metadata": {"name": "gpt-2-worker-0", "labels": {INDEX_LABEL: str(index)}},
-        "status": {"podIP": ADDRESS, "containerStatuses": [{"name": CONTAINER, "state": {state: {}}}]},
+        "metadata": {"name": "gpt-2-worker-0", "labels": {PYTORCH_JOB.index_label: str(index)}},
+        "status": {
+            "podIP": ADDRESS,
+            "containerStatuses": [{"name": PYTORCH_JOB.container, "state": {state: {}}}],
+        },
     }
 
 

@@ -23,11 +23,12 @@ from .readings import DeviceReading, ProcessReading
 
 @dataclass(frozen=True)
 class PodLabels:
-    """The labels that the controller gives the pods of jobs."""
+    """The labels that pods of jobs have."""
 
     job: str
     attempt: str
-    replica: str
+    replica: tuple[str, ...]
+    """One of these, whichever the pod has."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _of_pod(pod: Pod, labels: PodLabels) -> Holder:
     of_job = {
         "job": job,
         "attempt": pod.labels.get(labels.attempt, ""),
-        "replica": pod.labels.get(labels.replica, ""),
+        "replica": next((pod.labels[name] for name in labels.replica if name in pod.labels), ""),
     }
     return Holder(namespace=pod.namespace, pod=pod.name, **(of_job if job else {}))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from holdfast_controller.cluster import HoldfastError
-from holdfast_controller.manifests import INDEX_LABEL
+from holdfast_controller.manifests import KINDS
 from holdfast_controller.pod_template import ATTEMPT_LABEL, JOB_LABEL
 
 from .attribution import PodLabels
@@ -27,7 +27,7 @@ from .pods import ACCOUNT, NodePods, from_apiserver
 from .readings import Fault
 from .sampling import DEADLINE_SECONDS, PATIENCE_SECONDS, Sampler
 
-LABELS = PodLabels(JOB_LABEL, ATTEMPT_LABEL, INDEX_LABEL)
+LABELS = PodLabels(JOB_LABEL, ATTEMPT_LABEL, tuple(kind.index_label for kind in KINDS.values()))
 
 log = structlog.get_logger(__name__)
 

@@ -1,1 +1,1 @@
-"""Jobs as TrainingJob resources and attempts as PyTorchJobs: the only importer of the Kubernetes client."""
+"""Jobs as TrainingJob resources, attempts in the kind that was chosen: the only importer of the client."""

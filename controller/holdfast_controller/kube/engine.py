@@ -1,11 +1,11 @@
-"""Attempts as PyTorchJobs under the Training Operator: an Engine (cluster.py).
+"""Attempts on Kubernetes, made in the kind that the cluster's operator has chosen: an Engine (cluster.py).
 
 `start` creates, and never changes what is there: an attempt's objects are named by job and attempt, and a
 second call finds the first one's. The fence is not raised here, for the run directory is on storage that
 the controller does not mount: rank 0 raises it when the attempt is admitted, before anything is read, by
-the number that this engine gave it (holdfast_trainer/place.py). `stop` and `kill` mark the PyTorchJob
-with the time, then delete it and its pods; ended pods stay as evidence (observation.py) until `start` of
-the next attempt, `delete`, or the sweep of what no open attempt needs.
+the number that this engine gave it (holdfast_trainer/place.py). `stop` and `kill` mark the attempt
+object with the time, then delete it and its pods; ended pods stay as evidence (observation.py) until `start`
+of the next attempt, `delete`, or the sweep of what no open attempt needs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 import structlog
 
+from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.cluster import (
-    AlreadyExists,
     AttemptObservation,
     HoldfastError,
     Invalid,
@@ -33,7 +33,7 @@ from holdfast_controller.cluster import (
 )
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
-from holdfast_controller.manifests import attempt_name
+from holdfast_controller.manifests import KINDS, kind_of
 from holdfast_controller.pod_settings import PodSettings
 from holdfast_controller.policy.cost import place_of
 from holdfast_controller.policy.gpu_request import sharing_notes
@@ -43,8 +43,9 @@ from . import ranks
 from .connection import MERGE_PATCH, Connection, Document
 from .endpoint import Endpoints
 from .evidence import Evidence
-from .last_words import LastWords, has_ended, ledger_name
+from .last_words import LastWords, has_ended
 from .nodes import Nodes
+from .objects import Objects
 from .observation import (
     KILLED,
     STOPPED,
@@ -52,22 +53,25 @@ from .observation import (
     attempt_observation,
     deleted_by_others,
 )
-from .pieces import Pieces, attempt_of, pod_path, pytorch_jobs_path
+from .pieces import Pieces, attempt_of, pod_path
 from .pod_state import index_of, node_of, running
 from .prepared import Prepared
 from .queue_waits import queue_waits
 from .rank_logs import RankLogs
-from .reflector import Reflector, uid_of
+from .reflector import Reflector
 from .slow_starts import slow_starts
 from .steps import read_steps
 from .taking import KILL_GRACE_SECONDS, refuse, take
 
 log = structlog.get_logger(__name__)
 
-NO_OPERATOR = (
-    "waits for the Kubeflow Training Operator: the cluster has no CRD pytorchjobs.kubeflow.org; "
-    "install the operator (README, Kubernetes) and it goes on by itself"
-)
+
+def no_operator(kind: AttemptKind) -> str:
+    """Why no attempt can be made."""
+    return (
+        f"waits for {kind.operator}: the cluster has no CRD {kind.resource.crd}; "
+        "install the operator (README, Kubernetes) and it goes on by itself"
+    )
 
 
 class KubeEngine:
@@ -89,7 +93,9 @@ class KubeEngine:
         self._endpoints = endpoints
         self._jobs = jobs
         self._settings = settings or PodSettings()
+        self._kind = KINDS[self._settings.kind]
         self._prepared = Prepared(self._settings)
+        self._objects = Objects(connection, pieces)
         self.last_words = LastWords(connection, pieces, endpoints, jobs)
         self._logs = RankLogs(connection, pieces, self.last_words)
         self._evidence = Evidence(connection, pieces, jobs)
@@ -110,51 +116,35 @@ class KubeEngine:
         return Plan(self.name, tuple(manifests), notes=notes)
 
     async def start(self, job: TrainingJob, attempt: int) -> None:
-        if self._pieces.operator_missing:
+        if self._pieces.lacks(self._kind):
             return  # `observe` says what is missing, and once it is there, that the attempt is not started
-        manifests = self._prepared.manifests(job, attempt)
-        namespace, name = job.metadata.namespace, manifests.pytorch_job["metadata"]["name"]
-        await self._create(
-            job, attempt, f"/api/v1/namespaces/{namespace}/configmaps", name, manifests.config_map
-        )
-        made = await self._create(job, attempt, pytorch_jobs_path(namespace), name, manifests.pytorch_job)
-        self._pieces.pytorch_jobs.wrote(made)
+        there = self._pieces.object_of(job, attempt)
+        if there is None or kind_of(there) is self._kind:  # not made before the kind was changed
+            manifests = self._prepared.manifests(job, attempt)
+            await self._objects.create(job, attempt, self._kind, manifests)
         cleared = set[int]()
-        for old in self._pieces.pytorch_jobs_of(job):
+        for old in self._pieces.objects_of(job):
             whose = attempt_of(old)
             if whose is not None and whose[1] < attempt:
                 await self._clear(job, whose[1], old)
                 cleared.add(whose[1])
-        if attempt > 1 and attempt - 1 not in cleared:  # its PyTorchJob went while this attempt waited
-            await self._clear_config_maps(job, attempt - 1)
-
-    async def _create(self, job: TrainingJob, attempt: int, path: str, name: str, body: Document) -> Document:
-        try:
-            return await self._connection.post(path, body)
-        except AlreadyExists:
-            found = await self._connection.get(f"{path}/{name}")
-            if attempt_of(found) == (job.metadata.uid, attempt) and (
-                "deletionTimestamp" not in found["metadata"]
-            ):
-                return found
-            raise NotReady(
-                f"{body['kind']} {job.metadata.namespace}/{name} of an earlier job is still going; "
-                "the attempt starts when it is gone"
-            ) from None
+        if attempt > 1 and attempt - 1 not in cleared:  # its object went while this attempt waited
+            await self._objects.clear_beside(job, attempt - 1)
 
     # ------------------------------------------------------------- observing
 
     async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
         await self._pieces.synced()
-        if self._pieces.operator_missing:
+        attempt_object = self._pieces.object_of(job, attempt)
+        if attempt_object is None and self._pieces.lacks(self._kind):
             if job.metadata.deletion_timestamp is not None or job.spec.suspend:
                 return AttemptObservation(attempt, exists=False, gone=True)
-            return AttemptObservation(attempt, exists=True, gone=False, waiting=NO_OPERATOR)
+            return AttemptObservation(attempt, exists=True, gone=False, waiting=no_operator(self._kind))
         pods = self._pieces.pods_of(job, attempt)
         seen = attempt_observation(
             attempt,
             job.as_of(attempt).spec.replicas,
-            self._pieces.pytorch_job_of(job, attempt),
+            attempt_object,
             pods,
             self._endpoints.progress_of(job, attempt),
             self._endpoints.silence_of(job, attempt),
@@ -228,16 +218,16 @@ class KubeEngine:
     ) -> None:
         """Mark, then delete: whoever sees a pod going can know by then that we asked for it.
 
-        Pods before their PyTorchJob: its deletion makes the garbage collector delete them with their whole
+        Pods before the attempt object: its deletion makes the garbage collector delete them with their whole
         grace, and a kubelet that has begun to wait for that does not always take less afterwards.
         """
         await self._pieces.synced()
-        pytorch_job = self._pieces.pytorch_job_of(job, attempt)
-        if pytorch_job is not None:
-            marks = set(pytorch_job["metadata"].get("annotations") or {})
+        attempt_object = self._pieces.object_of(job, attempt)
+        if attempt_object is not None:
+            marks = set(attempt_object["metadata"].get("annotations") or {})
             if not {STOPPED, KILLED} & marks:
-                await self._note_taken(job, attempt, pytorch_job)
-            await self._mark(job, attempt, pytorch_job, mark)
+                await self._note_taken(job, attempt, attempt_object)
+            await self._objects.mark(attempt_object, mark)
             if stacks and KILLED not in marks:
                 pods = self._pieces.pods_of(job, attempt)
                 await ranks.abort(self._connection, [pod for pod in pods if running(pod)])
@@ -246,27 +236,16 @@ class KubeEngine:
             await self.last_words.read(pods)
         for pod in pods:
             await self._end_pod(pod, grace)
-        if pytorch_job is not None and "deletionTimestamp" not in pytorch_job["metadata"]:
-            path = f"{pytorch_jobs_path(job.metadata.namespace)}/{attempt_name(job, attempt)}"
-            precondition = {"preconditions": {"uid": uid_of(pytorch_job)}}
-            with suppress(NotFound):
-                await self._connection.delete(path, {"propagationPolicy": "Foreground", **precondition})
+        if attempt_object is not None and "deletionTimestamp" not in attempt_object["metadata"]:
+            await self._objects.end(job, attempt, attempt_object)
 
-    async def _note_taken(self, job: TrainingJob, attempt: int, pytorch_job: Document) -> None:
+    async def _note_taken(self, job: TrainingJob, attempt: int, attempt_object: Document) -> None:
         """Keep in mind which pods somebody else has deleted: later nothing would tell."""
         for pod in self._pieces.pods_of(job, attempt):
-            if deleted_by_others(pod, pytorch_job):
+            if deleted_by_others(pod, attempt_object):
                 change = {"metadata": {"annotations": {TAKEN: datetime.now(UTC).isoformat()}}}
                 with suppress(NotFound):
                     await self._connection.patch(pod_path(pod), change, MERGE_PATCH)
-
-    async def _mark(self, job: TrainingJob, attempt: int, pytorch_job: Document, mark: str) -> None:
-        if mark in (pytorch_job["metadata"].get("annotations") or {}):
-            return
-        path = f"{pytorch_jobs_path(job.metadata.namespace)}/{attempt_name(job, attempt)}"
-        change = {"metadata": {"annotations": {mark: datetime.now(UTC).isoformat()}}}
-        with suppress(NotFound):
-            self._pieces.pytorch_jobs.wrote(await self._connection.patch(path, change, MERGE_PATCH))
 
     async def _end_pod(self, pod: Document, grace: int | None) -> None:
         meta = pod["metadata"]
@@ -299,26 +278,16 @@ class KubeEngine:
     async def delete(self, job: TrainingJob) -> None:
         """Remove all objects of the job. Its run directory stays: the controller does not mount it."""
         await self._pieces.synced()
-        for pytorch_job in self._pieces.pytorch_jobs_of(job):
-            whose = attempt_of(pytorch_job)
+        for attempt_object in self._pieces.objects_of(job):
+            whose = attempt_of(attempt_object)
             if whose is not None:
-                await self._clear(job, whose[1], pytorch_job)
+                await self._clear(job, whose[1], attempt_object)
         for pod in self._pieces.all_pods_of(job):
             await self._evidence.release(pod, delete=True)
         self._endpoints.forget(job)
 
-    async def _clear(self, job: TrainingJob, attempt: int, pytorch_job: Document) -> None:
+    async def _clear(self, job: TrainingJob, attempt: int, attempt_object: Document) -> None:
         """Remove what is left of an attempt that has its verdict."""
-        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid_of(pytorch_job)}}
-        path = f"{pytorch_jobs_path(job.metadata.namespace)}/{attempt_name(job, attempt)}"
-        with suppress(NotFound):
-            await self._connection.delete(path, options)
-        await self._clear_config_maps(job, attempt)
+        await self._objects.clear(job, attempt, attempt_object)
         for pod in self._pieces.pods_of(job, attempt):
             await self._evidence.release(pod, delete=True)
-
-    async def _clear_config_maps(self, job: TrainingJob, attempt: int) -> None:
-        for name in (attempt_name(job, attempt), ledger_name(job, attempt)):
-            with suppress(NotFound):
-                path = f"/api/v1/namespaces/{job.metadata.namespace}/configmaps/{name}"
-                await self._connection.delete(path)

@@ -17,10 +17,10 @@ import aiohttp
 from kubernetes.aio.stream import ws_client
 
 from holdfast_controller.cluster import HoldfastError, Invalid, NotReady, Unavailable
-from holdfast_controller.manifests import CONTAINER
 
 from .connection import Connection, Document
 from .pieces import pod_path
+from .pod_state import kind_of_pod
 
 PROGRAM = (Path(__file__).parents[1] / "inside.py").read_text(encoding="utf-8")
 COMMAND = (
@@ -61,7 +61,7 @@ async def inside(connection: Connection, pod: Document, action: str, word: str) 
     """
     command = (*COMMAND, action, word)
     output = Output()
-    async with connection.command(f"{pod_path(pod)}/exec", CONTAINER, command) as socket:
+    async with connection.command(f"{pod_path(pod)}/exec", kind_of_pod(pod).container, command) as socket:
         await socket.send_bytes(bytes([ws_client.STDIN_CHANNEL]) + PROGRAM.encode())
         async for message in socket:
             if message.type not in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT):

@@ -166,7 +166,7 @@ class LastWords:
         ranks = 1 if job is None else job.spec.processes_per_replica
         tail = LINES if ranks == 1 else LOOKED_AT
         last: deque[str] = deque(maxlen=tail)
-        lines = pod_lines(self._connection, pod_path(pod), tail=tail, follow=follow, over=lambda: True)
+        lines = pod_lines(self._connection, pod, tail=tail, follow=follow, over=lambda: True)
         with suppress(NotFound):
             async with aclosing(lines):
                 async for line in lines:

@@ -1,14 +1,14 @@
-"""From what Kubernetes says of a PyTorchJob and its pods to what happened to the attempt. Pure.
+"""From what Kubernetes says of an attempt object and its pods to what happened to the attempt. Pure.
 
 A pod that has ended is kept by our finalizer (`EVIDENCE`) until its attempt has a verdict: what it said
-last, and who took it, cannot get lost while no controller looks; and the Training Operator, which makes
-every pod again that is missing, finds the name taken, so no replica is ever restarted in place.
+last, and who took it, cannot get lost while no controller looks; and an operator that would make it again
+finds that it is there still, so no replica is ever restarted in place.
 
 Who ended a pod: the platform says so itself (a DisruptionTarget condition, a reason such as Evicted), or
-somebody deleted it before we did. Our own stops and kills are marked on the PyTorchJob before they are done,
-and before that mark what somebody else has deleted is marked on the pod (`deleted_by_others`), for it is
-also deleted by us when the rest of its gang is. No time of ours is compared with one of the cluster, nor one
-node's with another's: where their clocks differ, a failure would pass for a disruption.
+somebody deleted it before we did. Our own stops and kills are marked on the attempt object before they are
+done, and before that mark what somebody else has deleted is marked on the pod (`deleted_by_others`), for it
+is also deleted by us when the rest of its gang is. No time of ours is compared with one of the cluster, nor
+one node's with another's: where their clocks differ, a failure would pass for a disruption.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from datetime import datetime
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 from holdfast_controller.heartbeat import Silence
-from holdfast_controller.manifests import QUEUE_LABEL, Manifests
+from holdfast_controller.manifests import QUEUE_LABEL, Manifests, kind_of
 from holdfast_controller.policy.queue_waits import in_queue
 from holdfast_trainer.contract import Progress, Termination
 
@@ -65,7 +65,7 @@ _SIGNAL_BASE = 128
 def attempt_observation(
     attempt: int,
     replicas: int,
-    pytorch_job: Document | None,
+    attempt_object: Document | None,
     pods: Sequence[Document],
     progress: Progress | None = None,
     silence: Silence | None = None,
@@ -74,14 +74,14 @@ def attempt_observation(
 ) -> AttemptObservation:
     """A snapshot. `replicas` is how many there should be; `slow`: what keeps pods from starting, `queued`:
     why its queue does not admit it, both by uid."""
-    ours = _asked_by_us(pytorch_job)
+    ours = _asked_by_us(attempt_object)
     by_index = {index_of(pod): pod for pod in pods}
-    whole = pytorch_job is not None and "deletionTimestamp" not in pytorch_job["metadata"]
+    whole = attempt_object is not None and "deletionTimestamp" not in attempt_object["metadata"]
     seen = tuple(
-        _replica(index, by_index.get(index), ours, pytorch_job, whole, slow or {})
+        _replica(index, by_index.get(index), ours, attempt_object, whole, slow or {})
         for index in range(replicas)
     )
-    exists = pytorch_job is not None or bool(pods)
+    exists = attempt_object is not None or bool(pods)
     ended = all(one.state in (ReplicaState.SUCCEEDED, ReplicaState.FAILED) for one in seen)
     gone = not exists or ended
     starts = [time for pod in pods if (time := started(pod)) is not None]
@@ -92,8 +92,8 @@ def attempt_observation(
         exists=exists,
         gone=gone,
         replicas=seen if exists else (),
-        waiting=_waiting(seen, by_index, pytorch_job, queued or {}) if exists else "",
-        stopping=_annotation(pytorch_job, STOPPED) is not None and (gone or not left),
+        waiting=_waiting(seen, by_index, attempt_object, queued or {}) if exists else "",
+        stopping=_annotation(attempt_object, STOPPED) is not None and (gone or not left),
         progress=progress,
         silence=silence,
         started_at=min(starts, default=None),
@@ -103,8 +103,7 @@ def attempt_observation(
 
 def with_evidence(manifests: Manifests) -> Manifests:
     """With our finalizer on the pods that the operator will make."""
-    for replica in manifests.pytorch_job["spec"]["pytorchReplicaSpecs"].values():
-        replica["template"]["metadata"]["finalizers"] = [EVIDENCE]
+    manifests.pods["metadata"]["finalizers"] = [EVIDENCE]
     return manifests
 
 
@@ -112,7 +111,7 @@ def _replica(
     index: int,
     pod: Document | None,
     ours: bool,
-    pytorch_job: Document | None,
+    attempt_object: Document | None,
     whole: bool,
     slow: Slow,
 ) -> ReplicaObservation:
@@ -120,7 +119,7 @@ def _replica(
         if whole:
             return ReplicaObservation(index, ReplicaState.PENDING)
         return ReplicaObservation(index, ReplicaState.FAILED, "Missing: it was never made, or is forgotten")
-    taken, reason = _taken(pod, ours, pytorch_job)
+    taken, reason = _taken(pod, ours, attempt_object)
     end = container_state(pod).get("terminated")
     phase = pod["status"].get("phase", "Pending")
     if end is None and phase in ("Pending", "Running", "Unknown") and not forced(pod):
@@ -150,12 +149,12 @@ def _replica(
     )
 
 
-def deleted_by_others(pod: Document, pytorch_job: Document | None) -> bool:
+def deleted_by_others(pod: Document, attempt_object: Document | None) -> bool:
     """Whether somebody has deleted this pod, of an attempt whose end we have not asked for."""
-    return "deletionTimestamp" in pod["metadata"] and _taken(pod, False, pytorch_job)[0]
+    return "deletionTimestamp" in pod["metadata"] and _taken(pod, False, attempt_object)[0]
 
 
-def _taken(pod: Document, ours: bool, pytorch_job: Document | None) -> tuple[bool, str]:
+def _taken(pod: Document, ours: bool, attempt_object: Document | None) -> tuple[bool, str]:
     """Whether the platform took this pod, and the evidence in words; `ours`: we have asked for its end."""
     drill = _annotation(pod, DRILLED)
     if drill is not None:
@@ -174,7 +173,7 @@ def _taken(pod: Document, ours: bool, pytorch_job: Document | None) -> tuple[boo
             return False, ""
         if ours:
             return False, "Killed: by Holdfast, with its peers"
-    if is_suspended(pytorch_job):
+    if is_suspended(attempt_object):
         return True, "Preempted: the queue suspended the attempt"
     return True, "Deleted: somebody deleted the pod"
 
@@ -213,17 +212,18 @@ def _ended_by_deletion(pod: Document, asked: float) -> bool:
 def _waiting(
     seen: Sequence[ReplicaObservation],
     pods: Mapping[int, Document],
-    pytorch_job: Document | None,
+    attempt_object: Document | None,
     queued: Mapping[str, str],
 ) -> str:
     """Why nothing has started; empty where something has, or is about to."""
     if any(one.state is not ReplicaState.PENDING for one in seen):
         return ""
-    if not pods:
-        if is_suspended(pytorch_job):
-            meta = (pytorch_job or {})["metadata"]
+    if not pods and attempt_object is not None:
+        if is_suspended(attempt_object):
+            meta = attempt_object["metadata"]
             return queued.get(meta.get("uid", "")) or in_queue(meta.get("labels", {}).get(QUEUE_LABEL, ""))
-        return "waits for the Training Operator to make its pods; is it installed and running?"
+        operator = kind_of(attempt_object).operator
+        return f"waits for {operator} to make its pods; is it installed and running?"
     known = sorted((one for one in seen if one.reason), key=lambda one: one.stuck is None)
     if not known:
         return ""
@@ -251,15 +251,14 @@ def _placed(pods: Mapping[int, Document], replicas: int) -> datetime | None:
     return max(known) if len(known) == replicas else None
 
 
-def _asked_by_us(pytorch_job: Document | None) -> bool:
+def _asked_by_us(attempt_object: Document | None) -> bool:
     """Whether we have asked for the end of the whole attempt."""
-    return any(_annotation(pytorch_job, name) is not None for name in (STOPPED, KILLED))
+    return any(_annotation(attempt_object, name) is not None for name in (STOPPED, KILLED))
 
 
-def is_suspended(pytorch_job: Document | None) -> bool:
+def is_suspended(attempt_object: Document | None) -> bool:
     """Whether its queue, and nobody else, keeps it from having pods."""
-    run_policy = ((pytorch_job or {}).get("spec") or {}).get("runPolicy") or {}
-    return bool(run_policy.get("suspend"))
+    return attempt_object is not None and kind_of(attempt_object).is_suspended(attempt_object)
 
 
 def _annotation(document: Document | None, name: str) -> str | None:

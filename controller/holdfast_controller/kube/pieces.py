@@ -1,14 +1,17 @@
-"""What the cluster holds of our attempts, found by job and attempt: two reflectors, indexed by the job."""
+"""What the cluster holds of our attempts, found by job and attempt: a reflector for pods and one for each
+kind of attempt object, indexed by the job. Of a kind that is not installed there are none."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
+from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.jobs import TrainingJob
-from holdfast_controller.manifests import attempt_name
+from holdfast_controller.manifests import KINDS, attempt_name, kind_of
 from holdfast_controller.metrics import WatchMetrics
 from holdfast_controller.pod_template import ATTEMPT_LABEL, JOB_LABEL, MANAGED_BY, UID_LABEL
 from holdfast_controller.queueing import Keys
@@ -17,7 +20,6 @@ from .connection import Connection, Document
 from .reflector import Notice, Reflector, Timing, key_of, uid_of
 
 PODS = "/api/v1/pods"
-PYTORCH_JOBS = "/apis/kubeflow.org/v1/pytorchjobs"
 SELECTOR = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
 
 Attempt = tuple[str, int]
@@ -29,8 +31,9 @@ def pod_path(pod: Document) -> str:
     return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
 
 
-def pytorch_jobs_path(namespace: str) -> str:
-    return f"/apis/kubeflow.org/v1/namespaces/{namespace}/pytorchjobs"
+def object_path(attempt_object: Document) -> str:
+    meta = attempt_object["metadata"]
+    return f"{kind_of(attempt_object).resource.within(meta['namespace'])}/{meta['name']}"
 
 
 def attempt_of(document: Document) -> Attempt | None:
@@ -50,37 +53,47 @@ def job_of(document: Document, jobs: Reflector) -> Document | None:
 
 
 class Pieces:
-    """PyTorchJobs and pods of all attempts; `run` keeps them true."""
+    """Attempt objects and pods of all attempts; `run` keeps them true."""
 
     def __init__(
         self, connection: Connection, *, timing: Timing | None = None, metrics: WatchMetrics | None = None
     ):
         self.pods = Reflector(connection, PODS, selector=SELECTOR, keep=_pod, timing=timing, metrics=metrics)
-        self.pytorch_jobs = Reflector(
-            connection, PYTORCH_JOBS, selector=SELECTOR, keep=_pytorch_job, timing=timing, metrics=metrics
-        )
+        self.objects: Mapping[AttemptKind, Reflector] = {
+            kind: Reflector(
+                connection,
+                kind.resource.path,
+                selector=SELECTOR,
+                keep=partial(_attempt_object, kind),
+                timing=timing,
+                metrics=metrics,
+            )
+            for kind in KINDS.values()
+        }
         self._pods = _ByJob()
-        self._jobs = _ByJob()
+        self._objects = _ByJob()
         self._changed = Keys()
         self.pods.listen(self._pods.take)
         self.pods.listen(self._tell)
-        self.pytorch_jobs.listen(self._jobs.take)
-        self.pytorch_jobs.listen(self._tell)
+        for objects in self.objects.values():
+            objects.listen(self._objects.take)
+            objects.listen(self._tell)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.pods.run())
-            tasks.create_task(self.pytorch_jobs.run())
+            for objects in self.objects.values():
+                tasks.create_task(objects.run())
 
     async def synced(self) -> None:
-        """Wait until all is known, be it that there is no Training Operator."""
+        """Wait until all is known, be it that kinds are not there."""
         await self.pods.synced()
-        await self.pytorch_jobs.answered()
+        for objects in self.objects.values():
+            await objects.answered()
 
-    @property
-    def operator_missing(self) -> bool:
-        """PyTorchJobs are not installed."""
-        return self.pytorch_jobs.missing
+    def lacks(self, kind: AttemptKind) -> bool:
+        """Whether it is not installed."""
+        return self.objects[kind].missing
 
     def pods_of(self, job: TrainingJob, attempt: int) -> list[Document]:
         whose = (job.metadata.uid, attempt)
@@ -91,14 +104,24 @@ class Pieces:
         namespace = job.metadata.namespace
         return [pod for pod in self._pods.of(job.metadata.uid) if pod["metadata"]["namespace"] == namespace]
 
-    def pytorch_job_of(self, job: TrainingJob, attempt: int) -> Document | None:
-        """None also where another job has the name."""
-        found = self.pytorch_jobs.get(f"{job.metadata.namespace}/{attempt_name(job, attempt)}")
-        return found if found is not None and attempt_of(found) == (job.metadata.uid, attempt) else None
+    def object_of(self, job: TrainingJob, attempt: int) -> Document | None:
+        """In whatever kind it was made; None also where another job has the name."""
+        for kind, objects in self.objects.items():
+            found = objects.get(f"{job.metadata.namespace}/{attempt_name(job, attempt, kind)}")
+            if found is not None and attempt_of(found) == (job.metadata.uid, attempt) and not objects.missing:
+                return found
+        return None
 
-    def pytorch_jobs_of(self, job: TrainingJob) -> list[Document]:
+    def objects_of(self, job: TrainingJob) -> list[Document]:
+        """Of all attempts, in whatever kind."""
         namespace = job.metadata.namespace
-        return [one for one in self._jobs.of(job.metadata.uid) if one["metadata"]["namespace"] == namespace]
+        return [
+            one for one in self._objects.of(job.metadata.uid) if one["metadata"]["namespace"] == namespace
+        ]
+
+    def wrote(self, attempt_object: Document) -> None:
+        """Take note of what the server answered to a write of ours."""
+        self.objects[kind_of(attempt_object)].wrote(attempt_object)
 
     async def changes(self) -> AsyncGenerator[str]:
         """Keys of jobs something of which has changed, from now on."""
@@ -122,10 +145,11 @@ def _pod(document: Document) -> Document:
     return {**document, "spec": {"nodeName": node} if node else {}}
 
 
-def _pytorch_job(document: Document) -> Document:
+def _attempt_object(kind: AttemptKind, document: Document) -> Document:
     """Without the pods' template."""
-    run_policy = (document.get("spec") or {}).get("runPolicy") or {}
-    return {**document, "spec": {"runPolicy": run_policy}}
+    key = kind.suspend[0]
+    spec = document.get("spec") or {}
+    return {**document, "kind": kind.resource.kind, "spec": {key: spec[key]} if key in spec else {}}
 
 
 class _ByJob:

@@ -6,14 +6,22 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from holdfast_controller.manifests import CONTAINER, INDEX_LABEL
+from holdfast_controller.attempt_kind import AttemptKind
+from holdfast_controller.manifests import KINDS
+from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
 Document = Mapping[str, Any]
 
 
+def kind_of_pod(pod: Document) -> AttemptKind:
+    """For which kind of attempt object it was made, as its labels say; any of them where they do not."""
+    labels = pod["metadata"].get("labels") or {}
+    return next((kind for kind in KINDS.values() if kind.index_label in labels), PYTORCH_JOB)
+
+
 def index_of(pod: Document) -> int:
     """-1 where its label is no number: others may write such labels too."""
-    index = pod["metadata"]["labels"].get(INDEX_LABEL, "")
+    index = pod["metadata"]["labels"].get(kind_of_pod(pod).index_label, "")
     return int(index) if index.isdecimal() else -1
 
 
@@ -25,8 +33,9 @@ def node_of(pod: Document) -> str | None:
 
 def container_state(pod: Document) -> Mapping[str, Any]:
     """Of the training container: `waiting`, `running` or `terminated`; empty where nothing is known."""
+    container = kind_of_pod(pod).container
     for status in pod["status"].get("containerStatuses") or []:
-        if status["name"] == CONTAINER:
+        if status["name"] == container:
             state: Mapping[str, Any] = status.get("state") or {}
             return state
     return {}
@@ -69,9 +78,10 @@ def scheduled(pod: Document) -> datetime | None:
 
 def memory_limit(pod: Document) -> str:
     """What the kubelet says that it allows the container."""
+    container = kind_of_pod(pod).container
     for status in pod["status"].get("containerStatuses") or []:
         limit = ((status.get("resources") or {}).get("limits") or {}).get("memory")
-        if status["name"] == CONTAINER and limit:
+        if status["name"] == container and limit:
             return str(limit)
     return "memory"
 

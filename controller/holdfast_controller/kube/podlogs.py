@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from holdfast_controller.cluster import Invalid, NotFound
-from holdfast_controller.manifests import CONTAINER
 
-from .connection import Connection
+from .connection import Connection, Document
+from .pieces import pod_path
+from .pod_state import kind_of_pod
 
 FIRST_LINE_SECONDS = 0.5
 _LOST = re.compile(rb"unable to retrieve container logs for [\w-]+://[0-9a-f]+\s*")
@@ -18,14 +19,15 @@ _LOST = re.compile(rb"unable to retrieve container logs for [\w-]+://[0-9a-f]+\s
 
 
 async def pod_lines(
-    connection: Connection, path: str, *, tail: int | None, follow: bool, over: Callable[[], bool]
+    connection: Connection, pod: Document, *, tail: int | None, follow: bool, over: Callable[[], bool]
 ) -> AsyncGenerator[str]:
     """Lines without their ends; with `follow` until the container ends. Raises NotFound, also where the node
     has the log no more.
 
     A container that has not started has no lines; with `follow` they are waited for until `over`.
     """
-    query: dict[str, str | int | bool] = {"container": CONTAINER}
+    path = pod_path(pod)
+    query: dict[str, str | int | bool] = {"container": kind_of_pod(pod).container}
     if tail is not None:
         query["tailLines"] = tail
     if follow:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
+from holdfast_controller.attempt_kind import AttemptKind
+
 from .pieces import Pieces
 from .reflector import Reflector, key_of
 
@@ -16,22 +18,23 @@ NO_DEFINITION = (
     "the CRD trainingjobs.holdfast.dev: no job can be submitted; install the chart, which brings it"
 )
 NO_OPERATOR = (
-    "the Kubeflow Training Operator: the CRD pytorchjobs.kubeflow.org is not there; jobs are taken and wait; "
+    "{operator}: the CRD {crd} is not there; jobs are taken and wait; "
     "install the operator (k8s/README.md), nothing has to be restarted"
 )
 
 
-def missing(jobs: Reflector, pieces: Pieces) -> tuple[str, ...]:
-    """A sentence for each kind that the apiserver does not serve."""
-    lacks = ((jobs.missing, NO_DEFINITION), (pieces.operator_missing, NO_OPERATOR))
+def missing(jobs: Reflector, pieces: Pieces, kind: AttemptKind) -> tuple[str, ...]:
+    """A sentence for each kind that the apiserver does not serve; `kind` is that of the attempts to come."""
+    no_operator = NO_OPERATOR.format(operator=kind.operator, crd=kind.resource.crd)
+    lacks = ((jobs.missing, NO_DEFINITION), (pieces.lacks(kind), no_operator))
     return tuple(sentence for gone, sentence in lacks if gone)
 
 
-async def wake_when_complete(jobs: Reflector, pieces: Pieces) -> None:
+async def wake_when_complete(jobs: Reflector, pieces: Pieces, kind: AttemptKind) -> None:
     """Have all jobs looked at when the operator comes: nothing else tells of it. Until cancelled."""
     lacked = False
     while True:
-        lacks = pieces.operator_missing
+        lacks = pieces.lacks(kind)
         if lacked and not lacks:
             for job in jobs.all():
                 pieces.wake(key_of(job))

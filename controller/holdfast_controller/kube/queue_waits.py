@@ -1,7 +1,7 @@
 """Why a queue does not admit an attempt: the conditions of the Workload that Kueue makes for it.
 
 An attempt with a queue is made suspended (manifests.py), and only Kueue ends that: where there is no Kueue,
-or it takes no notice of PyTorchJobs, the job waits instead of running beside every quota, and says so.
+or it takes no notice of that kind, the job waits instead of running beside every quota, and says so.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from holdfast_controller.cluster import NotFound
 from holdfast_controller.manifests import PRIORITY_LABEL, QUEUE_LABEL
 from holdfast_controller.policy.queue_waits import NO_KUEUE, NO_PRIORITY, NO_WORKLOAD, queue_wait
+from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
 from .connection import Connection, Document
 from .inquiry import Inquiry
@@ -27,11 +28,11 @@ FIRST_SECONDS = 3.0
 def queue_waits(
     connection: Connection, pieces: Pieces, clock: Callable[[], float] = time.monotonic
 ) -> Inquiry[str]:
-    """About PyTorchJobs."""
+    """About attempt objects of the kind that may have a queue."""
     return Inquiry(
         connection,
         pieces,
-        lambda pieces: pieces.pytorch_jobs,
+        lambda pieces: pieces.objects[PYTORCH_JOB],
         concerns=_is_queued,
         ask=_why,
         first_seconds=FIRST_SECONDS,
@@ -39,13 +40,13 @@ def queue_waits(
     )
 
 
-def _is_queued(pytorch_job: Document) -> bool:
-    meta = pytorch_job["metadata"]
-    return "deletionTimestamp" not in meta and QUEUE_LABEL in meta["labels"] and is_suspended(pytorch_job)
+def _is_queued(attempt_object: Document) -> bool:
+    meta = attempt_object["metadata"]
+    return "deletionTimestamp" not in meta and QUEUE_LABEL in meta["labels"] and is_suspended(attempt_object)
 
 
-async def _why(connection: Connection, pytorch_job: Document) -> str | None:
-    meta = pytorch_job["metadata"]
+async def _why(connection: Connection, attempt_object: Document) -> str | None:
+    meta = attempt_object["metadata"]
     queue = meta["labels"][QUEUE_LABEL]
     try:
         group = await connection.get(GROUP)
@@ -53,7 +54,7 @@ async def _why(connection: Connection, pytorch_job: Document) -> str | None:
         return NO_KUEUE.format(queue=queue)
     version = group["preferredVersion"]["version"]
     path = f"{GROUP}/{version}/namespaces/{meta['namespace']}/workloads"
-    found = (await connection.get(path, labelSelector=f"{OWNER_LABEL}={uid_of(pytorch_job)}"))["items"]
+    found = (await connection.get(path, labelSelector=f"{OWNER_LABEL}={uid_of(attempt_object)}"))["items"]
     if not found:
         priority = meta["labels"].get(PRIORITY_LABEL)
         return NO_WORKLOAD + (NO_PRIORITY.format(priority=priority) if priority else "")

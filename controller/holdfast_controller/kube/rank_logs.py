@@ -8,7 +8,6 @@ from contextlib import aclosing
 
 from holdfast_controller.cluster import NotFound
 from holdfast_controller.jobs import TrainingJob
-from holdfast_controller.manifests import pod_name
 from holdfast_controller.policy.tails import rank_of
 
 from .connection import Connection
@@ -58,18 +57,21 @@ class RankLogs:
     ) -> AsyncGenerator[str]:
         ranks = job.spec.processes_per_replica
         replica = rank // ranks
-        path = f"/api/v1/namespaces/{job.metadata.namespace}/pods/{pod_name(job, attempt, replica)}"
+        pods = self._pieces.pods_of(job, attempt)
+        pod = next((one for one in pods if index_of(one) == replica), None)
+        if pod is None:
+            raise NotFound(f"replica {replica} of attempt {attempt} of {job.key} has no pod")
 
         def over() -> bool:
             pods = self._pieces.pods_of(job, attempt)
-            pytorch_job = self._pieces.pytorch_job_of(job, attempt)
-            return attempt_observation(attempt, job.spec.replicas, pytorch_job, pods).gone
+            attempt_object = self._pieces.object_of(job, attempt)
+            return attempt_observation(attempt, job.spec.replicas, attempt_object, pods).gone
 
         asked = tail
         if ranks > 1 and tail is not None:  # the last lines of the pod may all be another rank's
             asked = tail * ranks if follow else None
         last: deque[str] = deque(maxlen=tail)
-        lines = pod_lines(self._connection, path, tail=asked, follow=follow, over=over)
+        lines = pod_lines(self._connection, pod, tail=asked, follow=follow, over=over)
         async with aclosing(lines):
             async for line in lines:
                 if not _is_of(rank, ranks, line):

@@ -148,7 +148,7 @@ class Reflector:
             except HoldfastError as error:
                 failures += 1
                 if isinstance(error, NotFound):
-                    self.missing = True
+                    self.missing, self._heard = True, time.monotonic()
                     self._answered.set()
                 await self._pause(error, failures)
 
@@ -273,16 +273,14 @@ class Reflector:
         self.fault = str(error)
         # That a kind is not there costs the server nothing to say, and jobs wait for it.
         limit = MISSING_RETRY_SECONDS if isinstance(error, NotFound) else self._timing.longest_retry_seconds
-        longest = min(
-            limit,
-            self._timing.first_retry_seconds * 2.0 ** min(failures - 1, 20),
-        )
+        longest = min(limit, self._timing.first_retry_seconds * 2.0 ** min(failures - 1, 20))
         seconds = longest * random.uniform(0.5, 1.0)
         if isinstance(error, Throttled):
             seconds = max(seconds, error.retry_after)
-        log.warning(
-            "list or watch failed", resource=self._resource, error=str(error), after=round(seconds, 2)
-        )
+        if failures == 1 or not isinstance(error, NotFound):  # a kind may be missing for good
+            log.warning(
+                "list or watch failed", resource=self._resource, error=str(error), after=round(seconds, 2)
+            )
         await asyncio.sleep(seconds)
 
     def _count(self, reason: str) -> None:

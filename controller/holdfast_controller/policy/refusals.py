@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast_controller.jobs import TrainingJob
-from holdfast_controller.pod_settings import Limits, PodSettings
+from holdfast_controller.pod_settings import JobsKind, Limits, PodSettings
 
 from .images import allowed, is_reference
 from .quantity import quantity
@@ -14,6 +14,7 @@ def refusals(job: TrainingJob, settings: PodSettings) -> tuple[str, ...]:
     return (
         *_image(job, settings),
         *_storage(job, settings),
+        *_queue(job, settings),
         *_priority(job, settings),
         *_fewer_replicas(job),
         *_caps(job, settings.limits),
@@ -39,6 +40,17 @@ def _storage(job: TrainingJob, settings: PodSettings) -> list[str]:
     return [
         "spec.storage.claim is missing and this cluster has no default: name a PersistentVolumeClaim that "
         "every node can mount (ReadWriteMany), for a pod's own disk goes with the pod"
+    ]
+
+
+def _queue(job: TrainingJob, settings: PodSettings) -> list[str]:
+    """Kueue 0.15, which the tests have, says where pods may run in a field that TrainJobs have no more since
+    Trainer 2.2: they would run beside the quota that they were given."""
+    if job.spec.queue is None or settings.kind is not JobsKind.TRAIN_JOB:
+        return []
+    return [
+        f"spec.queue {job.spec.queue!r} is for clusters whose attempts are PyTorchJobs, and here they are "
+        "TrainJobs (jobs.kind of the chart): leave out spec.queue"
     ]
 
 

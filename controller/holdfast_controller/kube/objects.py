@@ -1,0 +1,108 @@
+"""What an attempt consists of beside its pods: the attempt object, and what was made before it, in its order.
+
+Names are functions of job, attempt and kind, so everything here may be asked for twice.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Literal
+
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_fixed
+
+from holdfast_controller.attempt_kind import CONFIG_MAPS, AttemptKind, Resource
+from holdfast_controller.cluster import AlreadyExists, HoldfastError, NotFound, NotReady
+from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.manifests import KINDS, Manifests, attempt_name, kind_of
+
+from .connection import MERGE_PATCH, Connection, Document
+from .last_words import ledger_name
+from .pieces import Pieces, attempt_of, object_path
+from .reflector import uid_of
+
+LATE_TRIES = 30
+LATE_SECONDS = 0.2
+"""Between two tries to make an attempt object whose operator has yet to see what was made before it."""
+
+
+class Objects:
+    """Of all attempts."""
+
+    def __init__(self, connection: Connection, pieces: Pieces):
+        self._connection = connection
+        self._pieces = pieces
+
+    async def create(self, job: TrainingJob, attempt: int, kind: AttemptKind, manifests: Manifests) -> None:
+        """Make what is not there yet. Raises NotReady where something else has a name of these."""
+        for body, resource in zip(manifests.beside, (CONFIG_MAPS, *kind.beside), strict=True):
+            await self._create(job, attempt, resource, body)
+
+        def passes(error: BaseException) -> bool:
+            return isinstance(error, HoldfastError) and kind.late != "" and kind.late in str(error)
+
+        tries = AsyncRetrying(
+            retry=retry_if_exception(passes),
+            stop=stop_after_attempt(LATE_TRIES),
+            wait=wait_fixed(LATE_SECONDS),
+            reraise=True,
+        )
+        self._pieces.wrote(await tries(self._create, job, attempt, kind.resource, manifests.attempt_object))
+
+    async def _create(self, job: TrainingJob, attempt: int, resource: Resource, body: Document) -> Document:
+        path = resource.within(job.metadata.namespace)
+        name = body["metadata"]["name"]
+        try:
+            return await self._connection.post(path, body)
+        except AlreadyExists:
+            found = await self._connection.get(f"{path}/{name}")
+            if attempt_of(found) == (job.metadata.uid, attempt) and (
+                "deletionTimestamp" not in found["metadata"]
+            ):
+                return found
+            raise NotReady(
+                f"{body['kind']} {job.metadata.namespace}/{name} of an earlier job is still going; "
+                "the attempt starts when it is gone"
+            ) from None
+
+    async def mark(self, attempt_object: Document, mark: str) -> None:
+        """Write the time under this name, once."""
+        if mark in (attempt_object["metadata"].get("annotations") or {}):
+            return
+        change = {"metadata": {"annotations": {mark: datetime.now(UTC).isoformat()}}}
+        with suppress(NotFound):
+            path = object_path(attempt_object)
+            self._pieces.wrote(await self._connection.patch(path, change, MERGE_PATCH))
+
+    async def end(self, job: TrainingJob, attempt: int, attempt_object: Document) -> None:
+        """It stays, going, until its pods are gone."""
+        await self._delete_beside(job, attempt, kind_of(attempt_object))
+        await self._delete_object(attempt_object, "Foreground")
+
+    async def clear(self, job: TrainingJob, attempt: int, attempt_object: Document) -> None:
+        """All of an attempt that has its verdict, at once; its pods are to follow."""
+        await self._delete_object(attempt_object, "Background")
+        await self.clear_beside(job, attempt)
+
+    async def clear_beside(self, job: TrainingJob, attempt: int) -> None:
+        """What was made before the attempt object, in whatever kind that was."""
+        for name in (attempt_name(job, attempt), ledger_name(job, attempt)):
+            await self._delete(CONFIG_MAPS, job, name)
+        for kind in KINDS.values():
+            if not self._pieces.lacks(kind):
+                await self._delete_beside(job, attempt, kind)
+
+    async def _delete_object(
+        self, attempt_object: Document, policy: Literal["Foreground", "Background"]
+    ) -> None:
+        options = {"propagationPolicy": policy, "preconditions": {"uid": uid_of(attempt_object)}}
+        with suppress(NotFound):
+            await self._connection.delete(object_path(attempt_object), options)
+
+    async def _delete_beside(self, job: TrainingJob, attempt: int, kind: AttemptKind) -> None:
+        for resource in kind.beside:
+            await self._delete(resource, job, attempt_name(job, attempt, kind))
+
+    async def _delete(self, resource: Resource, job: TrainingJob, name: str) -> None:
+        with suppress(NotFound):
+            await self._connection.delete(f"{resource.within(job.metadata.namespace)}/{name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,13 @@ def test_no_right_is_wide(helm: Helm) -> None:
     assert not any(" nodes" in line for line in rights(helm.documents("--set=jobs.readNodes=false")))
     drilling = [line for line in rights(helm.documents("--set=jobs.drillNodes=true")) if " nodes" in line]
     assert [line.split(": ")[1] for line in drilling] == ["get nodes", "patch nodes"]
+    for kind, theirs in (("PyTorchJob", {"pytorchjobs"}), ("TrainJob", {"trainjobs", "trainingruntimes"})):
+        lines = rights(helm.documents(f"--set=jobs.kind={kind}"))
+        of_attempts = [re.findall(r": (\w+) (\w+)\.(?:trainer\.)?kubeflow\.org$", line) for line in lines]
+        allowed = [found[0] for found in of_attempts if found]
+        assert {what for verb, what in allowed if verb == "create"} == theirs
+        ended = {what for verb, what in allowed if verb == "delete"}
+        assert ended == {"pytorchjobs", "trainjobs", "trainingruntimes"}, "of either kind, after a change"
     executing = set(rights(helm.documents("--set=jobs.execInPods=true"))) - set(rights(helm.documents()))
     assert executing == {f"ClusterRole holdfast-controller: {verb} pods/exec" for verb in ("create", "get")}
     for line in rights(helm.documents()):
@@ -180,6 +188,7 @@ def test_the_controller_reads_what_helm_writes(helm: Helm, tmp_path: Path) -> No
         ("replica=3", "additional properties 'replica' not allowed"),
         ("jobs.alowedImages[0]=x", "additional properties 'alowedImages' not allowed"),
         ("jobs.provider=gcp", "value must be one of 'auto', 'gke', 'eks', 'karpenter', 'aks', 'generic'"),
+        ("jobs.kind=JobSet", "value must be one of 'PyTorchJob', 'TrainJob'"),
         ("jobs.userId=0", "jobs/userId"),
         ("replicas=0", "replicas"),
         ("ingress.enabled=true", "ingress.host is the name under which REST is to be reached"),

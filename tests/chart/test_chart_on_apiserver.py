@@ -15,7 +15,7 @@ from tests.chart.conftest import CHART, SYSTEM, Helm, release
 from tests.chart.schemas import write_schemas
 from tests.chart.test_chart import WITH_ALL
 from tests.chart.test_monitoring_chart import RULES_CRD
-from tests.cluster import training_operator
+from tests.cluster import trainer, training_operator
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.trainingjobs import clear
@@ -32,6 +32,7 @@ def kubectl(control_plane: ControlPlane, helm: Helm) -> Iterator[Kubectl]:
     kubectl = control_plane.kubectl
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
     training_operator.serve_crd(kubectl)
+    trainer.serve_crds(kubectl)
     yield kubectl
     if kubectl.attempt("get", "crd", "trainingjobs.holdfast.dev").returncode == 0:
         clear(kubectl)
@@ -44,9 +45,9 @@ def schemas(kubectl: Kubectl, directory: Path) -> str:
 
     def published() -> str:
         text = kubectl.run("get", "--raw", "/openapi/v2")
-        return text if '.PyTorchJob"' in text else ""
+        return text if '.PyTorchJob"' in text and '.TrainJob"' in text else ""
 
-    return write_schemas(json.loads(wait_until(published, "the schema of PyTorchJobs")), directory)
+    return write_schemas(json.loads(wait_until(published, "the schemas of attempts")), directory)
 
 
 def test_notes_say_what_is_missing(helm: Helm, kubectl: Kubectl) -> None:
@@ -60,6 +61,9 @@ def test_notes_say_what_is_missing(helm: Helm, kubectl: Kubectl) -> None:
     )
     told = release(helm, kubectl, "upgrade", "--install", "holdfast", str(CHART), "--create-namespace")
     assert "MISSING: the Kubeflow Training Operator (no PyTorchJob in kubeflow.org/v1)" in told
+    other = ("--set=jobs.kind=TrainJob", "--dry-run=server")
+    told = release(helm, kubectl, "upgrade", "holdfast", str(CHART), *other)
+    assert "MISSING" not in told, "the other operator is that which counts"
     training_operator.serve_crd(kubectl)
 
 
@@ -180,8 +184,12 @@ def test_pod_security_admission_lets_the_replicas_in(kubectl: Kubectl, path: Pat
     kubectl.run(
         *("label", "namespace", "restricted", "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
     )
-    (job,) = [one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == "PyTorchJob"]
-    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    documents = {one["kind"]: one["spec"] for one in yaml.safe_load_all(path.read_text()) if "spec" in one}
+    if "PyTorchJob" in documents:
+        template = documents["PyTorchJob"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    else:
+        (pods,) = documents["TrainingRuntime"]["template"]["spec"]["replicatedJobs"]
+        template = pods["template"]["spec"]["template"]
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
     pod["metadata"] = {**template["metadata"], "name": "a", "namespace": "restricted"}
     kubectl.run("wait", "-n=restricted", "--for=create", "serviceaccount/default", "--timeout=300s")

@@ -15,12 +15,16 @@ import pytest
 from processes import Processes
 from tests.chart.as_installed import Running, give, install, start
 from tests.chart.conftest import Helm
-from tests.cluster import training_operator
+from tests.cluster import trainer, training_operator
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.rights import wait_until_allowed
 from tests.cluster.trainingjobs import clear, remove_namespaces
 from waiting import wait_until
+
+from holdfast_controller.attempt_kind import AttemptKind
+from holdfast_controller.pytorchjobs import PYTORCH_JOB
+from holdfast_controller.trainjobs import TRAIN_JOB
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
@@ -51,6 +55,7 @@ def running(
     kubectl = control_plane.kubectl
     kubectl.run("delete", "crd", "trainingjobs.holdfast.dev", "--ignore-not-found")
     training_operator.serve_crd(kubectl)
+    trainer.serve_crds(kubectl)
     values = [f"--set-json=jobs.{key}={json.dumps(value)}" for key, value in jobs.items()]
     install(kubectl, helm, "rights", SYSTEM, *values)
     kubectl.run("create", "namespace", TEAM)
@@ -79,10 +84,21 @@ def there(kubectl: Kubectl, kind: str) -> list[str]:
     return [item["metadata"]["name"] for item in items]
 
 
-def start_replica(kubectl: Kubectl, attempt: int, node: str | None = None) -> None:
-    """The pod of an attempt of one replica, as the operator would make it and a kubelet run it."""
+def template_of(kubectl: Kubectl, attempt: int, kind: AttemptKind) -> dict[str, Any]:
+    """Of its pods."""
+    if kind is TRAIN_JOB:
+        runtime = kubectl.get("trainingruntime", f"-n={TEAM}", f"a-{attempt}")
+        (pods,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+        return dict(pods["template"]["spec"]["template"])
     job = kubectl.get("pytorchjob", f"-n={TEAM}", f"a-{attempt}")
-    template, name = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"], f"a-{attempt}-worker-0"
+    return dict(job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"])
+
+
+def start_replica(
+    kubectl: Kubectl, attempt: int, node: str | None = None, kind: AttemptKind = PYTORCH_JOB
+) -> None:
+    """The pod of an attempt of one replica, as the operator would make it and a kubelet run it."""
+    template, name = template_of(kubectl, attempt, kind), f"a-{attempt}-worker-0"
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -91,7 +107,7 @@ def start_replica(kubectl: Kubectl, attempt: int, node: str | None = None) -> No
             **template["metadata"],
             "name": name,
             "namespace": TEAM,
-            "labels": {**template["metadata"]["labels"], "training.kubeflow.org/replica-index": "0"},
+            "labels": {**template["metadata"]["labels"], kind.index_label: "0"},
         },
         "spec": {**template["spec"], "nodeName": node},
     }
@@ -106,8 +122,15 @@ def drilled(running: Running, kind: str) -> bool:
     return running.call("edit", "POST", drill, json={"kind": kind}).status_code < 300
 
 
-def test_a_job_lives_and_dies_with_the_rights_of_the_chart(running: Running) -> None:
+@pytest.mark.parametrize(
+    ("running", "kind"),
+    [({}, PYTORCH_JOB), ({"kind": "TrainJob"}, TRAIN_JOB)],
+    ids=["PyTorchJob", "TrainJob"],
+    indirect=["running"],
+)
+def test_a_job_lives_and_dies_with_the_rights_of_the_chart(running: Running, kind: AttemptKind) -> None:
     kubectl = running.kubectl
+    objects = [one.plural for one in (kind.resource, *kind.beside)]
     jobs = f"/v1/namespaces/{TEAM}/jobs"
     assert httpx.get(f"{running.url}{jobs}", trust_env=False, timeout=300).status_code == 401
     assert running.call("stranger", "GET", jobs).status_code == 403
@@ -119,15 +142,15 @@ def test_a_job_lives_and_dies_with_the_rights_of_the_chart(running: Running) -> 
     made = [running.call("edit", "POST", jobs, json=JOB, headers=key) for _ in range(2)]
     assert [one.status_code for one in made] == [201, 201], made[-1].text
     assert made[0].json()["metadata"]["uid"] == made[1].json()["metadata"]["uid"]
-    wait_until(lambda: there(kubectl, "pytorchjobs") == ["a-1"], "the first attempt")
+    wait_until(lambda: there(kubectl, kind.resource.plural) == ["a-1"], "the first attempt")
     assert there(kubectl, "configmaps") == ["a-1"]
 
     # Replicas appear, are drilled in every way that a cluster has, and end: each costs an attempt.
-    for attempt, kind in enumerate(("notice", "evict", "kill"), 1):
-        start_replica(kubectl, attempt)
-        wait_until(lambda kind=kind: drilled(running, kind), f"the drill {kind} to be accepted")
+    for attempt, drill in enumerate(("notice", "evict", "kill"), 1):
+        start_replica(kubectl, attempt, kind=kind)
+        wait_until(lambda drill=drill: drilled(running, drill), f"the drill {drill} to be accepted")
         following = f"a-{attempt + 1}"
-        wait_until(lambda following=following: following in there(kubectl, "pytorchjobs"), following)
+        wait_until(lambda following=following: following in there(kubectl, kind.resource.plural), following)
     ended = kubectl.get("trainingjob", f"-n={TEAM}", "a")["status"]["attempts"][:3]
     assert [one["verdict"] for one in ended] == ["Disrupted"] * 3, ended
     assert running.call("view", "GET", f"{jobs}/a/events").status_code == 200
@@ -135,15 +158,15 @@ def test_a_job_lives_and_dies_with_the_rights_of_the_chart(running: Running) -> 
     refused = running.call("edit", "POST", f"{jobs}/a/drill", json={"kind": "node", "replica": 0})
     assert refused.status_code == 422
     assert "has not allowed that (jobs.drillNodes in the chart's values)" in refused.text
-    for kind in ("freeze", "oom"):
-        refused = running.call("edit", "POST", f"{jobs}/a/drill", json={"kind": kind, "replica": 0})
+    for drill in ("freeze", "oom"):
+        refused = running.call("edit", "POST", f"{jobs}/a/drill", json={"kind": drill, "replica": 0})
         assert refused.status_code == 422
         assert "has not allowed that (jobs.execInPods in the chart's values)" in refused.text
 
     # Deleted, it leaves nothing, and at no time was anything asked that the chart does not allow.
     assert running.call("edit", "DELETE", f"{jobs}/a").status_code < 300
     wait_until(
-        lambda: not any(there(kubectl, kind) for kind in ("pytorchjobs", "configmaps", "pods")),
+        lambda: not any(there(kubectl, one) for one in (*objects, "configmaps", "pods")),
         "nothing of the job to be left",
     )
     wait_until(lambda: not kubectl.get("trainingjobs", f"-n={TEAM}")["items"], "the job to be gone")

@@ -21,6 +21,11 @@ app.kubernetes.io/part-of: holdfast
 {{ include "holdfast.selector" . }}
 {{- end -}}
 
+{{/* What attempts are made as; the values of an older release (--reuse-values) do not say. */}}
+{{- define "holdfast.kind" -}}
+{{- .Values.jobs.kind | default "PyTorchJob" -}}
+{{- end -}}
+
 {{- define "holdfast.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}

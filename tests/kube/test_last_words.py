@@ -16,6 +16,7 @@ import pytest
 import structlog
 from aiohttp import web
 from structlog.testing import capture_logs
+from tests.kube.documents import in_kind
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import NotFound
@@ -26,10 +27,12 @@ from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.engine import KubeEngine
 from holdfast_controller.kube.last_words import TAIL, LastWords
 from holdfast_controller.kube.pieces import PODS, Pieces
+from holdfast_controller.kube.pod_state import index_of
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import JOBS, status_document
 from holdfast_controller.pod_template import attempt_labels
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
+from holdfast_controller.trainjobs import TRAIN_JOB
 
 JOB = TrainingJob(
     metadata=Metadata(name="gpt", namespace="team", uid="job-1"),
@@ -64,6 +67,8 @@ class Server:
         self.pods = {one["metadata"]["name"]: one for one in pods}
         self.said: dict[str, list[str]] = {}
         self.will_say: dict[str, list[str]] = {}
+        self.containers: set[str] = set()
+        """Whose logs were asked for."""
         self.removed = False
         self.refused = 0
         """So many writes of a ConfigMap are refused before the first is taken."""
@@ -87,6 +92,7 @@ class Server:
         answer = web.StreamResponse()
         await answer.prepare(request)
         name = request.match_info["pod"]
+        self.containers.add(request.query["container"])
         lines = list(self.said.get(name, []))
         if "follow" in request.query:
             await self.end.wait()
@@ -187,6 +193,23 @@ def test_the_end_of_a_pod_that_is_taken_outlives_its_container(tmp_path: Path) -
             record = AttemptRecord(number=1, verdict=Verdict.DISRUPTED, log_tail={"0": "a\nb"})
             told = JOB.model_copy(update={"status": JOB.status.model_copy(update={"attempts": [record]})})
             assert await lines_of(engine, told, 0) == ["a", "b"], "from the attempt's record"
+
+    asyncio.run(story())
+
+
+def test_the_log_of_a_rank_is_that_of_the_pod_whose_labels_say_so(tmp_path: Path) -> None:
+    """Under Jobs the names of pods end at random."""
+
+    async def story() -> None:
+        pods = [in_kind(TRAIN_JOB, pod(index)) for index in (0, 1)]
+        for one, end in zip(pods, ("x7k2p", "b3q9z"), strict=True):
+            one["metadata"]["name"] = f"gpt-1-node-0-{index_of(one)}-{end}"
+        server = Server(*pods)
+        server.said = {name: [f"{name} speaks"] for name in server.pods}
+        async with running(server, tmp_path) as (engine, _, _):
+            assert await lines_of(engine, JOB, 1) == ["gpt-1-node-0-1-b3q9z speaks"]
+            assert await lines_of(engine, JOB, 0, tail=1) == ["gpt-1-node-0-0-x7k2p speaks"]
+        assert server.containers == {"node"}
 
     asyncio.run(story())
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from misbehaving_apiserver import PATH, Response, Server, misbehaving, thing
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import Invalid, NotFound, Unavailable
@@ -126,6 +127,23 @@ def test_a_watch_that_opens_on_a_quiet_resource_ends_the_outage(tell: Tell) -> N
         assert world.server.lists == 1
 
     tell(script(busy, quiet, things=(thing("a", 5),)), story)
+
+
+def test_a_kind_that_is_not_installed_is_told_of_once_and_asked_for_until_it_comes(tell: Tell) -> None:
+    """It may never come, as that of the operator which a cluster does without."""
+
+    def before(server: Server) -> None:
+        server.refusals = [("404 Not Found", ())] * 3
+        server.put(thing("a", 5))
+
+    async def story(world: World) -> None:
+        with capture_logs() as said:
+            await world.until(lambda: world.heard == [("ADDED", "a", 5)], "the kind to come")
+        assert not world.reflector.missing
+        assert len([line for line in said if line["event"] == "list or watch failed"]) <= 1
+        assert world.server.lists == 4
+
+    tell(before, story)
 
 
 @pytest.mark.parametrize("how", ["status", "event"])

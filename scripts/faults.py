@@ -1,4 +1,5 @@
-"""docs/faults.md, from what the fault suite has seen: `make test-faults` writes build/faults.json.
+"""docs/faults.md, from what the fault suite has seen: `make test-faults` writes build/faults.json, and with
+JOBS_KIND=TrainJob build/faults-TrainJob.json.
 
 python -m scripts.faults [NOTE]    take its results over into docs/ and README.md, with a word on how they
                                    were taken, and what was captured into tests/kube/captured; faults that
@@ -16,6 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "build" / "faults.json"
+AS_TRAIN_JOBS = ROOT / "build" / "faults-TrainJob.json"
 KEPT = ROOT / "docs" / "faults.json"
 README = ROOT / "README.md"
 CAPTURED = ROOT / "build" / "captured"
@@ -56,6 +58,15 @@ WRONG = """
 These faults were tried, and something went otherwise than the table asks:
 
 """
+TRAIN_JOBS = """
+## As TrainJobs
+
+The same faults where attempts are TrainJobs (`jobs.kind`), under Kubeflow Trainer on JobSet:
+`JOBS_KIND=TrainJob make test-faults`. *Left behind* are also Jobs, JobSets and TrainingRuntimes.
+{note}
+| fault | verdict | budget spent | steps lost | resume | left behind | seconds | reason in the job's status |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+"""
 UNTRIED = """
 ## Not tried
 
@@ -64,13 +75,23 @@ UNTRIED = """
 
 def page(results: Mapping[str, Any]) -> str:
     """The page's whole text."""
-    rows = results["rows"]
-    passed = _passed(results)
+    head = HEAD.format(every=results["every"], note=_note(results), **results["machine"])
+    text = head + _table(results)
+    if (others := results.get("as_train_jobs")) is not None:
+        text += TRAIN_JOBS.format(note=_note(others)) + _table(others)
+    return text
+
+
+def _note(results: Mapping[str, Any]) -> str:
+    return f"{results['note']}\n" if results.get("note") else ""
+
+
+def _table(results: Mapping[str, Any]) -> str:
+    """The rows of those that passed, and below them the others."""
+    rows, passed = results["rows"], _passed(results)
     wrong = [row for row in rows if row not in passed and len(row) > 1]
     untried = [row for row in rows if len(row) == 1]
-    note = f"{results['note']}\n" if results.get("note") else ""
-    head = HEAD.format(every=results["every"], note=note, **results["machine"])
-    text = head + "".join(_row(row) for row in passed)
+    text = "".join(_row(row) for row in passed)
     if wrong:
         text += WRONG + "".join(f"- {row['fault']}: {_cell(_fault_of(row))}\n" for row in wrong)
     if untried:
@@ -129,12 +150,17 @@ def kept() -> dict[str, Any]:
 
 
 def main() -> int:
-    if not RESULTS.exists():
+    found = {path: json.loads(path.read_text("utf-8")) for path in (RESULTS, AS_TRAIN_JOBS) if path.exists()}
+    if not found:
         print(f"{RESULTS} is not there: `make test-faults` writes it", file=sys.stderr)
         return 1
-    results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    before = kept() if KEPT.exists() else {}
-    after = renewed(before, results, " ".join(sys.argv[1:]))
+    note, after = " ".join(sys.argv[1:]), kept() if KEPT.exists() else {}
+    train_jobs = after.pop("as_train_jobs", {})
+    if RESULTS in found:
+        after = renewed(after, found[RESULTS], note)
+    if AS_TRAIN_JOBS in found:
+        train_jobs = renewed(train_jobs, found[AS_TRAIN_JOBS], note)
+    after |= {"as_train_jobs": train_jobs} if train_jobs else {}
     KEPT.write_text(json.dumps(after, indent=1) + "\n", encoding="utf-8")
     KEPT.with_suffix(".md").write_text(page(after), encoding="utf-8")
     README.write_text(in_readme(README.read_text(encoding="utf-8"), after), encoding="utf-8")

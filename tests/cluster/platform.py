@@ -59,17 +59,22 @@ class Platform:
 
     def holdfast(self, token: str, *words: str, seconds: float = 300) -> str:
         """Output of the command line, with this token. Raises ClusterError with its words."""
-        done = subprocess.run(
-            [str(Path(sys.executable).with_name("holdfast")), *words],
-            env={**os.environ, "HOLDFAST_SERVER": self.url, "HOLDFAST_TOKEN": token},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=seconds,
-        )
-        if done.returncode:
-            raise ClusterError(f"holdfast {' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
-        return done.stdout
+        return holdfast(self.url, token, *words, seconds=seconds)
+
+
+def holdfast(url: str, token: str, *words: str, seconds: float = 300) -> str:
+    """Output of the command line at this server. Raises ClusterError with its words."""
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("holdfast")), *words],
+        env={**os.environ, "HOLDFAST_SERVER": url, "HOLDFAST_TOKEN": token},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds,
+    )
+    if done.returncode:
+        raise ClusterError(f"holdfast {' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
 
 
 @contextmanager

@@ -19,7 +19,10 @@ from holdfast_controller.jobs import Verdict
 from holdfast_controller.kube.observation import KILLED, STOPPED, attempt_observation
 from holdfast_controller.policy.classify import Incident, classify
 
-DOCUMENTS = sorted(Path(__file__).with_name("captured").rglob("*.json"))
+CAPTURED = Path(__file__).with_name("captured")
+"""Where attempts were PyTorchJobs; those of TrainJobs are in a directory of their own."""
+DOCUMENTS = sorted(CAPTURED.rglob("*.json"))
+EACH = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(CAPTURED))[:-5])
 
 
 def judged(captured: dict[str, Any]) -> tuple[str, str]:
@@ -32,7 +35,7 @@ def judged(captured: dict[str, Any]) -> tuple[str, str]:
     return incident.verdict, incident.reason
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=[path.stem for path in DOCUMENTS])
+@EACH
 def test_what_a_cluster_said_is_judged_as_it_was_there(path: Path) -> None:
     captured = json.loads(path.read_text(encoding="utf-8"))
     assert judged(captured) == (captured["record"]["verdict"], captured["record"]["reason"])
@@ -48,7 +51,7 @@ def test_a_hang_that_a_silent_node_explains_is_a_lost_node(seen_by: str, told: s
 
     Where the node is not known to be silent the same documents tell of a hang.
     """
-    captured = json.loads((DOCUMENTS[0].parent / "kubelet-stopped.json").read_text(encoding="utf-8"))
+    captured = json.loads((CAPTURED / "kubelet-stopped.json").read_text(encoding="utf-8"))
     known = [{one["type"]: one for one in pod["status"]["conditions"]} for pod in captured["pods"]]
     [gone] = [number for number, conditions in enumerate(known) if "DisruptionTarget" in conditions]
     lost, peer, conditions = captured["pods"][gone], captured["pods"][1 - gone], known[gone]
@@ -77,7 +80,7 @@ CLOCKS = pytest.mark.parametrize("seconds", [-90, 90], ids=["behind", "ahead"])
 
 
 @CLOCKS
-@pytest.mark.parametrize("path", DOCUMENTS, ids=[path.stem for path in DOCUMENTS])
+@EACH
 def test_a_node_whose_clock_is_wrong_changes_no_verdict(path: Path, seconds: int) -> None:
     """Of the kubelet's times, those of one pod after the other; the apiserver's stay as they are."""
     captured = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +93,7 @@ def test_a_node_whose_clock_is_wrong_changes_no_verdict(path: Path, seconds: int
 
 
 @CLOCKS
-@pytest.mark.parametrize("path", DOCUMENTS, ids=[path.stem for path in DOCUMENTS])
+@EACH
 def test_a_controller_whose_clock_is_wrong_changes_no_verdict(path: Path, seconds: int) -> None:
     """It has put on record when it asked for the end of the attempt."""
     captured = json.loads(path.read_text(encoding="utf-8"))
@@ -108,5 +111,6 @@ def move(times: dict[str, str | None], names: tuple[str, str], seconds: int) -> 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.verdict], ids=lambda fault: fault.name)
 def test_every_fault_of_the_suite_has_its_documents(fault: Any) -> None:
-    [captured] = [one for path in DOCUMENTS if (one := json.loads(path.read_text()))["fault"] == fault.name]
+    documents = [json.loads(path.read_text()) for path in CAPTURED.glob("*.json")]
+    [captured] = [one for one in documents if one["fault"] == fault.name]
     assert judged(captured)[0] == fault.verdict

@@ -40,6 +40,23 @@ def test_a_row_a_fault_with_what_was_seen() -> None:
     assert "Not as it should be" not in text
 
 
+def test_the_rows_of_train_jobs_have_a_table_of_their_own() -> None:
+    row = {**ROW, "recovery_seconds": 11.4}
+    others = {
+        "machine": MACHINE,
+        "every": 20,
+        "rows": [row, {"fault": "etcd restarted"}],
+        "note": "By night.",
+    }
+    text = page({"machine": MACHINE, "every": 20, "rows": [ROW], "as_train_jobs": others})
+    first, second = text.split("## As TrainJobs")
+    assert "| exact | 0 | 6 |" in first
+    assert "Not tried" not in first
+    assert "TrainingRuntimes.\nBy night.\n\n| fault" in second
+    assert "| exact | 0 | 11 |" in second
+    assert second.endswith("## Not tried\n\n- etcd restarted\n")
+
+
 def test_how_the_figures_were_taken_is_told_before_them() -> None:
     text = page({"machine": MACHINE, "every": 20, "rows": [ROW], "note": "Other work ran."})
     assert "come on top.\nOther work ran.\n\n| fault" in text

@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 from tests.cluster import trainingjobs
 from tests.cluster.component import on_node, running, start
+from tests.cluster.controllers import wait_ready
+from tests.cluster.faults.kinds import KIND
 from tests.cluster.faults.world import PATIENCE, Document, Job, World, rank_of
 from tests.cluster.images import ImageStore
 from tests.cluster.machine import Machine
@@ -21,7 +23,7 @@ from tests.cluster.nodes import cut_power, join, restart_kubelet
 from tests.cluster.site import MOST_NODES, Site
 from waiting import wait_until
 
-from holdfast_controller.manifests import INDEX_LABEL
+from holdfast_controller.kube.pod_state import index_of
 
 Hit = Callable[[Job, int], AbstractContextManager[None]]
 TAINT = "holdfast.dev/fault-suite=gone:NoExecute"
@@ -151,7 +153,7 @@ def told_to_be(what: str) -> Hit:
     def hit(job: Job, attempt: int) -> Iterator[None]:
         pod = job.victim(attempt)
         rank = rank_of(pod)
-        with job.told_to_be(what, pod["metadata"]["labels"][INDEX_LABEL]):
+        with job.told_to_be(what, str(index_of(pod))):
             wait_until(lambda: not rank.is_running(), f"the {what} rank to end", PATIENCE)
         yield
 
@@ -273,8 +275,10 @@ def restarted(name: str) -> Hit:
 @contextmanager
 def operator_killed(job: Job, attempt: int) -> Iterator[None]:
     api = job.world.api
-    api.run("delete", "pods", "-n=kubeflow", "--all", "--grace-period=0", "--force", "--wait=false")
-    api.run("rollout", "status", "-n=kubeflow", "deployment/training-operator", "--timeout=300s", seconds=310)
+    for namespace in KIND.operators:
+        api.run("delete", "pods", f"-n={namespace}", "--all", "--grace-period=0", "--force", "--wait=false")
+    for namespace, deployment in KIND.operators.items():
+        wait_ready(api, namespace, deployment)
     yield
 
 

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import machine_facts
+from tests.cluster.faults.kinds import JOBS_KIND
 from tests.cluster.faults.table import FAULTS
 from tests.cluster.faults.world import EVERY
 
+from holdfast_controller.pod_settings import JobsKind
+
 Row = dict[str, Any]
 BUILD = Path(__file__).parents[3] / "build"
-RESULTS = BUILD / "faults.json"
-CAPTURED = BUILD / "captured"
-"""The documents of each fault's pods and PyTorchJob, as they were when the verdict came."""
+OF_KIND = "" if JOBS_KIND is JobsKind.PYTORCH_JOB else JOBS_KIND.value
+RESULTS = BUILD / (f"faults-{OF_KIND}.json" if OF_KIND else "faults.json")
+CAPTURED = BUILD / "captured" / OF_KIND
+"""The documents of each fault's pods and attempt object, as they were when the verdict came."""
 
 
 def write(rows: Sequence[Row]) -> None:

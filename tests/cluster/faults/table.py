@@ -36,6 +36,8 @@ class Fault:
     """Seconds that a step rests while this fault is under way."""
     short: bool = False
     """Part of FAULTS=short."""
+    not_as_train_jobs: str = ""
+    """Why it is not tried where attempts are TrainJobs."""
 
 
 FAULTS = (
@@ -120,5 +122,6 @@ FAULTS = (
     Fault(
         "preemption by Kueue", grounds.preempted_in_its_queue, "Disrupted",
         "Preempted: the queue suspended the attempt$", notice=True, group="queue",
+        not_as_train_jobs="such jobs take no queue (policy/refusals.py)",
     ),
 )  # fmt: skip

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.faults.kinds import KIND
 from tests.cluster.kubectl import Kubectl
 from tests.waiting import wait_until
 
 Document = dict[str, Any]
-KINDS = ("pods", "pytorchjobs", "trainingjobs")
+KINDS = ("pods", KIND.attempt.resource.plural, "trainingjobs")
 FINALIZER = "holdfast.dev/evidence"
 _NAMES = ("name", "labels", "annotations", "finalizers")
 _TIMES = ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
@@ -29,7 +30,10 @@ _DROPPED = (
     "containerID",
     "lastProbeTime",
     "observedGeneration",
+    "batch.kubernetes.io/controller-uid",
+    "controller-uid",
 )
+_DROPPED_PREFIX = "jobset.sigs.k8s.io/"
 _ADDRESS = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
 SOME_ADDRESS = "192.0.2.1"
 """One of those that are there for examples (RFC 5737)."""
@@ -58,7 +62,7 @@ class Witness:
         return [one for one in found if _label(one, "job") == self._job or kind == "trainingjobs"]
 
     def of_verdict(self, attempt: int) -> Document | None:
-        """Pods and PyTorchJob of an attempt as they were when it got its verdict, and the record."""
+        """Pods and attempt object of an attempt as they were when it got its verdict, and the record."""
         judged = ((job, _record(job, attempt)) for job in self.told("trainingjobs"))
         version, record = next(
             ((_version(job), record) for job, record in judged if record.get("verdict")), (0, {})
@@ -66,10 +70,10 @@ class Witness:
         if not record:
             return None
         pods = self._last("pods", attempt, version)
-        jobs = self._last("pytorchjobs", attempt, version)
+        objects = self._last(KIND.attempt.resource.plural, attempt, version)
         return {
             "pods": [_pod(pod) for pod in pods if FINALIZER in pod["metadata"].get("finalizers", ())],
-            "pytorchJob": next((_pytorch_job(job) for job in jobs), None),
+            "attemptObject": next((_attempt_object(one) for one in objects), None),
             "record": {key: record[key] for key in ("verdict", "reason", "ending") if key in record},
         }
 
@@ -130,11 +134,13 @@ def _pod(pod: Document) -> Document:
     }
 
 
-def _pytorch_job(job: Document) -> Document:
+def _attempt_object(document: Document) -> Document:
+    spec = document["spec"]
     return {
-        "metadata": _metadata(job),
-        "spec": {"runPolicy": job["spec"]["runPolicy"]},
-        "status": {"conditions": job.get("status", {}).get("conditions", [])},
+        "kind": document["kind"],
+        "metadata": _metadata(document),
+        "spec": {key: spec[key] for key in KIND.attempt.suspend[:1] if key in spec},
+        "status": {"conditions": document.get("status", {}).get("conditions", [])},
     }
 
 
@@ -146,7 +152,11 @@ def _metadata(document: Document) -> Document:
 
 def _without(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without(one) for key, one in value.items() if key not in _DROPPED}
+        return {
+            key: _without(one)
+            for key, one in value.items()
+            if key not in _DROPPED and not key.startswith(_DROPPED_PREFIX)
+        }
     return [_without(one) for one in value] if isinstance(value, list) else value
 
 

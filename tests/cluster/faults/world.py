@@ -1,4 +1,4 @@
-"""Where faults happen: three nodes, the Training Operator, a controller, and a job of two replicas on them.
+"""Where faults happen: three nodes, an operator, a controller, and a job of two replicas on them.
 
 The controller is a process of its own beside the cluster, so that a fault of a node never takes it by chance.
 """
@@ -22,6 +22,7 @@ import yaml
 from tests.cluster import forked_controller, trainingjobs
 from tests.cluster.claims import host_claim
 from tests.cluster.cluster import Cluster
+from tests.cluster.faults.kinds import JOBS_KIND, KIND
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.site import Site
 from tests.waiting import wait_until
@@ -71,7 +72,7 @@ class World:
     def start_controller(self) -> None:
         """Start one, and wait until it acts."""
         settings = self.directory / "jobs.yaml"
-        values = {"defaultImage": self.image, "defaultClaim": "runs", **self.jobs}
+        values = {"kind": JOBS_KIND.value, "defaultImage": self.image, "defaultClaim": "runs", **self.jobs}
         settings.write_text(yaml.safe_dump(values))
         identity = f"faults-{len(self._controllers)}"
         log = self.directory / f"{identity}.log"
@@ -189,7 +190,7 @@ class Job:
         """What a person would look at first."""
         runs = self.runs or self.world.runs
         logs = [f"{path}\n{path.read_text()[-1500:]}" for path in sorted(runs.rglob("rank-*.log"))]
-        pods = self.world.kubectl("get", "tj,pods,pytorchjobs", "-o=wide")
+        pods = self.world.kubectl("get", ",".join(("tj", *KIND.made)), "-o=wide")
         events = self.world.kubectl("get", "events", "--sort-by=.lastTimestamp")[-3000:]
         return "\n".join([pods, events, *logs[-4:], self.world.controller_log])
 

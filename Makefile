@@ -39,7 +39,7 @@ test-quick: install ## all tests but the slow ones and those that need a cluster
 test-fuzz: install ## 5,000 requests made of the API's own description, against a live controller
 	@FUZZ_CASES=5000 $(RUN) -m pytest tests/security/test_fuzz.py $(ARGS)
 
-test-faults: install ## every fault of tests/cluster/faults/table.py on three nodes, or those that FAULTS names; JOBS_KIND=TrainJob
+test-faults: install ## every fault of tests/cluster/faults/table.py on three nodes, or those that FAULTS names; of TrainJobs with JOBS_KIND=TrainJob
 	@FAULTS="$${FAULTS:-all}" $(RUN) -m pytest tests/cluster/test_faults.py $(ARGS)
 
 verify: install ## style, types, imports, lock file, generated files, Dockerfiles; shows all failures

@@ -53,7 +53,7 @@ class AttemptKind:
     operator: str
     """Who makes the pods, as users know it."""
     beside: tuple[Resource, ...]
-    """What is made before the attempt object, has its name, and goes before it."""
+    """What is made before the attempt object, and has its name."""
     index_label: str
     """On a pod: the number of its replica. No pod of another kind has it."""
     container: str
@@ -68,6 +68,9 @@ class AttemptKind:
     """Where its spec says that it is not to have pods: keys, from the outside in."""
     documents: Callable[[TrainingJob, Document, Document], tuple[Document, ...]]
     """Of a job as of the attempt, metadata and the pods' template: all beside, then the attempt object."""
+    ends_with_pods: bool = False
+    """Whether no pod is made any more once all were made and have ended: then it stays where it is when it is
+    ended. Else it has to go first."""
     late: str = ""
     """What a refusal says that passes by itself a moment after what is beside was made; empty: none does."""
 

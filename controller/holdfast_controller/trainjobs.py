@@ -12,9 +12,9 @@ The JobSet starts no Job again.
 The pods' names end at random; JobSet's headless Service, which is named as the attempt is, finds replica 0
 at `<attempt>-node-0-0.<attempt>`, and a pod's number is in a label of the Job's.
 
-Trainer makes a JobSet anew that goes while its TrainJob is still going. So the runtime is deleted first:
-without it, and without the copy of it that goes with the TrainJob, there is nothing to make it from, and
-Trainer says so in a Warning (TrainJobResourcesCreationFailed) of each attempt that we end.
+So a TrainJob whose pods have all ended is over, and is left in place until the next attempt. It is not
+deleted in the foreground: Trainer makes a JobSet anew, and its pods, that goes while its TrainJob is still
+going. Nor does its runtime go before it: Trainer's webhook refuses every change of a TrainJob without one.
 """
 
 from __future__ import annotations
@@ -79,5 +79,6 @@ TRAIN_JOB = AttemptKind(
     address=lambda name: f"{name}-{NODE}-0-0.{name}",
     suspend=("suspend",),
     documents=_documents,
+    ends_with_pods=True,
     late="must be created before the TrainJob is created",
 )

@@ -187,13 +187,13 @@ def test_a_job_is_suspended_and_resumed_and_every_rank_tells_its_log(nodes: Worl
         told("suspend", job.name)
         stopped = job.until("to be suspended", lambda now: now["phase"] == "Suspended")
         assert record(stopped, 1, "verdict") == "Suspended", stopped
-        for kind in ("pods", KIND.attempt.resource.plural):
-            wait_until(lambda kind=kind: job.world.items(kind, job.name) == [], f"{kind} to go", PATIENCE)
+        wait_until(lambda: job.world.items("pods", job.name) == [], "its pods to go", PATIENCE)
         told("resume", job.name)
         job.trains(2)
         seen = [one["metadata"] for one in watched.told("pods")]
         first = {meta["name"] for meta in seen if meta["labels"]["holdfast.dev/attempt"] == "1"}
         assert len(first) == 2, "no pod of an attempt that was ended is made again"
+    wait_until(lambda: left_behind(job, 2) == [], "attempt 1 to be cleared away")
     assert job.steps_of(job.run_directory(), 1) > 0
     assert record(job.status(), 2, "resumedStep") == record(stopped, 1, "lastStep"), "it was given notice"
     job.pace(0.0)

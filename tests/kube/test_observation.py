@@ -34,6 +34,7 @@ from holdfast_controller.kube.observation import (
     deleted_by_others,
 )
 from holdfast_controller.manifests import KINDS
+from holdfast_controller.trainjobs import TRAIN_JOB
 from holdfast_trainer.contract import Termination
 
 FULL = 'Usage of EmptyDir volume "scratch" exceeds the limit "20Gi". '
@@ -342,6 +343,22 @@ def test_why_an_attempt_waits(attempt: Any, pods: list[Any], said: str, kind: At
     assert seen.waiting.startswith(said.format(operator=kind.operator))
     assert bool(seen.waiting) == bool(said)
     assert (seen.exists, seen.gone) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("made", "gone", "stopping"),
+    [
+        pytest.param(2, True, True, id="it makes no pod any more"),
+        pytest.param(1, False, False, id="it may still make one: the stop is not done"),
+        pytest.param(0, False, False, id="it has made none"),
+    ],
+)
+def test_a_train_job_that_we_end_stays_where_it_is(made: int, gone: bool, stopping: bool) -> None:
+    pods = [pod(index, "Failed", ended(1, SAVED), deleted=(NOON, 30)) for index in range(made)]
+    told = in_kind(TRAIN_JOB, job(annotations={STOPPED: NOON}))
+    seen = attempt_observation(1, 2, told, [in_kind(TRAIN_JOB, one) for one in pods])
+    assert (seen.gone, seen.stopping) == (gone, stopping)
+    assert not any(replica.disrupted for replica in seen.replicas)
 
 
 def test_an_attempt_nobody_started_is_gone() -> None:

@@ -237,7 +237,7 @@ class KubeEngine:
         for pod in pods:
             await self._end_pod(pod, grace)
         if attempt_object is not None and "deletionTimestamp" not in attempt_object["metadata"]:
-            await self._objects.end(job, attempt, attempt_object)
+            await self._objects.end(attempt_object, all_made=len(pods) >= job.as_of(attempt).spec.replicas)
 
     async def _note_taken(self, job: TrainingJob, attempt: int, attempt_object: Document) -> None:
         """Keep in mind which pods somebody else has deleted: later nothing would tell."""

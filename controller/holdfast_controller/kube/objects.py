@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Literal
 
+import structlog
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_fixed
 
 from holdfast_controller.attempt_kind import CONFIG_MAPS, AttemptKind, Resource
@@ -26,6 +27,9 @@ LATE_SECONDS = 0.2
 """Between two tries to make an attempt object whose operator has yet to see what was made before it."""
 
 
+log = structlog.get_logger(__name__)
+
+
 class Objects:
     """Of all attempts."""
 
@@ -38,11 +42,8 @@ class Objects:
         for body, resource in zip(manifests.beside, (CONFIG_MAPS, *kind.beside), strict=True):
             await self._create(job, attempt, resource, body)
 
-        def passes(error: BaseException) -> bool:
-            return isinstance(error, HoldfastError) and kind.late != "" and kind.late in str(error)
-
         tries = AsyncRetrying(
-            retry=retry_if_exception(passes),
+            retry=retry_if_exception(lambda error: _is_late(kind, error)),
             stop=stop_after_attempt(LATE_TRIES),
             wait=wait_fixed(LATE_SECONDS),
             reraise=True,
@@ -72,12 +73,21 @@ class Objects:
         change = {"metadata": {"annotations": {mark: datetime.now(UTC).isoformat()}}}
         with suppress(NotFound):
             path = object_path(attempt_object)
-            self._pieces.wrote(await self._connection.patch(path, change, MERGE_PATCH))
+            try:
+                self._pieces.wrote(await self._connection.patch(path, change, MERGE_PATCH))
+            except HoldfastError as error:
+                if not _is_late(kind_of(attempt_object), error):
+                    raise
+                # Somebody else has deleted what was made beside it: it has to end all the same.
+                log.warning("its end cannot be marked", object=path, error=str(error))
 
-    async def end(self, job: TrainingJob, attempt: int, attempt_object: Document) -> None:
-        """It stays, going, until its pods are gone."""
-        await self._delete_beside(job, attempt, kind_of(attempt_object))
-        await self._delete_object(attempt_object, "Foreground")
+    async def end(self, attempt_object: Document, *, all_made: bool) -> None:
+        """See to it that no further pod is made; `all_made`: there is one for every replica. Until all have
+        ended it stays, going or not, for what is marked on it."""
+        if not kind_of(attempt_object).ends_with_pods:
+            await self._delete_object(attempt_object, "Foreground")
+        elif not all_made:
+            await self._delete_object(attempt_object, "Background")
 
     async def clear(self, job: TrainingJob, attempt: int, attempt_object: Document) -> None:
         """All of an attempt that has its verdict, at once; its pods are to follow."""
@@ -106,3 +116,8 @@ class Objects:
     async def _delete(self, resource: Resource, job: TrainingJob, name: str) -> None:
         with suppress(NotFound):
             await self._connection.delete(f"{resource.within(job.metadata.namespace)}/{name}")
+
+
+def _is_late(kind: AttemptKind, error: BaseException) -> bool:
+    """Whether its operator refuses for what it does not see beside the attempt object."""
+    return isinstance(error, HoldfastError) and kind.late != "" and kind.late in str(error)

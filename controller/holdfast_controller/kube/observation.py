@@ -76,7 +76,7 @@ def attempt_observation(
     why its queue does not admit it, both by uid."""
     ours = _asked_by_us(attempt_object)
     by_index = {index_of(pod): pod for pod in pods}
-    whole = attempt_object is not None and "deletionTimestamp" not in attempt_object["metadata"]
+    whole = attempt_object is not None and not _has_ended(attempt_object, len(pods) >= replicas)
     seen = tuple(
         _replica(index, by_index.get(index), ours, attempt_object, whole, slow or {})
         for index in range(replicas)
@@ -249,6 +249,13 @@ def _placed(pods: Mapping[int, Document], replicas: int) -> datetime | None:
     times = [scheduled(pods[index]) for index in range(replicas) if index in pods]
     known = [time for time in times if time is not None]
     return max(known) if len(known) == replicas else None
+
+
+def _has_ended(attempt_object: Document, all_made: bool) -> bool:
+    """Whether it makes no pods any more, since somebody asked for its end; `all_made`: it has made all."""
+    if "deletionTimestamp" in attempt_object["metadata"]:
+        return True
+    return all_made and kind_of(attempt_object).ends_with_pods and _asked_by_us(attempt_object)
 
 
 def _asked_by_us(attempt_object: Document | None) -> bool:

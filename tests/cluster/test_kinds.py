@@ -100,9 +100,7 @@ def test_an_attempt_at_work_outlives_a_change_of_the_kind(control_plane: Control
         async with engine_of(JobsKind.PYTORCH_JOB, kubectl) as (engine, _, _):
             assert (await engine.observe(job, 2)).exists
             await engine.kill(job, 2)
-            assert "trainjob.trainer/gpt-2" not in made(kubectl), (
-                "it may make no pods any more"
-            )
+            assert "trainjob.trainer/gpt-2" not in made(kubectl), "it may make no pods any more"
             await engine.delete(job)
         kubectl.run("delete", "tj", "gpt", f"-n={TEAM}")
         await wait_until_async(lambda: made(kubectl) == [], "nothing to be left")

@@ -4,8 +4,8 @@
 second call finds the first one's. The fence is not raised here, for the run directory is on storage that
 the controller does not mount: rank 0 raises it when the attempt is admitted, before anything is read, by
 the number that this engine gave it (holdfast_trainer/place.py). `stop` and `kill` mark the attempt
-object with the time, then delete it and its pods; ended pods stay as evidence (observation.py) until `start`
-of the next attempt, `delete`, or the sweep of what no open attempt needs.
+object with the time, then delete its pods and let no more be made (objects.py); ended pods stay as evidence
+(observation.py) until `start` of the next attempt, `delete`, or the sweep of what no open attempt needs.
 """
 
 from __future__ import annotations

@@ -46,9 +46,10 @@ EMPTY = {
     ("controller", "Requests to the apiserver", "{{method}} {{resource}}"),
     ("gpus", "Who uses what", "shares"),
     ("gpus", "Shares by job", "{{namespace}}/{{job}}"),
+    ("job", "MFU and utilisation", "GPU"),
     ("job", "marks", "Failures"),
 }
-"""What one machine has none of: an apiserver, a kubelet; and what this job does not do."""
+"""What one machine has none of: an apiserver, a kubelet; and what this job, on the CPU, does not do."""
 
 
 @pytest.fixture

@@ -271,7 +271,9 @@ def test_a_replica_that_cannot_start_gives_back_what_its_peer_holds(tmp_path: Pa
             async with watched(world, tmp_path) as (look, slow, pieces):
                 world.now += SLOW_SECONDS
                 await look()
-                seen = attempt_observation(1, 1, {"metadata": {}}, pieces.pods_of(JOB, 1), slow=slow.known)
+                seen = attempt_observation(
+                    1, 1, {"kind": "PyTorchJob", "metadata": {}}, pieces.pods_of(JOB, 1), slow=slow.known
+                )
                 assert seen.replicas[0].stuck == verdict
 
     asyncio.run(story())

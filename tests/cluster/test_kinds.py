@@ -1,9 +1,12 @@
-"""The kind in which attempts are made is changed while one is at work; a real apiserver, no nodes."""
+"""Attempts of either kind: what a change of the kind finds at work, what a dying controller leaves.
+
+A real apiserver, no nodes.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from holdfast_controller.jobs import AttemptRecord, TrainingJob
 from holdfast_controller.kube.connection import connect
 from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.engine import KubeEngine
+from holdfast_controller.kube.errors import NotLeader
 from holdfast_controller.kube.pieces import Pieces
 from holdfast_controller.kube.prerequisites import missing
 from holdfast_controller.kube.reflector import Reflector, Timing
@@ -34,9 +38,11 @@ MADE = "pytorchjobs,trainjobs,trainingruntimes,configmaps"
 
 
 @asynccontextmanager
-async def engine_of(kind: JobsKind, kubectl: Kubectl) -> AsyncIterator[tuple[KubeEngine, Pieces, Reflector]]:
+async def engine_of(
+    kind: JobsKind, kubectl: Kubectl, may_write: Callable[[], bool] = lambda: True
+) -> AsyncIterator[tuple[KubeEngine, Pieces, Reflector]]:
     """As a controller has it that was started with this setting."""
-    connection = await connect(kubectl.kubeconfig)
+    connection = (await connect(kubectl.kubeconfig)).guarded(may_write)
     pieces, jobs = Pieces(connection, timing=QUICK), Reflector(connection, JOBS, timing=QUICK)
     settings = PodSettings(kind=kind, default_image="none:1", default_claim="runs")
     keeping = asyncio.gather(pieces.run(), jobs.run())
@@ -70,11 +76,21 @@ def a_job(kubectl: Kubectl) -> TrainingJob:
     return job
 
 
-def test_an_attempt_at_work_outlives_a_change_of_the_kind(control_plane: ControlPlane) -> None:
+@pytest.fixture
+def kubectl(control_plane: ControlPlane) -> Iterator[Kubectl]:
+    """Where both kinds are, and a namespace for jobs."""
     kubectl = control_plane.kubectl
     trainingjobs.install(kubectl, yaml.safe_load(CRD.read_text()), namespaces=(TEAM,))
     training_operator.serve_crd(kubectl)
     trainer.serve_crds(kubectl)
+    try:
+        yield kubectl
+    finally:
+        kubectl.run("delete", "tj", "gpt", f"-n={TEAM}", "--ignore-not-found")
+        trainingjobs.remove_namespaces(kubectl, TEAM)
+
+
+def test_an_attempt_at_work_outlives_a_change_of_the_kind(kubectl: Kubectl) -> None:
     job = a_job(kubectl)
 
     async def story() -> None:
@@ -105,11 +121,55 @@ def test_an_attempt_at_work_outlives_a_change_of_the_kind(control_plane: Control
         kubectl.run("delete", "tj", "gpt", f"-n={TEAM}")
         await wait_until_async(lambda: made(kubectl) == [], "nothing to be left")
 
-    try:
-        asyncio.run(story())
-    finally:
-        kubectl.run("delete", "tj", "gpt", f"-n={TEAM}", "--ignore-not-found")
-        trainingjobs.remove_namespaces(kubectl, TEAM)
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("kind", "newest"),
+    [
+        (JobsKind.PYTORCH_JOB, ["configmap/gpt-2", "pytorchjob/gpt-2"]),
+        (JobsKind.TRAIN_JOB, ["configmap/gpt-2", "trainingruntime.trainer/gpt-2", "trainjob.trainer/gpt-2"]),
+    ],
+)
+def test_a_controller_that_dies_between_two_writes_leaves_nothing_of_the_attempt_before(
+    kubectl: Kubectl, kind: JobsKind, newest: list[str]
+) -> None:
+    job = a_job(kubectl)
+
+    async def dies_after(writes: int) -> bool:
+        """Whether it died, not having had enough of them."""
+        left = writes
+
+        def may_write() -> bool:
+            nonlocal left
+            left -= 1
+            return left >= 0
+
+        async with engine_of(kind, kubectl) as (engine, _, _):
+            await engine.start(job, 1)
+        async with engine_of(kind, kubectl, may_write) as (engine, _, _):
+            try:
+                await engine.start(job, 2)
+            except NotLeader:
+                died = True
+            else:
+                died = False
+        async with engine_of(kind, kubectl) as (engine, _, _):
+            if not (await engine.observe(job, 2)).exists:  # else nobody starts it again
+                assert died
+                await engine.start(job, 2)
+            assert made(kubectl) == newest, f"killed after {writes} writes"
+            await engine.delete(job)
+        assert made(kubectl) == []
+        return died
+
+    async def story() -> None:
+        writes = 0
+        while await dies_after(writes):
+            writes += 1
+        assert writes > len(newest), "some of them clear"
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize(
@@ -120,13 +180,9 @@ def test_an_attempt_at_work_outlives_a_change_of_the_kind(control_plane: Control
     ],
 )
 def test_the_operator_that_is_missing_is_that_of_the_kind(
-    control_plane: ControlPlane, kind: JobsKind, crd: str, operator: str
+    kubectl: Kubectl, kind: JobsKind, crd: str, operator: str
 ) -> None:
     """And of no other: what a cluster lacks without needing it is not told."""
-    kubectl = control_plane.kubectl
-    trainingjobs.install(kubectl, yaml.safe_load(CRD.read_text()), namespaces=(TEAM,))
-    training_operator.serve_crd(kubectl)
-    trainer.serve_crds(kubectl)
     kubectl.run("delete", "crd", crd)
     wait_until(lambda: kubectl.attempt("get", crd, "-A").returncode != 0, "the kind to be gone")
     kinds = {one.resource.kind: one for one in (PYTORCH_JOB, TRAIN_JOB)}
@@ -148,4 +204,3 @@ def test_the_operator_that_is_missing_is_that_of_the_kind(
     finally:
         training_operator.serve_crd(kubectl)
         trainer.serve_crds(kubectl)
-        trainingjobs.remove_namespaces(kubectl, TEAM)

@@ -118,18 +118,18 @@ class KubeEngine:
     async def start(self, job: TrainingJob, attempt: int) -> None:
         if self._pieces.lacks(self._kind):
             return  # `observe` says what is missing, and once it is there, that the attempt is not started
+        # Before it: once this attempt is there, it is started no more, and nobody would clear after us.
+        earlier = [one for one in self._pieces.objects_of(job) if _number(one) < attempt]
+        await asyncio.gather(*(self._objects.clear(job, _number(one), one) for one in earlier))
+        if attempt > 1 and all(_number(one) != attempt - 1 for one in earlier):  # its object has gone already
+            await self._objects.clear_beside(job, attempt - 1)
         there = self._pieces.object_of(job, attempt)
         if there is None or kind_of(there) is self._kind:  # not made before the kind was changed
             manifests = self._prepared.manifests(job, attempt)
             await self._objects.create(job, attempt, self._kind, manifests)
-        cleared = set[int]()
-        for old in self._pieces.objects_of(job):
-            whose = attempt_of(old)
-            if whose is not None and whose[1] < attempt:
-                await self._clear(job, whose[1], old)
-                cleared.add(whose[1])
-        if attempt > 1 and attempt - 1 not in cleared:  # its object went while this attempt waited
-            await self._objects.clear_beside(job, attempt - 1)
+        for pod in self._pieces.all_pods_of(job):  # without us they go too, with their object and the sweep
+            if _number(pod) < attempt:
+                await self._evidence.release(pod, delete=True)
 
     # ------------------------------------------------------------- observing
 
@@ -279,15 +279,14 @@ class KubeEngine:
         """Remove all objects of the job. Its run directory stays: the controller does not mount it."""
         await self._pieces.synced()
         for attempt_object in self._pieces.objects_of(job):
-            whose = attempt_of(attempt_object)
-            if whose is not None:
-                await self._clear(job, whose[1], attempt_object)
+            await self._objects.clear(job, _number(attempt_object), attempt_object)
         for pod in self._pieces.all_pods_of(job):
             await self._evidence.release(pod, delete=True)
         self._endpoints.forget(job)
 
-    async def _clear(self, job: TrainingJob, attempt: int, attempt_object: Document) -> None:
-        """Remove what is left of an attempt that has its verdict."""
-        await self._objects.clear(job, attempt, attempt_object)
-        for pod in self._pieces.pods_of(job, attempt):
-            await self._evidence.release(pod, delete=True)
+
+def _number(piece: Document) -> int:
+    """Of the attempt that one of a job's own pieces belongs to."""
+    whose = attempt_of(piece)
+    assert whose is not None  # by which it was found
+    return whose[1]

@@ -5,6 +5,7 @@ Names are functions of job, attempt and kind, so everything here may be asked fo
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Literal
@@ -96,11 +97,12 @@ class Objects:
 
     async def clear_beside(self, job: TrainingJob, attempt: int) -> None:
         """What was made before the attempt object, in whatever kind that was."""
-        for name in (attempt_name(job, attempt), ledger_name(job, attempt)):
-            await self._delete(CONFIG_MAPS, job, name)
+        gone = [(CONFIG_MAPS, attempt_name(job, attempt)), (CONFIG_MAPS, ledger_name(job, attempt))]
         for kind in KINDS.values():
             if not self._pieces.lacks(kind):
-                await self._delete_beside(job, attempt, kind)
+                gone += [(resource, attempt_name(job, attempt, kind)) for resource in kind.beside]
+        # At once: the next attempt waits for this.
+        await asyncio.gather(*(self._delete(resource, job, one) for resource, one in gone))
 
     async def _delete_object(
         self, attempt_object: Document, policy: Literal["Foreground", "Background"]
@@ -108,10 +110,6 @@ class Objects:
         options = {"propagationPolicy": policy, "preconditions": {"uid": uid_of(attempt_object)}}
         with suppress(NotFound):
             await self._connection.delete(object_path(attempt_object), options)
-
-    async def _delete_beside(self, job: TrainingJob, attempt: int, kind: AttemptKind) -> None:
-        for resource in kind.beside:
-            await self._delete(resource, job, attempt_name(job, attempt, kind))
 
     async def _delete(self, resource: Resource, job: TrainingJob, name: str) -> None:
         with suppress(NotFound):

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast_trainer.model import GPT
-from holdfast_trainer.optim import allow_tf32, build_optimizer
+from holdfast_trainer.optim import build_optimizer
 from holdfast_trainer.parallel import join_gang
+from holdfast_trainer.precision import allow_tf32
 from holdfast_trainer.spans import gemm_peak
 
 from .gate import Gate

@@ -14,7 +14,8 @@ from torch import Tensor
 from holdfast_trainer.config import Config, load
 from holdfast_trainer.data import TokenDataset
 from holdfast_trainer.model import GPT
-from holdfast_trainer.optim import Precision, learning_rate, precision
+from holdfast_trainer.optim import learning_rate
+from holdfast_trainer.precision import Precision, precision
 
 STEPS = 1_000_000
 """Never reached: the gate ends a training."""

@@ -65,8 +65,8 @@ def test_diagnose_names_what_was_made_bad(
     """By the command that the bench runs. What is named does not hang on how fast this machine is."""
     assert main([f"bench.tuning.setups:{name}", "--steps", "3", "-o", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    if name == "precision" and told["facts"]["native_bf16"]:
-        said = {**said, "precision": "this device multiplies bf16 in hardware"}
+    if name == "precision" and told["facts"]["fast_bf16"]:
+        said = {**said, "precision": "this device multiplies bf16 faster"}
     messages = {one["cause"]: one["message"] for one in told["findings"]}
     assert told["findings"][0]["cause"] in CAUSES[name], messages
     for cause, words in said.items():

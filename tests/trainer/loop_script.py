@@ -72,6 +72,7 @@ run = Run(
     checkpoint_every=options["save_every"],
     keep=options["keep"],
     snapshot=options["snapshot"],
+    compute_dtype=torch.bfloat16 if options["bf16"] else torch.float32,
 )
 if os.environ.get("NO_ROOM_FOR_MODEL"):
     torch.empty(2**46)  # more than any machine has

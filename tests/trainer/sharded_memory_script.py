@@ -17,8 +17,8 @@ import torch
 from holdfast_trainer.assembly import Batches, assemble
 from holdfast_trainer.config import load
 from holdfast_trainer.model import parameter_count
-from holdfast_trainer.optim import precision
 from holdfast_trainer.parallel import shard
+from holdfast_trainer.precision import precision
 from holdfast_trainer.run import Run
 
 SHAPE = ("model.vocab_size=64", "model.layers=16", "model.heads=4", "model.width=640", "model.context=16")

@@ -50,7 +50,7 @@ FACTS = Facts(
     data_seconds=0.0005,
     start_seconds=5.0,
     optimizer_seconds=0.05,
-    native_bf16=True,
+    fast_bf16=True,
     validation_seconds=2.0,
     disk_bytes_per_second=1e9,
     state_bytes=2_000_000_000,
@@ -160,7 +160,7 @@ def test_a_sound_run_has_nothing_to_change() -> None:
             {"precision": "fp32", "memory_peak": 7_000_000},
             "warning",
             "train.precision",
-            "this device multiplies bf16 in hardware",
+            "this device multiplies bf16 faster",
         ),
         (
             ("train.fused_optimizer=false",),
@@ -393,7 +393,7 @@ SOUND = WorkloadFacts(
     lines=[Line("model.py:7", 150, 0)],
     operations_of_one=0,
     cores=8,
-    native_bf16=True,
+    fast_bf16=True,
     device_type="cuda",
 )
 

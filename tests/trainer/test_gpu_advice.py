@@ -91,7 +91,7 @@ def test_what_was_measured_corrects_what_was_reckoned() -> None:
         data_seconds=0.0,
         start_seconds=1.0,
         optimizer_seconds=0.0,
-        native_bf16=True,
+        fast_bf16=True,
         validation_seconds=None,
         disk_bytes_per_second=1e9,
         state_bytes=1,

@@ -1,19 +1,16 @@
-"""The optimizer's policies, one table each: what decays, the rate of a step, clipping, precision."""
+"""The optimizer's policies, one table each: what decays, the rate of a step, clipping."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from holdfast_trainer.config import ConfigError, ModelConfig, OptimConfig
+from holdfast_trainer.config import ModelConfig, OptimConfig
 from holdfast_trainer.model import GPT
 from holdfast_trainer.optim import (
     build_optimizer,
-    choose_precision,
     clip_gradients,
-    cpu_has_bf16,
     learning_rate,
-    precision,
 )
 
 CPU = torch.device("cpu")
@@ -70,72 +67,3 @@ def test_a_norm_that_is_not_finite_is_reported_as_it_is() -> None:
     weight = torch.zeros(2, requires_grad=True)
     weight.grad = torch.tensor([float("inf"), 1.0])
     assert clip_gradients([weight], 1.0).isinf()
-
-
-@pytest.mark.parametrize(
-    ("name", "device", "has_bf16", "expected"),
-    [
-        ("auto", "cpu", True, "bf16"),
-        ("auto", "cpu", False, "fp32"),
-        ("auto", "cuda", True, "bf16"),
-        ("auto", "cuda", False, "fp16"),
-        ("auto", "mps", False, "fp32"),
-        ("fp32", "cuda", True, "fp32"),
-        ("fp16", "cuda", True, "fp16"),
-        ("bf16", "cpu", True, "bf16"),
-    ],
-)
-def test_a_precision_the_device_has(name: str, device: str, has_bf16: bool, expected: str) -> None:
-    assert choose_precision(name, device, has_bf16) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "device", "message"),
-    [
-        ("bf16", "cpu", "'bf16' is not native to this cpu device, which has fp32; use one of these, or auto"),
-        ("fp16", "cpu", "'fp16' is not native to this cpu device"),
-        (
-            "bf16",
-            "cuda",
-            "this cuda device, which has fp16, fp32; use one of these, or auto",
-        ),
-    ],
-)
-def test_a_precision_the_device_has_not_is_refused(name: str, device: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        choose_precision(name, device, has_bf16=False)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "machine", "expected"),
-    [
-        ("model name\t: x\nflags\t\t: fpu avx512f avx512_bf16 avx512vl\n", "x86_64", True),
-        ("flags\t\t: fpu amx_bf16\n", "x86_64", True),
-        ("flags\t\t: fpu avx2 avx512f\n", "x86_64", False),
-        ("Features\t: fp asimd i8mm bf16\n", "aarch64", True),
-        ("Features\t: fp asimd\n", "aarch64", False),
-        ("", "arm64", False),
-    ],
-)
-def test_what_a_processor_has(cpuinfo: str, machine: str, expected: bool) -> None:
-    assert cpu_has_bf16(cpuinfo, machine) is expected
-
-
-@pytest.mark.parametrize("name", ["auto", "fp32"])
-def test_one_loop_serves_every_precision(name: str) -> None:
-    """The loop has no branches: scaler and autocast are there and do nothing where not needed."""
-    chosen = precision(name, CPU)
-    weight = torch.nn.Parameter(torch.ones(4, 4))
-    optimizer = build_optimizer(torch.nn.ParameterList([weight]), OptimConfig(), CPU)
-    with chosen.autocast():
-        product = torch.ones(4, 4) @ weight
-    assert product.dtype == chosen.dtype
-    chosen.scaler.scale(product.float().sum()).backward()
-    chosen.scaler.unscale_(optimizer)
-    assert clip_gradients([weight], 1.0).item() == pytest.approx(16.0)
-    chosen.scaler.step(optimizer)
-    chosen.scaler.update()
-    assert weight.dtype == torch.float32
-    assert not torch.equal(weight, torch.ones(4, 4))
-    assert chosen.scaler.state_dict() == {}

@@ -182,6 +182,14 @@ def test_another_world_size_goes_on_and_says_that_bits_may_differ(workshop: Work
     assert "the resume may not be bit-exact: ranks: 2 -> 1" in log
 
 
+def test_another_precision_goes_on_and_says_that_bits_may_differ(workshop: Workshop) -> None:
+    """As `auto` gives it, where the next attempt gets another kind of machine."""
+    workshop.finish(steps=12, bf16=True)
+    workshop.finish(steps=20)
+    log = (workshop.path / "run-2" / "rank-0.log").read_text()
+    assert "the resume may not be bit-exact: precision: bf16 -> fp32" in log
+
+
 def test_ranks_that_torchrun_starts_again_do_not_mix_two_saves(workshop: Workshop) -> None:
     """The same attempt number twice: what the first left half-written is not counted as the second's."""
     first = workshop.start(ranks=2, steps=20, hold_at=9)

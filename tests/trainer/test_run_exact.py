@@ -9,7 +9,7 @@ import pytest
 from gangs import KILL, NOTICE, History, Workshop
 
 from holdfast_trainer.checkpoint.inspection import Opened
-from holdfast_trainer.optim import native_bf16
+from holdfast_trainer.precision import Bf16, bf16_of
 
 STEPS = 60
 FORMS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -28,7 +28,7 @@ FORMS: dict[str, tuple[int, dict[str, Any]]] = {
 def has_bf16() -> bool:
     import torch
 
-    return native_bf16(torch.device("cpu"))
+    return bf16_of(torch.device("cpu")) is not Bf16.NONE
 
 
 def assert_same(interrupted: History, untouched: History) -> None:

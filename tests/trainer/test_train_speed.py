@@ -18,8 +18,8 @@ from gpt_runs import start, write_config
 from holdfast_trainer.compilation import CACHE, compile_or_eager
 from holdfast_trainer.config import ConfigError, ModelConfig, parse_window
 from holdfast_trainer.model import GPT
-from holdfast_trainer.optim import allow_tf32
 from holdfast_trainer.parallel import Gang, unharmed
+from holdfast_trainer.precision import allow_tf32
 from holdfast_trainer.profiling import Window
 
 SHAPE = ModelConfig(vocab_size=64, layers=2, heads=2, width=32, context=16, dropout=0.2)

@@ -19,8 +19,9 @@ from .data import Tokens
 from .decoder import Decoder
 from .hf_weights import Digest, load_weights, published_values
 from .model import build_model
-from .optim import Precision, build_optimizer
+from .optim import build_optimizer
 from .parallel import Gang, fill, shard, unharmed, wrap
+from .precision import Precision
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Facts:
     start_seconds: float
     """From the start of the process to the first step, with what the first step takes more than others."""
     optimizer_seconds: float
-    native_bf16: bool
+    fast_bf16: bool
     validation_seconds: float | None
     disk_bytes_per_second: float
     state_bytes: int
@@ -203,8 +203,8 @@ def _saves(config: Config, facts: Facts) -> list[Finding]:
 
 def _computing(config: Config, facts: Facts) -> list[Finding]:
     found = []
-    if facts.precision == "fp32" and facts.native_bf16:
-        message = "fp32, and this device multiplies bf16 in hardware, several times as fast: use auto"
+    if facts.precision == "fp32" and facts.fast_bf16:
+        message = "fp32, and this device multiplies bf16 faster: use auto"
         found.append(Finding("warning", "train.precision", message))
     share = facts.optimizer_seconds / facts.step_seconds
     if not config.train.fused_optimizer:

@@ -27,9 +27,9 @@ from .footprint import Footprint, warm_up
 from .interruption import RESERVE_SHARE
 from .links import Link, link_between
 from .memory import ranks_here
-from .optim import allow_tf32, native_bf16, precision
 from .parallel import Gang, is_lost_peer, join_gang, let_kernels_vary, make_deterministic
 from .place import grace_seconds, process_start
+from .precision import Bf16, allow_tf32, bf16_of, precision
 from .rehearsal import Rehearsal
 from .token_index import DataError
 from .train_command import open_data
@@ -98,7 +98,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         step_seconds=seconds,
         data_seconds=statistics.mean(step.data for step in times),
         optimizer_seconds=statistics.mean(step.optimizer for step in times),
-        native_bf16=native_bf16(gang.device),
+        fast_bf16=bf16_of(gang.device) is Bf16.FAST,
         validation_seconds=validation,
         disk_bytes_per_second=disk_speed(directory, min(state, DISK_PROBE_BYTES)) if gang.rank == 0 else 1.0,
         state_bytes=state,

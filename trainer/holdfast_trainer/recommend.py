@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from .config import Config
 from .memory_need import FULL_SHARE, Need, largest_micro_batch, memory_need
-from .optim import choose_precision
+from .precision import Bf16, choose_precision
 
 ECC_SHARE = 15 / 16
 CONTEXT_BYTES = 1 << 29
@@ -83,7 +83,8 @@ def recommend_for(
 
     fp16 cannot be cut over ranks (its scaler would have to see them all), so fp32 is tried after it.
     """
-    precision = choose_precision("auto", "cuda", capability >= TENSOR_CORES_FOR_BF16)
+    bf16 = Bf16.FAST if capability >= TENSOR_CORES_FOR_BF16 else Bf16.NONE
+    precision = choose_precision("auto", "cuda", bf16)
     room = room_of(gigabytes)
     precisions = dict.fromkeys((precision, "fp32")) if precision == "fp16" else (precision,)
     for name in precisions:

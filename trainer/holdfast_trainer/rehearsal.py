@@ -13,8 +13,9 @@ import torch
 from .assembly import Batches, assemble
 from .checkpoint.tree import pack
 from .config import Config
-from .optim import Precision, clip_gradients
+from .optim import clip_gradients
 from .parallel import Gang, accumulate
+from .precision import Precision
 
 
 @dataclass

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from .account import Account
 from .checkpoint import Skipped, load_newest
-from .checkpoint.loader import describe_environment
+from .checkpoint.manifest import Manifest
 from .contract import RunDir
+from .environment import differences
 from .ledger import useful_seconds
 from .parallel import Gang
 from .place import process_start
@@ -55,7 +57,14 @@ class Resumed:
     """Newer checkpoints that could not be used."""
 
 
-def resume(run_dir: RunDir, attempt: int, gang: Gang, config_hash: str, state: TrainingState) -> Resumed:
+def resume(
+    run_dir: RunDir,
+    attempt: int,
+    gang: Gang,
+    config_hash: str,
+    state: TrainingState,
+    environment: Mapping[str, Any],
+) -> Resumed:
     """Load the newest checkpoint that all ranks can verify. Collective; raises as `load_newest`."""
     loaded, skipped = load_newest(run_dir, attempt, gang, config_hash, in_shards=state.in_shards)
     if loaded is None:
@@ -63,20 +72,19 @@ def resume(run_dir: RunDir, attempt: int, gang: Gang, config_hash: str, state: T
     forgotten = state.restore(loaded)
     manifest = loaded.manifest
     if gang.rank == 0:
-        _tell(manifest.step, manifest.world_size, manifest.environment, gang, forgotten)
+        _tell(manifest, environment, gang.world_size, forgotten)
     return Resumed(manifest.step, None if loaded.own is None else loaded.own["rng"], tuple(skipped))
 
 
-def _tell(step: int, world_size: int, environment: dict[str, Any], gang: Gang, forgotten: list[str]) -> None:
-    log.info("resumed from step %d", step)
+def _tell(manifest: Manifest, environment: Mapping[str, Any], world_size: int, forgotten: list[str]) -> None:
+    log.info("resumed from step %d", manifest.step)
     if forgotten:
         log.warning("the checkpoint also has %s, which nothing tracks now", ", ".join(forgotten))
-    here = describe_environment(gang.device)
-    differences = [f"{k}: {environment.get(k)} -> {here[k]}" for k in here if environment.get(k) != here[k]]
-    if world_size != gang.world_size:
-        differences.append(f"ranks: {world_size} -> {gang.world_size}")
-    if differences:
-        log.warning("the resume may not be bit-exact: %s", "; ".join(differences))
+    differing = differences(manifest.environment, environment)
+    if manifest.world_size != world_size:
+        differing.append(f"ranks: {manifest.world_size} -> {world_size}")
+    if differing:
+        log.warning("the resume may not be bit-exact: %s", "; ".join(differing))
 
 
 def record_start(

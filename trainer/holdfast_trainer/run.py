@@ -43,6 +43,7 @@ from .checkpoint import Cadence, CheckpointError, has_checkpoint, rng
 from .config import Snapshots
 from .deferred import defer_compiler
 from .ending import Ending
+from .environment import describe_environment
 from .faults import dead_worker, is_out_of_memory, out_of_memory
 from .interruption import Exchange, Notice
 from .ledger import trained_before
@@ -89,10 +90,11 @@ class Run:
         loss that `log` was told of exactly their step (0: none for that reason). `snapshot="synchronous"`
         copies the whole state before the next step begins; by itself parameters and optimizer state are
         copied while it computes, and nothing but a tracked optimizer's step may write to them.
-        `flops_per_token` and `compute_dtype` make MFU known. `alike` names settings that ranks are to have
-        in common, besides seed and hash. `profile` are steps to trace (0 is the first); `tensorboard` writes
-        figures for it. Raises RanksDiffer where they have not, ConfigError on a setting that cannot be used,
-        CheckpointError on such a run directory, Fenced where a newer attempt was admitted.
+        `flops_per_token` and `compute_dtype`, in which matrix products are, make MFU known. `alike` names
+        settings that ranks are to have in common, besides seed and hash. `profile` are steps to trace (0 is
+        the first); `tensorboard` writes figures for it. Raises RanksDiffer where they have not, ConfigError
+        on a setting that cannot be used, CheckpointError on such a run directory, Fenced where a newer
+        attempt was admitted.
         """
         self._marks = Marks()
         defer_compiler()
@@ -113,6 +115,7 @@ class Run:
         )
         make_deterministic() if deterministic else let_kernels_vary()
         self._seed, self._config_hash = seed, config_hash
+        self._environment = describe_environment(self.device, compute_dtype)
         require_alike(self.gang, {**(alike or {}), "the seed": seed, "the configuration's hash": config_hash})
         rng.seed_all(seed, self.rank)
         self.run_dir = place.run_dir
@@ -138,6 +141,7 @@ class Run:
             account,
             attempt=self.attempt,
             config_hash=config_hash,
+            environment=self._environment,
             keep=place.keep or keep,
             keep_every=keep_every,
             keep_best=keep_best,
@@ -203,7 +207,7 @@ class Run:
             optimizer.register_step_pre_hook(self._before_optimizer)
         self._marks.build = time.time()
         self._ahead.stop()
-        resumed = resume(self.run_dir, self.attempt, self.gang, self._config_hash, state)
+        resumed = resume(self.run_dir, self.attempt, self.gang, self._config_hash, state, self._environment)
         self.step = self._started_at = self._saves.newest_step = resumed.step
         self._exchange.norm_must_be_finite = not state.scales_gradients
         require_alike(self.gang, {"the tracked state": state.describe(), "the step resumed from": self.step})

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import torch
@@ -19,7 +20,6 @@ from . import contract
 from .account import Account
 from .checkpoint import Cadence, CheckpointError, Fenced, Saved, Saver
 from .checkpoint.cadence import does_not_fit, time_between_interruptions
-from .checkpoint.loader import describe_environment
 from .checkpoint.saver import PART_TIMEOUT_SECONDS
 from .config import ConfigError, Snapshots
 from .contract import RunDir
@@ -52,6 +52,7 @@ class Saves:
         *,
         attempt: int,
         config_hash: str,
+        environment: Mapping[str, Any],
         keep: int,
         keep_every: int,
         keep_best: int,
@@ -73,7 +74,7 @@ class Saves:
             keep=keep,
             keep_every=keep_every,
             keep_best=keep_best,
-            environment=describe_environment(gang.device),
+            environment=environment,
             on_saved=self._on_saved,
             on_failed=self._on_failed,
         )

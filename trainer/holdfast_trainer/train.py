@@ -15,8 +15,9 @@ from .config import Config, parse_window, settings_in_common
 from .data import Tokens
 from .decoder import Decoder
 from .model import flops_per_token, parameter_count
-from .optim import Precision, allow_tf32, clip_gradients, learning_rate
+from .optim import clip_gradients, learning_rate
 from .parallel import accumulate
+from .precision import Precision, allow_tf32
 from .run import Run
 
 log = logging.getLogger("holdfast")

@@ -18,7 +18,7 @@ from . import contract
 from .config import Config, ConfigError, check_world, load
 from .contract import Termination
 from .data import DataError, TokenDataset, Tokens
-from .optim import precision
+from .precision import precision
 from .token_index import Split
 from .train import train
 

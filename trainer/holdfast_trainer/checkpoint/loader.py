@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-import torch
-
 from ..contract import RunDir
 from . import manifest as manifests
 from . import tensorfile
@@ -158,9 +156,3 @@ def _check_config(store: CheckpointStore, manifest: Manifest, config_hash: str) 
             f"({manifest.config_hash[:12]}, this is {config_hash[:12]}): its numbers would not continue. "
             "Use a new run directory, or go back to the configuration of the run"
         )
-
-
-def describe_environment(device: torch.device) -> dict[str, Any]:
-    """What bits depend on besides configuration and state; kept in the manifest."""
-    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"torch": torch.__version__, "device": kind, "threads": torch.get_num_threads()}

@@ -98,8 +98,8 @@ def _tune(arguments: argparse.Namespace, config: Config | None, gang: Any) -> in
 def gpt_subject(config: Config, gang: Any) -> Any:
     """The configured training. Raises ConfigError, DataError."""
     from ..data import TokenDataset
-    from ..optim import allow_tf32, precision
     from ..parallel import let_kernels_vary, make_deterministic
+    from ..precision import allow_tf32, precision
     from .gpt import GptTrial, settings_of
     from .session import Subject
 

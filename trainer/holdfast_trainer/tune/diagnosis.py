@@ -37,7 +37,7 @@ class WorkloadFacts:
     operations_of_one: int
     """What one more sample in the batch adds to them."""
     cores: int
-    native_bf16: bool
+    fast_bf16: bool
     device_type: str
     ranks_here: int = 1
     """That share the cores."""
@@ -122,12 +122,10 @@ def _optimizer(facts: WorkloadFacts) -> list[Explained]:
 
 
 def _precision(facts: WorkloadFacts) -> list[Explained]:
-    if facts.settings.precision != "fp32" or not facts.native_bf16:
+    if facts.settings.precision != "fp32" or not facts.fast_bf16:
         return []
     share = (facts.times.forward + facts.times.backward) / facts.times.seconds
-    message = (
-        f"fp32, in {share:.0%} of a step: this device multiplies bf16 in hardware, several times as fast"
-    )
+    message = f"fp32, in {share:.0%} of a step: this device multiplies bf16 faster"
     return [Explained("precision", share, message)]
 
 

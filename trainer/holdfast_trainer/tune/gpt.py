@@ -8,8 +8,8 @@ from typing import Any, cast
 from ..assembly import Batches
 from ..config import Config
 from ..data import TokenDataset
-from ..optim import precision
 from ..parallel import Gang
+from ..precision import precision
 from ..rehearsal import Rehearsal, StepTimes
 from .settings import Settings
 

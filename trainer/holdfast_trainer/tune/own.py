@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
 
-from ..optim import precision
 from ..parallel import Gang, accumulate, wrap
+from ..precision import precision
 from ..rehearsal import Clock, StepTimes
 from ..samples import to_device
 from .settings import Settings

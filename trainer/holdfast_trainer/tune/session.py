@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from ..memory import ranks_here
-from ..optim import FUSED_DEVICES, choose_precision, native_bf16
+from ..optim import FUSED_DEVICES
 from ..parallel import Gang
+from ..precision import bf16_of, choose_precision
 from ..samples import workers_by_rule
 from ..schema import ConfigError
 from .measure import Build, Effort, Outcome, measure
@@ -87,10 +88,10 @@ class Session:
     def _search(self) -> list[Switch]:
         today = self._subject.settings
         device = self._gang.device.type
-        best = choose_precision("auto", device, native_bf16(self._gang.device))
+        best = choose_precision("auto", device, bf16_of(self._gang.device))
         if best == "fp32":
             self._note(
-                "precision: this device multiplies neither bf16 nor fp16 in hardware; fp32 is its fastest"
+                "precision: this device multiplies neither bf16 nor fp16 faster than fp32, which stays"
             )
         fused = device in FUSED_DEVICES
         fast = replace(today, precision=cast(Any, best), fused=fused)

@@ -124,6 +124,10 @@ class AttemptRecord(Model):
     verdict: Verdict | None = None
     reason: str = Field(default="", description="The evidence, in a sentence.")
     resumed_step: int | None = None
+    resume_differences: list[str] = Field(
+        default_factory=list,
+        description="What was not as it was where that checkpoint was written: its bits may differ.",
+    )
     last_step: int | None = None
     durable_step: int | None = None
     lost_steps: int | None = Field(

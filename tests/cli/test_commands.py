@@ -213,7 +213,8 @@ def history(server: Served) -> None:
         attempts=[
             {"number": 1, "started_at": now - timedelta(seconds=100), "ended_at": now - timedelta(seconds=60),
              "verdict": "Disrupted", "reason": "replica 1 was killed", "log_tail": {"0": "one\nlast words"}},
-            {"number": 2, "started_at": now - timedelta(seconds=50)},
+            {"number": 2, "started_at": now - timedelta(seconds=50), "resumed_step": 20,
+             "resume_differences": ["ranks: 4 -> 2"]},
         ],
     )  # fmt: skip
     zero = now.timestamp() - 100
@@ -261,6 +262,7 @@ def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
         "50/200  25%, 3m12s left",
         "12,346 tokens/s",
         "diagnosis    a step takes 9.0 ms, of which 40% waits for data: tokenise beforehand",
+        "resumed      attempt 2 goes on from step 20, and from there bits may differ: ranks: 4 -> 2",
         "2 replicas, 1 rank each, on CPU",
         "1 (any number allowed)",
         "0 (3 restarts allowed)",

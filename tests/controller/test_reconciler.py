@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -255,68 +255,6 @@ def test_a_finished_job_goes_when_its_time_is_up() -> None:
         scene.now += timedelta(seconds=60)
         with pytest.raises(NotFound):
             await scene.look()
-
-    play(story)
-
-
-class TellingEngine(MemoryEngine):
-    """Serves a ledger and progress as well."""
-
-    def __init__(self, clock: Callable[[], float]):
-        super().__init__(clock=clock)
-        self.lines: list[dict[str, Any]] = []
-        self.stepped: list[dict[str, Any]] = []
-        self.progress: Progress | None = None
-
-    async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
-        return self.lines
-
-    async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
-        return self.stepped
-
-    async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
-        return replace(await super().observe(job, attempt), progress=self.progress)
-
-
-def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> None:
-    async def story(scene: Scene) -> None:
-        engine = scene.engine = TellingEngine(scene.seconds)
-        scene.reconciler = Reconciler(scene.store, engine, clock=lambda: scene.now)
-        await scene.submit(make(replicas=1))
-        started = scene.now.timestamp()
-        await scene.look()
-        scene.now += timedelta(seconds=9.2)
-        engine.lines += [
-            {"attempt": 1, "event": "attempt_start", "resumed_step": 0, "useful_seconds": 0.0},
-            {"attempt": 1, "event": "first_step", "time": started + 2, "step": 1},
-            {"attempt": 1, "event": "checkpoint", "step": 30, "useful_seconds": 3.0},
-        ]
-        engine.stepped += [{"attempt": 1, "step": n, "seconds": 0.5} for n in range(1, 48)]
-        engine.progress = Progress(
-            1, 46, 100, 30, "training", useful_seconds=4.6, verdict="the disk is slow", updated=started + 9.2
-        )
-        job = await scene.look()
-        assert job.status.phase is Phase.RUNNING
-        assert job.status.message == "step 46 of 100; step 30 is durable"
-        assert job.status.progress is not None
-        assert (job.status.progress.step, job.status.progress.training_phase) == (46, "training")
-        assert job.status.progress.verdict == "the disk is slow"
-        assert job.status.goodput == pytest.approx(0.5)
-        assert job.status.attempts[0].first_step_at == datetime.fromtimestamp(started + 2, UTC)
-
-        scene.now += timedelta(seconds=90.8)
-        engine.vanish(job, 1, 0)
-        engine.progress = None
-        job = await scene.look()
-        first = job.status.attempts[0]
-        assert (first.last_step, first.durable_step, first.lost_steps) == (47, 30, 17)
-        assert job.status.lost_steps == 17
-        assert job.status.goodput == pytest.approx(3.0 / 100), "17 steps that have to be done again"
-        engine.lines += [{"attempt": 2, "event": "attempt_start", "resumed_step": 40}]
-        job = await scene.look()
-        assert job.status.attempts[1].resumed_step == 40
-        assert (job.status.attempts[0].lost_steps, job.status.lost_steps) == (7, 7)
-        assert "17 steps are to be done again" in (await scene.store.events("default", "a"))[1].message
 
     play(story)
 

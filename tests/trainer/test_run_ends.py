@@ -180,12 +180,14 @@ def test_another_world_size_goes_on_and_says_that_bits_may_differ(workshop: Work
     assert history.stop()["step"] == 20
     log = (workshop.path / "run-2" / "rank-0.log").read_text()
     assert "the resume may not be bit-exact: ranks: 2 -> 1" in log
+    assert history.events("attempt_start", 2)[0]["differences"] == ["ranks: 2 -> 1"]
 
 
 def test_another_precision_goes_on_and_says_that_bits_may_differ(workshop: Workshop) -> None:
     """As `auto` gives it, where the next attempt gets another kind of machine."""
-    workshop.finish(steps=12, bf16=True)
-    workshop.finish(steps=20)
+    assert workshop.finish(steps=12, bf16=True).events("attempt_start", 1)[0]["differences"] == []
+    history = workshop.finish(steps=20)
+    assert history.events("attempt_start", 2)[0]["differences"] == ["precision: bf16 -> fp32"]
     log = (workshop.path / "run-2" / "rank-0.log").read_text()
     assert "the resume may not be bit-exact: precision: bf16 -> fp32" in log
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from .account import Account
 from .checkpoint import Skipped, load_newest
-from .checkpoint.manifest import Manifest
 from .contract import RunDir
 from .environment import differences
 from .ledger import useful_seconds
@@ -55,6 +54,8 @@ class Resumed:
     """Random state to restore when the loop begins; None where this rank had none of its own."""
     skipped: tuple[Skipped, ...] = ()
     """Newer checkpoints that could not be used."""
+    differences: tuple[str, ...] = ()
+    """What is not as it was where the checkpoint was written, so that bits may differ."""
 
 
 def resume(
@@ -71,18 +72,19 @@ def resume(
         return Resumed(skipped=tuple(skipped))
     forgotten = state.restore(loaded)
     manifest = loaded.manifest
+    differing = differences(manifest.environment, environment)
+    if manifest.world_size != gang.world_size:
+        differing.append(f"ranks: {manifest.world_size} -> {gang.world_size}")
     if gang.rank == 0:
-        _tell(manifest, environment, gang.world_size, forgotten)
-    return Resumed(manifest.step, None if loaded.own is None else loaded.own["rng"], tuple(skipped))
+        _tell(manifest.step, differing, forgotten)
+    own = None if loaded.own is None else loaded.own["rng"]
+    return Resumed(manifest.step, own, tuple(skipped), tuple(differing))
 
 
-def _tell(manifest: Manifest, environment: Mapping[str, Any], world_size: int, forgotten: list[str]) -> None:
-    log.info("resumed from step %d", manifest.step)
+def _tell(step: int, differing: list[str], forgotten: list[str]) -> None:
+    log.info("resumed from step %d", step)
     if forgotten:
         log.warning("the checkpoint also has %s, which nothing tracks now", ", ".join(forgotten))
-    differing = differences(manifest.environment, environment)
-    if manifest.world_size != world_size:
-        differing.append(f"ranks: {manifest.world_size} -> {world_size}")
     if differing:
         log.warning("the resume may not be bit-exact: %s", "; ".join(differing))
 
@@ -106,5 +108,6 @@ def record_start(
         skipped=[
             {"checkpoint": run_dir.checkpoint(s.step).name, "reason": s.reason} for s in resumed.skipped
         ],
+        differences=resumed.differences,
         startup=marks.durations(),
     )

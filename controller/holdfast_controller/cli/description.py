@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..jobs import Phase, TrainingJob
+from ..policy.explain import resume_differs
 from . import formats
 from .tables import event_columns, ledger_columns, phase_text, table
 
@@ -68,6 +69,9 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
             yield "speed", ", ".join(_speed_words(job))
             if progress.verdict:
                 yield "diagnosis", progress.verdict
+    for record in status.attempts:
+        if record.resume_differences:
+            yield "resumed", Text(resume_differs(record), "yellow")
     ranks = f"{_many(spec.processes_per_replica, 'rank')}{' each' if spec.replicas > 1 else ''}"
     device = "on CPU" if spec.gpus == "0" else f"{spec.gpus} GPU{'' if spec.gpus == '1' else 's'} per replica"
     there = job.as_of(status.attempt).spec.replicas

@@ -135,6 +135,7 @@ class Books:
         if record.resumed_step is None and work.resumed_step is not None:
             record.resumed_step = work.resumed_step
             self._correct_before(record, work.resumed_step)
+        record.resume_differences = record.resume_differences or list(work.resume_differences)
 
     def _correct_before(self, record: AttemptRecord, resumed: int) -> None:
         before = [

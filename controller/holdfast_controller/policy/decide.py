@@ -323,6 +323,15 @@ class _Deciding:
         self.status.message = message
         self.status.conditions = conditions_of(self.status, reason, self.now)
 
+    def _tell_differences(self) -> None:
+        """Once, when it becomes known of an attempt."""
+        for record in self.status.attempts:
+            if not record.resume_differences:
+                continue
+            known = self.job.status.record(record.number)
+            if known is None or not known.resume_differences:
+                self._tell("Warning", "ResumeDiffers", explain.resume_differs(record))
+
     def _tell(self, kind: str, reason: str, message: str) -> None:
         self.events.append(Event(self.now, kind, reason, message))
 
@@ -336,6 +345,7 @@ class _Deciding:
         remove: bool = False,
         requeue_after: float | None = None,
     ) -> Decision:
+        self._tell_differences()
         suspend = False
         if self.works:
             verdict = self.evidence.gpus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaState
+from holdfast_controller.jobs import AttemptRecord
 
 UNREPORTED = (
     "runs, and tells nothing of its steps: steps, loss and lost work are not known. "
@@ -28,6 +29,14 @@ def training(observation: AttemptObservation) -> str:
         return "training"
     total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
     return f"step {progress.step}{total}; step {progress.durable_step} is durable"
+
+
+def resume_differs(record: AttemptRecord) -> str:
+    """Of an attempt that is not computed as the one before was."""
+    return (
+        f"attempt {record.number} goes on from step {record.resumed_step}, and from there bits may differ: "
+        f"{'; '.join(record.resume_differences)}"
+    )
 
 
 def ending(observation: AttemptObservation) -> str:

@@ -24,6 +24,10 @@ from holdfast_trainer.contract import Progress, is_time
 
 Line = Mapping[str, Any]
 """A line of ledger.jsonl or steps.jsonl with its "attempt" (contract.py)."""
+DIFFERENCES = 8
+"""Of a resume, that are kept."""
+DIFFERENCE_CHARACTERS = 200
+"""Of each of them."""
 STAGES = ("import", "rendezvous", "build", "load")
 """Of a trainer's start, one after the other, as it tells them itself."""
 
@@ -39,6 +43,8 @@ class Work:
     """Seconds since the epoch."""
     first_step: int | None = None
     world_size: int | None = None
+    resume_differences: tuple[str, ...] = ()
+    """What was not as it was where its checkpoint was written, as the trainer tells it."""
     checkpoints: int | None = None
     outcome: str | None = None
     digest: str | None = None
@@ -128,6 +134,7 @@ class _Gathered:
             resumed = _int(line, "resumed_step") or 0
             self._began(resumed, line.get("world_size"))
             self._started(line)
+            self._differs(line)
             self._checkpoints = self._checkpoints or 0
             self.durable(resumed, seconds)
         elif event == "first_step":
@@ -166,6 +173,12 @@ class _Gathered:
         if len(seconds) == len(STAGES):
             self.facts["process_time"] = ended - sum(seconds.values())
             self.facts["startup"] = seconds
+
+    def _differs(self, line: Line) -> None:
+        told = line.get("differences")
+        if isinstance(told, list):
+            texts = [one[:DIFFERENCE_CHARACTERS] for one in told if isinstance(one, str)]
+            self.facts["resume_differences"] = tuple(texts[:DIFFERENCES])
 
     def _began(self, resumed: int, world_size: object) -> None:
         self.facts["resumed_step"] = resumed

@@ -1,0 +1,140 @@
+"""What is written down of attempts, by what their trainer tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from fakes import MemoryEngine
+from scene import Scene, make, play
+
+from holdfast_controller.cluster import AttemptObservation
+from holdfast_controller.jobs import Phase, TrainingJob
+from holdfast_controller.policy.lost_work import DIFFERENCE_CHARACTERS, DIFFERENCES, work_of
+from holdfast_controller.reconciler import Reconciler
+from holdfast_trainer.contract import Progress
+
+
+class TellingEngine(MemoryEngine):
+    """Serves a ledger and progress as well."""
+
+    def __init__(self, clock: Callable[[], float]):
+        super().__init__(clock=clock)
+        self.lines: list[dict[str, Any]] = []
+        self.stepped: list[dict[str, Any]] = []
+        self.progress: Progress | None = None
+
+    async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
+        return self.lines
+
+    async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+        return self.stepped
+
+    async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
+        return replace(await super().observe(job, attempt), progress=self.progress)
+
+
+def telling(scene: Scene) -> TellingEngine:
+    """The scene's engine from now on."""
+    engine = scene.engine = TellingEngine(scene.seconds)
+    scene.reconciler = Reconciler(scene.store, engine, clock=lambda: scene.now)
+    return engine
+
+
+def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> None:
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        started = scene.now.timestamp()
+        await scene.look()
+        scene.now += timedelta(seconds=9.2)
+        engine.lines += [
+            {"attempt": 1, "event": "attempt_start", "resumed_step": 0, "useful_seconds": 0.0},
+            {"attempt": 1, "event": "first_step", "time": started + 2, "step": 1},
+            {"attempt": 1, "event": "checkpoint", "step": 30, "useful_seconds": 3.0},
+        ]
+        engine.stepped += [{"attempt": 1, "step": n, "seconds": 0.5} for n in range(1, 48)]
+        engine.progress = Progress(
+            1, 46, 100, 30, "training", useful_seconds=4.6, verdict="the disk is slow", updated=started + 9.2
+        )
+        job = await scene.look()
+        assert job.status.phase is Phase.RUNNING
+        assert job.status.message == "step 46 of 100; step 30 is durable"
+        assert job.status.progress is not None
+        assert (job.status.progress.step, job.status.progress.training_phase) == (46, "training")
+        assert job.status.progress.verdict == "the disk is slow"
+        assert job.status.goodput == pytest.approx(0.5)
+        assert job.status.attempts[0].first_step_at == datetime.fromtimestamp(started + 2, UTC)
+
+        scene.now += timedelta(seconds=90.8)
+        engine.vanish(job, 1, 0)
+        engine.progress = None
+        job = await scene.look()
+        first = job.status.attempts[0]
+        assert (first.last_step, first.durable_step, first.lost_steps) == (47, 30, 17)
+        assert job.status.lost_steps == 17
+        assert job.status.goodput == pytest.approx(3.0 / 100), "17 steps that have to be done again"
+        engine.lines += [{"attempt": 2, "event": "attempt_start", "resumed_step": 40}]
+        job = await scene.look()
+        assert job.status.attempts[1].resumed_step == 40
+        assert (job.status.attempts[0].lost_steps, job.status.lost_steps) == (7, 7)
+        assert "17 steps are to be done again" in (await scene.store.events("default", "a"))[1].message
+
+    play(story)
+
+
+def test_a_resume_on_something_else_is_told_once_and_stays_on_record() -> None:
+    """Nobody has to read logs to know that the losses are not those of an untouched run."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        await scene.look()
+        engine.lines += [{"attempt": 1, "event": "attempt_start", "resumed_step": 0, "differences": []}]
+        await scene.look()
+        engine.vanish(await scene.store.get("default", "a"), 1, 0)
+        await scene.look()
+        engine.lines += [
+            {
+                "attempt": 2,
+                "event": "attempt_start",
+                "resumed_step": 40,
+                "differences": ["device: cpu, AVX512, X -> cpu, AVX2, Y", "precision: bf16 -> fp32"],
+            }
+        ]
+        job = await scene.look(passes=5)
+        first, second = job.status.attempts
+        assert first.resume_differences == []
+        assert second.resume_differences == [
+            "device: cpu, AVX512, X -> cpu, AVX2, Y",
+            "precision: bf16 -> fp32",
+        ]
+        told = [e for e in await scene.store.events("default", "a") if e.reason == "ResumeDiffers"]
+        assert [(event.type, event.count) for event in told] == [("Warning", 1)]
+        assert told[0].message == (
+            "attempt 2 goes on from step 40, and from there bits may differ: "
+            "device: cpu, AVX512, X -> cpu, AVX2, Y; precision: bf16 -> fp32"
+        )
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        (["ranks: 4 -> 2"], ("ranks: 4 -> 2",)),
+        ([], ()),
+        (None, ()),
+        ("ranks", ()),
+        ([1, "a: 1 -> 2", None], ("a: 1 -> 2",)),
+        (["x" * 5000] * 100, ("x" * DIFFERENCE_CHARACTERS,) * DIFFERENCES),
+    ],
+)
+def test_whatever_a_trainer_tells_of_differences_the_status_stays_bounded(
+    told: object, kept: tuple[str, ...]
+) -> None:
+    line = {"attempt": 1, "event": "attempt_start", "resumed_step": 0, "differences": told}
+    assert work_of(1, [line], ()).resume_differences == kept

@@ -27,6 +27,8 @@ DEFAULTS: dict[str, Any] = {
     "steps": 40,
     "save_every": 5,
     "keep": 3,
+    "keep_every": 0,
+    "keep_best": 0,
     "dropout": 0.1,
     "norm": False,
     "chunks": 1,
@@ -71,6 +73,9 @@ run = Run(
     seed=options["seed"],
     checkpoint_every=options["save_every"],
     keep=options["keep"],
+    keep_every=options["keep_every"],
+    keep_best=options["keep_best"],
+    validate_every=options["validate_every"],
     snapshot=options["snapshot"],
     compute_dtype=torch.bfloat16 if options["bf16"] else torch.float32,
 )

@@ -282,6 +282,9 @@ def test_a_wrong_cadence_is_named(text: str) -> None:
 
 def test_when_a_save_is_due() -> None:
     assert [step for step in range(1, 11) if Cadence(steps=4).due_at_step(step)] == [4, 8]
+    besides = Cadence(seconds=5, besides=(6, 0, 4))
+    assert [step for step in range(1, 13) if besides.due_at_step(step)] == [4, 6, 8, 12]
+    assert not any(Cadence(besides=(0, 0)).due_at_step(step) for step in range(1, 13))
     assert not Cadence(steps=4).due_after(1e9, 1.0)
     assert Cadence(seconds=5).due_after(5.0, None)
     assert not Cadence(seconds=5).due_after(4.9, None)

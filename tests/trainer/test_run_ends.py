@@ -192,6 +192,16 @@ def test_another_precision_goes_on_and_says_that_bits_may_differ(workshop: Works
     assert "the resume may not be bit-exact: precision: bf16 -> fp32" in log
 
 
+def test_what_is_to_be_kept_is_saved_whatever_the_cadence(workshop: Workshop) -> None:
+    """Round steps for good, and the best by validation; by the clock none of these would be saved."""
+    options = {"save_every": "1000s", "keep": 1, "keep_every": 10, "keep_best": 1, "validate_every": 7}
+    history = workshop.finish(ranks=2, steps=30, **options)
+    losses = {step: float.fromhex(loss) for step, loss in history.validations().items()}
+    assert sorted(losses) == [7, 14, 21, 28]
+    best = min(losses, key=lambda step: losses[step])
+    assert {step for step in range(31) if history.run.checkpoint(step).exists()} == {10, 20, 30, best}
+
+
 def test_ranks_that_torchrun_starts_again_do_not_mix_two_saves(workshop: Workshop) -> None:
     """The same attempt number twice: what the first left half-written is not counted as the second's."""
     first = workshop.start(ranks=2, steps=20, hold_at=9)

@@ -161,11 +161,11 @@ class CheckpointConfig:
     """Newest checkpoints kept: more than one, so that a damaged newest still leaves another.
     HOLDFAST_CHECKPOINT_KEEP wins when set."""
     keep_every: Count = 0
-    """Steps: checkpoints of each multiple stay for good, such as 10000, besides the newest; 0 keeps no
-    others. Count on one only where the cadence is in steps and falls on these."""
+    """Steps: each multiple, such as 10000, is saved, whatever `every` says, and stays for good; 0 keeps no
+    others than the newest."""
     keep_best: Count = 0
-    """Checkpoints with the lowest validation loss that stay besides; 0 keeps none for that. Only a
-    checkpoint of a step that was validated has one: let `validation.every` be a multiple of `every`."""
+    """Checkpoints with the lowest validation loss that stay besides; 0 keeps none for that. With it, every
+    step that is validated is saved, whatever `every` says."""
 
     snapshot: Snapshots = "overlapped"
     """When parameters and optimizer state are copied: while the next step's forward and backward compute

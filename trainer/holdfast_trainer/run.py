@@ -30,6 +30,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,6 +76,7 @@ class Run:
         keep: int = 3,
         keep_every: int = 0,
         keep_best: int = 0,
+        validate_every: int = 0,
         snapshot: Snapshots = "overlapped",
         flops_per_token: float | None = None,
         compute_dtype: torch.dtype = torch.float32,
@@ -86,10 +88,11 @@ class Run:
 
         `run_dir` and the cadence give way to HOLDFAST_RUN_DIR and HOLDFAST_CHECKPOINT_EVERY where these are
         set. `config_hash` guards a run directory against another configuration. The newest `keep`
-        checkpoints stay, those of every `keep_every`-th step, and the `keep_best` ones of lowest validation
-        loss that `log` was told of exactly their step (0: none for that reason). `snapshot="synchronous"`
-        copies the whole state before the next step begins; by itself parameters and optimizer state are
-        copied while it computes, and nothing but a tracked optimizer's step may write to them.
+        checkpoints stay, those of every `keep_every`-th step, which are saved whatever the cadence, and the
+        `keep_best` ones of lowest validation loss that `log` was told of exactly their step (0: none for
+        that reason); with `validate_every` each such step is saved. `snapshot="synchronous"` copies the whole
+        state before the next step begins; by itself parameters and optimizer state are copied while it
+        computes, and nothing but a tracked optimizer's step may write to them.
         `flops_per_token` and `compute_dtype`, in which matrix products are, make MFU known. `alike` names
         settings that ranks are to have in common, besides seed and hash. `profile` are steps to trace (0 is
         the first); `tensorboard` writes figures for it. Raises RanksDiffer where they have not, ConfigError
@@ -105,7 +108,10 @@ class Run:
         place = Place.read(run_dir)
         self._ahead = Prefetch(place.run_dir)
         hang_after = HangAfter.parse(os.environ.get(contract.ENV_HANG_SECONDS) or "auto")
-        cadence = Cadence.parse(os.environ.get(contract.ENV_CHECKPOINT_EVERY) or checkpoint_every)
+        cadence = replace(
+            Cadence.parse(os.environ.get(contract.ENV_CHECKPOINT_EVERY) or checkpoint_every),
+            besides=(keep_every, validate_every if keep_best else 0),
+        )
         with self._ending.outermost():
             self.gang = join_gang()
         self.rank, self.world_size, self.device = self.gang.rank, self.gang.world_size, self.gang.device

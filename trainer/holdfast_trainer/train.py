@@ -43,6 +43,7 @@ def train(
         keep=config.checkpoint.keep,
         keep_every=config.checkpoint.keep_every,
         keep_best=config.checkpoint.keep_best,
+        validate_every=config.validation.every,
         snapshot=config.checkpoint.snapshot,
         flops_per_token=flops_per_token(config.model),
         compute_dtype=compute.dtype,

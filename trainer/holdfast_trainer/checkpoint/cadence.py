@@ -27,6 +27,8 @@ class Cadence:
 
     steps: int | None = None
     seconds: float | None = None
+    besides: tuple[int, ...] = ()
+    """Steps of which every multiple is due too, whatever else is."""
 
     @classmethod
     def parse(cls, text: str | int) -> Cadence:
@@ -43,7 +45,7 @@ class Cadence:
 
     def due_at_step(self, step: int) -> bool:
         """Every rank can tell by itself; `step` is the number of steps done."""
-        return self.steps is not None and step % self.steps == 0
+        return any(step % every == 0 for every in (self.steps, *self.besides) if every)
 
     def due_after(self, seconds: float, cost: float | None, mtbi: float = SPOT_MTBI_SECONDS) -> bool:
         """Rank 0 decides for all: `seconds` since the last save began, `cost` of a save in seconds."""

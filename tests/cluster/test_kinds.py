@@ -138,35 +138,37 @@ def test_a_controller_that_dies_between_two_writes_leaves_nothing_of_the_attempt
 
     async def dies_after(writes: int) -> bool:
         """Whether it died, not having had enough of them."""
-        left = writes
+        left = 1000
 
         def may_write() -> bool:
             nonlocal left
             left -= 1
             return left >= 0
 
-        async with engine_of(kind, kubectl) as (engine, _, _):
+        async with engine_of(kind, kubectl, may_write) as (engine, pieces, _):
             await engine.start(job, 1)
-        async with engine_of(kind, kubectl, may_write) as (engine, _, _):
+            await wait_until_async(lambda: len(pieces.objects_of(job)) == 1, "the first to be seen")
+            left = writes
             try:
                 await engine.start(job, 2)
             except NotLeader:
                 died = True
             else:
                 died = False
-        async with engine_of(kind, kubectl) as (engine, _, _):
+        async with engine_of(kind, kubectl) as (engine, pieces, _):
             if not (await engine.observe(job, 2)).exists:  # else nobody starts it again
                 assert died
                 await engine.start(job, 2)
             assert made(kubectl) == newest, f"killed after {writes} writes"
+            await wait_until_async(lambda: len(pieces.objects_of(job)) == 1, "the second to be seen")
             await engine.delete(job)
-        assert made(kubectl) == []
         return died
 
     async def story() -> None:
         writes = 0
         while await dies_after(writes):
             writes += 1
+        assert made(kubectl) == []
         assert writes > len(newest), "some of them clear"
 
     asyncio.run(story())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from ..contract import RunDir
@@ -16,7 +15,7 @@ from .manifest import BadManifest, Manifest
 from .store import CheckpointStore, part_file
 from .stores import open_store
 from .tensorfile import UnreadableFile
-from .tree import is_shard, unpack
+from .tree import is_shard, rows_wanted, unpack
 
 
 class Agreement(Protocol):
@@ -62,7 +61,8 @@ def load_newest(
 ) -> tuple[Loaded | None, list[Skipped]]:
     """Collective. (None, []) where the run has no checkpoint yet.
 
-    `in_shards`: the state is cut over the gang; of what was cut over as many ranks each keeps its own Piece.
+    `in_shards`: the state is cut over the gang, and of what was saved in shards each keeps its own Piece, by
+    however many ranks it was saved.
     Raises CheckpointError where checkpoints exist and none can be used: starting over would lose
     work silently. Raises WrongConfiguration where the newest good one was written under another one.
     An object store that does not answer is no damage: that raises ObjectStoreError, on every rank.
@@ -114,8 +114,7 @@ def _try(
         manifest = manifests.read(path)
         if manifest.step != step:
             return None, f"manifest of step {manifest.step} in {path.name}"
-        rank = gang.rank if manifest.world_size == gang.world_size else None
-        shared, own = read_state(path, manifest, rank, in_shards=in_shards, alone=gang.world_size == 1)
+        shared, own = read_state(path, manifest, gang.rank, gang.world_size, in_shards=in_shards)
         return Loaded(manifest, shared, own), None
     except (BadManifest, UnreadableFile, KeyError) as error:
         return None, str(error)
@@ -124,29 +123,42 @@ def _try(
 
 
 def read_state(
-    path: Location, manifest: Manifest, rank: int | None, *, in_shards: bool, alone: bool
+    path: Location, manifest: Manifest, rank: int, world_size: int, *, in_shards: bool
 ) -> tuple[Any, Any | None]:
     """(what all ranks share, what `rank` had of its own), every block read and verified.
 
     What is shared lies in parts in the files of all ranks; rank 0's says how they fit together. `in_shards`:
-    of what was cut only `rank`'s pieces are kept, where it had any. `rank` is None where nobody of then goes
-    on. `alone`: no other process reads it now. Raises UnreadableFile, KeyError where a part is missing.
+    of what was cut only the rows are kept that `rank` of `world_size` gets. The second is None where the
+    number of ranks is another one. Raises UnreadableFile, KeyError where a part is missing.
     """
+    files = [(number, part_file(number)) for number in range(manifest.world_size)]
+    same, anew = manifest.world_size == world_size, dict[str, range]()
+    if in_shards and not same:
+        rows = [tensorfile.shapes(path / name, manifest.files[name]) for _, name in files]
+        anew = rows_wanted(
+            {name: shape[0] for one in rows for name, shape in one.items() if _is_cut(name)}, rank, world_size
+        )
     skeletons, shared, own = [], {}, None
-    for number in range(manifest.world_size):
-        name, mine = part_file(number), number == rank
-        keeps = partial(_keeps, mine=mine, pieces=mine or rank is None or not in_shards)
-        skeleton, tensors = tensorfile.read(path / name, manifest.files[name], alone=alone, wanted=keeps)
+    for number, file in files:
+        mine = same and number == rank
+
+        def wanted(name: str, mine: bool = mine) -> bool | range:
+            if not name.startswith("shared."):
+                return mine
+            return anew.get(name, mine) if in_shards and _is_cut(name) else True
+
+        skeleton, tensors = tensorfile.read(
+            path / file, manifest.files[file], alone=world_size == 1, wanted=wanted
+        )
         skeletons.append(skeleton)
         if mine:
             own = unpack(skeleton["own"], tensors)
         shared.update({key: value for key, value in tensors.items() if key.startswith("shared.")})
-    return unpack(skeletons[0]["shared"], shared), own
+    return unpack(skeletons[0]["shared"], shared, cut=in_shards), own
 
 
-def _keeps(name: str, *, mine: bool, pieces: bool) -> bool:
-    """Of a file that is this rank's own, or not; `pieces`: of what was cut, too."""
-    return pieces or not is_shard(name) if name.startswith("shared.") else mine
+def _is_cut(name: str) -> bool:
+    return name.startswith("shared.") and is_shard(name)
 
 
 def _check_config(store: CheckpointStore, manifest: Manifest, config_hash: str) -> None:

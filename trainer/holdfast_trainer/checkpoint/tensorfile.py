@@ -182,27 +182,56 @@ def read(
     expected: Written | None = None,
     *,
     alone: bool = True,
-    wanted: Callable[[str], bool] = lambda name: True,
+    wanted: Callable[[str], bool | range] = lambda name: True,
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     """(skeleton, tensors), each block checked against `expected` while it is read, by several threads.
 
-    Every tensor has memory of its own; one that is not `wanted`, by name, is checked and forgotten. `alone`:
-    no other process reads the file now. Raises UnreadableFile where it is no file of ours, or not as written.
+    Every tensor has memory of its own. What is not `wanted`, by name, is checked and forgotten; a range means
+    these rows of dimension 0. `alone`: no other process reads the file now. Raises UnreadableFile where it is
+    no file of ours, or not as written.
     """
     size = _size(path, expected)
     try:
         text, header = _read_header(path, size)
-        tensors = {name: _empty(entry) for name, entry in header.items() if wanted(name)}
+        tensors: dict[str, torch.Tensor] = {}
         places: list[Bytes | int] = [len(text)]
         for name in sorted(header, key=lambda name: tuple(header[name]["data_offsets"])):
-            begin, end = header[name]["data_offsets"]
-            places.append(_array(tensors[name]) if name in tensors else end - begin)
+            before, entry, after = _part(header[name], wanted(name))
+            places.append(before)
+            if entry is not None:
+                tensors[name] = _empty(entry)
+                places.append(_array(tensors[name]))
+            places.append(after)
         scan(path, size, expected, _scatter(places), alone=alone)
         return json.loads(json.loads(text[8:])[RESERVED]["holdfast"]), tensors
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         if expected is not None:
             verify(path, expected)  # damage says more than what it did to the header
         raise UnreadableFile(f"{path.name}: {error}") from error
+
+
+def shapes(path: Location, expected: Written) -> dict[str, list[int]]:
+    """Of its tensors, by name, as its header says. Raises UnreadableFile where it is none of ours, but finds
+    no damage beyond that."""
+    try:
+        _, header = _read_header(path, _size(path, expected))
+        return {name: [int(size) for size in entry["shape"]] for name, entry in header.items()}
+    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+        verify(path, expected)
+        raise UnreadableFile(f"{path.name}: {error}") from error
+
+
+def _part(entry: dict[str, Any], wanted: bool | range) -> tuple[int, dict[str, Any] | None, int]:
+    """(bytes before what is wanted of a tensor, the entry of that as of a tensor, bytes after it)."""
+    begin, end = entry["data_offsets"]
+    if wanted is False:
+        return end - begin, None, 0
+    if wanted is True:
+        return 0, entry, 0
+    total, *rest = entry["shape"]
+    row = (end - begin) // total if total else 0
+    part = {**entry, "shape": [len(wanted), *rest], "data_offsets": [0, row * len(wanted)]}
+    return row * wanted.start, part, end - begin - row * wanted.stop
 
 
 def _size(path: Location, expected: Written | None) -> int:

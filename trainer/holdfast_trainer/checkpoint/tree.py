@@ -7,14 +7,14 @@ shortest text that reads back to the same bits.
 
 A tensor that is sharded over the ranks (a DTensor, as FSDP2 makes it) stays in pieces: each rank packs its
 own, under the tensor's name and `@RANK`, and the skeleton names all of them. `unpack` puts them together
-again, so what was saved in shards loads as a whole tensor, into whatever; where just this rank's piece was
-read, because nothing else is wanted, that is what is there.
+again, so what was saved in shards loads as a whole tensor, into whatever; where just this rank's rows were
+read, because nothing else is wanted, those are what is there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,31 @@ def is_shard(name: str) -> bool:
     return _SHARD.search(name) is not None
 
 
+def shard_rows(total: int, rank: int, ranks: int) -> range:
+    """Which rows of dimension 0 are `rank`'s where `total` are cut over so many: as torch.chunk cuts them."""
+    size = -(-total // ranks)
+    begin = min(rank * size, total)
+    return range(begin, min(begin + size, total))
+
+
+def rows_wanted(rows: Mapping[str, int], rank: int, ranks: int) -> dict[str, range]:
+    """Of each piece the rows that `rank` needs where the tensors are cut anew over `ranks`.
+
+    `rows`: how many each piece has, by name; the pieces of a tensor are numbered from 0. Pure.
+    """
+    pieces: dict[str, list[str]] = {}
+    for name in sorted(rows, key=lambda name: int(name.rpartition("@")[2])):
+        pieces.setdefault(name.rpartition("@")[0], []).append(name)
+    wanted = {}
+    for names in pieces.values():
+        mine, first = shard_rows(sum(rows[name] for name in names), rank, ranks), 0
+        for name in names:
+            begin = min(max(mine.start - first, 0), rows[name])
+            wanted[name] = range(begin, max(begin, min(mine.stop - first, rows[name])))
+            first += rows[name]
+    return wanted
+
+
 def _keep_shard(tensor: Any, path: str, tensors: dict[str, torch.Tensor]) -> list[str]:
     """Keep this rank's piece of a DTensor; returns the names of all pieces, in order along dimension 0."""
     mesh, placements = tensor.device_mesh, tensor.placements
@@ -119,28 +144,32 @@ def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Piece:
-    """Of a tensor in shards, the one that is there."""
+    """Of a tensor in shards, this rank's rows."""
 
     tensor: torch.Tensor
 
 
-def unpack(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The state that `pack` took apart. Of a tensor in shards, `tensors` has all of them, or one."""
+def unpack(skeleton: Any, tensors: MutableMapping[str, torch.Tensor], *, cut: bool = False) -> Any:
+    """The state that `pack` took apart. `cut`: of tensors in shards, `tensors` has this rank's rows alone, in
+    one piece or several, and gives them away: that nothing is there twice."""
     if isinstance(skeleton, dict):
         if len(skeleton) == 1:
             tag, body = next(iter(skeleton.items()))
             if tag == "$tensor":
                 return tensors[body]
             if tag == "$shards":
-                kept = [tensors[name] for name in body if name in tensors]
-                return torch.cat(kept) if len(kept) == len(body) else Piece(*kept)
+                if not cut:
+                    return torch.cat([tensors[name] for name in body])
+                kept = [tensors.pop(name) for name in body if name in tensors]
+                filled = [piece for piece in kept if len(piece)] or kept[:1]
+                return Piece(torch.cat(filled) if len(filled) > 1 else filled[0])
             if tag == "$array":
                 return tensors[body].numpy()
             if tag == "$tuple":
-                return tuple(unpack(v, tensors) for v in body)
+                return tuple(unpack(v, tensors, cut=cut) for v in body)
             if tag == "$dict":
-                return {k: unpack(v, tensors) for k, v in body}
-        return {k: unpack(v, tensors) for k, v in skeleton.items()}
+                return {k: unpack(v, tensors, cut=cut) for k, v in body}
+        return {k: unpack(v, tensors, cut=cut) for k, v in skeleton.items()}
     if isinstance(skeleton, list):
-        return [unpack(v, tensors) for v in skeleton]
+        return [unpack(v, tensors, cut=cut) for v in skeleton]
     return skeleton

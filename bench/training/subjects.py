@@ -101,7 +101,7 @@ def holdfast(work: Work, gate: Gate) -> None:
     place = Path(tempfile.mkdtemp(prefix="run-", dir=work.config.data.prepared.parent))
     if work.world_size > 1:  # all ranks have one run directory
         place = work.config.data.prepared.parent / "run-of-all-ranks"
-    train(work.config, work.compute, work.dataset(), None, place)
+    train(work.config, work.dataset(), None, place)
 
 
 def limit(work: Work, gate: Gate) -> None:

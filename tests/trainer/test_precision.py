@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from gangs import Workshop
+from gpt_runs import write_config
 
 from holdfast_trainer.config import ConfigError, OptimConfig
 from holdfast_trainer.optim import build_optimizer, clip_gradients
 from holdfast_trainer.precision import Bf16, bf16_of_cpu, choose_precision, precision
 
 CPU = torch.device("cpu")
+MIXED = Path(__file__).parent / "mixed_gang_script.py"
 
 
 @pytest.mark.parametrize(
@@ -72,6 +77,17 @@ AMD = "vendor_id\t: AuthenticAMD\nmodel name\t: x\n"
 )
 def test_what_a_processor_makes_of_it(cpuinfo: str, machine: str, expected: Bf16) -> None:
     assert bf16_of_cpu(cpuinfo, machine) is expected
+
+
+def test_machines_of_two_kinds_agree_on_what_suits_both(workshop: Workshop, tmp_path: Path) -> None:
+    """As one gang of a spot pool gets them: that is no difference in settings, and no reason to fail."""
+    words = ["--config", str(write_config(tmp_path)), "train.precision=auto", "train.steps=6"]
+    gang = workshop.start(script=MIXED, ranks=2, arguments=words)
+    assert gang.wait() == [0, 0], gang.texts()
+    assert "M parameters, fp32 on cpu" in gang.texts()
+    alone = workshop.start("alone", script=MIXED, arguments=words)
+    assert alone.wait() == [0], alone.texts()
+    assert "M parameters, bf16 on cpu" in alone.texts()
 
 
 @pytest.mark.parametrize("name", ["auto", "fp32"])

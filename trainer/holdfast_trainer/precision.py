@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Protocol
 
 import torch
 
@@ -28,6 +30,10 @@ class Precision:
     device_type: str
     scaler: torch.amp.GradScaler
 
+    @classmethod
+    def of(cls, dtype: torch.dtype, device_type: str) -> Precision:
+        return cls(dtype, device_type, torch.amp.GradScaler(device_type, enabled=dtype is torch.float16))
+
     @property
     def name(self) -> str:
         """fp32, bf16 or fp16."""
@@ -50,15 +56,27 @@ class Bf16(StrEnum):
     FAST = "fast"
 
 
-def precision(name: str, device: torch.device) -> Precision:
-    """Resolve `auto`, `fp32`, `bf16` or `fp16` for a device.
+class Ranks(Protocol):
+    """What agreeing needs of a gang."""
 
-    Raises ConfigError where the device does not have what is asked for by name: a fallback would
-    train something other than what the configuration says, and emulation is slower than fp32.
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank."""
+
+
+def precision(name: str, device: torch.device, gang: Ranks | None = None) -> Precision:
+    """Resolve `auto`, `fp32`, `bf16` or `fp16` for a device, or for those of all ranks of a gang; collective.
+
+    Machines of a gang may differ: `auto` is then what suits the least of them. Raises ConfigError where the
+    device does not have what is asked for by name: a fallback would train something other than what the
+    configuration says, and emulation is slower than fp32.
     """
-    chosen = choose_precision(name, device.type, bf16_of(device))
-    scaler = torch.amp.GradScaler(device.type, enabled=chosen == "fp16")
-    return Precision(_DTYPES[chosen], device.type, scaler)
+    here = bf16_of(device)
+    chosen = choose_precision(name, device.type, here if gang is None else least(gang.gather(here)))
+    return Precision.of(_DTYPES[chosen], device.type)
+
+
+def least(found: Iterable[Bf16]) -> Bf16:
+    return min(found, key=list(Bf16).index)
 
 
 def choose_precision(name: str, device_type: str, bf16: Bf16) -> str:

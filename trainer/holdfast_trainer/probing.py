@@ -29,7 +29,7 @@ from .links import Link, link_between
 from .memory import ranks_here
 from .parallel import Gang, is_lost_peer, join_gang, let_kernels_vary, make_deterministic
 from .place import grace_seconds, process_start
-from .precision import Bf16, allow_tf32, bf16_of, precision
+from .precision import Bf16, allow_tf32, bf16_of, least, precision
 from .rehearsal import Rehearsal
 from .token_index import DataError
 from .train_command import open_data
@@ -65,7 +65,7 @@ def probe(config: Config, directory: Path, *, steps: int) -> Facts | None:
 def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     settings = config.train
     make_deterministic() if settings.deterministic else let_kernels_vary()
-    compute = precision(settings.precision, gang.device)
+    compute = precision(settings.precision, gang.device, gang)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     allow_tf32(gang.device, settings.tf32)
@@ -98,7 +98,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         step_seconds=seconds,
         data_seconds=statistics.mean(step.data for step in times),
         optimizer_seconds=statistics.mean(step.optimizer for step in times),
-        fast_bf16=bf16_of(gang.device) is Bf16.FAST,
+        fast_bf16=least(gang.gather(bf16_of(gang.device))) is Bf16.FAST,
         validation_seconds=validation,
         disk_bytes_per_second=disk_speed(directory, min(state, DISK_PROBE_BYTES)) if gang.rank == 0 else 1.0,
         state_bytes=state,

@@ -50,7 +50,7 @@ from .interruption import Exchange, Notice
 from .ledger import trained_before
 from .losses import Losses
 from .overflow import Overflow
-from .parallel import join_gang, let_kernels_vary, make_deterministic, shard, wrap
+from .parallel import Gang, join_gang, let_kernels_vary, make_deterministic, shard, wrap
 from .place import Place
 from .prefetch import Prefetch
 from .resume import Marks, record_start, resume
@@ -79,7 +79,7 @@ class Run:
         validate_every: int = 0,
         snapshot: Snapshots = "overlapped",
         flops_per_token: float | None = None,
-        compute_dtype: torch.dtype = torch.float32,
+        compute_dtype: torch.dtype | Callable[[Gang], torch.dtype] = torch.float32,
         alike: Mapping[str, object] | None = None,
         profile: range = range(0),
         tensorboard: bool = False,
@@ -93,11 +93,11 @@ class Run:
         that reason); with `validate_every` each such step is saved. `snapshot="synchronous"` copies the whole
         state before the next step begins; by itself parameters and optimizer state are copied while it
         computes, and nothing but a tracked optimizer's step may write to them.
-        `flops_per_token` and `compute_dtype`, in which matrix products are, make MFU known. `alike` names
-        settings that ranks are to have in common, besides seed and hash. `profile` are steps to trace (0 is
-        the first); `tensorboard` writes figures for it. Raises RanksDiffer where they have not, ConfigError
-        on a setting that cannot be used, CheckpointError on such a run directory, Fenced where a newer
-        attempt was admitted.
+        `flops_per_token` and `compute_dtype`, in which matrix products are (or what agrees on it with the
+        gang), make MFU known. `alike` names settings that ranks are to have in common, besides seed and
+        hash. `profile` are steps to trace (0 is the first); `tensorboard` writes figures for it. Raises
+        RanksDiffer where they have not, ConfigError on a setting that cannot be used, CheckpointError on such
+        a run directory, Fenced where a newer attempt was admitted.
         """
         self._marks = Marks()
         defer_compiler()
@@ -121,7 +121,11 @@ class Run:
         )
         make_deterministic() if deterministic else let_kernels_vary()
         self._seed, self._config_hash = seed, config_hash
-        self._environment = describe_environment(self.device, compute_dtype)
+        self.compute_dtype = (
+            compute_dtype if isinstance(compute_dtype, torch.dtype) else compute_dtype(self.gang)
+        )
+        """In which matrix products are computed."""
+        self._environment = describe_environment(self.device, self.compute_dtype)
         require_alike(self.gang, {**(alike or {}), "the seed": seed, "the configuration's hash": config_hash})
         rng.seed_all(seed, self.rank)
         self.run_dir = place.run_dir
@@ -130,7 +134,7 @@ class Run:
             self.run_dir, self.attempt, self.gang, place, profile=profile, tensorboard=tensorboard
         )
         self._ending.journal = account.journal
-        self._flops_per_token, self._compute_dtype = flops_per_token, compute_dtype
+        self._flops_per_token = flops_per_token
         self._notice = Notice(place.grace_seconds, self._ending.out_of_time)
         self._notice.install()
         self._exchange = Exchange(self.gang, self._notice)
@@ -283,7 +287,7 @@ class Run:
             rng.seed_all(self._seed + self.step, self.rank)
         self._resumed_rng, self._seeded = None, True
         self._account.begin(
-            self.step, total, self._saves.durable_step, self._flops_per_token, self._compute_dtype
+            self.step, total, self._saves.durable_step, self._flops_per_token, self.compute_dtype
         )
         self._account.count_epochs(self.steps_an_epoch, self.step)
         self._watchdog.start()

@@ -17,7 +17,7 @@ from .decoder import Decoder
 from .model import flops_per_token, parameter_count
 from .optim import clip_gradients, learning_rate
 from .parallel import accumulate
-from .precision import Precision, allow_tf32
+from .precision import Precision, allow_tf32, precision
 from .run import Run
 
 log = logging.getLogger("holdfast")
@@ -25,7 +25,6 @@ log = logging.getLogger("holdfast")
 
 def train(
     config: Config,
-    compute: Precision,
     train_data: Tokens,
     val_data: Tokens | None,
     run_dir: str | Path | None,
@@ -46,11 +45,12 @@ def train(
         validate_every=config.validation.every,
         snapshot=config.checkpoint.snapshot,
         flops_per_token=flops_per_token(config.model),
-        compute_dtype=compute.dtype,
-        alike={**settings_in_common(config), "the data": train_data.identity, "precision": compute.name},
+        compute_dtype=lambda gang: precision(settings.precision, gang.device, gang).dtype,
+        alike={**settings_in_common(config), "the data": train_data.identity},
         profile=parse_window(settings.profile) if settings.profile else range(0),
         tensorboard=settings.tensorboard,
     )
+    compute = Precision.of(run.compute_dtype, run.device.type)
     allow_tf32(run.device, settings.tf32)
     batches = Batches(train_data, config, run.rank, run.world_size, run.device)
     run.describe_batches(batches.describe)

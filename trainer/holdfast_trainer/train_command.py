@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         config = load(path, overrides)
         rank, world_size = (int(os.environ.get(*of)) for of in (("RANK", "0"), ("WORLD_SIZE", "1")))
         check_world(config, world_size)
-        compute = precision(config.train.precision, _device())
+        precision(config.train.precision, _device())
         train_data, val_data = open_data(config, rank, world_size)
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         contract.write_termination(path, Termination("failed", 0, 0, str(error), config_error=True))
         return contract.EXIT_CONFIG_ERROR
     # From here on Run sees to it that errors are told, to the engine and to the other ranks.
-    train(config, compute, train_data, val_data, arguments.run_dir)
+    train(config, train_data, val_data, arguments.run_dir)
     return 0
 
 

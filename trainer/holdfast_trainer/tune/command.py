@@ -112,7 +112,7 @@ def gpt_subject(config: Config, gang: Any) -> Any:
     data = TokenDataset(config.data.prepared, "train", **shape, verify=config.data.verify)
     make_deterministic() if config.train.deterministic else let_kernels_vary()
     allow_tf32(gang.device, config.train.tf32)
-    compute = precision(config.train.precision, gang.device)
+    compute = precision(config.train.precision, gang.device, gang)
     return Subject(
         build=lambda settings, alone: GptTrial(config, data, settings, gang, alone=alone),
         settings=settings_of(config, compute.name, gang.world_size),

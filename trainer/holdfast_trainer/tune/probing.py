@@ -12,7 +12,7 @@ from ..attention import attention_kernels
 from ..faults import is_out_of_memory
 from ..memory import ranks_here
 from ..parallel import Gang
-from ..precision import Bf16, bf16_of, precision
+from ..precision import Bf16, bf16_of, least, precision
 from ..samples import to_device
 from .census import Line, census
 from .diagnosis import WorkloadFacts
@@ -43,7 +43,7 @@ def probe_workload(workload: Workload, gang: Gang, effort: Effort) -> WorkloadFa
         lines=whole,
         operations_of_one=max(0, round(more / settings.batch)),
         cores=len(os.sched_getaffinity(0)),
-        fast_bf16=bf16_of(gang.device) is Bf16.FAST,
+        fast_bf16=least(gang.gather(bf16_of(gang.device))) is Bf16.FAST,
         device_type=gang.device.type,
         ranks_here=ranks_here(),
         attention=_attention(workload, settings, model, gang),

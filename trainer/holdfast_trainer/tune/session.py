@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from ..memory import ranks_here
 from ..optim import FUSED_DEVICES
 from ..parallel import Gang
-from ..precision import bf16_of, choose_precision
+from ..precision import bf16_of, choose_precision, least
 from ..samples import workers_by_rule
 from ..schema import ConfigError
 from .measure import Build, Effort, Outcome, measure
@@ -88,7 +88,7 @@ class Session:
     def _search(self) -> list[Switch]:
         today = self._subject.settings
         device = self._gang.device.type
-        best = choose_precision("auto", device, bf16_of(self._gang.device))
+        best = choose_precision("auto", device, least(self._gang.gather(bf16_of(self._gang.device))))
         if best == "fp32":
             self._note(
                 "precision: this device multiplies neither bf16 nor fp16 faster than fp32, which stays"

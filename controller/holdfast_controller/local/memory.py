@@ -73,7 +73,8 @@ class MemoryGroup:
         """Take as much memory as the limit is, so that the kernel kills `victims` for it. Returns the pid of
         the process that does, a child of ours. Raises OSError."""
         for pid in victims:
-            Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was seen
+                Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
         words = [sys.executable, "-c", _HOG, str(self._path / "cgroup.procs"), str(self.limit)]
         return os.posix_spawn(words[0], words, {ENV_ATTEMPT_UID: uid}, setsid=True)
 

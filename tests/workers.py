@@ -31,8 +31,9 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-WORKERS = 2
-"""Each may hold PyTorch twice, a benchmark or a cluster. PYTEST_XDIST_AUTO_NUM_WORKERS says otherwise."""
+WORKERS = 3
+"""One for each group, and one more than CI has cores: a test that waits for a pod leaves its core to another.
+Each may hold PyTorch twice, a benchmark or a cluster. PYTEST_XDIST_AUTO_NUM_WORKERS says otherwise."""
 
 NODES, ONE_MACHINE, CONTROL_PLANE = "nodes", "one machine", "control plane"
 _FIRST = (NODES, ONE_MACHINE, CONTROL_PLANE)
@@ -68,8 +69,8 @@ def how_many(config: pytest.Config) -> int:
     looked_on = option.capture == "no" or option.usepdb or option.trace
     chosen = config.args_source is pytest.Config.ArgsSource.ARGS or option.keyword
     again = any(config.getoption(name, False) for name in ("lf", "stepwise"))
-    workers = min(WORKERS, len(os.sched_getaffinity(0)))
-    return 0 if looked_on or chosen or again or workers < 2 else workers
+    alone = looked_on or chosen or again or len(os.sched_getaffinity(0)) < 2
+    return 0 if alone else WORKERS
 
 
 def prepare(node: WorkerController) -> None:

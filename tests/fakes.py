@@ -319,6 +319,12 @@ class MemoryEngine:
         found = self.attempts[job.metadata.uid, attempt]
         self._end(found, replica, 1, Termination("failed", step, step, error))
 
+    def find_no_room(self, job: TrainingJob, attempt: int) -> None:
+        """The run directory's disk is full: no rank can begin."""
+        for replica in range(job.spec.replicas):
+            message = Termination("failed", 0, 0, "there is no room to begin", disk_full=True)
+            self._end(self.attempts[job.metadata.uid, attempt], replica, 1, message)
+
     def fall_silent(self, job: TrainingJob, attempt: int) -> None:
         """All its ranks stand still: they take connections and answer none."""
         self.attempts[job.metadata.uid, attempt].silence = Silence(400.0, 300.0, False, 9)

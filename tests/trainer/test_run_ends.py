@@ -225,6 +225,28 @@ def test_finished_counts_although_a_notice_came_last(workshop: Workshop) -> None
     assert (message.step, message.durable_step) == (20, 20)
 
 
+def test_where_there_is_no_room_to_begin_that_is_told_and_the_next_attempt_goes_on(
+    workshop: Workshop, small_disk: Path
+) -> None:
+    """The disk may be full of somebody else's: the job has done nothing wrong, and loses nothing."""
+    first = workshop.start(ranks=2, steps=20, save_every=10, run_dir=small_disk / "run", size=1000)
+    assert first.wait() == [0, 0], first.texts()
+    fill(small_disk / "others")
+    full = workshop.start(ranks=2, steps=30, save_every=10, run_dir=small_disk / "run", size=1000)
+    assert full.wait() == [1, 1], full.texts()
+    message = full.termination()
+    assert (message.outcome, message.disk_full, message.config_error) == ("failed", True, False)
+    assert message.error == (
+        f"there is no room to begin in run directory {small_disk / 'run'}: No space left on device. "
+        "Free some, or enlarge the volume; what was saved is still there"
+    )
+    assert all(f"error: {message.error}" in rank.text() for rank in full.ranks)
+    (small_disk / "others").unlink()
+    last = workshop.start(ranks=2, steps=30, save_every=10, run_dir=small_disk / "run", size=1000)
+    assert last.wait() == [0, 0], last.texts()
+    assert "resumed from step 20" in last.texts()
+
+
 def test_training_goes_on_while_the_disk_is_full(workshop: Workshop, small_disk: Path) -> None:
     """What was durable stays so, and the next save that finds room is a good one."""
     gang = workshop.start(

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from disks import real_disk
 from processes import Processes
 from waiting import wait_until
 
@@ -111,11 +113,30 @@ def test_a_command_that_cannot_run_is_a_configuration_error(tmp_path: Path, kind
 
 def test_a_log_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = supervised(tmp_path / "file" / "below", "touch", str(tmp_path / "ran"))
+    told = tmp_path / "termination"
+    words = ("touch", str(tmp_path / "ran"))
+    done = supervised(tmp_path / "file" / "below", *words, HOLDFAST_TERMINATION_LOG=str(told))
     assert done.returncode == 74
     assert "cannot write the log" in done.stderr
     assert "Not a directory" in done.stderr
+    message = Termination.from_json(told.read_text())
+    assert message is not None
+    assert message.error in done.stderr
+    assert not message.disk_full
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_log_for_which_there_is_no_room_says_so(tmp_path: Path) -> None:
+    """It is no fault of the job's, and the message tells it apart from one that is."""
+    told = tmp_path / "termination"
+    with real_disk(tmp_path / "disk", 8 << 20) as disk:
+        with suppress(OSError):  # ext4 keeps some blocks back for directories, but makes no more inodes
+            for number in range(10_000):
+                (disk / str(number)).mkdir()
+        done = supervised(disk / "attempts" / "0002", "true", HOLDFAST_TERMINATION_LOG=str(told))
+    assert done.returncode == 74
+    error = f"cannot write the log {disk}/attempts/0002/log: No space left on device"
+    assert Termination.from_json(told.read_text()) == Termination("failed", 0, 0, error, disk_full=True)
 
 
 def test_a_rank_makes_its_own_attempt_directory(tmp_path: Path) -> None:

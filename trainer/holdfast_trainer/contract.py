@@ -197,6 +197,10 @@ def read_fence(run: RunDir) -> int:
         raise ValueError(f"{run.fence} holds {text[:40]!r}, not an attempt number") from None
 
 
+NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""How the system says that a disk is full, or what its user may have of it."""
+
+
 def raise_fence(run: RunDir, attempt: int) -> int:
     """Let `attempt` write and none before it; never lowers. Returns the fence now in force.
 
@@ -211,7 +215,7 @@ def raise_fence(run: RunDir, attempt: int) -> int:
             try:
                 replace_durably(run.fence, str(attempt))
             except OSError as error:
-                if error.errno != errno.ENOSPC or not remove_unfinished(run, attempt):
+                if error.errno not in NO_ROOM or not remove_unfinished(run, attempt):
                     raise
                 replace_durably(run.fence, str(attempt))
         return max(attempt, current)
@@ -417,7 +421,8 @@ class Termination:
     """Why a replica ended, as the trainer itself saw it.
 
     `step` is the last step done, `durable_step` the newest one covered by a
-    committed checkpoint (0: none). `config_error` marks what no retry can mend.
+    committed checkpoint (0: none). `config_error` marks what no retry can mend, `disk_full` an attempt
+    that could not begin for want of room in its run directory: no fault of the job's.
     `progress` is rank 0's last word on all its figures; of other ranks it is None.
     """
 
@@ -427,6 +432,7 @@ class Termination:
     error: str = ""
     config_error: bool = False
     progress: Progress | None = dataclasses.field(default=None, compare=False)
+    disk_full: bool = False
 
     def to_json(self) -> str:
         """JSON of at most `TERMINATION_LIMIT` bytes; a long error keeps its end."""
@@ -453,6 +459,7 @@ class Termination:
                 str(body.get("error", "")),
                 bool(body.get("config_error", False)),
                 _progress_of(body.get("progress")),
+                bool(body.get("disk_full", False)),
             )
         except (ValueError, KeyError, TypeError):
             return None

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from . import contract
 from .checkpoint import CheckpointError, WrongConfiguration
+from .checkpoint.errors import DiskFull
 from .contract import Progress, Termination
 from .faults import Explained
 from .ledger import Journal
@@ -97,7 +98,14 @@ class Ending:
         finally:
             self._previous_hook, sys.excepthook = sys.excepthook, self.fail
 
-    def say(self, outcome: contract.Outcome, error: str = "", *, config_error: bool = False) -> bool:
+    def say(
+        self,
+        outcome: contract.Outcome,
+        error: str = "",
+        *,
+        config_error: bool = False,
+        disk_full: bool = False,
+    ) -> bool:
         """Write termination message and ledger line; false where that was done before."""
         with self._lock:
             if self._said:
@@ -106,7 +114,9 @@ class Ending:
             now = self.standing()
             told = self._last_word(now) if self._rank == "0" else None
             if self._local_rank == "0" or outcome in ("failed", "hung"):
-                message = Termination(outcome, now.step, now.durable_step, error, config_error, told)
+                message = Termination(
+                    outcome, now.step, now.durable_step, error, config_error, told, disk_full
+                )
                 contract.write_termination(self._termination, message)
             self._tell_ledger(outcome, error, now, told)
             return True
@@ -173,7 +183,8 @@ class Ending:
         if isinstance(error, (*CANNOT_BE_MENDED, CheckpointError)):
             print(f"error: {error}", file=sys.stderr)  # it says what to do; the stack says nothing more
             mendable = not isinstance(error, CANNOT_BE_MENDED)
-            self.say("failed", str(error), config_error=not mendable)
+            full = isinstance(error, DiskFull)
+            self.say("failed", str(error), config_error=not mendable, disk_full=full)
             _exit_now(1 if mendable else contract.EXIT_CONFIG_ERROR)
         error = self.explain(error)
         if isinstance(error, Explained):

@@ -43,6 +43,7 @@ from .contract import (
     DEFAULT_TERMINATION_LOG,
     ENV_TERMINATION_LOG,
     EXIT_CONFIG_ERROR,
+    NO_ROOM,
     Termination,
     rank_mark,
     replace_durably,
@@ -238,7 +239,10 @@ def run(options: Options, *, in_place: bool = False) -> int:
             options.log.parent.mkdir(parents=True, exist_ok=True)  # in a pod nobody else makes it
             log = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            print(f"supervise: cannot write the log {options.log}: {error.strerror}", file=sys.stderr)
+            message = f"cannot write the log {options.log}: {error.strerror}"
+            print(f"supervise: {message}", file=sys.stderr)
+            full = error.errno in NO_ROOM
+            write_termination(_termination_log(), Termination("failed", 0, 0, message, disk_full=full))
             return EXIT_IO_ERROR
     pipe = feed = None
     if options.tee and log is not None:

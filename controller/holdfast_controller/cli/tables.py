@@ -40,6 +40,7 @@ VERDICT_STYLES = {
     "LostNode": "yellow",
     "Unschedulable": "yellow",
     "ImagePull": "yellow",
+    "DiskFull": "yellow",
     "Suspended": "blue",
 }
 

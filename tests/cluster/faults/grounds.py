@@ -19,6 +19,7 @@ from tests.cluster.faults import figures
 from tests.cluster.faults.hits import Hit, evicted, name_of
 from tests.cluster.faults.world import Document, Job, World
 from tests.disks import fill
+from waiting import wait_until
 
 HANG_SECONDS = 20
 SLOW_LOG = 120.0
@@ -60,6 +61,19 @@ def full_disk(job: Job, attempt: int) -> Iterator[None]:
     [failed, *_] = job.ledger(attempt, "checkpoint_failed")
     assert "No space left on device" in failed["error"], failed
     yield
+
+
+@contextmanager
+def evicted_onto_a_full_disk(job: Job, attempt: int) -> Iterator[None]:
+    """Somebody else's file takes what is left of the claim once the evicted ranks have saved."""
+    others = job.run_directory().path.with_name("others")
+    with evicted(job, attempt):
+        wait_until(lambda: job.ledger(attempt, "stop"), "the evicted ranks to have saved")
+        fill(others)
+        try:
+            yield
+        finally:
+            others.unlink()
 
 
 @contextmanager

@@ -101,6 +101,11 @@ FAULTS = (
     ),
     # Its storage.
     Fault("full disk under the run directory", grounds.full_disk, "", "", group="storage"),
+    Fault(
+        "eviction onto a full disk", grounds.evicted_onto_a_full_disk, "DiskFull",
+        "there is no room to begin in run directory |cannot write the log .*: No space left on device",
+        notice=True, group="storage", follows=True,
+    ),
     # Its nodes' clocks.
     Fault(
         "eviction where a clock is 10 minutes ahead", grounds.evicted_at_another_time(600), "Disrupted",

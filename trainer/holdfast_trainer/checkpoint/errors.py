@@ -2,6 +2,7 @@
 
     CheckpointError              a save or a load failed; training state in memory is unharmed
     ├── Fenced                   a newer attempt may write; this one must not, and must stop
+    ├── DiskFull                 there is no room to begin; an attempt that comes later may find some
     ├── ObjectStoreError         the object store refuses, or does not answer
     └── WrongConfiguration       the run directory belongs to another configuration
 
@@ -18,6 +19,10 @@ class CheckpointError(Exception):
 
 class Fenced(CheckpointError):
     """A newer attempt may write; this one must not, and must stop."""
+
+
+class DiskFull(CheckpointError):
+    """The run directory has no room to begin an attempt: not the job's fault, and later there may be some."""
 
 
 class ObjectStoreError(CheckpointError):

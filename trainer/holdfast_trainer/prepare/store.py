@@ -9,7 +9,6 @@ recorded: it is cut off, and written again with the same content.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..contract import fsync_directory, replace_durably
+from ..contract import NO_ROOM, fsync_directory, replace_durably
 from ..schema import ConfigError, from_mapping
 from ..token_index import ITEM_SIZE, SPLITS, Shard, Split
 from .corpus import PrepareError
@@ -82,7 +81,7 @@ def write_text(path: Path, text: str) -> None:
 
 def storage_error(path: Path, error: OSError) -> PrepareError:
     """The error for a write that failed; says what is kept and what to do."""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+    if error.errno in NO_ROOM:
         return PrepareError(
             f"no space left for {path}: free some, and run the same command again: it continues where it "
             f"stopped"

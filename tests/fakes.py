@@ -319,10 +319,10 @@ class MemoryEngine:
         found = self.attempts[job.metadata.uid, attempt]
         self._end(found, replica, 1, Termination("failed", step, step, error))
 
-    def find_no_room(self, job: TrainingJob, attempt: int) -> None:
+    def find_no_storage(self, job: TrainingJob, attempt: int) -> None:
         """The run directory's disk is full: no rank can begin."""
         for replica in range(job.spec.replicas):
-            message = Termination("failed", 0, 0, "there is no room to begin", disk_full=True)
+            message = Termination("failed", 0, 0, "there is no room to begin", storage_unavailable=True)
             self._end(self.attempts[job.metadata.uid, attempt], replica, 1, message)
 
     def fall_silent(self, job: TrainingJob, attempt: int) -> None:

@@ -88,8 +88,8 @@ class Verdict(StrEnum):
     """a part of the gang ran and waited in vain for a replica that found no place"""
     IMAGE_PULL = "ImagePull"
     """likewise, for one whose image did not come"""
-    DISK_FULL = "DiskFull"
-    """it could not begin: its run directory had no room"""
+    STORAGE_UNAVAILABLE = "StorageUnavailable"
+    """it could not begin: its run directory had no room, or the object store of that did not answer"""
 
 
 class AttemptRecord(Model):

@@ -17,7 +17,9 @@ CRASHED = Termination("failed", 50, 40, "ValueError: nan in the loss")
 RESET = Termination("failed", 50, 40, "RuntimeError: Connection reset by peer")
 HUNG = Termination("hung", 50, 40, "no step for 600 s")
 CONFIG = Termination("failed", 0, 0, "unknown key 'lr_rate'", config_error=True)
-NO_ROOM = Termination("failed", 0, 0, "there is no room to begin in run directory /r", disk_full=True)
+NO_ROOM = Termination(
+    "failed", 0, 0, "there is no room to begin in run directory /r", storage_unavailable=True
+)
 CUDA = Termination("failed", 5, 0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
 
 
@@ -147,7 +149,9 @@ CASES = [
     pytest.param(
         (bad(0, HOST), ours(1)), Verdict.OUT_OF_MEMORY, "ran out of memory in step 6", id="the host"
     ),
-    pytest.param((bad(0, NO_ROOM), bad(1, RESET)), Verdict.DISK_FULL, "no room to begin", id="a full disk"),
+    pytest.param(
+        (bad(0, NO_ROOM), bad(1, RESET)), Verdict.STORAGE_UNAVAILABLE, "no room to begin", id="a full disk"
+    ),
     pytest.param((bad(0, NO_ROOM), taken(1)), Verdict.DISRUPTED, "Drilled", id="a full disk, and taken"),
     pytest.param((bad(0, HUNG), ours(1)), Verdict.HUNG, "no step for 600 s", id="hung"),
     pytest.param(

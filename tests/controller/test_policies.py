@@ -40,7 +40,7 @@ BUDGET = [
     (Verdict.LOST_NODE, 0, 2, Retries(disruptions=2), (0, 3, False)),
     (Verdict.UNSCHEDULABLE, 0, 0, Retries(failures=0, disruptions=0), (0, 0, True)),
     (Verdict.IMAGE_PULL, 0, 0, Retries(failures=0, disruptions=0), (0, 0, True)),
-    (Verdict.DISK_FULL, 1, 2, Retries(failures=1, disruptions=2), (1, 2, True)),
+    (Verdict.STORAGE_UNAVAILABLE, 1, 2, Retries(failures=1, disruptions=2), (1, 2, True)),
     (Verdict.SUSPENDED, 1, 2, Retries(failures=0), (1, 2, True)),
     (Verdict.FINISHED, 1, 2, Retries(), (1, 2, False)),
 ]

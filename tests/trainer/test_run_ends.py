@@ -235,7 +235,7 @@ def test_where_there_is_no_room_to_begin_that_is_told_and_the_next_attempt_goes_
     full = workshop.start(ranks=2, steps=30, save_every=10, run_dir=small_disk / "run", size=1000)
     assert full.wait() == [1, 1], full.texts()
     message = full.termination()
-    assert (message.outcome, message.disk_full, message.config_error) == ("failed", True, False)
+    assert (message.outcome, message.storage_unavailable, message.config_error) == ("failed", True, False)
     assert message.error == (
         f"there is no room to begin in run directory {small_disk / 'run'}: No space left on device. "
         "Free some, or enlarge the volume; what was saved is still there"

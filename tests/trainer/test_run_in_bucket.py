@@ -112,6 +112,26 @@ def test_training_goes_on_while_saves_fail(bucket: InBucket, server: ObjectServe
     assert bucket.store.steps() == [20, 15]
 
 
+def test_a_store_that_does_not_answer_at_the_start_is_no_fault_of_the_job(
+    bucket: InBucket, server: ObjectServer
+) -> None:
+    bucket.finish(steps=10, save_every=5)
+    for fault in ({"answer": "slow-down"}, {"method": "GET", "path": "step-00000010", "answer": "slow-down"}):
+        server.fail({**fault, "times": 9999})
+        gang = bucket.start(ranks=2, steps=15, save_every=5)
+        assert gang.wait() == [1, 1], gang.texts()
+        message = gang.termination()
+        assert (message.outcome, message.storage_unavailable) == ("failed", True), message
+        assert "answered SlowDown (Please reduce your request rate.) 3 times" in message.error
+    server.fail({"answer": "forbidden", "times": 9999})
+    gang = bucket.start(steps=15, save_every=5)
+    assert gang.wait() == [1], gang.texts()
+    assert not gang.termination().storage_unavailable, "somebody has to see to that"
+    server.fail()
+    history = bucket.finish(ranks=2, steps=15, save_every=5)
+    assert [line["step"] for line in history.events("checkpoint")] == [5, 10, 15]
+
+
 def test_a_loop_that_is_left_early_saves_when_the_interpreter_is_ending(
     bucket: InBucket, server: ObjectServer
 ) -> None:

@@ -122,7 +122,7 @@ def test_a_log_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Pat
     message = Termination.from_json(told.read_text())
     assert message is not None
     assert message.error in done.stderr
-    assert not message.disk_full
+    assert not message.storage_unavailable
     assert not (tmp_path / "ran").exists()
 
 
@@ -136,7 +136,9 @@ def test_a_log_for_which_there_is_no_room_says_so(tmp_path: Path) -> None:
         done = supervised(disk / "attempts" / "0002", "true", HOLDFAST_TERMINATION_LOG=str(told))
     assert done.returncode == 74
     error = f"cannot write the log {disk}/attempts/0002/log: No space left on device"
-    assert Termination.from_json(told.read_text()) == Termination("failed", 0, 0, error, disk_full=True)
+    assert Termination.from_json(told.read_text()) == Termination(
+        "failed", 0, 0, error, storage_unavailable=True
+    )
 
 
 def test_a_rank_makes_its_own_attempt_directory(tmp_path: Path) -> None:

@@ -421,8 +421,9 @@ class Termination:
     """Why a replica ended, as the trainer itself saw it.
 
     `step` is the last step done, `durable_step` the newest one covered by a
-    committed checkpoint (0: none). `config_error` marks what no retry can mend, `disk_full` an attempt
-    that could not begin for want of room in its run directory: no fault of the job's.
+    committed checkpoint (0: none). `config_error` marks what no retry can mend,
+    `storage_unavailable` an end for want of room in the run directory to begin, or of an answer of its
+    object store: no fault of the job's.
     `progress` is rank 0's last word on all its figures; of other ranks it is None.
     """
 
@@ -432,7 +433,7 @@ class Termination:
     error: str = ""
     config_error: bool = False
     progress: Progress | None = dataclasses.field(default=None, compare=False)
-    disk_full: bool = False
+    storage_unavailable: bool = False
 
     def to_json(self) -> str:
         """JSON of at most `TERMINATION_LIMIT` bytes; a long error keeps its end."""
@@ -459,7 +460,7 @@ class Termination:
                 str(body.get("error", "")),
                 bool(body.get("config_error", False)),
                 _progress_of(body.get("progress")),
-                bool(body.get("disk_full", False)),
+                bool(body.get("storage_unavailable", False)),
             )
         except (ValueError, KeyError, TypeError):
             return None

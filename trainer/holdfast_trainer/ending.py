@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from . import contract
 from .checkpoint import CheckpointError, WrongConfiguration
-from .checkpoint.errors import DiskFull
+from .checkpoint.errors import StorageUnavailable
 from .contract import Progress, Termination
 from .faults import Explained
 from .ledger import Journal
@@ -104,7 +104,7 @@ class Ending:
         error: str = "",
         *,
         config_error: bool = False,
-        disk_full: bool = False,
+        storage_unavailable: bool = False,
     ) -> bool:
         """Write termination message and ledger line; false where that was done before."""
         with self._lock:
@@ -115,7 +115,7 @@ class Ending:
             told = self._last_word(now) if self._rank == "0" else None
             if self._local_rank == "0" or outcome in ("failed", "hung"):
                 message = Termination(
-                    outcome, now.step, now.durable_step, error, config_error, told, disk_full
+                    outcome, now.step, now.durable_step, error, config_error, told, storage_unavailable
                 )
                 contract.write_termination(self._termination, message)
             self._tell_ledger(outcome, error, now, told)
@@ -183,8 +183,8 @@ class Ending:
         if isinstance(error, (*CANNOT_BE_MENDED, CheckpointError)):
             print(f"error: {error}", file=sys.stderr)  # it says what to do; the stack says nothing more
             mendable = not isinstance(error, CANNOT_BE_MENDED)
-            full = isinstance(error, DiskFull)
-            self.say("failed", str(error), config_error=not mendable, disk_full=full)
+            later = isinstance(error, StorageUnavailable)
+            self.say("failed", str(error), config_error=not mendable, storage_unavailable=later)
             _exit_now(1 if mendable else contract.EXIT_CONFIG_ERROR)
         error = self.explain(error)
         if isinstance(error, Explained):

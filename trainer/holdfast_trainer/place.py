@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from . import contract
 from .checkpoint.bucket import Bucket, is_bucket
-from .checkpoint.errors import CheckpointError, DiskFull
+from .checkpoint.errors import CheckpointError, StorageUnavailable
 from .checkpoint.stores import admit
 from .contract import RunDir
 from .parallel import Gang
@@ -52,8 +52,8 @@ class Place:
     def admit(self, gang: Gang) -> int:
         """This attempt's number, with the fence at it; alone, one more than the fence. Collective.
 
-        Raises CheckpointError on every rank where the run directory cannot be written, DiskFull where that
-        is for want of room, Fenced where a newer attempt was admitted already.
+        Raises CheckpointError on every rank where the run directory cannot be written, StorageUnavailable
+        where that may pass, Fenced where a newer attempt was admitted already.
         """
         answer = gang.broadcast(self._admit() if gang.rank == 0 else None)
         if isinstance(answer, CheckpointError):
@@ -68,7 +68,7 @@ class Place:
             Records(run, attempt).fetch()
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno in contract.NO_ROOM:
-                return DiskFull(
+                return StorageUnavailable(
                     f"there is no room to begin in run directory {run.path}: {error.strerror}. Free some, or "
                     "enlarge the volume; what was saved is still there"
                 )

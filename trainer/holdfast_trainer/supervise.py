@@ -241,8 +241,8 @@ def run(options: Options, *, in_place: bool = False) -> int:
         except OSError as error:
             message = f"cannot write the log {options.log}: {error.strerror}"
             print(f"supervise: {message}", file=sys.stderr)
-            full = error.errno in NO_ROOM
-            write_termination(_termination_log(), Termination("failed", 0, 0, message, disk_full=full))
+            last = Termination("failed", 0, 0, message, storage_unavailable=error.errno in NO_ROOM)
+            write_termination(_termination_log(), last)
             return EXIT_IO_ERROR
     pipe = feed = None
     if options.tee and log is not None:

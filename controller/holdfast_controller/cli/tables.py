@@ -40,7 +40,7 @@ VERDICT_STYLES = {
     "LostNode": "yellow",
     "Unschedulable": "yellow",
     "ImagePull": "yellow",
-    "DiskFull": "yellow",
+    "StorageUnavailable": "yellow",
     "Suspended": "blue",
 }
 

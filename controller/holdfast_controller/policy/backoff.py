@@ -20,8 +20,8 @@ def backoff(verdict: Verdict, times: int, seed: str) -> float:
     1, 2, 4 ... 300 s after the first, second, third failure in a row without progress, less up to a quarter
     by the seed: many jobs that failed together do not all come back together, and a controller that asks
     again gets the same answer. A gang that found no place for all of it begins with 15 s: two that each hold
-    half of what both need must not come back at once. Nor must one that found its disk full: somebody has to
-    clear it.
+    half of what both need must not come back at once. Nor need one that found its disk full, which
+    somebody has to clear.
     """
     if verdict not in FAILURES | NO_PLACE:
         return 0.0

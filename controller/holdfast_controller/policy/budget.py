@@ -9,9 +9,9 @@ from holdfast_controller.jobs import Retries, Verdict
 
 FAILURES = frozenset((Verdict.FAILED, Verdict.OUT_OF_MEMORY, Verdict.HUNG))
 DISRUPTIONS = frozenset((Verdict.DISRUPTED, Verdict.LOST_NODE))
-NO_PLACE = frozenset((Verdict.UNSCHEDULABLE, Verdict.IMAGE_PULL, Verdict.DISK_FULL))
-"""Nothing of the job's ran, and nothing was taken from it: it waits for a node, an image or a disk, and its
-budgets stay."""
+NO_PLACE = frozenset((Verdict.UNSCHEDULABLE, Verdict.IMAGE_PULL, Verdict.STORAGE_UNAVAILABLE))
+"""Nothing of the job's ran, and nothing was taken from it: it waits for a node, an image or its storage, and
+its budgets stay."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ victims and never counted; the verdict comes from the first cause:
    or it would be tried again for ever            -> Disrupted
 6. a replica that fell silent, when all that the others tell of is its broken connection -> Disrupted
 7. the earliest of the other bad ends that tells of more than its broken connection, else the earliest
-                                                -> OutOfMemory, Hung or Failed; DiskFull where it could
-   not begin for want of room in its run directory: somebody else may have filled it, and may clear it
+                                                -> OutOfMemory, Hung or Failed; StorageUnavailable where
+   its run directory had no room to begin, or the object store of that did not answer: that passes
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ def _any_end(replica: ReplicaObservation) -> float:
 
 def _kind(replica: ReplicaObservation) -> Verdict:
     message = replica.termination
-    if message is not None and message.disk_full:
-        return Verdict.DISK_FULL
+    if message is not None and message.storage_unavailable:
+        return Verdict.STORAGE_UNAVAILABLE
     if replica.out_of_memory or (message is not None and _names_memory(message.error)):
         return Verdict.OUT_OF_MEMORY
     if message is not None and message.outcome == "hung":

@@ -102,7 +102,7 @@ FAULTS = (
     # Its storage.
     Fault("full disk under the run directory", grounds.full_disk, "", "", group="storage"),
     Fault(
-        "eviction onto a full disk", grounds.evicted_onto_a_full_disk, "DiskFull",
+        "eviction onto a full disk", grounds.evicted_onto_a_full_disk, "StorageUnavailable",
         "there is no room to begin in run directory |cannot write the log .*: No space left on device",
         notice=True, group="storage", follows=True,
     ),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import ObjectStoreError
+from .errors import ObjectStoreAway, ObjectStoreError
 
 SCHEME = "s3://"
 ENV_TIMEOUT = "HOLDFAST_STORAGE_TIMEOUT_SECONDS"
@@ -39,6 +39,7 @@ _REFUSED = {
 _FORBIDDEN = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "403"}
 _TOO_FAST = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
 _UNAVAILABLE = {"503", "500", "ServiceUnavailable", "InternalError", "InternalServerError"}
+_BUSY = _TOO_FAST | _UNAVAILABLE
 _MISSING = {"NoSuchKey", "404"}
 
 
@@ -184,7 +185,9 @@ class Bucket:
             return FileNotFoundError(2, "no such object", what)
         if code == "NoSuchUpload":
             return FileNotFoundError(2, "no such upload: somebody aborted it", what)
-        return ObjectStoreError(f"{self.url}: {_in_words(code, message, what, self.name, error)}")
+        away = code in _BUSY or _no_answer(code, error)
+        kind = ObjectStoreAway if away else ObjectStoreError
+        return kind(f"{self.url}: {_in_words(code, message, what, self.name, error)}")
 
 
 def _in_words(code: str, message: str, what: str, bucket: str, error: Exception | None) -> str:
@@ -206,14 +209,21 @@ def _in_words(code: str, message: str, what: str, bucket: str, error: Exception 
             f"{what} is not permitted ({code}: {message}). Needed are s3:GetObject, s3:PutObject, "
             "s3:DeleteObject, s3:AbortMultipartUpload, s3:ListBucket and s3:ListBucketMultipartUploads"
         )
-    if code in _TOO_FAST | _UNAVAILABLE:
+    if code in _BUSY:
         return f"{what}: {endpoint()} answered {code} ({message}) {tries()} times"
-    if not code and (isinstance(error, OSError) or "Connect" in kind or "Timeout" in kind or "HTTP" in kind):
+    if _no_answer(code, error):
         return (
             f"{what}: no answer from {endpoint()} in {tries()} tries ({message}). Check AWS_ENDPOINT_URL and "
             f"the network; {ENV_TIMEOUT} is how long a request may stand still (now {timeout():g})"
         )
     return f"{what} failed: {code} {message}".replace("  ", " ")
+
+
+def _no_answer(code: str, error: Exception | None) -> bool:
+    """Whether the store said nothing, not even what is wrong."""
+    kind = "" if error is None else type(error).__name__
+    named = any(word in kind for word in ("Connect", "Timeout", "HTTP"))
+    return not code and (isinstance(error, OSError) or named)
 
 
 def endpoint() -> str:

@@ -2,8 +2,9 @@
 
     CheckpointError              a save or a load failed; training state in memory is unharmed
     ├── Fenced                   a newer attempt may write; this one must not, and must stop
-    ├── DiskFull                 there is no room to begin; an attempt that comes later may find some
+    ├── StorageUnavailable       not the job's fault, and later it may be otherwise: a disk was full
     ├── ObjectStoreError         the object store refuses, or does not answer
+    │   └── ObjectStoreAway      the latter, which is StorageUnavailable too
     └── WrongConfiguration       the run directory belongs to another configuration
 
 `BadManifest` and `UnreadableFile` say that bytes are not what was written; a load then takes an older
@@ -21,12 +22,18 @@ class Fenced(CheckpointError):
     """A newer attempt may write; this one must not, and must stop."""
 
 
-class DiskFull(CheckpointError):
-    """The run directory has no room to begin an attempt: not the job's fault, and later there may be some."""
+class StorageUnavailable(CheckpointError):
+    """The run directory has no room to begin, or its store does not answer; another time it may be otherwise.
+
+    It is no fault of the job's, and the last words of a rank that ends for it say so."""
 
 
 class ObjectStoreError(CheckpointError):
     """The object store refuses, or does not answer; the message says what would help."""
+
+
+class ObjectStoreAway(ObjectStoreError, StorageUnavailable):
+    """The object store does not answer, or answers that it is too busy."""
 
 
 class WrongConfiguration(CheckpointError):

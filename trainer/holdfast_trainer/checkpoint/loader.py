@@ -74,7 +74,7 @@ def load_newest(
         faults = gang.gather(fault)
         for rank, unanswered in enumerate(faults):
             if isinstance(unanswered, ObjectStoreError):
-                raise ObjectStoreError(f"step {step} cannot be loaded by rank {rank}: {unanswered}")
+                raise type(unanswered)(f"step {step} cannot be loaded by rank {rank}: {unanswered}")
         first = next((f"rank {rank}: {f}" for rank, f in enumerate(faults) if f), None)
         if first is not None:
             skipped.append(Skipped(step, first))

@@ -20,9 +20,9 @@ def test_it_waits_ever_longer_and_goes_on_once_there_is_room() -> None:
         waited = []
         for attempt in range(2, 10):
             assert job.status.attempt == attempt
-            scene.engine.find_no_room(job, attempt)
+            scene.engine.find_no_storage(job, attempt)
             job = await scene.look(passes=4)
-            assert job.status.attempts[-1].verdict is Verdict.DISK_FULL
+            assert job.status.attempts[-1].verdict is Verdict.STORAGE_UNAVAILABLE
             assert (job.status.phase, job.status.failures, job.status.disruptions) == (Phase.RECOVERING, 0, 1)
             assert "starts again after a back-off: replica 0: there is no room to begin" in job.status.message
             assert job.status.next_start_at is not None
@@ -31,7 +31,7 @@ def test_it_waits_ever_longer_and_goes_on_once_there_is_room() -> None:
             job = await scene.look(passes=4)
         longest = [15, 30, 60, 120, 240, 300, 300, 300]
         assert all(0.7 * most < wait <= most for wait, most in zip(waited, longest, strict=True)), waited
-        assert "DiskFull" in await scene.reasons()
+        assert "StorageUnavailable" in await scene.reasons()
 
         assert len(scene.engine.running(job.metadata.uid)) == 1
         job = await scene.end(0, 0)

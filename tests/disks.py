@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -58,3 +59,11 @@ def fill(path: Path) -> None:
     with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(65536)):
             pass
+
+
+def fill_whole(directory: Path) -> None:
+    """Fill it, and take all inodes too: ext4 keeps some blocks back for directories."""
+    fill(directory / "filler")
+    with contextlib.suppress(OSError):
+        for number in itertools.count():
+            (directory / f"{number}").touch()

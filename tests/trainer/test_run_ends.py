@@ -72,7 +72,7 @@ def test_a_last_save_that_fails_at_exit_is_no_success(workshop: Workshop) -> Non
     gang.release()
     assert gang.wait() == [1], gang.texts()
     message = gang.termination()
-    assert message.outcome == "failed"
+    assert (message.outcome, message.storage_unavailable) == ("failed", False)
     assert message.error.startswith("trained to step 13, but it is not durable: step 13 could not be saved: ")
     assert "done" in gang.texts()
 
@@ -225,6 +225,24 @@ def test_finished_counts_although_a_notice_came_last(workshop: Workshop) -> None
     assert (message.step, message.durable_step) == (20, 20)
 
 
+def test_where_there_is_no_room_for_the_last_save_the_next_attempt_makes_it(
+    workshop: Workshop, small_disk: Path
+) -> None:
+    gang = workshop.start(ranks=2, steps=30, hold_at=25, save_every=10, run_dir=small_disk / "run", size=1000)
+    wait_until(lambda: gang.history.run.checkpoint(20).exists(), "step 20 to be durable")
+    gang.wait_for_text("step 25")
+    fill(small_disk / "others")
+    gang.release()
+    assert gang.wait() == [1, 1], gang.texts()
+    message = gang.termination()
+    assert (message.outcome, message.durable_step, message.storage_unavailable) == ("failed", 20, True)
+    assert message.error.startswith("trained to step 30, but it is not durable: step 30 could not be saved: ")
+    (small_disk / "others").unlink()
+    last = workshop.start(ranks=2, steps=30, save_every=10, run_dir=small_disk / "run", size=1000)
+    assert last.wait() == [0, 0], last.texts()
+    assert "resumed from step 20" in last.texts()
+
+
 def test_where_there_is_no_room_to_begin_that_is_told_and_the_next_attempt_goes_on(
     workshop: Workshop, small_disk: Path
 ) -> None:
@@ -237,8 +255,8 @@ def test_where_there_is_no_room_to_begin_that_is_told_and_the_next_attempt_goes_
     message = full.termination()
     assert (message.outcome, message.storage_unavailable, message.config_error) == ("failed", True, False)
     assert message.error == (
-        f"there is no room to begin in run directory {small_disk / 'run'}: No space left on device. "
-        "Free some, or enlarge the volume; what was saved is still there"
+        f"there is no room to begin in run directory {small_disk / 'run'}: [Errno 28] No space left on "
+        "device. Free some, or enlarge the volume; what was saved is still there"
     )
     assert all(f"error: {message.error}" in rank.text() for rank in full.ranks)
     (small_disk / "others").unlink()

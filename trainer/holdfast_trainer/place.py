@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from . import contract
 from .checkpoint.bucket import Bucket, is_bucket
-from .checkpoint.errors import CheckpointError, StorageUnavailable
+from .checkpoint.errors import CheckpointError, StorageUnavailable, may_pass
 from .checkpoint.stores import admit
 from .contract import RunDir
 from .parallel import Gang
@@ -67,9 +67,9 @@ class Place:
             run.attempt(attempt).mkdir(parents=True, exist_ok=True)
             Records(run, attempt).fetch()
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in contract.NO_ROOM:
+            if may_pass(error):
                 return StorageUnavailable(
-                    f"there is no room to begin in run directory {run.path}: {error.strerror}. Free some, or "
+                    f"there is no room to begin in run directory {run.path}: {error}. Free some, or "
                     "enlarge the volume; what was saved is still there"
                 )
             return CheckpointError(

@@ -40,7 +40,7 @@ from torch import nn
 from . import contract
 from .account import Account
 from .alike import announced, require_alike
-from .checkpoint import Cadence, CheckpointError, has_checkpoint, rng
+from .checkpoint import Cadence, has_checkpoint, rng
 from .config import Snapshots
 from .deferred import defer_compiler
 from .ending import Ending
@@ -415,7 +415,7 @@ class Run:
             log.info("stopped on notice after step %d", self.step)
             if fault:
                 log.warning("this step is not durable: %s", fault)
-        self._ending.say("interrupted", fault)
+        self._ending.say("interrupted", str(fault or ""))
         self._notice.settle()
         self.gang.leave()
         raise SystemExit(0)
@@ -427,7 +427,7 @@ class Run:
         self._losses.flush(self.step)
         if fault := self._saves.now(self.step):
             self._saves.raise_if_fenced()
-            raise CheckpointError(f"trained to step {self.step}, but it is not durable: {fault}")
+            raise type(fault)(f"trained to step {self.step}, but it is not durable: {fault}")
         self._completed = True
         self._account.telemetry.phase("finished")
 

@@ -20,6 +20,7 @@ from . import contract
 from .account import Account
 from .checkpoint import Cadence, CheckpointError, Fenced, Saved, Saver
 from .checkpoint.cadence import does_not_fit, time_between_interruptions
+from .checkpoint.errors import StorageUnavailable, may_pass
 from .checkpoint.saver import PART_TIMEOUT_SECONDS
 from .config import ConfigError, Snapshots
 from .contract import RunDir
@@ -191,27 +192,29 @@ class Saves:
 
     def now(
         self, step: int, timeout: float = PART_TIMEOUT_SECONDS, random: dict[str, Any] | None = None
-    ) -> str:
+    ) -> CheckpointError | None:
         """Save this step unless that was done, and wait until it is durable. Collective.
 
         A save in flight is finished first, unless the time that is left is enough for the newer one alone.
-        Returns why it is not durable, on every rank; empty where it is.
+        Returns why it is not durable, on every rank; None where it is. StorageUnavailable: that may pass.
         """
         if step != self.newest_step and timeout < PART_TIMEOUT_SECONDS:  # a notice presses
             self._make_way(step, timeout)
         self._saver.hurry(timeout)
         self._saver.join()
         mine = step != self.newest_step or self._saver.error is not None
-        fault = ""
+        fault: CheckpointError | None = None
         if any(self._gang.gather(mine)):  # where one rank failed, all write again
             self._begin(step, timeout, random)
         try:
             self._saver.wait()
         except CheckpointError as error:
-            fault = str(error)
+            fault = (StorageUnavailable if may_pass(error) else CheckpointError)(str(error))
         told = self._gang.gather((fault, self.standing(step)))
         self._durable = told[0][1]  # rank 0 committed; others may see the directory later
-        return next((fault for fault, _ in told if fault), "")
+        faults = [fault for fault, _ in told if fault is not None]
+        cause = (fault for fault in faults if isinstance(fault, StorageUnavailable))
+        return next(cause, faults[0] if faults else None)  # others may just have waited in vain for that one
 
     def _make_way(self, step: int, seconds: float) -> None:
         """Give up the save in flight where that of `step` alone can be done in time: rank 0 decides."""

@@ -4,6 +4,7 @@ another time of day.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,7 +19,7 @@ from tests.cluster.component import nodes_of
 from tests.cluster.faults import figures
 from tests.cluster.faults.hits import Hit, evicted, name_of
 from tests.cluster.faults.world import Document, Job, World
-from tests.disks import fill
+from tests.disks import fill, fill_whole
 from waiting import wait_until
 
 HANG_SECONDS = 20
@@ -65,15 +66,16 @@ def full_disk(job: Job, attempt: int) -> Iterator[None]:
 
 @contextmanager
 def evicted_onto_a_full_disk(job: Job, attempt: int) -> Iterator[None]:
-    """Somebody else's file takes what is left of the claim once the evicted ranks have saved."""
+    """Somebody else's files take all that is left of the claim once the evicted ranks have saved."""
     others = job.run_directory().path.with_name("others")
-    with evicted(job, attempt):
-        wait_until(lambda: job.ledger(attempt, "stop"), "the evicted ranks to have saved")
-        fill(others)
-        try:
+    others.mkdir()
+    try:
+        with evicted(job, attempt):
+            wait_until(lambda: job.ledger(attempt, "stop"), "the evicted ranks to have saved")
+            fill_whole(others)
             yield
-        finally:
-            others.unlink()
+    finally:
+        shutil.rmtree(others)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ checkpoint. An object store that does not answer says nothing of the bytes: a lo
 
 from __future__ import annotations
 
+from ..contract import NO_ROOM
+
 
 class CheckpointError(Exception):
     """A save or a load failed; training state in memory is unharmed."""
@@ -26,6 +28,15 @@ class StorageUnavailable(CheckpointError):
     """The run directory has no room to begin, or its store does not answer; another time it may be otherwise.
 
     It is no fault of the job's, and the last words of a rank that ends for it say so."""
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Whether it, or what it came from, is a full disk or a store that does not answer."""
+    while error is not None:
+        if isinstance(error, StorageUnavailable) or (isinstance(error, OSError) and error.errno in NO_ROOM):
+            return True
+        error = error.__cause__
+    return False
 
 
 class ObjectStoreError(CheckpointError):

@@ -36,7 +36,8 @@ of an untouched twin: the state of both ranks and the loss of every step, those 
 last bit. *Left behind* are pods, PyTorchJobs and ConfigMaps of earlier attempts. *Seconds* are from the hit
 until the next attempt has done a step, with what the fault itself takes.
 A rank that somebody kills inside its pod is a failure: what takes pods from a job says so, and nothing did.
-The full disk is that of the claim, with no room left until a save has failed; training goes on meanwhile. A
+The full disk is that of the claim, with no room left until a save has failed; training goes on meanwhile.
+Where it is full when an attempt begins, inodes are gone too, and come back once the verdict is there. A
 clock that is wrong is that of all containers of one node, not of its kubelet; the figures in the status are
 held against the right one. A gang of which a part finds no place is given up after 300 s, which are among its
 seconds; it spends no budget, and the eviction before it is counted apart. Kueue's quota has room for one job:

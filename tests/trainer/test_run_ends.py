@@ -225,6 +225,33 @@ def test_finished_counts_although_a_notice_came_last(workshop: Workshop) -> None
     assert (message.step, message.durable_step) == (20, 20)
 
 
+@pytest.mark.parametrize("then", ["room", "notice"])
+def test_the_last_save_waits_for_room_as_long_as_its_steps_took(
+    workshop: Workshop, small_disk: Path, then: str
+) -> None:
+    options = {"steps": 22, "save_every": 10, "run_dir": small_disk / "run", "size": 1000}
+    gang = workshop.start(ranks=2, hold_at=11, pause=0.5, **options)
+    wait_until(lambda: gang.history.run.checkpoint(10).exists(), "step 10 to be durable")
+    fill(small_disk / "others")
+    gang.release()
+    gang.wait_for_text("not durable yet; tried again for ")
+    if then == "room":
+        (small_disk / "others").unlink()
+    else:
+        gang.signal(NOTICE)
+    assert gang.wait() == [0, 0], gang.texts()
+    message = gang.termination()
+    if then == "room":
+        assert (message.outcome, message.durable_step) == ("finished", 22)
+        return
+    assert (message.outcome, message.step, message.durable_step) == ("interrupted", 22, 10)
+    assert "step 22 could not be saved: No space left on device" in message.error
+    (small_disk / "others").unlink()
+    last = workshop.start(ranks=2, **options)
+    assert last.wait() == [0, 0], last.texts()
+    assert "resumed from step 10" in last.texts()
+
+
 def test_where_there_is_no_room_for_the_last_save_the_next_attempt_makes_it(
     workshop: Workshop, small_disk: Path
 ) -> None:

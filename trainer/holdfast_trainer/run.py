@@ -425,7 +425,10 @@ class Run:
         self._watchdog.stop()
         self._account.telemetry.phase("saving")
         self._losses.flush(self.step)
-        if fault := self._saves.now(self.step):
+        # Nothing is left to be done but this: to wait costs no more than to do it all again.
+        if fault := self._saves.now_or_later(self.step, self._account.telemetry.unsaved_seconds):
+            if any(self.gang.gather(self._notice.received)):
+                self._stop()
             self._saves.raise_if_fenced()
             raise type(fault)(f"trained to step {self.step}, but it is not durable: {fault}")
         self._completed = True

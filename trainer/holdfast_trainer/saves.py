@@ -32,6 +32,8 @@ from .watchdog import Watchdog
 
 log = logging.getLogger("holdfast")
 
+FIRST_AGAIN_SECONDS, LAST_AGAIN_SECONDS = 1.0, 30.0
+"""Between two tries of the last save, at first and in the end."""
 FAILURE_SECONDS = 5.0
 """How long a rank that fails waits for its peers' parts of a save in flight: they may be gone too."""
 COMMIT_POLL_SECONDS = 0.02
@@ -210,11 +212,41 @@ class Saves:
             self._saver.wait()
         except CheckpointError as error:
             fault = (StorageUnavailable if may_pass(error) else CheckpointError)(str(error))
+        self._durable = None  # what an earlier try had to say of this step
         told = self._gang.gather((fault, self.standing(step)))
         self._durable = told[0][1]  # rank 0 committed; others may see the directory later
         faults = [fault for fault, _ in told if fault is not None]
         cause = (fault for fault in faults if isinstance(fault, StorageUnavailable))
         return next(cause, faults[0] if faults else None)  # others may just have waited in vain for that one
+
+    def now_or_later(self, step: int, worth: float) -> CheckpointError | None:
+        """As `now`; where what is in the way may pass, again and again for `worth` seconds. Collective.
+
+        A notice ends that too: what is then to be done with the time that is left is the caller's to say.
+        """
+        deadline, pause = time.monotonic() + worth, FIRST_AGAIN_SECONDS
+        while isinstance(fault := self.now(step), StorageUnavailable):
+            left = self._gang.broadcast(deadline - time.monotonic() if self._gang.rank == 0 else None)
+            if left <= 0:
+                break
+            if self._gang.rank == 0:
+                log.warning("not durable yet; tried again for %.0f s, as long as it took: %s", left, fault)
+            if self._noticed_within(min(pause, left)):
+                break
+            pause = min(2 * pause, LAST_AGAIN_SECONDS)
+        return fault
+
+    def _noticed_within(self, seconds: float) -> bool:
+        """Wait; whether a notice came to any rank meanwhile. Collective."""
+        until = time.monotonic() + seconds
+        while True:
+            waiting = self._gang.rank == 0 and time.monotonic() < until
+            told = self._gang.gather((self._notice.received, waiting))
+            if any(noticed for noticed, _ in told):
+                return True
+            if not told[0][1]:
+                return False
+            time.sleep(min(1.0, seconds))
 
     def _make_way(self, step: int, seconds: float) -> None:
         """Give up the save in flight where that of `step` alone can be done in time: rank 0 decides."""

@@ -167,6 +167,12 @@ class Telemetry:
         ):
             gauge.set(float("nan"))  # not known yet: a gauge that was never set would say 0
 
+    @property
+    def unsaved_seconds(self) -> float:
+        """Of useful work since the newest durable checkpoint."""
+        now = self.progress
+        return (now.useful_seconds or 0.0) - (now.durable_seconds or 0.0)
+
     def resumed(self, step: int, useful_seconds: float | None, startup: Mapping[str, float]) -> None:
         """This attempt goes on from `step`, which all attempts together spent so many seconds on; `startup`
         are the contract's figures of how it got here."""

@@ -1,8 +1,10 @@
 """Installs what benchmarks measure beside, apart from .venv: pinned by uv.lock, checked by hash.
 
-The packages of the dependency group `peers` go into build/peers, without what .venv has already; a process
-that is to find them gets that directory as the last entry of its path. So nothing of Holdfast can come to
-depend on them, and the environment that tests run in is that of the product.
+The packages of the dependency group `peers`, without what .venv has already, go into a directory of the
+cache, under a key of what it holds; a process that is to find them gets that directory as the last entry of
+its path. So nothing of Holdfast can come to depend on them, and the environment that tests run in is that of
+the product. The directory appears by a rename when it is whole, and processes that want it at once wait for
+the one that makes it.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from tests.cluster.locks import locked
+from tests.cluster.site import cache_directory
+
 ROOT = Path(__file__).parents[1]
-PEERS = ROOT / "build" / "peers"
-STAMP = ".holdfast-stamp"
 
 
 class PeersError(Exception):
@@ -57,21 +61,25 @@ def _requirements(text: str) -> list[str]:
 
 
 def install(root: Path = ROOT) -> Path:
-    """The directory, filled; returns at once where it is fresh. Raises PeersError."""
-    place = root / "build" / "peers"
-    wanted = hashlib.sha256((root / "uv.lock").read_bytes() + sys.version.encode()).hexdigest()
-    stamp = place / STAMP
-    if stamp.is_file() and stamp.read_text() == wanted:
-        return place
+    """The directory, filled. Raises PeersError, and OSError where the cache cannot be written."""
     lines = only_of(_export(root, "--only-group", "peers"), _export(root, "--extra", "dev"))
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    listing = place / "requirements.txt"
-    listing.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    command = ["pip", "install", "--quiet", "--target", str(place), "--no-deps", "--require-hashes"]
-    _uv(root, *command, "--compile-bytecode", "-r", str(listing))
-    stamp.write_text(wanted)
+    key = hashlib.sha256("\n".join([sys.version, *lines]).encode()).hexdigest()[:16]
+    place = cache_directory() / "peers" / key
+    if not place.exists():
+        with locked(place.with_suffix(".lock")):
+            if not place.exists():
+                _fill(root, place, lines)
     return place
+
+
+def _fill(root: Path, place: Path, lines: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory(prefix=f"{place.name}-", dir=place.parent) as beside:
+        listing = Path(beside) / "requirements.txt"
+        listing.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        whole = Path(beside) / "whole"
+        command = ["pip", "install", "--quiet", "--target", str(whole), "--no-deps", "--require-hashes"]
+        _uv(root, *command, "--compile-bytecode", "-r", str(listing))
+        whole.rename(place)
 
 
 def _export(root: Path, *choice: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from holdfast_trainer.checkpoint import Cadence, CheckpointDirectory, Saver
 from holdfast_trainer.checkpoint.cadence import (
     SPOT_MTBI_SECONDS,
+    again_after,
     does_not_fit,
     time_between_interruptions,
     young_interval,
@@ -49,6 +50,18 @@ def test_a_run_that_is_often_interrupted_saves_more_often() -> None:
     assert young_interval(20.0, often) < young_interval(20.0, SPOT_MTBI_SECONDS)
     assert Cadence().due_after(70, 20.0, often)
     assert not Cadence().due_after(70, 20.0)
+
+
+def test_a_save_that_failed_is_tried_again_soon_and_ever_more_seldom() -> None:
+    assert [again_after(failures) for failures in (1, 2, 3, 6, 7, 8, 10_000)] == [
+        5,
+        10,
+        20,
+        160,
+        300,
+        300,
+        300,
+    ]
 
 
 def test_a_save_that_does_not_fit_the_notice_is_told_with_what_helps() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from disks import fill
-from gangs import NOTICE, Workshop
+from gangs import KILL, NOTICE, Workshop
 from waiting import wait_until
 
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR, Termination, raise_fence
@@ -320,3 +320,24 @@ def test_training_goes_on_while_the_disk_is_full(workshop: Workshop, small_disk:
     again = workshop.start(ranks=2, steps=message.step + 1, run_dir=run.path, size=1000)
     assert again.wait() == [0, 0], again.texts()
     assert f"resumed from step {message.step}" in again.texts()
+
+
+def test_a_save_that_found_no_room_is_tried_again_long_before_the_next_is_due(
+    workshop: Workshop, small_disk: Path
+) -> None:
+    every = 60
+    gang = workshop.start(
+        ranks=2, steps=1000, save_every=every, pause=0.2, run_dir=small_disk / "run", size=1000
+    )
+    gang.wait_for_step(1)
+    fill(small_disk / "others")
+    gang.wait_for_text(f"checkpoint of step {every} failed, training goes on")
+    (small_disk / "others").unlink()
+    wait_until(lambda: gang.history.events("checkpoint"), "a save to find room")
+    saved = gang.history.events("checkpoint")[0]
+    assert every < saved["step"] < 2 * every
+    gang.signal(KILL)
+    gang.wait()
+    again = workshop.start(ranks=2, steps=saved["step"] + 1, run_dir=small_disk / "run", size=1000)
+    assert again.wait() == [0, 0], again.texts()
+    assert f"resumed from step {saved['step']}" in again.texts()

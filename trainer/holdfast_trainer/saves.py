@@ -19,7 +19,7 @@ import torch
 from . import contract
 from .account import Account
 from .checkpoint import Cadence, CheckpointError, Fenced, Saved, Saver
-from .checkpoint.cadence import does_not_fit, time_between_interruptions
+from .checkpoint.cadence import again_after, does_not_fit, time_between_interruptions
 from .checkpoint.errors import StorageUnavailable, may_pass
 from .checkpoint.saver import PART_TIMEOUT_SECONDS
 from .config import ConfigError, Snapshots
@@ -91,6 +91,8 @@ class Saves:
             raise ConfigError(f"snapshot {snapshot!r} is none of: {', '.join(get_args(Snapshots))}")
         self._overlapped = snapshot == "overlapped"
         self._began = time.monotonic()
+        self._failures, self._failed = 0, 0.0
+        """How many saves have failed one after another, and when the newest did."""
         self._prepared = self._told_too_slow = False
 
     @property
@@ -111,12 +113,18 @@ class Saves:
         self._began = time.monotonic()
 
     def due_by_clock(self) -> bool:
-        """Rank 0's clock decides for all when cadence is in seconds; any rank, where its part was dropped."""
+        """Rank 0's clock decides for all, when cadence is in seconds or the newest save has failed.
+
+        Any rank does where its part was dropped.
+        """
         if self._saver.dropped:
             return True
         if self._gang.rank != 0 or self._saver.busy:
             return False
-        since = time.monotonic() - self._began
+        now = time.monotonic()
+        if self._saver.error is not None and now - self._failed >= again_after(self._failures):
+            return True
+        since = now - self._began
         return self._cadence.due_after(since, self._saver.last_cost, self._between_interruptions)
 
     def due_at_step(self, step: int) -> bool:
@@ -283,6 +291,7 @@ class Saves:
             raise self._saver.error
 
     def _on_saved(self, saved: Saved) -> None:
+        self._failures = 0
         room = None if self._notice.received else self._notice.remaining()
         problem = None if room is None else does_not_fit(saved.seconds, room)
         if problem and not self._told_too_slow:
@@ -301,6 +310,7 @@ class Saves:
 
     def _on_failed(self, step: int, error: CheckpointError) -> None:
         self._telemetry.save_failed()
+        self._failures, self._failed = self._failures + 1, time.monotonic()
         log.warning("checkpoint of step %d failed, training goes on: %s", step, error)
         if self._gang.rank == 0:
             self._journal.event("checkpoint_failed", step=step, error=str(error))

@@ -19,6 +19,8 @@ SPOT_MTBI_SECONDS = 2 * 3600.0
 """Assumed mean time between interruptions before any was seen: an unkind spot pool."""
 SHORTEST_SECONDS = 10.0
 LONGEST_SECONDS = 15 * 60.0
+SOONEST_AGAIN_SECONDS, LATEST_AGAIN_SECONDS = 5.0, 5 * 60.0
+"""From a save that has failed to the next try, at first and in the end."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,14 @@ def young_interval(cost: float | None, mtbi: float) -> float:
     if cost is None:
         return SHORTEST_SECONDS
     return min(LONGEST_SECONDS, max(SHORTEST_SECONDS, math.sqrt(2 * cost * mtbi)))
+
+
+def again_after(failures: int) -> float:
+    """Seconds from the last of `failures` failed saves in a row until another is due, whatever the cadence.
+
+    All work since the newest checkpoint is at risk meanwhile; what was in the way may be gone soon.
+    """
+    return float(min(LATEST_AGAIN_SECONDS, SOONEST_AGAIN_SECONDS * 2 ** min(failures - 1, 10)))
 
 
 def time_between_interruptions(ledgers: Iterable[Sequence[Mapping[str, Any]]]) -> float:

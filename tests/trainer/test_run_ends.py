@@ -225,12 +225,13 @@ def test_finished_counts_although_a_notice_came_last(workshop: Workshop) -> None
     assert (message.step, message.durable_step) == (20, 20)
 
 
-@pytest.mark.parametrize("then", ["room", "notice"])
+@pytest.mark.parametrize("then", ["room", "notice", "notice at exit"])
 def test_the_last_save_waits_for_room_as_long_as_its_steps_took(
     workshop: Workshop, small_disk: Path, then: str
 ) -> None:
     options = {"steps": 22, "save_every": 10, "run_dir": small_disk / "run", "size": 1000}
-    gang = workshop.start(ranks=2, hold_at=11, pause=0.5, **options)
+    left_early = {"steps": 40, "break_at": 21} if then == "notice at exit" else {}
+    gang = workshop.start(ranks=2, hold_at=11, pause=0.5, **{**options, **left_early})
     wait_until(lambda: gang.history.run.checkpoint(10).exists(), "step 10 to be durable")
     fill(small_disk / "others")
     gang.release()
@@ -240,6 +241,7 @@ def test_the_last_save_waits_for_room_as_long_as_its_steps_took(
     else:
         gang.signal(NOTICE)
     assert gang.wait() == [0, 0], gang.texts()
+    assert "Traceback" not in gang.texts()
     message = gang.termination()
     if then == "room":
         assert (message.outcome, message.durable_step) == ("finished", 22)

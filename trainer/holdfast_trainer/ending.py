@@ -218,6 +218,8 @@ class Ending:
             _exit_now(self.exit_status if isinstance(self.exit_status, int) else 1)
         try:
             self.at_exit()  # Python would print what this raises, and exit with status 0
+        except SystemExit:  # the gang agreed to stop during the last save, and has said so
+            _exit_now(0)
         except BaseException as error:
             self.fail(type(error), error, error.__traceback__)
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 from gangs import Gang, Workshop
+from tests.cluster.site import cache_directory
 
 import holdfast_trainer
+from holdfast_trainer.compilation import CACHE
 
 COMMAND = Path(holdfast_trainer.__file__).parent / "__main__.py"
 CONFIG = {
@@ -54,6 +56,11 @@ def write_config(directory: Path) -> Path:
     path = directory / "gpt.yaml"
     path.write_text(yaml.safe_dump(body))
     return path
+
+
+def compiler_cache() -> dict[str, str]:
+    """For the environment of ranks that compile: half a minute of C++, which is done once on a machine."""
+    return {CACHE: str(cache_directory() / "compiled")}
 
 
 def start(

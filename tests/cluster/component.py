@@ -64,10 +64,14 @@ class Component:
             time.sleep(0.05)
 
 
+# Else a quarter of an apiserver's time goes to collecting garbage, as soon as there is as much as is used.
+_FEWER_COLLECTIONS = {"GOGC": "200"}
+
+
 def environment(site: Site) -> dict[str, str]:
     """What the programs of a node see: this environment and the marks."""
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    return {**inherited, MARK: str(site.state), NODE_MARK: str(site.number)}
+    return {**_FEWER_COLLECTIONS, **inherited, MARK: str(site.state), NODE_MARK: str(site.number)}
 
 
 def start(site: Site, name: str, command: Sequence[str | Path], *, prefix: Sequence[str] = ()) -> Component:

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from gangs import KILL, History, Workshop
-from gpt_runs import start, write_config
+from gpt_runs import compiler_cache, start, write_config
 from tests.trainer.sharded_memory_script import REST, SHAPE
 
 from holdfast_trainer.assembly import check_sharding
 from holdfast_trainer.checkpoint.inspection import Opened
-from holdfast_trainer.compilation import CACHE
 from holdfast_trainer.config import ConfigError, load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.hf_weights import save_weights
@@ -90,7 +89,7 @@ def test_what_is_cut_and_compiled_trains_as_the_whole_as_written_and_resumes(
     # A compiled dropout draws other numbers.
     settings = ("model.dropout=0", "train.steps=60", "validation.every=0", "checkpoint.every=4")
     compiled = (SHARDED, "train.compile=true")
-    cache = {CACHE: str(workshop.path / "compiled")}
+    cache = compiler_cache()
     whole = start(workshop, config, *settings, name="whole", ranks=2)
     assert whole.wait() == [0, 0], whole.texts()
     untouched = start(workshop, config, *settings, *compiled, name="untouched", ranks=2, env=cache)

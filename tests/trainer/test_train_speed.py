@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from gangs import KILL, NOTICE, Workshop
-from gpt_runs import start, write_config
+from gpt_runs import compiler_cache, start, write_config
 
 from holdfast_trainer.compilation import CACHE, compile_or_eager
 from holdfast_trainer.config import ConfigError, ModelConfig, parse_window
@@ -76,11 +76,11 @@ def test_what_does_not_compile_runs_as_it_is_written(workshop: Workshop, config:
 
 @pytest.mark.slow
 def test_a_compiled_gpt_resumes_exactly(workshop: Workshop, config: Path) -> None:
-    """Training and validation are two graphs; what an attempt compiled is there for the next one."""
+    """Training and validation are two graphs."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("torch.compile needs a C++ compiler here, and there is none")
     settings = ("train.compile=true", "model.layers=1", "train.steps=120", "checkpoint.every=5")
-    cache = {CACHE: str(workshop.path / "compiled")}
+    cache = compiler_cache()
     untouched = start(workshop, config, *settings, name="untouched", env=cache)
     assert untouched.wait() == [0], untouched.texts()
     gang = start(workshop, config, *settings, env=cache)

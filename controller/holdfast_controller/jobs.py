@@ -170,6 +170,9 @@ class JobProgress(Model):
         default=None, description="Time spent on the steps up to durableStep, by all attempts that count."
     )
     checkpoints: int | None = None
+    save_fault: str | None = Field(
+        default=None, description="Why the newest save failed; the steps after durableStep are at risk."
+    )
     training_phase: str = ""
     loss: float | None = None
     val_loss: float | None = None

@@ -209,6 +209,7 @@ def history(server: Served) -> None:
         first_started_at=now - timedelta(seconds=100), message="attempt 2 trains",
         progress={"step": 50, "total_steps": 200, "durable_step": 40, "loss": 2.345678,
                   "tokens_per_second": 12345.6, "eta_seconds": 192.0,
+                  "save_fault": "step 45 could not be saved: No space left on device",
                   "verdict": "a step takes 9.0 ms, of which 40% waits for data: tokenise beforehand"},
         attempts=[
             {"number": 1, "started_at": now - timedelta(seconds=100), "ended_at": now - timedelta(seconds=60),
@@ -261,6 +262,8 @@ def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
         "default/gpt-small  Running",
         "50/200  25%, 3m12s left",
         "12,346 tokens/s",
+        "saved        up to step 40",
+        "save failed  step 45 could not be saved: No space left on device",
         "diagnosis    a step takes 9.0 ms, of which 40% waits for data: tokenise beforehand",
         "resumed      attempt 2 goes on from step 20, and from there bits may differ: ranks: 4 -> 2",
         "2 replicas, 1 rank each, on CPU",

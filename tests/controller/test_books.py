@@ -13,6 +13,7 @@ from scene import Scene, make, play
 
 from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import Phase, TrainingJob
+from holdfast_controller.policy.explain import FAULT_CHARACTERS
 from holdfast_controller.policy.lost_work import DIFFERENCE_CHARACTERS, DIFFERENCES, work_of
 from holdfast_controller.reconciler import Reconciler
 from holdfast_trainer.contract import Progress
@@ -118,6 +119,60 @@ def test_a_resume_on_something_else_is_told_once_and_stays_on_record() -> None:
             "attempt 2 goes on from step 40, and from there bits may differ: "
             "device: cpu, AVX512, X -> cpu, AVX2, Y; precision: bf16 -> fp32"
         )
+
+    play(story)
+
+
+def test_saves_that_fail_are_told_once_and_that_they_work_again() -> None:
+    """Else the work at risk grows, and nobody knows until a log is read or an interval is over twice."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        for step, durable, fault in (
+            (30, 20, None),
+            (42, 20, "step 40 could not be saved: No space left on device"),
+            (48, 20, "step 46 could not be saved: No space left on device"),
+            (52, 50, None),
+        ):
+            scene.now += timedelta(seconds=5)
+            seconds = scene.now.timestamp()
+            engine.progress = Progress(1, step, 100, durable, "training", save_fault=fault, updated=seconds)
+            job = await scene.look()
+            message = f"step {step} of 100; step {durable} is durable"
+            assert job.status.message == (f"{message}; {fault}" if fault else message)
+            assert job.status.progress is not None
+            assert job.status.progress.save_fault == fault
+        told = [e for e in await scene.store.events("default", "a") if e.reason.startswith("Save")]
+        assert [(event.type, event.reason, event.message, event.count) for event in told] == [
+            (
+                "Warning",
+                "SaveFailed",
+                "step 40 could not be saved: No space left on device; training goes on and another save is "
+                "tried, but only step 20 is durable",
+                1,
+            ),
+            ("Normal", "SavedAgain", "step 50 is durable", 1),
+        ]
+
+    play(story)
+
+
+def test_the_next_attempt_begins_with_no_failed_save_and_a_status_stays_bounded() -> None:
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        await scene.look()
+        engine.progress = Progress(1, 3, None, 0, "training", save_fault="x" * 5000)
+        job = await scene.look()
+        assert job.status.message == f"step 3; step 0 is durable; {'x' * FAULT_CHARACTERS}"
+        (event,) = [e for e in await scene.store.events("default", "a") if e.reason == "SaveFailed"]
+        assert event.message.endswith("tried, but nothing is durable yet")
+        engine.vanish(job, 1, 0)
+        await scene.look()
+        engine.progress = Progress(2, 5, None, 0, "training")
+        await scene.look(passes=5)
+        assert not [e for e in await scene.store.events("default", "a") if e.reason == "SavedAgain"]
 
     play(story)
 

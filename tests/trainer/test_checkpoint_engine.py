@@ -319,12 +319,10 @@ def test_a_save_that_is_given_up_leaves_nothing_and_the_next_is_made(run: RunDir
     assert saver.last_cost is not None
     assert not saver.makes_way(1e9), "there is time for both"
     assert saver.makes_way(saver.last_cost), "there is time for one"
-    saver.give_up()
+    saver.give_up("no room for two")
     storage.go.set()
     saver.join()
-    assert told == [
-        "step 20 could not be saved: given up for a newer step, as the notice left time for one of them"
-    ]
+    assert told == ["step 20 could not be saved: no room for two"]
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000010"]
     saver.save(21, {"parts": {"w": torch.rand(9)}}, {})
     saver.wait()

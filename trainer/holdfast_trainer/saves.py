@@ -35,7 +35,8 @@ log = logging.getLogger("holdfast")
 FIRST_AGAIN_SECONDS, LAST_AGAIN_SECONDS = 1.0, 30.0
 """Between two tries of the last save, at first and in the end."""
 FAILURE_SECONDS = 5.0
-"""How long a rank that fails waits for its peers' parts of a save in flight: they may be gone too."""
+"""How long a rank that fails waits for its peers' parts of a save in flight: they may be gone too. And how
+long one whose part failed leaves rank 0 to hear of it."""
 COMMIT_POLL_SECONDS = 0.02
 TURN_SECONDS = 0.1
 """How long a rank waits for its save before, until it asks again whether a notice came to another."""
@@ -113,17 +114,19 @@ class Saves:
         self._began = time.monotonic()
 
     def due_by_clock(self) -> bool:
-        """Rank 0's clock decides for all, when cadence is in seconds or the newest save has failed.
+        """Rank 0's clock decides for all when cadence is in seconds.
 
-        Any rank does where its part was dropped.
+        Any rank's does where its part was dropped, or has failed some time ago.
         """
         if self._saver.dropped:
             return True
-        if self._gang.rank != 0 or self._saver.busy:
+        if self._saver.busy:
             return False
         now = time.monotonic()
         if self._saver.error is not None and now - self._failed >= again_after(self._failures):
             return True
+        if self._gang.rank != 0:
+            return False
         since = now - self._began
         return self._cadence.due_after(since, self._saver.last_cost, self._between_interruptions)
 
@@ -161,17 +164,24 @@ class Saves:
         with self._watchdog.paused():
             self.settle()
         while True:
-            told = torch.tensor([self._saver.busy, self._notice.received], dtype=torch.float64)
-            busy, noticed = self._gang.sum_async(told)().tolist()
+            told = torch.tensor([self._saver.busy, self._notice.received, self._unheard], dtype=torch.float64)
+            busy, noticed, unheard = self._gang.sum_async(told)().tolist()
             self._watchdog.beat(step=False)  # every rank has answered, however long the save takes
             if noticed:
                 return False
             if not busy:
                 break
+            if unheard:
+                self._saver.give_up("a rank could neither write its part nor say so; its log tells why")
             self._saver.join(TURN_SECONDS)
         with self._watchdog.paused():
             self._begin(step, overlapped=self._overlapped, waited=time.perf_counter() - began)
         return True
+
+    @property
+    def _unheard(self) -> bool:
+        """Whether this rank's part failed, so long ago that rank 0 has not heard of it if it still waits."""
+        return self._saver.error is not None and time.monotonic() - self._failed > FAILURE_SECONDS
 
     def _begin(
         self,
@@ -186,6 +196,8 @@ class Saves:
         assert self.state is not None
         self._prepared = True
         self._began = time.monotonic()
+        if self._saver.error is None:
+            self._failures = 0
         self._telemetry.saving(step)
         shared, own, rank_0_only = self.state.capture(step, random)
         stall = self._saver.save(
@@ -260,7 +272,7 @@ class Saves:
         """Give up the save in flight where that of `step` alone can be done in time: rank 0 decides."""
         if self._gang.broadcast(self._gang.rank == 0 and self._saver.makes_way(seconds)):
             log.info("giving up the save of step %d for that of step %d", self.newest_step, step)
-            self._saver.give_up()
+            self._saver.give_up("given up for a newer step, as the notice left time for one of them")
 
     def standing(self, step: int) -> Standing:
         """What can be said of this rank's work after `step` steps."""
@@ -291,7 +303,6 @@ class Saves:
             raise self._saver.error
 
     def _on_saved(self, saved: Saved) -> None:
-        self._failures = 0
         room = None if self._notice.received else self._notice.remaining()
         problem = None if room is None else does_not_fit(saved.seconds, room)
         if problem and not self._told_too_slow:
@@ -309,7 +320,7 @@ class Saves:
         )
 
     def _on_failed(self, step: int, error: CheckpointError) -> None:
-        self._telemetry.save_failed()
+        self._telemetry.save_failed(step, str(error))
         self._failures, self._failed = self._failures + 1, time.monotonic()
         log.warning("checkpoint of step %d failed, training goes on: %s", step, error)
         if self._gang.rank == 0:

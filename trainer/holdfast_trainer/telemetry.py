@@ -330,10 +330,14 @@ class Telemetry:
             durable_seconds=self._when_saved.pop(saved.step, None),
             checkpoints=(self.progress.checkpoints or 0) + 1,
             digest=saved.digest,
+            save_fault=None,
         )
 
-    def save_failed(self) -> None:
+    def save_failed(self, step: int, why: str) -> None:
+        """`step` did not become durable; or it did, and older ones could not be removed."""
         self._save_failures.inc()
+        if step > self.progress.durable_step:
+            self._update(save_fault=why)
 
     def summary(self) -> str:
         """Loss, rate and time left in a line, as far as they are known."""

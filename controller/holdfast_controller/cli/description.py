@@ -65,6 +65,8 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
             loss += f", validation {formats.figure(progress.val_loss)}"
         yield "loss", loss
         yield "saved", f"up to step {progress.durable_step}"
+        if progress.save_fault and status.phase is Phase.RUNNING:
+            yield "save failed", Text(progress.save_fault, "yellow")
         if status.phase == Phase.RUNNING:
             yield "speed", ", ".join(_speed_words(job))
             if progress.verdict:

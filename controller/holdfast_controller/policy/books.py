@@ -14,6 +14,7 @@ from holdfast_controller.jobs import AttemptRecord, JobProgress, Status, Verdict
 
 from .classify import Incident
 from .cost import cost_of, whereabouts
+from .explain import save_fault
 from .lost_work import Line, Work, goodput, lost_steps, told, work_of
 from .recovery import breakdown, recovery_seconds
 
@@ -52,6 +53,7 @@ class Books:
             durable_step=progress.durable_step,
             durable_seconds=progress.durable_seconds,
             checkpoints=progress.checkpoints,
+            save_fault=save_fault(progress),
             training_phase=progress.phase,
             loss=progress.loss,
             val_loss=progress.val_loss,

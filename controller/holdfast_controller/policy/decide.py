@@ -332,6 +332,11 @@ class _Deciding:
             if known is None or not known.resume_differences:
                 self._tell("Warning", "ResumeDiffers", explain.resume_differs(record))
 
+    def _tell_saves(self) -> None:
+        told = explain.saving(self.job.status.progress, self.status.progress)
+        if told is not None:
+            self._tell(*told)
+
     def _tell(self, kind: str, reason: str, message: str) -> None:
         self.events.append(Event(self.now, kind, reason, message))
 
@@ -346,6 +351,7 @@ class _Deciding:
         requeue_after: float | None = None,
     ) -> Decision:
         self._tell_differences()
+        self._tell_saves()
         suspend = False
         if self.works:
             verdict = self.evidence.gpus

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaState
-from holdfast_controller.jobs import AttemptRecord
+from holdfast_controller.jobs import AttemptRecord, JobProgress
+from holdfast_trainer.contract import Progress
+
+FAULT_CHARACTERS = 300
 
 UNREPORTED = (
     "runs, and tells nothing of its steps: steps, loss and lost work are not known. "
@@ -28,7 +31,30 @@ def training(observation: AttemptObservation) -> str:
     if progress is None:
         return "training"
     total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
-    return f"step {progress.step}{total}; step {progress.durable_step} is durable"
+    fault = f"; {why}" if (why := save_fault(progress)) else ""
+    return f"step {progress.step}{total}; step {progress.durable_step} is durable{fault}"
+
+
+def save_fault(progress: Progress) -> str | None:
+    """What the trainer says of a save that failed, if the newest did; bounded, as a status is."""
+    return progress.save_fault[:FAULT_CHARACTERS] if progress.save_fault else None
+
+
+def saving(before: JobProgress | None, now: JobProgress | None) -> tuple[str, str, str] | None:
+    """An event's type, reason and message where saves of an attempt begin to fail, or do so no more."""
+    if now is None:
+        return None
+    failed = before is not None and before.attempt == now.attempt and before.save_fault is not None
+    if now.save_fault is not None and not failed:
+        risk = f"only step {now.durable_step} is durable" if now.durable_step else "nothing is durable yet"
+        return (
+            "Warning",
+            "SaveFailed",
+            f"{now.save_fault}; training goes on and another save is tried, but {risk}",
+        )
+    if now.save_fault is None and failed:
+        return "Normal", "SavedAgain", f"step {now.durable_step} is durable"
+    return None
 
 
 def resume_differs(record: AttemptRecord) -> str:

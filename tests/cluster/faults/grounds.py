@@ -56,6 +56,7 @@ def full_disk(job: Job, attempt: int) -> Iterator[None]:
         job.fails_to_save(attempt)
         before = job.status()["progress"]["step"]
         job.until("steps on a full disk", lambda status: status["progress"]["step"] > before)
+        job.until("why a save failed", lambda status: "No space left" in status["progress"]["saveFault"])
     finally:
         others.unlink()
     job.saves()

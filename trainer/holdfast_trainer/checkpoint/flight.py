@@ -11,7 +11,7 @@ import time
 
 
 class GivenUp(Exception):
-    """This save makes way for one of a newer step."""
+    """This save makes way for a newer one, or would wait in vain."""
 
 
 class StateChanged(Exception):
@@ -32,7 +32,8 @@ class Flight:
         self._size, self._written = size, 0
         self._began = time.monotonic()
         self._lock = threading.Lock()
-        self._given_up, self._settled = threading.Event(), threading.Event()
+        self._settled = threading.Event()
+        self._given_up = ""
         self.stall = 0.0
         """Seconds that the training thread waited so far."""
         self._changed = ""
@@ -57,16 +58,16 @@ class Flight:
         self.go_on()
         return self.stall
 
-    def give_up(self) -> None:
+    def give_up(self, why: str) -> None:
         """Whoever works on it learns that by the next `advance` or `go_on`."""
-        self._given_up.set()
+        self._given_up = why
 
     def go_on(self) -> None:
         """Raises GivenUp where it was given up, StateChanged where the copy is worth nothing."""
         if self._changed:
             raise StateChanged(self._changed)
-        if self._given_up.is_set():
-            raise GivenUp("given up for a newer step, as the notice left time for one of them")
+        if self._given_up:
+            raise GivenUp(self._given_up)
 
     def advance(self, count: int) -> None:
         """So many bytes more are written. Raises as `go_on`."""

@@ -282,9 +282,9 @@ class Saver:
         """Whether the save in flight should be given up for a newer one, with `seconds` left for both."""
         return self.busy and makes_way(seconds, self._flight.seconds_left(self.last_cost), self.last_cost)
 
-    def give_up(self) -> None:
+    def give_up(self, why: str) -> None:
         """End the save in flight as one that failed, unless it is being committed by now."""
-        self._flight.give_up()
+        self._flight.give_up(why)
 
     def wait(self) -> None:
         """Wait for the save in flight. Raises the CheckpointError it ended with.

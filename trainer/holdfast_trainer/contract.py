@@ -346,7 +346,7 @@ class Progress:
     checkpoints: int | None = None
     """How many this attempt has made durable."""
     save_fault: str | None = None
-    """Why the newest save failed; None where it did not, or is tried again after one that did."""
+    """Why the newest save that has ended failed; None where it did not."""
     useful_seconds: float | None = None
     """Spent on steps 1 to `step`, each in the attempt whose work of it is the one that counts."""
     durable_seconds: float | None = None

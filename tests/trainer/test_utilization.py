@@ -108,7 +108,7 @@ logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 use = GpuUse(sys.argv[1], every=0.01)
 meter = Meter(use)
 for _ in sys.stdin:
-    print(meter.share(), flush=True)
+    logging.info("%s", meter.share())  # as a line, whatever the other thread says meanwhile
 use.close()
 """
 

@@ -25,6 +25,7 @@ from tests.cluster.locks import locked
 from tests.cluster.machine import Machine, erase, remove_outside
 from tests.cluster.node import start_containerd, start_kubelet, start_proxy, wait_node_ready
 from tests.cluster.nodes import join
+from tests.cluster.room import CLUSTER, need_room
 from tests.cluster.settings import restore_settings
 from tests.cluster.site import Site
 from tests.cluster.tools import COREDNS, KUBERNETES, SMALL, TRAINING_OPERATOR
@@ -83,8 +84,8 @@ def up(
 ) -> Cluster:
     """Start it, or find it up already; nodes that are missing join. For `lost_seconds` see control_plane.py.
 
-    Raises ClusterError for a number of nodes that no cluster has, CannotRunNode, MissingTool, BuildFailed,
-    ComponentFailed; what was started ends before that.
+    Raises ClusterError for a number of nodes that no cluster has, CannotRunNode, NoRoom, MissingTool,
+    BuildFailed, ComponentFailed; what was started ends before that.
     """
     wanted = [site.node(number) for number in range(1, site.node(nodes).number + 1)]
     for module in (SMALL, KUBERNETES, COREDNS):
@@ -95,6 +96,7 @@ def up(
         there = cluster(site)
         if not there.is_up:
             _clear(site)
+            need_room(site.images, CLUSTER, "a cluster")
             try:
                 with _timed("cluster", say):
                     _start(site, operator, lost_seconds, say)
@@ -141,6 +143,7 @@ def _start(site: Site, operator: bool, lost_seconds: int | None, say: Callable[[
 def _import_images(store: ImageStore, operator: bool) -> None:
     wanted = [images.pause(), images.busybox(), images.coredns()]
     store.add([*wanted, images.training_operator()] if operator else wanted)
+    store.forget_replaced()
 
 
 def _wait_deployment(plane: ControlPlane, namespace: str, name: str) -> None:

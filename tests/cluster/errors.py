@@ -4,6 +4,7 @@ ClusterError
 ├── MissingTool        a program is not there and cannot be made here
 ├── BuildFailed        the Go compiler said no
 ├── ComponentFailed    a component ended, or did not become ready in time
+├── NoRoom             the disk is too full for what was about to be put there
 └── CannotRunNode      this machine can run a control plane, but no pods
 """
 
@@ -24,6 +25,10 @@ class BuildFailed(ClusterError):
 
 class ComponentFailed(ClusterError):
     """A component ended, or did not become ready in time; the message carries the end of its log."""
+
+
+class NoRoom(ClusterError):
+    """The disk is too full for what was about to be put there."""
 
 
 class CannotRunNode(ClusterError):

@@ -84,6 +84,10 @@ def training_operator() -> Image:
     )
 
 
+def _second_name(name: str) -> bool:
+    return name.startswith("sha256:")
+
+
 class ImageStore:
     """containerd's images in the namespace that the kubelet sees."""
 
@@ -116,6 +120,17 @@ class ImageStore:
         """Import an image from its archive, unless it is there already."""
         if self.digests().get(name) != digest:
             self.run("images", "import", archive)
+
+    def forget_replaced(self) -> None:
+        """Remove images whose name has gone to a newer one.
+
+        The CRI plugin gives each image a second name, its configuration's digest, and keeps it under that;
+        the kubelet, which would collect it, is told not to. A trainer's takes 11 GB.
+        """
+        there = self.digests()
+        named = {digest for name, digest in there.items() if not _second_name(name)}
+        if replaced := [name for name, digest in there.items() if digest not in named]:
+            self.run("images", "remove", "--sync", *replaced)
 
     def manifest(self, digest: str) -> dict[str, Any]:
         """An image's manifest, by the image's digest."""

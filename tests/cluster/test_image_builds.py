@@ -15,6 +15,7 @@ from tests.cluster.images import ImageStore
 from tests.cluster.machine import Machine
 from tests.cluster.test_node import pod
 from tests.docker.bake import bake
+from waiting import Deadline
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
@@ -178,3 +179,28 @@ def test_a_dockerfile_that_does_not_build_says_why(machine: Machine, checkout: P
     )
     with pytest.raises(BuildFailed, match=r"broken\.Dockerfile does not build:[\s\S]*no ink left"):
         build_image(machine, "broken.Dockerfile", "docker.io/holdfast/broken:1", context=checkout)
+
+
+def test_an_image_whose_name_has_gone_to_a_newer_one_takes_no_room(
+    machine: Machine, tmp_path: Path, deadline: Deadline
+) -> None:
+    store, name = ImageStore(machine.site, machine.enter), "docker.io/holdfast/rewritten:1"
+
+    def rewritten(text: str) -> str:
+        recipe = f"ARG BASE_IMAGE\nFROM ${{BASE_IMAGE}} AS runtime\nRUN echo {text} >/text\n"
+        (tmp_path / "rewritten.Dockerfile").write_text(recipe)
+        return build_image(machine, "rewritten.Dockerfile", name, context=tmp_path, directory=tmp_path).digest
+
+    def kept(digest: str) -> list[str]:
+        return [name for name, there in store.digests().items() if there == digest]
+
+    old = rewritten("old")
+    deadline.wait_until(lambda: len(kept(old)) == 2, "the CRI plugin to know the image")
+    new = rewritten("new")
+    deadline.wait_until(lambda: len(kept(new)) == 2, "the CRI plugin to know the newer image")
+    assert len(kept(old)) == 1, "it stays under its second name"
+    others = {name for name, digest in store.digests().items() if not name.startswith("sha256:")}
+    store.forget_replaced()
+    assert kept(old) == []
+    assert len(kept(new)) == 2
+    assert others <= store.digests().keys(), "what has its name stays"

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from processes import Processes
 from tests.cluster.build import asset, build, main
-from tests.cluster.errors import BuildFailed, ClusterError, MissingTool
+from tests.cluster.errors import BuildFailed, ClusterError, MissingTool, NoRoom
 from tests.cluster.oci import Image, write_image
+from tests.cluster.room import GB, need_room
 from tests.cluster.site import cache_directory, site, site_apart
 from tests.cluster.system import install, wanted_go
 from tests.cluster.tools import KUBERNETES, MODULES, SMALL, Module
@@ -48,6 +49,14 @@ def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, t
     assert cache_directory() == tmp_path / "xdg" / "holdfast"
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "mine"))
     assert cache_directory() == tmp_path / "mine"
+
+
+def test_a_disk_that_is_too_full_is_told_before_anything_is_built(tmp_path: Path) -> None:
+    need_room(tmp_path / "not" / "there" / "yet", 1, "a note")
+    with pytest.raises(
+        NoRoom, match=r"an image takes 1000000 GB and the disk of \S*/images has \d+\.\d GB free: make"
+    ):
+        need_room(tmp_path / "images", 1_000_000 * GB, "an image")
 
 
 def test_two_clusters_do_not_meet() -> None:

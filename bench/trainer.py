@@ -7,6 +7,7 @@ slows all (bench/training/gate.py). The stages:
   same dtype        one process, the precision that suits the device, fused AdamW, clipping for all
   as it comes       one process, each with its own defaults, the same batch
   compiled          one process, same dtype, all under torch.compile, beside Holdfast without it
+  busy machine      same dtype, and beside it a process for each core that never waits for anything
   ddp               two processes (as many as there are GPUs, with some), same dtype
   telemetry         steps of a tiny model by the thousand, with and without what observes them
 
@@ -25,7 +26,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -34,9 +35,10 @@ from scripts import peers
 
 from holdfast_trainer.contract import ENV_TELEMETRY
 from holdfast_trainer.model import flops_per_token
+from holdfast_trainer.spinning import spin_briefly
 
 from .report import RESULTS, ROOT, Report, ReportError, scratch, take_turns
-from .training.turns import Training, ending
+from .training.turns import Training, busy, ending
 from .training.work import Work, write_tokens
 
 UNITS = {"speed": "tokens/s", "first step": "s", "step": "s", "peak": "FLOP/s"}
@@ -76,6 +78,12 @@ class Stage:
     metric: str = "speed"
     first_decides: bool = False
     """Where the first subject cannot run, nor can the others as they should."""
+    neighbours: int = 0
+    """Processes that keep a core busy each, all the while."""
+
+
+def renamed(subjects: Sequence[Subject], addition: str) -> tuple[Subject, ...]:
+    return tuple(replace(subject, name=f"{subject.name}, {addition}") for subject in subjects)
 
 
 def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[Stage]:
@@ -102,21 +110,22 @@ def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[
         Subject("hf trainer, compiled", "hf-trainer-compiled"),
         Subject(f"{OURS}, not compiled", "holdfast"),
     )
-    ddp = tuple(Subject(f"{s.name}, {{ranks}} processes", s.runs) for s in same[:4])
     telemetry = (
         Subject(f"{OURS}, tiny model", "holdfast"),
         Subject(f"{OURS}, tiny model, telemetry off", "holdfast", environment={ENV_TELEMETRY: "off"}),
         Subject("bare loop, tiny model", "bare"),
     )
+    beside = renamed(same[:4], "busy machine")
     ranks = gpus or min(2, cores)
     found = [
         Stage("same dtype", same, shape, 1, cores, window, rounds),
         Stage("as it comes", as_it_comes, shape, 1, cores, max(1, window // 2), rounds),
         Stage("compiled", compiled, shape, 1, cores, window, rounds, first_decides=True),
+        Stage("busy machine", beside, shape, 1, cores, window, rounds, neighbours=cores),
     ]
     if ranks > 1:
-        named = tuple(Subject(s.name.format(ranks=ranks), s.runs) for s in ddp)
-        found.append(Stage("ddp", named, shape, ranks, max(1, cores // ranks), window, rounds))
+        ddp = renamed(same[:4], f"{ranks} processes")
+        found.append(Stage("ddp", ddp, shape, ranks, max(1, cores // ranks), window, rounds))
     found.append(Stage("telemetry", telemetry, "tiny", 1, 1, 60 * window, 3 * rounds, "step"))
     return found
 
@@ -136,6 +145,7 @@ class Bench:
         write_tokens(data)
         trainings: dict[str, Training] = {}
         with contextlib.ExitStack() as stack:
+            stack.enter_context(busy(stage.neighbours))
             for subject in stage.subjects:
                 if (package := PEER_PACKAGES.get(subject.runs)) in self._missing:
                     self.left_out[subject.name] = f"{package} is not installed"
@@ -148,7 +158,7 @@ class Bench:
                     ranks=stage.ranks,
                     threads=stage.threads,
                     path=self._path,
-                    environment=subject.environment,
+                    environment={**_as_started(subject), **subject.environment},
                 )
                 stack.enter_context(ending([training]))
                 try:
@@ -186,6 +196,14 @@ class Bench:
         take_turns(self._report, subjects, UNITS, rounds=stage.rounds, warmup=1, heard=self._heard)
 
 
+def _as_started(subject: Subject) -> dict[str, str]:
+    """What our commands, and nobody else's, set before PyTorch is imported."""
+    found: dict[str, str] = {}
+    if subject.runs == "holdfast":
+        spin_briefly(found)
+    return found
+
+
 def tokens_a_step(shape: str) -> int:
     config = Work.of(shape, Path("none"), "fp32", 0, 1).config
     return config.train.global_batch * config.model.context
@@ -205,6 +223,8 @@ def ratios(report: Report, shape: str, ranks: int) -> None:
     for peer in ("bare loop", "hf trainer", "lightning"):
         name = f"ddp_vs_{peer.replace(' ', '_')}"
         keep(name, f"{OURS}, {ranks} processes", f"{peer}, {ranks} processes")
+    for peer in ("bare loop", "hf trainer", "lightning"):
+        keep(f"busy_vs_{peer.replace(' ', '_')}", f"{OURS}, busy machine", f"{peer}, busy machine")
     keep("out_of_box_vs_nanogpt", f"{OURS}, as it comes", "nanogpt's recipe, as it comes")
     keep("out_of_box_vs_hf_trainer", f"{OURS}, as it comes", "hf trainer, as it comes")
     keep("out_of_box_vs_lightning", f"{OURS}, as it comes", "lightning, as it comes")

@@ -134,6 +134,18 @@ def ending(trainings: Sequence[Training]) -> Iterator[None]:
             training.end()
 
 
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many processes that never wait for anything, beside what is within."""
+    neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+
+
 def _spawn(command: Sequence[str], env: dict[str, str]) -> Rank:
     words_in, words_out = os.pipe()
     answers_in, answers_out = os.pipe()

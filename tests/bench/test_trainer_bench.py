@@ -18,7 +18,7 @@ from processes import Processes
 @pytest.mark.timeout(1800)
 def test_ours_and_the_bare_loop_take_turns(processes: Processes, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.trainer", "--shape", "tiny", "--rounds", "1", "--window", "1"]
-    command += ["--no-peers", "--stages", "same dtype", "telemetry"]
+    command += ["--no-peers", "--stages", "same dtype", "busy machine", "telemetry"]
     command += ["--out", str(tmp_path / "out"), "--place", str(tmp_path / "place")]
     process = processes.start(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     out, _ = process.communicate(timeout=1700)
@@ -27,6 +27,7 @@ def test_ours_and_the_bare_loop_take_turns(processes: Processes, tmp_path: Path)
     median = {(row["subject"], row["metric"]): row["median"] for row in body["rows"]}
     assert body["ratios"]["vs_bare_loop"] == median["holdfast", "speed"] / median["bare loop", "speed"]
     assert {"telemetry_cost", "share_of_gemm_peak", "first_step_vs_bare_loop"} <= set(body["ratios"])
+    assert body["ratios"]["busy_vs_bare_loop"] > 0
     assert median["holdfast", "first step"] > 0
     assert body["machine"]["left_out"]["lightning"] == "lightning is not installed"
     assert "hf trainer was left out: transformers is not installed" in out
@@ -35,9 +36,15 @@ def test_ours_and_the_bare_loop_take_turns(processes: Processes, tmp_path: Path)
 
 def test_every_machine_gets_the_stages_that_it_can_run() -> None:
     titles = lambda cores, gpus: [stage.title for stage in stages("10M", 5, 3, cores, gpus)]  # noqa: E731
-    assert titles(2, 0) == ["same dtype", "as it comes", "compiled", "ddp", "telemetry"]
-    assert titles(1, 0) == titles(16, 1) == ["same dtype", "as it comes", "compiled", "telemetry"]
-    ddp = stages("10M", 5, 3, 8, 4)[3]
+    assert titles(2, 0) == ["same dtype", "as it comes", "compiled", "busy machine", "ddp", "telemetry"]
+    alone = ["same dtype", "as it comes", "compiled", "busy machine", "telemetry"]
+    assert titles(1, 0) == titles(16, 1) == alone
+    busy, ddp = stages("10M", 5, 3, 8, 4)[3:5]
+    assert busy.neighbours == 8
+    assert [subject.name for subject in busy.subjects][:2] == [
+        "bare loop, busy machine",
+        "holdfast, busy machine",
+    ]
     assert (ddp.ranks, ddp.threads) == (4, 2)
     assert [subject.name for subject in ddp.subjects][1] == "holdfast, 4 processes"
     assert all(SHAPES[shape]["batch"] % 4 == 0 for shape in ("10M", "124M"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from holdfast_trainer.importing import without_collector
+from holdfast_trainer.spinning import spin_briefly
 
 COMMANDS = {
     "train": ("holdfast_trainer.train_command", "train a GPT, alone or under torchrun; resumes by itself"),
@@ -32,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"unknown command {name!r}\n\n{USAGE}", file=sys.stderr, end="")
         return 2
+    spin_briefly(os.environ)
     with without_collector():
         command = importlib.import_module(COMMANDS[name][0])
     status: int = command.main(rest)

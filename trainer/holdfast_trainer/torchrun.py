@@ -18,7 +18,6 @@ interpreter apart.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import socket
@@ -30,6 +29,7 @@ from . import in_place, supervise
 from .contract import ENV_RUN_DIR, RunDir
 from .importing import without_collector
 from .prefetch import Prefetch
+from .spinning import spin_briefly
 
 FIRST_SECONDS = 30.0
 """So long replica 0 is waited for here."""
@@ -95,10 +95,10 @@ def run(argv: list[str]) -> int:
         print(f"torchrun: {error}\n{USAGE}", file=sys.stderr)
         return supervise.EXIT_USAGE
     ahead = Prefetch(RunDir(Path(there))) if (there := os.environ.get(ENV_RUN_DIR)) else None
+    spin_briefly(os.environ)
     with without_collector():  # seconds, in which the disk has nothing else to do
         from torch.distributed.run import main as torchrun
 
-    gc.freeze()  # nor is any of it looked at later, here or in the ranks that are forked
     if ahead is not None:
         ahead.stop()
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)

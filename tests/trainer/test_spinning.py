@@ -1,0 +1,56 @@
+"""Threads that wait for each other give their core away soon, unless the user wants it otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast_controller.local.ports import free_port
+from holdfast_trainer.spinning import NAME, POLICY, SPINS, spin_briefly
+
+TORCHRUN = ["--nproc-per-node=1", "--rdzv-backend=static", "--master-addr=127.0.0.1", "--max-restarts=0"]
+
+
+@pytest.mark.parametrize("given", [{NAME: "7"}, {POLICY: "ACTIVE"}, {POLICY: "PASSIVE", NAME: "7"}])
+def test_what_the_user_says_stays(given: dict[str, str]) -> None:
+    environment = dict(given)
+    spin_briefly(environment)
+    assert environment == given
+
+
+def told(command: list[str], directory: Path, **given: str) -> str:
+    """How GNU's OpenMP says that it was set up, in every process of `command` that loads it."""
+    inherited = {name: value for name, value in os.environ.items() if name not in (NAME, POLICY)}
+    environment = {**inherited, "OMP_DISPLAY_ENV": "verbose", **given}
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        env=environment,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    text = done.stdout + done.stderr
+    if f"{NAME} =" not in text:
+        pytest.skip("this PyTorch is not built with GNU's OpenMP")
+    return text
+
+
+def test_the_library_hears_of_it_in_a_command(tmp_path: Path) -> None:
+    assert f"{NAME} = '{SPINS}'" in told(["holdfast_trainer", "diagnose", "--help"], tmp_path)
+    assert f"{NAME} = '7'" in told(["holdfast_trainer", "diagnose", "--help"], tmp_path, **{NAME: "7"})
+
+
+def test_the_library_hears_of_it_in_a_rank(tmp_path: Path) -> None:
+    """It is loaded by torchrun, and the rank is a fork of that; or by the rank itself."""
+    program = tmp_path / "program.py"
+    program.write_text(f"import os, torch\nprint('rank has', os.environ[{NAME!r}])\n")
+    words = [*TORCHRUN, f"--master-port={free_port()}", f"--log-dir={tmp_path}", "--", "--tee", "--"]
+    text = told(["holdfast_trainer.torchrun", *words, sys.executable, str(program)], tmp_path)
+    assert f"rank has {SPINS}" in text
+    assert f"{NAME} = '{SPINS}'" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ from waiting import Deadline
 from xdist.remote import Producer
 from xdist.workermanage import WorkerController
 
+from holdfast_trainer.spinning import spin_briefly
+
 # How long an example takes says how busy the machine is, and nothing of the code.
 # CI judges a change, by the same examples each time; people find new ones.
 hypothesis.settings.register_profile(
@@ -48,9 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # HOLDFAST_CACHE stays: it says where built programs and images lie, never what they are.
     for name in [name for name in os.environ if name.startswith("HOLDFAST_") and name != "HOLDFAST_CACHE"]:
         del os.environ[name]
-    # Threads of OpenMP that wait for each other by spinning take the core from the one they wait for, where
-    # another test has the other core: what takes 2 s alone takes 10.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    spin_briefly(os.environ)  # else a test beside another takes five times as long
     # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,6 +66,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: bool(item.get_closest_marker("slow")) + 2 * _on_cluster(item))
     if there := getattr(config, "workerinput", {}).get("groups"):
         workers.arrange(items, Path(there))
+
+
+def pytest_collection_finish() -> None:
+    """Modules, tests and all that they have imported stay: the collector need not look at them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _on_cluster(item: pytest.Item) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from waiting import wait_until
+from tests.waiting import wait_until
 
 from holdfast_controller.local.memory import parent_group
 
@@ -25,6 +25,28 @@ MARK = "TEST_MARK"
 
 # Python starts these once for the whole interpreter; they end with it.
 _INTERPRETERS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+def carrying(name: str, value: str) -> list[psutil.Process]:
+    """The processes, but this one, that have `name=value` in their environment and have not ended.
+
+    Every test asks twice, so only what has the words somewhere is looked at closely.
+    """
+    words = f"{name}={value}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb", buffering=0) as file:
+                if words not in file.read().split(b"\0"):
+                    continue
+            process = psutil.Process(int(entry))
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (OSError, psutil.Error):
+            continue  # ended meanwhile, or another user's
+    return found
 
 
 class Processes:
@@ -45,17 +67,10 @@ class Processes:
     def running(self) -> list[psutil.Process]:
         """Whatever carries this test's mark and has not ended."""
         found = []
-        for process in psutil.process_iter():
-            try:
-                if (
-                    process.pid != os.getpid()
-                    and process.environ().get(MARK) == self.mark
-                    and process.status() != psutil.STATUS_ZOMBIE
-                    and not any(name in " ".join(process.cmdline()) for name in _INTERPRETERS_OWN)
-                ):
+        for process in carrying(MARK, self.mark):
+            with suppress(psutil.Error):  # ended meanwhile
+                if not any(name in " ".join(process.cmdline()) for name in _INTERPRETERS_OWN):
                     found.append(process)
-            except psutil.Error:
-                continue  # ended meanwhile, or another user's
         return found
 
     def end_all(self) -> None:

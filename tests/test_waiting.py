@@ -47,6 +47,31 @@ def test_an_asynchronous_wait_takes_plain_and_coroutine_conditions() -> None:
     asyncio.run(story())
 
 
+def test_a_condition_that_costs_more_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    def asked(cost: float) -> list[float]:
+        def condition() -> bool:
+            now[0] += cost
+            return len(slept) == 20
+
+        slept.clear()
+        assert wait_until(condition, "the twentieth time")
+        return list(slept)
+
+    monkeypatch.setattr("waiting.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("waiting.time.sleep", sleep)
+    cheap = asked(0)
+    assert cheap == sorted(cheap)
+    assert cheap[0] < 0.01 < cheap[-1] == pytest.approx(0.1)
+    assert asked(0.2) == pytest.approx([0.6] * 20), "a program's start"
+    assert asked(5) == pytest.approx([1] * 20), "what waits by itself"
+
+
 def test_waits_share_one_deadline() -> None:
     deadline = Deadline(0.01)
     with pytest.raises(DeadlinePassed):

@@ -2,7 +2,8 @@
 
 A test that needs something to happen in another process polls for it here: it goes on in the moment
 the condition holds, and when the deadline passes first it fails with a sentence that says what was
-awaited and what was last seen.
+awaited and what was last seen. Asking takes no more than a quarter of a core, which what is waited for may
+need: a condition that starts a program, such as kubectl, is asked less often than one that reads a file.
 """
 
 from __future__ import annotations
@@ -16,11 +17,32 @@ T = TypeVar("T")
 
 FIRST_PAUSE = 0.005
 LONGEST_PAUSE = 0.1
+PAUSE_FOR_COST = 3
+"""Of what the condition took to answer; up to MOST_FOR_COST seconds."""
+MOST_FOR_COST = 1.0
 GENEROUS = 180.0  # a wait ends in the moment the condition holds: the limit is for what never comes
 
 
 class DeadlinePassed(AssertionError):
     """The awaited condition did not hold in time."""
+
+
+class _Pauses:
+    """How long to wait before a condition is asked again: ever longer, and longer where asking costs more."""
+
+    def __init__(self) -> None:
+        self._least = FIRST_PAUSE
+        self._asked = time.monotonic()
+
+    def ask(self) -> None:
+        self._asked = time.monotonic()
+
+    def next(self) -> float:
+        """Seconds."""
+        cost = time.monotonic() - self._asked
+        pause = max(self._least, min(PAUSE_FOR_COST * cost, MOST_FOR_COST))
+        self._least = min(self._least * 1.5, LONGEST_PAUSE)
+        return pause
 
 
 class Deadline:
@@ -44,28 +66,28 @@ class Deadline:
 
     def wait_until(self, condition: Callable[[], T], what: str) -> T:
         """The first true value of `condition`; what it raises passes through. Raises DeadlinePassed."""
-        pause = FIRST_PAUSE
+        pauses = _Pauses()
         while True:
+            pauses.ask()
             value = condition()
             if value:
                 return value
             if self.passed:
                 raise self.fail(what, value)
-            time.sleep(min(pause, self.left))
-            pause = min(pause * 1.5, LONGEST_PAUSE)
+            time.sleep(min(pauses.next(), self.left))
 
     async def wait_until_async(self, condition: Callable[[], T | Awaitable[T]], what: str) -> T:
         """As `wait_until`, leaving the event loop free; `condition` may be a coroutine function."""
-        pause = FIRST_PAUSE
+        pauses = _Pauses()
         while True:
+            pauses.ask()
             result = condition()
             value = await result if isinstance(result, Awaitable) else result
             if value:
                 return value
             if self.passed:
                 raise self.fail(what, value)
-            await asyncio.sleep(min(pause, self.left))
-            pause = min(pause * 1.5, LONGEST_PAUSE)
+            await asyncio.sleep(min(pauses.next(), self.left))
 
 
 def wait_until(condition: Callable[[], T], what: str, seconds: float = GENEROUS) -> T:

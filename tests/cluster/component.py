@@ -18,6 +18,8 @@ from typing import NamedTuple
 import psutil
 from tests.cluster.errors import ComponentFailed
 from tests.cluster.site import MARK, NODE_MARK, Site
+from tests.processes import carrying
+from tests.waiting import DeadlinePassed, wait_until
 
 MACHINE = "pause"
 """Name of a node's first process. Pods have one of that name too, which carries no mark."""
@@ -54,14 +56,19 @@ class Component:
 
     def wait_ready(self, ready: Callable[[], bool], seconds: float) -> None:
         """Until `ready()` holds. Raises ComponentFailed when it ends or `seconds` pass first."""
-        end = time.monotonic() + seconds
-        while not ready():
+
+        def holds() -> bool:
+            if ready():
+                return True
             self.check()
-            if time.monotonic() > end:
-                raise ComponentFailed(
-                    f"{self.name} is not ready after {seconds:g} s; {self.log}:\n{self.tail()}"
-                )
-            time.sleep(0.05)
+            return False
+
+        try:
+            wait_until(holds, f"{self.name} to be ready", seconds)
+        except DeadlinePassed:
+            raise ComponentFailed(
+                f"{self.name} is not ready after {seconds:g} s; {self.log}:\n{self.tail()}"
+            ) from None
 
 
 # Else a quarter of an apiserver's time goes to collecting garbage, as soon as there is as much as is used.
@@ -131,17 +138,11 @@ class _Marked(NamedTuple):
 
 def _marked(site: Site) -> list[_Marked]:
     found = []
-    for process in psutil.process_iter():
+    for process in carrying(MARK, str(site.state)):
         try:
-            environment = process.environ()
-            if (
-                process.pid != os.getpid()
-                and environment.get(MARK) == str(site.state)
-                and process.status() != psutil.STATUS_ZOMBIE
-            ):
-                found.append(_Marked(process, process.name(), int(environment[NODE_MARK])))
+            found.append(_Marked(process, process.name(), int(process.environ()[NODE_MARK])))
         except psutil.Error:
-            continue  # ended meanwhile, or another user's
+            continue  # ended meanwhile
     return found
 
 

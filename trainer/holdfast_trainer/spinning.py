@@ -1,10 +1,10 @@
 """How long a thread of PyTorch's OpenMP spins before it sleeps, while it waits for the others.
 
-GNU's library spins for some 10 ms, longer than a turn on a core: where anything else runs on the machine, the
-thread that is waited for has no core, the one that waits burns its own, and a step takes up to 15 times as
-long. Half a millisecond is enough for all that comes between two parallel loops of a step, and where the
-cores are free it costs nothing that could be measured (`make bench-trainer ARGS="--stages 'busy machine'"`).
-Read once, when the library is loaded: it must be set before PyTorch is imported. Standard library only.
+GNU's library spins for over 10 ms, longer than a turn on a core: where anything else runs on the machine, the
+thread that is waited for has no core, and the one that waits burns its own. Half a millisecond is enough for
+all that comes between two parallel loops of a step, and where cores are free it costs nothing that could be
+measured; a tenth of it does (`make bench-trainer ARGS="--stages 'same dtype' 'busy machine'"`). It is read
+once, when the library is loaded: it must be set before PyTorch is imported. Standard library only.
 """
 
 from __future__ import annotations

@@ -135,11 +135,11 @@ def ending(trainings: Sequence[Training]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def busy(count: int) -> Iterator[None]:
+def busy(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """So many processes that never wait for anything, beside what is within."""
     neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
-        yield
+        yield neighbours
     finally:
         for neighbour in neighbours:
             neighbour.kill()

@@ -37,8 +37,8 @@ def test_ours_and_the_bare_loop_take_turns(processes: Processes, tmp_path: Path)
 
 
 def test_neighbours_are_busy_until_they_are_not_wanted_any_more() -> None:
-    with busy(2):
-        neighbours = psutil.Process().children()
+    with busy(2) as started:
+        neighbours = [psutil.Process(one.pid) for one in started]
         assert len(neighbours) == 2
         wait_until(lambda: all(one.cpu_times().user > 0.05 for one in neighbours), "both to be busy")
     assert not any(one.is_running() for one in neighbours)

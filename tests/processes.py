@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -90,9 +91,13 @@ class Processes:
 
 
 def _remove_groups() -> None:
-    """Memory cgroups of attempts whose engine did not live to see their end; one in use does not go."""
+    """Memory cgroups of attempts whose engine did not live to see their end; one in use does not go.
+
+    Nor does one of the last minute: an engine of another worker's test may be about to put a process in it.
+    """
     parent = parent_group()
     for group in parent.iterdir() if parent is not None else ():
         if re.fullmatch(r"holdfast-[0-9a-f]{12}-\d+", group.name):
             with suppress(OSError):
-                group.rmdir()
+                if time.time() - group.stat().st_mtime > 60:
+                    group.rmdir()

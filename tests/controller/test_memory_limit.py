@@ -94,6 +94,16 @@ def test_who_reaches_the_limit_is_out_of_memory_and_its_group_goes_with_it(
 
 
 @limits_memory
+def test_a_group_that_is_being_made_outlives_the_end_of_another_test() -> None:
+    assert here is not None
+    group = MemoryGroup(here, "an attempt of this test", 0)
+    group.make(150 << 20)
+    Processes().end_all()
+    assert group.limit == 150 << 20
+    assert group.remove()
+
+
+@limits_memory
 def test_a_group_that_something_else_is_still_in_goes_when_that_has_ended(
     tmp_path: Path, processes: Processes
 ) -> None:

@@ -1,9 +1,9 @@
 """Starts ranks by forking, so that a test does not pay for `import torch` once a rank.
 
 Run as a script it imports what ranks need, then reads orders from standard input, a JSON object each:
-`{"argv": [...], "env": {...}, "log": path}` forks a process that runs the script in `argv` as
-`python script ...` would, in a session of its own, and answers its pid; `{"poll": pid}` answers its
-return code as `Popen.returncode` has it, or null while it runs.
+`{"argv": [...], "env": {...}, "log": path}` forks a process that runs the script in `argv` as a rank that
+torchrun has forked does (in_place.py), in a session of its own, and answers its pid; `{"poll": pid}` answers
+its return code as `Popen.returncode` has it, or null while it runs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import sys
+from typing import NoReturn
+
+from holdfast_trainer import in_place
 
 
 def serve() -> dict[str, object] | None:
@@ -40,7 +42,7 @@ def serve() -> dict[str, object] | None:
     return None
 
 
-def become(order: dict[str, object]) -> None:
+def become(order: dict[str, object]) -> NoReturn:
     """Turn this fork into the process that was ordered."""
     os.setsid()
     log = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -49,7 +51,8 @@ def become(order: dict[str, object]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(order["env"])  # type: ignore[call-overload]
-    sys.argv = list(order["argv"])  # type: ignore[call-overload]
+    script, *arguments = order["argv"]  # type: ignore[misc]
+    in_place.become(in_place.Program(module=None, script=script, arguments=tuple(arguments)))
 
 
 if __name__ == "__main__":
@@ -62,4 +65,3 @@ if __name__ == "__main__":
     if mine is None:
         os._exit(0)
     become(mine)
-    runpy.run_path(sys.argv[0], run_name="__main__")

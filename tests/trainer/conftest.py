@@ -1,4 +1,4 @@
-"""Ranks for the tests of the trainer: one server of forks a module."""
+"""Ranks for the tests of the trainer: one server of forks for all of a test process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangs import RankServer, Workshop
 from processes import Processes
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def rank_server() -> Iterator[RankServer]:
     started = Processes()
     try:

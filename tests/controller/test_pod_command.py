@@ -107,6 +107,7 @@ def attempt(tmp_path: Path) -> Path:
     return tmp_path / "run" / "attempts" / "0003"
 
 
+@pytest.mark.slow
 def test_two_replicas_find_each_other_and_what_they_say_is_kept(
     processes: Processes, tmp_path: Path, attempt: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_two_replicas_find_each_other_and_what_they_say_is_kept(
         assert json.loads((attempt / f"rank-{rank}.exit").read_text())["code"] == 0
 
 
+@pytest.mark.slow
 def test_a_notice_to_process_one_reaches_the_rank(
     processes: Processes, tmp_path: Path, attempt: Path
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_notice_to_process_one_reaches_the_rank(
         assert json.loads(log.with_suffix(".exit").read_text())["code"] == 0
 
 
+@pytest.mark.slow
 def test_a_notice_to_one_pod_ends_them_all_once_their_ranks_have_saved(
     processes: Processes, tmp_path: Path, attempt: Path
 ) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from gangs import KILL, NOTICE, Workshop, holding
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +60,7 @@ def test_the_plain_loop_runs(tmp_path: Path) -> None:
     assert done.stdout.startswith("step 0: loss ")
 
 
+@pytest.mark.slow
 def test_killed_and_noticed_equals_untouched(workshop: Workshop, tmp_path: Path) -> None:
     script = waiting(short(tmp_path, "safe.py"))
     env = {"HOLDFAST_CHECKPOINT_EVERY": "8"}

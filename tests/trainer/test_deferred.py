@@ -97,6 +97,7 @@ def python(script: str, *arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_training_that_compiles_nothing_does_without_it_and_computes_the_same(
     workshop: Workshop, tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_training_that_compiles_nothing_does_without_it_and_computes_the_same(
     assert mine.stop()["digest"] == twin.history.stop()["digest"] != ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
 def test_whatever_else_is_asked_of_it_imports_the_compiler_once(asked: str, tmp_path: Path) -> None:
     python(SINCE_THEN + asked + THEN, tmp_path / "store")

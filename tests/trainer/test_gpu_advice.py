@@ -128,6 +128,7 @@ def test_the_command_needs_neither_data_nor_device_and_says_so(
     assert "--gpu-memory 0.5, --gpus 1: no such GPUs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_is_reckoned_is_what_a_step_takes(tmp_path: Path) -> None:
     """Of a model whose parts are large beside what an allocator keeps for itself, in a process that has kept
     nothing yet."""

@@ -71,6 +71,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     return corpus, contents(root / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_again_and_again_it_ends_with_the_same_bytes(
     untouched: tuple[Path, dict[str, bytes]], tmp_path: Path, processes: Processes, workers: int
@@ -111,6 +112,7 @@ def test_a_source_that_changed_meanwhile_is_noticed(
     assert f"error: {out} belongs to another preparation: the text was 24 files" in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_continue(
     untouched: tuple[Path, dict[str, bytes]], tmp_path: Path, processes: Processes
 ) -> None:
@@ -172,6 +174,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_nothing_done_is_lost(
     untouched: tuple[Path, dict[str, bytes]], small_disk: Path
 ) -> None:

@@ -40,6 +40,7 @@ def assert_same(interrupted: History, untouched: History) -> None:
     assert (ours["step"], ours["durable_step"], ours["outcome"]) == (STEPS, STEPS, "finished")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_killed_and_noticed_equals_untouched(workshop: Workshop, form: str) -> None:
     ranks, options = FORMS[form]

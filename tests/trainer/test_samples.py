@@ -165,6 +165,7 @@ def workers_of(gang: Gang, rank: int) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_killed_noticed_and_bereft_of_a_worker_equals_untouched(workshop: Workshop, tmp_path: Path) -> None:
     """The untouched run has no workers: they change nothing but who waits."""
     env = {"HOLDFAST_CHECKPOINT_EVERY": "8"}

@@ -20,6 +20,7 @@ def served(gang: Gang) -> Progress:
         return Progress.from_json(answer.read().decode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["room", "notice", "notice at exit"])
 def test_the_last_save_waits_for_room_as_long_as_its_steps_took(
     workshop: Workshop, small_disk: Path, then: str
@@ -119,6 +120,7 @@ def test_training_goes_on_while_the_disk_is_full(workshop: Workshop, small_disk:
     assert f"resumed from step {message.step}" in again.texts()
 
 
+@pytest.mark.slow
 def test_a_save_that_found_no_room_is_tried_again_long_before_the_next_is_due(
     workshop: Workshop, small_disk: Path
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_save_that_found_no_room_is_tried_again_long_before_the_next_is_due(
     assert f"resumed from step {saved['step']}" in again.texts()
 
 
+@pytest.mark.slow
 def test_a_rank_that_can_not_even_say_that_its_save_failed_holds_up_nobody(workshop: Workshop) -> None:
     """As on a node whose mount is gone: rank 0 would wait for its part for ten minutes, at every save."""
     gang = workshop.start(ranks=2, steps=1000, save_every=100, pause=0.1, hold_at=99)

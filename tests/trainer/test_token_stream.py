@@ -92,6 +92,7 @@ def test_ranks_share_all_of_it(corpus: Path) -> None:
     assert abs(counted - np.bincount(prepared(corpus), minlength=512)).sum() <= 2 * CONTEXT
 
 
+@pytest.mark.slow
 def test_killed_and_noticed_equals_untouched(corpus: Path, workshop: Workshop) -> None:
     sources = f"{corpus / 'a.jsonl.gz'}:{corpus / 'b.parquet'}"
     env = {"HOLDFAST_STREAM": sources, "HOLDFAST_TOKENIZER": str(corpus / "out" / "tokenizer.json")}

@@ -100,6 +100,7 @@ def test_a_forked_rank_sees_what_an_executed_one_sees(tmp_path: Path) -> None:
     assert seen[FORKED] == seen[EXECUTED]
 
 
+@pytest.mark.slow
 def test_ranks_that_were_forked_train_together_and_load_data_in_workers(tmp_path: Path) -> None:
     code, said, torchrun_said = ran(tmp_path, rank_command(FORKED, "work"), ranks=2)
     assert code == 0, said + torchrun_said

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from fakes import MemoryEngine, MemoryStore
 
+from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob
 from holdfast_controller.reconciler import Reconciler
+from holdfast_trainer.contract import Progress
 
 
 def make(name: str = "a", **spec: Any) -> TrainingJob:
@@ -55,6 +58,32 @@ class Scene:
 
     async def reasons(self) -> list[str]:
         return [event.reason for event in await self.store.events("default", "a")]
+
+
+class TellingEngine(MemoryEngine):
+    """An engine whose trainer serves a ledger and progress as well."""
+
+    def __init__(self, clock: Callable[[], float]):
+        super().__init__(clock=clock)
+        self.lines: list[dict[str, Any]] = []
+        self.stepped: list[dict[str, Any]] = []
+        self.progress: Progress | None = None
+
+    async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
+        return self.lines
+
+    async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+        return self.stepped
+
+    async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
+        return replace(await super().observe(job, attempt), progress=self.progress)
+
+
+def telling(scene: Scene) -> TellingEngine:
+    """The scene's engine from now on."""
+    engine = scene.engine = TellingEngine(scene.seconds)
+    scene.reconciler = Reconciler(scene.store, engine, clock=lambda: scene.now)
+    return engine
 
 
 def play(story: Callable[[Scene], Awaitable[None]]) -> None:

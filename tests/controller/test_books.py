@@ -2,47 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
-from fakes import MemoryEngine
-from scene import Scene, make, play
+from scene import Scene, make, play, telling
 
-from holdfast_controller.cluster import AttemptObservation
-from holdfast_controller.jobs import Phase, TrainingJob
+from holdfast_controller.jobs import Phase
 from holdfast_controller.policy.explain import FAULT_CHARACTERS
 from holdfast_controller.policy.lost_work import DIFFERENCE_CHARACTERS, DIFFERENCES, work_of
-from holdfast_controller.reconciler import Reconciler
 from holdfast_trainer.contract import Progress
-
-
-class TellingEngine(MemoryEngine):
-    """Serves a ledger and progress as well."""
-
-    def __init__(self, clock: Callable[[], float]):
-        super().__init__(clock=clock)
-        self.lines: list[dict[str, Any]] = []
-        self.stepped: list[dict[str, Any]] = []
-        self.progress: Progress | None = None
-
-    async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
-        return self.lines
-
-    async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
-        return self.stepped
-
-    async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
-        return replace(await super().observe(job, attempt), progress=self.progress)
-
-
-def telling(scene: Scene) -> TellingEngine:
-    """The scene's engine from now on."""
-    engine = scene.engine = TellingEngine(scene.seconds)
-    scene.reconciler = Reconciler(scene.store, engine, clock=lambda: scene.now)
-    return engine
 
 
 def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> None:

@@ -23,9 +23,11 @@ import dataclasses
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -281,12 +283,37 @@ def parse_lines(text: str) -> list[dict[str, Any]]:
     lines = []
     for line in text.splitlines():
         try:
-            body = json.loads(line)
+            body = _parsed(line)
         except ValueError:
             continue
         if isinstance(body, dict):
             lines.append(body)
     return lines
+
+
+def line_of(body: Mapping[str, Any]) -> bytes:
+    """A line of a .jsonl file. JSON has no word for NaN and infinite: such a figure is null."""
+    return (json.dumps(_in_json(body)) + "\n").encode()
+
+
+def _in_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _in_json(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _parsed(text: str) -> Any:
+    """Of a text that a program of anybody's may have written; a figure that is not finite is None, as
+    nothing that we write can hold it. Raises ValueError."""
+    try:
+        return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+    except RecursionError:
+        raise ValueError(f"not JSON that can be read: {text[:40]!r}") from None
+
+
+def _finite(digits: str) -> float | None:
+    value = float(digits)
+    return value if math.isfinite(value) else None
 
 
 # ------------------------------------------------------------------- progress
@@ -363,12 +390,12 @@ class Progress:
     """Seconds since the epoch at which this was asked, by rank 0's clock, as all its times are."""
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps(_in_json(dataclasses.asdict(self)))
 
     @classmethod
     def from_json(cls, text: str) -> Progress:
         """Raises ValueError where the text is no progress document; unknown keys are ignored."""
-        return cls.from_document(json.loads(text))
+        return cls.from_document(_parsed(text))
 
     @classmethod
     def from_document(cls, body: Any) -> Progress:
@@ -380,7 +407,7 @@ class Progress:
             if name in body and not _is(name, kind, body[name]):
                 raise ValueError(f"not a progress document: {name} is {str(body[name])[:40]!r}, no {kind}")
         try:
-            return cls(**{k: v for k, v in body.items() if k in kinds})
+            return cls(**{k: legible(v) if isinstance(v, str) else v for k, v in body.items() if k in kinds})
         except TypeError as error:
             raise ValueError(f"not a progress document: {error}") from error
 
@@ -398,6 +425,23 @@ def is_time(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < _LATEST
 
 
+def is_count(value: object) -> bool:
+    """Whether it can be a number of steps, ranks and the like."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
+
+
+def legible(text: str) -> str:
+    """As it is, but for what UTF-8 has no bytes for: half a surrogate pair, which JSON can spell."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def is_figure(value: object) -> bool:
+    """Whether it is a number that JSON and a metric can hold: finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < _LARGEST_COUNT if isinstance(value, int) else math.isfinite(value)
+
+
 def _is(name: str, kind: str, value: object) -> bool:
     """Whether a value read from JSON may stand in a field so called and annotated."""
     if value is None:
@@ -407,7 +451,7 @@ def _is(name: str, kind: str, value: object) -> bool:
     if name in ("updated", "first_step_time", "process_time", "asked"):
         return is_time(value)
     if isinstance(value, int):
-        return not kind.startswith("str") and 0 <= value < _LARGEST_COUNT
+        return not kind.startswith("str") and is_count(value)
     return kind.startswith("float")
 
 
@@ -439,7 +483,7 @@ class Termination:
 
     def to_json(self) -> str:
         """JSON of at most `TERMINATION_LIMIT` bytes; a long error keeps its end."""
-        body = dataclasses.asdict(self)
+        body = _in_json(dataclasses.asdict(self))
         text = json.dumps(body)
         while len(text.encode()) > TERMINATION_LIMIT:
             over = len(text.encode()) - TERMINATION_LIMIT
@@ -451,15 +495,15 @@ class Termination:
     def from_json(cls, text: str) -> Termination | None:
         """The message, or None where the text is not one of ours (never raises)."""
         try:
-            body = json.loads(text)
-            outcome = body["outcome"]
-            if outcome not in get_args(Outcome):
+            body = _parsed(text)
+            outcome, step, durable_step = body["outcome"], body["step"], body["durable_step"]
+            if outcome not in get_args(Outcome) or not (is_count(step) and is_count(durable_step)):
                 return None
             return cls(
                 outcome,
-                int(body["step"]),
-                int(body["durable_step"]),
-                str(body.get("error", "")),
+                step,
+                durable_step,
+                legible(str(body.get("error", ""))),
                 bool(body.get("config_error", False)),
                 _progress_of(body.get("progress")),
                 bool(body.get("storage_unavailable", False)),

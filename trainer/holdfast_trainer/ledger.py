@@ -8,7 +8,6 @@ memory, in order, until there is room again. The formats are in contract.py.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import threading
 import time
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .contract import RunDir, read_lines
+from .contract import RunDir, line_of, read_lines
 from .records import EVENTS, Records
 
 MOST_LATE = 10_000
@@ -67,7 +66,7 @@ class _Lines:
     def append(self, *bodies: dict[str, Any]) -> None:
         """With all that waits."""
         with self._lock:
-            self._late.extend((json.dumps(body) + "\n").encode() for body in bodies)
+            self._late.extend(line_of(body) for body in bodies)
             try:
                 self._write()
             except OSError:

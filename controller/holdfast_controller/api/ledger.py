@@ -17,6 +17,8 @@ from typing import Any
 
 from pydantic import Field
 
+from holdfast_trainer.contract import is_count, is_time
+
 from ..breakdown import Breakdown, BreakdownOfStart, CostOfAttempt, Placed, RecoverySeconds
 from ..jobs import AttemptRecord, Model, Phase, TrainingJob, Verdict
 from ..policy.lost_work import Work, lost_steps, work_of
@@ -94,7 +96,7 @@ class _Evidence:
     def last_sign(self) -> float | None:
         """Seconds since the epoch of its newest line."""
         times = [line.get("time") for line in (*self.ledger, *self.steps)]
-        return max((float(time) for time in times if isinstance(time, int | float)), default=None)
+        return max((float(time) for time in times if is_time(time)), default=None)
 
 
 def account(
@@ -103,9 +105,11 @@ def account(
     """The account of all attempts of which the run directory or the status knows."""
     evidence: defaultdict[int, _Evidence] = defaultdict(_Evidence)
     for line in lines:
-        evidence[int(line["attempt"])].ledger.append(line)
+        if is_count(line.get("attempt")):
+            evidence[line["attempt"]].ledger.append(line)
     for step in steps:
-        evidence[int(step["attempt"])].steps.append(step)
+        if is_count(step.get("attempt")):
+            evidence[step["attempt"]].steps.append(step)
     records = {record.number: record for record in job.status.attempts}
     numbers = sorted(evidence.keys() | records.keys())
     attempts = [_attempt(number, evidence[number], records.get(number)) for number in numbers]
@@ -129,7 +133,8 @@ def _attempt(number: int, seen: _Evidence, record: AttemptRecord | None) -> Atte
     work = work_of(number, seen.ledger, seen.steps)
     known = record or AttemptRecord(number=number)
     # A validation has a line too, of the step it went on from: that one was done by the attempt before.
-    first = [line["step"] for line in (*seen.steps, seen.line("first_step")) if "seconds" in line]
+    steps = (*seen.steps, seen.line("first_step"))
+    first = [line["step"] for line in steps if "seconds" in line and is_count(line.get("step"))]
     started = _moment(seen.line("attempt_start").get("time"))
     return AttemptAccount(
         attempt=number,
@@ -149,7 +154,7 @@ def _attempt(number: int, seen: _Evidence, record: AttemptRecord | None) -> Atte
         breakdown=known.breakdown or _start_of(number, work),
         whereabouts=known.whereabouts,
         cost=known.cost,
-        digest=seen.line("stop").get("digest") or known.digest,
+        digest=work.digest or known.digest,
         outcome=work.outcome or known.outcome,
     )
 
@@ -206,4 +211,4 @@ def _totals(job: TrainingJob, attempts: Sequence[AttemptAccount], now: datetime)
 
 
 def _moment(seconds: object) -> datetime | None:
-    return datetime.fromtimestamp(seconds, UTC) if isinstance(seconds, int | float) else None
+    return datetime.fromtimestamp(seconds, UTC) if is_time(seconds) else None

@@ -9,6 +9,8 @@ from fastapi import APIRouter, Query, Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import StreamingResponse
 
+from holdfast_trainer.contract import is_count
+
 from ..cluster import Event, Invalid, NotFound, NotReady
 from ..jobs import TrainingJob
 from .backend import At, AttemptNumber, Backend, Found
@@ -119,15 +121,18 @@ async def steps(
     chosen = [
         line
         for line in lines
-        if (attempt is None or line.get("attempt") == attempt) and int(line.get("step", 0)) > after
+        if is_count(line.get("attempt"))
+        and is_count(line.get("step"))
+        and attempt in (None, line["attempt"])
+        and line["step"] > after
     ]
     return StepList(items=_whole(chosen))
 
 
 def _whole(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One for each step of an attempt and each validation: what came a step later is put to the first."""
-    found: dict[tuple[Any, Any, bool], dict[str, Any]] = {}
+    found: dict[tuple[int, int, bool], dict[str, Any]] = {}
     for line in lines:
-        key = line.get("attempt"), line.get("step"), "val_loss" in line
+        key = line["attempt"], line["step"], "val_loss" in line
         found[key] = {**line, **found.get(key, {})}
     return list(found.values())

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import httpx
+import structlog
 
 from holdfast_trainer.contract import Progress
 
@@ -19,6 +20,12 @@ from .targets import TargetsFile
 
 EVERY_SECONDS = 1.0
 TIMEOUT_SECONDS = 1.0
+"""For an answer to begin, and between two of its parts."""
+WHOLE_SECONDS = 5.0
+LIMIT = 64 * 1024
+"""Bytes of an answer."""
+
+log = structlog.get_logger(__name__)
 
 
 async def poll(
@@ -37,10 +44,12 @@ async def _ask(client: httpx.AsyncClient, attempt: ActiveAttempt, changed: Calla
     if address is None or attempt.gone:
         return
     try:
-        answer = await client.get(f"http://{address}/progress")
-        progress = Progress.from_json(answer.text)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        async with asyncio.timeout(WHOLE_SECONDS):
+            progress = Progress.from_json(await _bounded(client, f"http://{address}/progress"))
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError) as error:
         attempt.beat.missed(time.monotonic(), taken=isinstance(error, httpx.ReadTimeout))
+    except Exception as error:  # whatever a job's own program answers must not end the others'
+        log.warning("progress cannot be read", job=attempt.key, error=repr(error)[:200])
     else:
         # Another attempt's port may be taken over by a process that is none of ours.
         if progress.attempt != attempt.launch.attempt:
@@ -51,3 +60,14 @@ async def _ask(client: httpx.AsyncClient, attempt: ActiveAttempt, changed: Calla
             changed(attempt.key)
     if attempt.beat.silence is not None and attempt.beat.silence.over:
         changed(attempt.key)
+
+
+async def _bounded(client: httpx.AsyncClient, url: str) -> str:
+    """What is there. Raises ValueError where it is more than `LIMIT` bytes."""
+    body = b""
+    async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
+        async for part in answer.aiter_raw():
+            body += part
+            if len(body) > LIMIT:
+                raise ValueError(f"{url} answers more than {LIMIT} bytes")
+    return body.decode(errors="replace")

@@ -12,6 +12,8 @@ from typing import Any
 from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Status, Verdict
 
+from holdfast_trainer.contract import is_figure
+
 from .classify import Incident
 from .cost import cost_of, whereabouts
 from .explain import save_fault
@@ -187,7 +189,7 @@ class Books:
         for key in ("loss", "val_loss"):
             told = [x[key] for x in steps if x.get("attempt") == record.number and key in x]
             if told:
-                changes[key] = told[-1]
+                changes[key] = told[-1] if is_figure(told[-1]) else None
         if known.total_steps is not None and work.last_step >= known.total_steps:
             changes["eta_seconds"] = 0.0
         self.status.progress = known.model_copy(update=changes)

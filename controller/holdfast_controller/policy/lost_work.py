@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import JobProgress, Verdict
-from holdfast_trainer.contract import Progress, is_time
+from holdfast_trainer.contract import Outcome, Progress, is_count, is_figure, is_time, legible
 
 Line = Mapping[str, Any]
 """A line of ledger.jsonl or steps.jsonl with its "attempt" (contract.py)."""
@@ -28,6 +28,8 @@ DIFFERENCES = 8
 """Of a resume, that are kept."""
 DIFFERENCE_CHARACTERS = 200
 """Of each of them."""
+OUTCOMES = get_args(Outcome)
+DIGEST_CHARACTERS = 128
 STAGES = ("import", "rendezvous", "build", "load")
 """Of a trainer's start, one after the other, as it tells them itself."""
 
@@ -146,7 +148,7 @@ class _Gathered:
         elif event == "stop":
             self.durable(_int(line, "durable_step") or 0, seconds, digest)
             self.last.append(step)
-            self.facts["outcome"] = line.get("outcome")
+            self.facts["outcome"] = line.get("outcome") if line.get("outcome") in OUTCOMES else None
 
     def take_progress(self, progress: Progress) -> None:
         self.last.append(progress.step)
@@ -177,17 +179,17 @@ class _Gathered:
     def _differs(self, line: Line) -> None:
         told = line.get("differences")
         if isinstance(told, list):
-            texts = [one[:DIFFERENCE_CHARACTERS] for one in told if isinstance(one, str)]
+            texts = [legible(one[:DIFFERENCE_CHARACTERS]) for one in told if isinstance(one, str)]
             self.facts["resume_differences"] = tuple(texts[:DIFFERENCES])
 
     def _began(self, resumed: int, world_size: object) -> None:
         self.facts["resumed_step"] = resumed
-        self.facts["world_size"] = world_size
+        self.facts["world_size"] = world_size if is_count(world_size) else None
         self.last.append(resumed)
 
     def durable(self, step: int, seconds: float | None = None, digest: object = None) -> None:
         before = self._durable.get(step, (None, None))
-        text = digest if isinstance(digest, str) and digest else None
+        text = legible(digest[:DIGEST_CHARACTERS]) if isinstance(digest, str) and digest else None
         self._durable[step] = (seconds if seconds is not None else before[0], text or before[1])
 
     def sign(self, time: object) -> None:
@@ -229,9 +231,9 @@ def goodput(useful_seconds: float | None, wall_seconds: float) -> float | None:
 
 def _int(line: Line, name: str) -> int | None:
     value = line.get(name)
-    return value if isinstance(value, int) else None
+    return value if is_count(value) else None
 
 
 def _float(line: Line, name: str) -> float | None:
     value = line.get(name)
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if is_figure(value) else None

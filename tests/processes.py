@@ -21,6 +21,7 @@ import psutil
 from tests.waiting import wait_until
 
 from holdfast_controller.local.memory import parent_group
+from holdfast_controller.local.process import environment
 
 MARK = "TEST_MARK"
 
@@ -31,7 +32,7 @@ _INTERPRETERS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkse
 def carrying(name: str, value: str) -> list[psutil.Process]:
     """The processes, but this one, that have `name=value` in their environment and have not ended.
 
-    Every test asks twice, so only what has the words somewhere is looked at closely.
+    Every test asks twice, so only what has the words is looked at closely.
     """
     words = f"{name}={value}".encode()
     found = []
@@ -39,9 +40,8 @@ def carrying(name: str, value: str) -> list[psutil.Process]:
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
-            with open(f"/proc/{entry}/environ", "rb", buffering=0) as file:
-                if words not in file.read().split(b"\0"):
-                    continue
+            if words not in environment(int(entry)):
+                continue
             process = psutil.Process(int(entry))
             if process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)

@@ -30,7 +30,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 # ---------------------------------------------------------------- environment
 
@@ -406,8 +406,13 @@ class Progress:
         for name, kind in kinds.items():
             if name in body and not _is(name, kind, body[name]):
                 raise ValueError(f"not a progress document: {name} is {str(body[name])[:40]!r}, no {kind}")
+        told: dict[str, Any] = {
+            name: legible(value) if isinstance(value, str) else value
+            for name, value in body.items()
+            if name in kinds
+        }
         try:
-            return cls(**{k: legible(v) if isinstance(v, str) else v for k, v in body.items() if k in kinds})
+            return cls(**told)
         except TypeError as error:
             raise ValueError(f"not a progress document: {error}") from error
 
@@ -420,12 +425,12 @@ _LONGEST = 1000
 """Characters of a word or sentence."""
 
 
-def is_time(value: object) -> bool:
+def is_time(value: object) -> TypeGuard[float]:
     """Whether it can be seconds since the epoch."""
     return isinstance(value, int | float) and 0 <= value < _LATEST
 
 
-def is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """Whether it can be a number of steps, ranks and the like."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
 
@@ -435,7 +440,7 @@ def legible(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def is_figure(value: object) -> bool:
+def is_figure(value: object) -> TypeGuard[float]:
     """Whether it is a number that JSON and a metric can hold: finite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ import holdfast_controller
 from holdfast_trainer.contract import ENV_ATTEMPT_UID, ENV_REPLICA
 
 PROC = Path("/proc")
+EXEC_TRIES, EXEC_SECONDS = 50, 0.001
+"""How often a process that is becoming another program is looked at again, and how soon."""
 INSIDE = Path(holdfast_controller.__file__).with_name("inside.py")
 
 
@@ -50,6 +53,38 @@ def alive(process: ProcessId) -> bool:
     return identify(process.pid) == process
 
 
+def environment(pid: int) -> frozenset[bytes]:
+    """The variables that a process was started with, `name=value` each.
+
+    From the moment in which execve lets go of the old program until it has set up the new one, the kernel
+    shows neither words nor variables of the process: such a one is looked at again, or it would escape.
+    Raises OSError where it has ended, or is another user's.
+    """
+    bare = 0
+    for _ in range(EXEC_TRIES):
+        if found := _read(pid, "environ"):
+            return frozenset(found.split(b"\0"))
+        # Its words may have come since: twice, and it is a program that was given no variables.
+        bare += bool(_read(pid, "cmdline"))
+        if bare > 1 or not _has_program(pid):
+            break
+        time.sleep(0 if bare else EXEC_SECONDS)
+    return frozenset()
+
+
+def _read(pid: int, name: str) -> bytes:
+    # No buffer, no Path: it is read of every process of the machine.
+    with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+        return file.read()
+
+
+def _has_program(pid: int) -> bool:
+    try:
+        return bool(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return False
+
+
 def find(uid: str, replica: int | None = None, rank: int | None = None) -> list[ProcessId]:
     """Live processes of an attempt (of one replica, or rank). Costs about 20 microseconds a process here."""
     wanted = {f"{ENV_ATTEMPT_UID}={uid}".encode()}
@@ -61,13 +96,9 @@ def find(uid: str, replica: int | None = None, rank: int | None = None) -> list[
     for entry in os.scandir(PROC):
         if not entry.name.isdigit():
             continue
-        try:
-            with open(f"/proc/{entry.name}/environ", "rb") as file:
-                environment = file.read()
-        except OSError:  # ended meanwhile, or another user's
-            continue
-        if wanted <= set(environment.split(b"\0")) and (process := identify(int(entry.name))):
-            found.append(process)
+        with suppress(OSError):  # ended meanwhile, or another user's
+            if wanted <= environment(int(entry.name)) and (process := identify(int(entry.name))):
+                found.append(process)
     return found
 
 
@@ -103,9 +134,8 @@ def ranks_of(uid: str, replica: int | None = None) -> list[ProcessId]:
     found = []
     for entry in find(uid, replica):
         with suppress(OSError):
-            environment = (PROC / str(entry.pid) / "environ").read_bytes().split(b"\0")
-            supervises = b"holdfast_trainer.supervise" in (PROC / str(entry.pid) / "cmdline").read_bytes()
-            if not supervises and any(variable.startswith(b"RANK=") for variable in environment):
+            supervises = b"holdfast_trainer.supervise" in _read(entry.pid, "cmdline")
+            if not supervises and any(one.startswith(b"RANK=") for one in environment(entry.pid)):
                 found.append(entry)
     return found
 

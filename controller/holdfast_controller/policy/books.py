@@ -11,7 +11,6 @@ from typing import Any
 
 from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Status, Verdict
-
 from holdfast_trainer.contract import is_figure
 
 from .classify import Incident

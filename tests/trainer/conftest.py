@@ -38,6 +38,7 @@ def _any_kernels() -> Iterator[None]:
     yield
     if torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
         os.environ.pop("TORCHINDUCTOR_DETERMINISTIC", None)
 
 

@@ -23,7 +23,7 @@ sys.exit(code)
 SINCE_THEN = """
 import sys, torch, torch.distributed as dist
 from holdfast_trainer.deferred import defer_compiler
-from holdfast_trainer.parallel import make_deterministic
+from holdfast_trainer.determinism import make_deterministic
 
 def absent():
     return "torch._dynamo.convert_frame" not in sys.modules

@@ -34,7 +34,8 @@ COMPILES = """
 import importlib, logging, sys, torch
 from pathlib import Path
 from holdfast_trainer.compilation import compile_or_eager
-from holdfast_trainer.parallel import Gang, make_deterministic
+from holdfast_trainer.determinism import make_deterministic
+from holdfast_trainer.parallel import Gang
 
 if sys.argv[2:]:
     importlib.import_module(sys.argv[2])  # as an optimizer does

@@ -61,7 +61,8 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of the matrix products; weights stay fp32. auto: bf16 where native, else fp16 on CUDA, else fp32."""
     deterministic: bool = True
-    """Deterministic kernels only, so that a resumed run repeats the untouched one bit for bit."""
+    """Deterministic kernels only, so that a resumed run repeats the untouched one bit for bit; where the
+    device has none for an operation, the run ends and names it."""
     compile: bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         False
     )

@@ -244,7 +244,8 @@ def remove_unfinished(run: RunDir, attempt: int) -> int:
 # One JSON object a line, "event" first; times are seconds since the epoch.
 #
 #   {"event": "attempt_start", "time", "attempt", "world_size", "resumed_step", "resumed_from",
-#    "useful_seconds", "skipped": [{"checkpoint", "reason"}], "differences": ["what: then -> now"],
+#    "useful_seconds", "skipped": [{"checkpoint", "reason"}], "differences": ["what: then -> now", or
+#    "not deterministic: operation"],
 #    "startup": {"import": s, "rendezvous": s, "build": s, "load": s}}: one after the other, up to "time"
 #   {"event": "first_step", "time", "attempt", "step", "seconds"}
 #   {"event": "checkpoint", "time", "attempt", "step", "bytes", "seconds", "stall_seconds", "digest",

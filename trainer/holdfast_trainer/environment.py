@@ -10,6 +10,9 @@ import torch
 from . import cpuinfo
 from .precision import NAMES
 
+NOT_DETERMINISTIC = "not deterministic"
+"""What it is kept as that operations were computed which cannot repeat their bits: their names."""
+
 
 def describe_environment(device: torch.device, compute_dtype: torch.dtype) -> dict[str, Any]:
     """Of this process. On a CPU, kernels and the sizes of their blocks go by instructions and by caches."""
@@ -27,5 +30,9 @@ def _processor() -> str:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is not as it was, as `name: then -> now`; of what was not kept then, nothing is known. Pure."""
-    return [f"{name}: {then[name]} -> {now[name]}" for name in now if then.get(name, now[name]) != now[name]]
+    """What is not as it was, as `name: then -> now`, and what could not be repeated even if all were; of what
+    was not kept then, nothing is known. Pure."""
+    told = [f"{name}: {then[name]} -> {now[name]}" for name in now if then.get(name, now[name]) != now[name]]
+    if NOT_DETERMINISTIC in then and NOT_DETERMINISTIC not in now:
+        told.append(f"{NOT_DETERMINISTIC}: {then[NOT_DETERMINISTIC]}")
+    return told

@@ -6,6 +6,7 @@
       NonFiniteStep         a loss or a gradient is NaN or infinite: the state is worth nothing from here on
       OutOfMemory           a step does not fit the device
       DeadWorker            a process that loaded data is gone
+      NotDeterministic      an operation cannot repeat its bits on this device, and was to
 
 A run resumes bit for bit, so what a deterministic step did once it does again: such a fault is not
 retried. A step that ran out of memory after others fitted, in this attempt or on an earlier one's device, may
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .determinism import operation_of
 from .memory import free_memory
 from .overflow import LIMIT
 
@@ -42,6 +44,10 @@ class OutOfMemory(Explained):
 
 class DeadWorker(Explained):
     """A worker of a DataLoader was killed, or left without a word."""
+
+
+class NotDeterministic(Explained):
+    """torch has no deterministic kernel for an operation, and no other was allowed."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,21 @@ def dead_worker(error: BaseException, rank: int, step: int) -> DeadWorker | None
         "smaller prefetch or batch, or more memory (of /dev/shm too, where batches are handed over)",
         mendable=True,
     )
+
+
+def not_deterministic(error: BaseException, rank: int, step: int) -> NotDeterministic | None:
+    """The error for what a strict torch raises in step `step` (1 is the first); None for any other."""
+    operation = operation_of(str(error)) if isinstance(error, RuntimeError) else None
+    if operation is None:
+        return None
+    explained = NotDeterministic(
+        f"rank {rank}, step {step}: torch has no deterministic kernel for {operation} on this device, so a "
+        "resumed run would not end with the bits of an untouched one. To train without that, set "
+        'train.deterministic=false; in a loop of your own, Run(deterministic=True) instead of "strict"',
+        mendable=False,
+    )
+    explained.__cause__ = error
+    return explained
 
 
 def out_of_memory(

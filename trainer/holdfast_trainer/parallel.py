@@ -7,7 +7,6 @@ is always gloo, so that agreeing on a stop or on a checkpoint never touches the 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -228,19 +227,3 @@ def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
     if sync := getattr(model, "set_requires_gradient_sync", None):
         sync(last)
     return nullcontext()
-
-
-def make_deterministic() -> None:
-    """The same bits from the same inputs; an operation that cannot says so in a warning."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if "torch._inductor.config" in sys.modules:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    else:  # that would import the compiler, only to tell it what it reads here when it is imported
-        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
-        torch.set_deterministic_debug_mode("warn")
-    torch.backends.cudnn.benchmark = False
-
-
-def let_kernels_vary() -> None:
-    """cuDNN measures its kernels for each shape and takes the fastest; runs may round differently."""
-    torch.backends.cudnn.benchmark = True

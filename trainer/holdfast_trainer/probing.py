@@ -21,13 +21,14 @@ import torch.distributed as dist
 
 from .assembly import Batches
 from .config import Config, ConfigError
+from .determinism import let_kernels_vary, make_deterministic
 from .diagnosis import Facts, out_of_memory
 from .faults import is_out_of_memory
 from .footprint import Footprint, warm_up
 from .interruption import RESERVE_SHARE
 from .links import Link, link_between
 from .memory import ranks_here
-from .parallel import Gang, is_lost_peer, join_gang, let_kernels_vary, make_deterministic
+from .parallel import Gang, is_lost_peer, join_gang
 from .place import grace_seconds, process_start
 from .precision import Bf16, allow_tf32, bf16_of, least, precision
 from .rehearsal import Rehearsal
@@ -64,7 +65,7 @@ def probe(config: Config, directory: Path, *, steps: int) -> Facts | None:
 
 def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     settings = config.train
-    make_deterministic() if settings.deterministic else let_kernels_vary()
+    make_deterministic(strict=True) if settings.deterministic else let_kernels_vary()
     compute = precision(settings.precision, gang.device, gang)
     if settings.threads:
         torch.set_num_threads(settings.threads)

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -43,14 +43,15 @@ from .alike import announced, require_alike
 from .checkpoint import Cadence, has_checkpoint, rng
 from .config import Snapshots
 from .deferred import defer_compiler
+from .determinism import hear_of_operations, let_kernels_vary, make_deterministic
 from .ending import Ending
-from .environment import describe_environment
-from .faults import dead_worker, is_out_of_memory, out_of_memory
+from .environment import NOT_DETERMINISTIC, describe_environment
+from .faults import dead_worker, is_out_of_memory, not_deterministic, out_of_memory
 from .interruption import Exchange, Notice
 from .ledger import trained_before
 from .losses import Losses
 from .overflow import Overflow
-from .parallel import Gang, join_gang, let_kernels_vary, make_deterministic, shard, wrap
+from .parallel import Gang, join_gang, shard, wrap
 from .place import Place
 from .prefetch import Prefetch
 from .resume import Marks, record_start, resume
@@ -71,7 +72,7 @@ class Run:
         run_dir: str | Path | None = None,
         config_hash: str = "",
         seed: int = 1337,
-        deterministic: bool = True,
+        deterministic: bool | Literal["strict"] = True,
         checkpoint_every: str | int = "auto",
         keep: int = 3,
         keep_every: int = 0,
@@ -87,12 +88,14 @@ class Run:
         """Join the gang, in the main thread. Collective.
 
         `run_dir` and the cadence give way to HOLDFAST_RUN_DIR and HOLDFAST_CHECKPOINT_EVERY where these are
-        set. `config_hash` guards a run directory against another configuration. The newest `keep`
-        checkpoints stay, those of every `keep_every`-th step, which are saved whatever the cadence, and the
-        `keep_best` ones of lowest validation loss that `log` was told of exactly their step (0: none for
-        that reason); with `validate_every` each such step is saved. `snapshot="synchronous"` copies the whole
-        state before the next step begins; by itself parameters and optimizer state are copied while it
-        computes, and nothing but a tracked optimizer's step may write to them.
+        set. `deterministic` has torch take kernels that repeat their bits, and an operation without one is
+        told, at the next resume too: attention on a GPU is one. "strict" has attention repeat its bits, and
+        ends the run at what cannot. `config_hash` guards a run directory against another configuration. The
+        newest `keep` checkpoints stay, those of every `keep_every`-th step, which are saved whatever the
+        cadence, and the `keep_best` ones of lowest validation loss that `log` was told of exactly their step
+        (0: none for that reason); with `validate_every` each such step is saved. `snapshot="synchronous"`
+        copies the whole state before the next step begins; by itself parameters and optimizer state are
+        copied while it computes, and nothing but a tracked optimizer's step may write to them.
         `flops_per_token` and `compute_dtype`, in which matrix products are (or what agrees on it with the
         gang), make MFU known. `alike` names settings that ranks are to have in common, besides seed and
         hash. `profile` are steps to trace (0 is the first); `tensorboard` writes figures for it. Raises
@@ -119,13 +122,17 @@ class Run:
         logging.basicConfig(
             level=logging.INFO, format=f"{contract.rank_mark(self.rank)}%(message)s", stream=sys.stdout
         )
-        make_deterministic() if deterministic else let_kernels_vary()
         self._seed, self._config_hash = seed, config_hash
         self.compute_dtype = (
             compute_dtype if isinstance(compute_dtype, torch.dtype) else compute_dtype(self.gang)
         )
         """In which matrix products are computed."""
         self._environment = describe_environment(self.device, self.compute_dtype)
+        if deterministic:
+            make_deterministic(strict=deterministic == "strict")
+            hear_of_operations(self._cannot_repeat)
+        else:
+            let_kernels_vary()
         require_alike(self.gang, {**(alike or {}), "the seed": seed, "the configuration's hash": config_hash})
         rng.seed_all(seed, self.rank)
         self.run_dir = place.run_dir
@@ -175,7 +182,7 @@ class Run:
             self.gang,
             account,
             settled_step=self._saves.settled_step,
-            deterministic=deterministic,
+            deterministic=bool(deterministic),
         )
         self.memory_remedy = "Give a forward pass a smaller batch"
         """What to change where a step does not fit the memory."""
@@ -325,9 +332,15 @@ class Run:
         if agreed.stop:
             self._stop()
 
+    def _cannot_repeat(self, operation: str) -> None:
+        told = self._environment.get(NOT_DETERMINISTIC)
+        self._environment[NOT_DETERMINISTIC] = f"{told}, {operation}" if told else operation
+        log.warning("%s is not deterministic on this device: a resume may not be bit-exact", operation)
+
     def _explain(self, error: BaseException) -> BaseException:
         if not is_out_of_memory(error):
-            return dead_worker(error, self.rank, self.step + 1) or error
+            step = self.step + 1
+            return dead_worker(error, self.rank, step) or not_deterministic(error, self.rank, step) or error
         return out_of_memory(
             error,
             self.rank,

@@ -37,7 +37,7 @@ def train(
         run_dir=run_dir,
         config_hash=f"{config.hash()}-{train_data.identity}",
         seed=settings.seed,
-        deterministic=settings.deterministic,
+        deterministic="strict" if settings.deterministic else False,
         checkpoint_every=config.checkpoint.every,
         keep=config.checkpoint.keep,
         keep_every=config.checkpoint.keep_every,

@@ -77,7 +77,7 @@ class Writer:
         self._retention = retention
         self.directory = open_store(run, attempt, storage)
         self._attempt, self._rank, self._world_size = attempt, rank, world_size
-        self._config_hash, self._environment = config_hash, dict(environment)
+        self._config_hash, self._environment = config_hash, environment
         self._on_saved, self._on_failed = on_saved, on_failed
         self.deadline = 0.0
         """By `time.monotonic`: how long rank 0 waits for its peers' parts."""
@@ -137,7 +137,7 @@ class Writer:
             config_hash=self._config_hash,
             files=self.directory.await_parts(partial, self._world_size, late),
             time=time.time(),
-            environment=self._environment,
+            environment=dict(self._environment),  # what is known of it may grow while the run goes on
             losses={str(step): loss for step, loss in self._known_losses().items()},
         )
         return self.directory.commit(partial, manifest)

@@ -98,7 +98,7 @@ def _tune(arguments: argparse.Namespace, config: Config | None, gang: Any) -> in
 def gpt_subject(config: Config, gang: Any) -> Any:
     """The configured training. Raises ConfigError, DataError."""
     from ..data import TokenDataset
-    from ..parallel import let_kernels_vary, make_deterministic
+    from ..determinism import let_kernels_vary, make_deterministic
     from ..precision import allow_tf32, precision
     from .gpt import GptTrial, settings_of
     from .session import Subject
@@ -110,7 +110,7 @@ def gpt_subject(config: Config, gang: Any) -> Any:
         )
     shape = {"context": config.model.context, "vocab_size": config.model.vocab_size}
     data = TokenDataset(config.data.prepared, "train", **shape, verify=config.data.verify)
-    make_deterministic() if config.train.deterministic else let_kernels_vary()
+    make_deterministic(strict=True) if config.train.deterministic else let_kernels_vary()
     allow_tf32(gang.device, config.train.tf32)
     compute = precision(config.train.precision, gang.device, gang)
     return Subject(

@@ -1,0 +1,126 @@
+"""Operations that cannot repeat their bits: a loop of one's own is told, the reference training ends."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from gangs import Workshop
+from gpt_runs import write_config
+
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR
+from holdfast_trainer.determinism import hear_of_operations, make_deterministic, operation_of
+
+# As torch 2.15 has them; attention's come from its kernels for GPUs alone.
+FLASH = (
+    "Flash Attention defaults to a non-deterministic algorithm. To explicitly enable determinism call "
+    "torch.use_deterministic_algorithms(True, warn_only=False)."
+)
+
+TRAINS = """
+import sys
+import torch
+from holdfast_trainer.__main__ import main
+from holdfast_trainer.model import GPTBlock
+
+transform = GPTBlock.transform
+
+def puts(self, x):
+    torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
+    return transform(self, x)
+
+GPTBlock.transform = puts
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def put(script: str) -> str:
+    """The loop with an operation that has no deterministic kernel on a CPU either."""
+    begins = "    total = torch.zeros(())\n"
+    assert begins in script
+    return script.replace(begins, f"{begins}    torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))\n")
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Path:
+    path = tmp_path / "loop_that_puts.py"
+    path.write_text(put((Path(__file__).parent / "loop_script.py").read_text()))
+    return path
+
+
+def test_a_loop_that_cannot_repeat_its_bits_goes_on_and_says_so_at_the_next_resume(
+    workshop: Workshop, loop: Path
+) -> None:
+    said = "put_ is not deterministic on this device: a resume may not be bit-exact"
+    assert workshop.finish(ranks=2, script=loop, steps=12).events("attempt_start", 1)[0]["differences"] == []
+    first = (workshop.path / "run-1" / "rank-0.log").read_text()
+    assert first.count(said) == 1, first
+    history = workshop.finish(ranks=2, script=loop, steps=20)
+    assert history.events("attempt_start", 2)[0]["differences"] == ["not deterministic: put_"]
+    log = (workshop.path / "run-2" / "rank-0.log").read_text()
+    assert "the resume may not be bit-exact: not deterministic: put_" in log
+
+
+def test_strict_it_ends_with_the_operation_and_the_remedy(workshop: Workshop, loop: Path) -> None:
+    loop.write_text(loop.read_text().replace("run = Run(\n", 'run = Run(\n    deterministic="strict",\n'))
+    gang = workshop.start(script=loop, steps=12)
+    assert gang.wait() == [EXIT_CONFIG_ERROR], gang.texts()
+    told = gang.termination()
+    assert told.config_error, "no retry has another kernel"
+    assert told.error.startswith(
+        "rank 0, step 1: torch has no deterministic kernel for put_ on this device, so a resumed run would "
+        "not end with the bits of an untouched one. To train without that, set train.deterministic=false; in "
+    )
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "expected"), [("true", EXIT_CONFIG_ERROR), ("false", 0)], ids=["strict", "as it comes"]
+)
+def test_the_reference_training_is_strict_unless_it_is_told_otherwise(
+    workshop: Workshop, tmp_path: Path, deterministic: str, expected: int
+) -> None:
+    """A stand-in for what attention is on a GPU: a part of the model that cannot repeat its bits."""
+    script = tmp_path / "train_that_puts.py"
+    script.write_text(TRAINS)
+    words = ["train", str(write_config(tmp_path)), "train.steps=6", f"train.deterministic={deterministic}"]
+    gang = workshop.start(script=script, arguments=words)
+    assert gang.wait() == [expected], gang.texts()
+    assert ("no deterministic kernel for put_ on this device" in gang.termination().error) is (expected != 0)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_torch_is_asked_so_that_attention_can_repeat_its_bits(strict: bool) -> None:
+    make_deterministic(strict=strict)
+    assert torch.get_deterministic_debug_mode() == (2 if strict else 1)
+    assert torch.utils.deterministic.fill_uninitialized_memory is not strict
+
+
+def test_each_operation_is_told_once_and_other_warnings_are_left_alone() -> None:
+    told: list[str] = []
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", DeprecationWarning)
+        hear_of_operations(told.append)
+        for number in range(3):
+            warnings.warn(FLASH, stacklevel=1)
+            warnings.warn_explicit(FLASH, UserWarning, "attention.py", number)
+            make_deterministic()
+            torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+        warnings.warn_explicit("something else", UserWarning, "other.py", 1)
+        assert [str(one.message) for one in shown] == ["something else"]
+    assert told == ["Flash Attention", "put_"]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (FLASH, "Flash Attention"),
+        ("kthvalue CUDA does not have a deterministic implementation, but you set", "kthvalue CUDA"),
+        ("Detected call of `lr_scheduler.step()` before `optimizer.step()`", None),
+    ],
+)
+def test_which_operation_it_is(message: str, expected: str | None) -> None:
+    assert operation_of(message) == expected

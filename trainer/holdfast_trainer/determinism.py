@@ -1,0 +1,76 @@
+"""The same bits from the same inputs, as far as torch has kernels for that.
+
+torch has two ways to be asked. Strict, an operation without such a kernel raises. With warnings only, it
+warns and goes on; and attention, whose kernels for GPUs can do either, then takes the backward pass that adds
+in any order (aten/src/ATen/native/transformers/cuda/attention_backward.cu). So the reference training is
+strict. A loop of somebody else's must not end for an operation that it needs: it is warned, and what it was
+warned of goes into its checkpoints, so that a resume can say what may keep it from being exact.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import TextIO
+
+import torch
+
+SIGNS = ("does not have a deterministic implementation", "defaults to a non-deterministic algorithm")
+"""Of torch's warnings: of an operation that has no other kernel, and of attention."""
+
+
+def make_deterministic(*, strict: bool = False) -> None:
+    """An operation that has no deterministic kernel raises RuntimeError (`strict`), or warns."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(True, warn_only=not strict)
+    else:  # that would import the compiler, only to tell it what it reads here when it is imported
+        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+        torch.set_deterministic_debug_mode("error" if strict else "warn")
+    torch.backends.cudnn.benchmark = False
+    if strict:
+        # Nothing of ours reads memory that it has not written, and to fill new memory is a kernel each time.
+        torch._C._set_deterministic_fill_uninitialized_memory(False)
+
+
+def let_kernels_vary() -> None:
+    """cuDNN measures its kernels for each shape and takes the fastest; runs may round differently."""
+    torch.backends.cudnn.benchmark = True
+
+
+def hear_of_operations(tell: Callable[[str], None]) -> None:
+    """Have `tell` called from now on with the name of each operation that torch warns of, once for each.
+
+    They are not printed then, and they are heard although the script has asked for no warnings before.
+    """
+    for sign in SIGNS:
+        warnings.filterwarnings("default", message=f".*{sign}")
+    show, heard = warnings.showwarning, set[str]()
+
+    def hear(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        operation = operation_of(str(message))
+        if operation is None:
+            show(message, category, filename, lineno, file, line)
+        elif operation not in heard:
+            heard.add(operation)
+            tell(operation)
+
+    warnings.showwarning = hear
+
+
+def operation_of(message: str) -> str | None:
+    """Which operation is not deterministic, as torch warns or raises; None where it says something else."""
+    for sign in SIGNS:
+        name, found, _ = message.partition(sign)
+        if found:
+            return name.strip()
+    return None

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from gangs import Workshop
+from gpu_queue import StandInQueue
 
 from holdfast_trainer.alike import differing
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR, RunDir
 from holdfast_trainer.faults import Offered, is_out_of_memory, non_finite_step, out_of_memory
 from holdfast_trainer.interruption import Exchange, Notice
+from holdfast_trainer.late import Late
 from holdfast_trainer.ledger import Journal, trained_before
 from holdfast_trainer.overflow import LIMIT, Overflow
 from holdfast_trainer.parallel import Gang
@@ -134,12 +136,24 @@ def test_gradients_that_overflow_at_every_scale_end_the_run(workshop: Workshop, 
     ],
     ids=["none", "fused, of the step before", "looped, with gradients gathered between", "no scaler"],
 )
-def test_a_skipped_step_shows_in_the_scale(scales: list[tuple[float, bool]], in_a_row: list[int]) -> None:
+def test_a_skipped_step_shows_in_the_scale(
+    scales: list[tuple[float | None, bool]], in_a_row: list[int]
+) -> None:
+    """Of a GPU the same, a look later: what is on its way is not waited for."""
     overflow, told = Overflow(), []
     for scale, stepped in scales:
-        overflow.look(scale, stepped=stepped)
+        overflow.look(None if scale is None else Late(scale), stepped=stepped)
         told.append(overflow.in_a_row)
     assert told == in_a_row
+
+    queue = StandInQueue()
+    overflow, told = Overflow(), []
+    for scale, stepped in scales:
+        overflow.look(None if scale is None else queue.late(scale), stepped=stepped)
+        assert queue.waiting == (0 if scale is None else 1)
+        told.append(overflow.in_a_row)
+    if scales[0][0] is not None:
+        assert told == [0, *in_a_row[:-1]]
 
 
 def test_what_is_said_of_a_step() -> None:

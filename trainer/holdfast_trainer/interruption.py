@@ -31,6 +31,7 @@ from typing import NamedTuple
 import torch
 
 from .faults import Offered
+from .late import Late
 from .parallel import Gang
 
 RESERVE_SHARE = 0.1
@@ -140,16 +141,23 @@ class Agreed:
 
 class _Told(NamedTuple):
     step: int
-    loss: torch.Tensor
-    grad_norm: torch.Tensor | float | None
+    loss: Late
+    grad_norm: Late | None
+
+    @property
+    def late(self) -> bool:
+        return self.loss.late or (self.grad_norm is not None and self.grad_norm.late)
 
 
 class Exchange:
     """One sum a step over all ranks: (notice, save due, has a loss, loss, norm not finite, its step,
     has counts, tokens, samples, their step, gradients overflow for good, seconds of the step before)."""
 
-    def __init__(self, gang: Gang, notice: Notice) -> None:
-        self._gang, self._notice = gang, notice
+    def __init__(
+        self, gang: Gang, notice: Notice, late: Callable[[torch.Tensor | float], Late] = Late.of
+    ) -> None:
+        """`late` has a number begin its way from where it is computed."""
+        self._gang, self._notice, self._late = gang, notice, late
         self._losses: deque[_Told] = deque()
         self._counts: deque[Counts] = deque()
         self._pending: Callable[[], torch.Tensor] | None = None
@@ -185,7 +193,9 @@ class Exchange:
         if loss.numel() != 1:
             raise ValueError(f"a loss of shape {list(loss.shape)}: tell one number, such as loss.mean()")
         self._newest = step
-        self._losses.append(_Told(step, loss.detach(), grad_norm))
+        self._losses.append(
+            _Told(step, self._late(loss), None if grad_norm is None else self._late(grad_norm))
+        )
 
     def count(self, step: int, tokens: int, samples: int) -> None:
         """Add to what this rank worked on in a step."""
@@ -205,7 +215,8 @@ class Exchange:
         """Begin this step's sum; a second call within a step does nothing. `seconds`: what the step before
         it took on this rank, 0 where that is not known.
 
-        A loss on a GPU is read a step late: reading it now would make the CPU wait for the GPU.
+        What a GPU computes is read a step late, by all ranks alike: the CPU then waits for the step before at
+        most (see `late`).
         """
         if self._pending is not None:
             return
@@ -213,10 +224,10 @@ class Exchange:
         vector[0], vector[1], vector[10] = float(self._notice.received), float(save), float(overflows)
         vector[11] = seconds
         self.offered, self._offered_step = None, 0
-        if self._losses and (not self._losses[0].loss.is_cuda or self._losses[0].step < step):
+        if self._losses and (not self._losses[0].late or self._losses[0].step < step):
             told = self._losses.popleft()
-            loss = float(told.loss)
-            norm = None if told.grad_norm is None else float(told.grad_norm)
+            loss = told.loss.read()
+            norm = None if told.grad_norm is None else told.grad_norm.read()
             self.offered, self._offered_step = Offered(loss, norm), told.step
             vector[2], vector[3], vector[5] = 1.0, loss, told.step
             if norm is not None and self.norm_must_be_finite:

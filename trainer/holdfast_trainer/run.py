@@ -243,8 +243,10 @@ class Run:
     def _contribute(self, *, stepped: bool) -> None:
         """Begin this step's agreement, unless that was done."""
         assert self._saves.state is not None
-        if not self._changed and self._overflow.look(self._saves.state.gradient_scale, stepped=stepped):
-            self._account.telemetry.skipped()
+        if not self._changed:
+            scale = self._saves.state.gradient_scale(self.device)
+            if self._overflow.look(scale, stepped=stepped):
+                self._account.telemetry.skipped()
         self._changed = self._changed or stepped
         self._begin_sum()
 
@@ -299,7 +301,7 @@ class Run:
         self._account.count_epochs(self.steps_an_epoch, self.step)
         self._watchdog.start()
         assert self._saves.state is not None
-        self._overflow.look(self._saves.state.gradient_scale, stepped=True)
+        self._overflow.look(self._saves.state.gradient_scale(self.device), stepped=True)
         self._exchange.contribute(self.step)
         if self._exchange.finish().stop:  # a notice came before the first step
             self._stop()
@@ -370,7 +372,7 @@ class Run:
         if loss is not None:
             self._losses.offer(self.step + 1, loss, grad_norm)
         elif grad_norm is not None:
-            self._account.telemetry.grad_norm(float(grad_norm))
+            self._losses.norm(grad_norm)
         self._losses.count(self.step + 1, tokens, samples)
         if val_loss is not None:
             self._account.steps.val_loss(self.step, val_loss)

@@ -17,6 +17,7 @@ from torch import nn
 
 from .checkpoint import CheckpointError, Loaded, rng
 from .checkpoint.tree import pack
+from .late import Late
 from .parallel import shard_like, unwrap
 
 
@@ -72,10 +73,11 @@ class TrainingState:
         """Whether a gradient scaler is at work, which passes a step with infinite gradients over."""
         return bool(self._scalers)
 
-    @property
-    def gradient_scale(self) -> float | None:
-        """The least of the scalers at work, read back from the device; None where there is none."""
-        return min((float(scaler.get_scale()) for scaler in self._scalers), default=None)
+    def gradient_scale(self, device: torch.device) -> Late | None:
+        """The least of the scalers at work, as it is in the device's turn; None where there is none."""
+        one = torch.ones((), device=device)  # get_scale() would wait for the device
+        scales = [scaler.scale(one) for scaler in self._scalers]
+        return Late.of(torch.stack(scales).min()) if scales else None
 
     @property
     def _scalers(self) -> list[torch.amp.GradScaler]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from gangs import Workshop
+from gpt_runs import start, write_config
 
+from holdfast_trainer.config import TrainConfig
 from holdfast_trainer.cpuinfo import first, name
-from holdfast_trainer.environment import describe_environment, differences
+from holdfast_trainer.environment import describe_environment, differences, execution, gpu_libraries
 
 
 @pytest.mark.parametrize(
@@ -38,3 +44,55 @@ def test_what_is_not_as_it_was_is_named_and_nothing_else() -> None:
         "torch: 2.14 -> 2.15",
         "device: cpu, AVX512, One -> cpu, AVX2, Two",
     ]
+
+
+def test_a_gpu_has_its_libraries_too() -> None:
+    told = gpu_libraries()
+    assert told["CUDA"] == torch.version.cuda
+    assert {"CUDA", "cuDNN"} <= told.keys() <= {"CUDA", "cuDNN", "NCCL"}
+
+
+def test_what_could_not_be_repeated_is_told_unless_it_is_told_now() -> None:
+    assert differences({"not deterministic": "put_"}, {}) == ["not deterministic: put_"]
+    assert differences({"not deterministic": "put_"}, {"not deterministic": "put_"}) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "here", "expected"),
+    [
+        ({}, {}, []),
+        ({"micro_batch": 2}, {"micro_batch": 2}, ["train.micro_batch: 4 -> 2"]),
+        ({"fused_optimizer": False}, {}, ["train.fused_optimizer: True -> False"]),
+        ({}, {"attention": "math"}, ["attention: flash -> math"]),
+        ({"compile": True}, {"compiled": True}, ["train.compile: False -> True"]),
+        ({"compile": True}, {}, []),  # it did not compile
+        ({"activation_checkpointing": True}, {}, []),  # the same, computed twice
+        ({"tf32": False}, {}, []),
+        ({"tf32": False}, {"device_type": "cuda"}, ["train.tf32: True -> False"]),
+        ({"parallel": "fsdp"}, {}, []),
+        ({"parallel": "fsdp"}, {"ranks": 2}, ["train.parallel: ddp -> fsdp"]),
+    ],
+)
+def test_which_settings_change_bits(changed: Any, here: dict[str, Any], expected: list[str]) -> None:
+    as_it_was: dict[str, Any] = {
+        "micro_batch": 4,
+        "compiled": False,
+        "attention": "flash",
+        "device_type": here.get("device_type", "cpu"),
+        "ranks": here.get("ranks", 1),
+    }
+    then = execution(TrainConfig(steps=9, global_batch=4), **as_it_was)
+    now = execution(TrainConfig(steps=9, global_batch=4, **changed), **{**as_it_was, **here})
+    assert differences(then, now) == expected
+    assert differences({"torch": "2.15"}, now) == [], "a checkpoint of before they were kept"
+
+
+def test_who_makes_a_step_fit_by_a_smaller_micro_batch_is_told_that_bits_differ(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path)
+    assert start(workshop, config, "train.steps=6", "train.micro_batch=12").wait() == [0]
+    for attempt, micro, expected in ((2, 4, ["train.micro_batch: 12 -> 4"]), (3, 12, [])):
+        gang = start(workshop, config, "train.steps=6", f"train.micro_batch={micro}")
+        assert gang.wait() == [0], gang.texts()
+        assert gang.history.events("attempt_start", attempt)[0]["differences"] == expected

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from . import cpuinfo
+from .config import TrainConfig
 from .precision import NAMES
 
 NOT_DETERMINISTIC = "not deterministic"
@@ -16,12 +17,47 @@ NOT_DETERMINISTIC = "not deterministic"
 
 def describe_environment(device: torch.device, compute_dtype: torch.dtype) -> dict[str, Any]:
     """Of this process. On a CPU, kernels and the sizes of their blocks go by instructions and by caches."""
+    gpu = device.type == "cuda"
     return {
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "device": torch.cuda.get_device_name(device) if gpu else _processor(),
         "precision": NAMES.get(compute_dtype, str(compute_dtype)),
         "threads": torch.get_num_threads(),
+        **(gpu_libraries() if gpu else {}),
     }
+
+
+def gpu_libraries() -> dict[str, Any]:
+    """Versions of what has kernels for GPUs besides torch, and of what adds up over them."""
+    cudnn: Any = torch.backends.cudnn
+    versions = {"CUDA": torch.version.cuda, "cuDNN": cudnn.version()}
+    if torch.distributed.is_nccl_available():
+        nccl: Any = torch.cuda.nccl
+        versions["NCCL"] = ".".join(map(str, nccl.version()))
+    return versions
+
+
+def execution(
+    settings: TrainConfig, *, micro_batch: int, compiled: bool, attention: str, device_type: str, ranks: int
+) -> dict[str, Any]:
+    """How a step is computed, as far as it changes bits here, by the configuration's keys. Pure.
+
+    `micro_batch`, `compiled`, `attention`: what came of the settings. They are not in the configuration's
+    hash: a run may go on with others, and then says so.
+    """
+    told: dict[str, Any] = {
+        "train.micro_batch": micro_batch,
+        "train.compile": settings.compile if compiled else False,
+        "train.fused_optimizer": settings.fused_optimizer,
+        "attention": attention,
+    }
+    if compiled:  # else what is computed again has the bits that it had
+        told["train.activation_checkpointing"] = settings.activation_checkpointing
+    if device_type == "cuda":
+        told["train.tf32"] = settings.tf32
+    if ranks > 1:
+        told["train.parallel"] = settings.parallel
+    return told
 
 
 def _processor() -> str:

@@ -127,7 +127,10 @@ class Run:
             compute_dtype if isinstance(compute_dtype, torch.dtype) else compute_dtype(self.gang)
         )
         """In which matrix products are computed."""
-        self._environment = describe_environment(self.device, self.compute_dtype)
+        self.environment = describe_environment(self.device, self.compute_dtype)
+        """What bits depend on besides configuration and state: kept with each checkpoint, and a resume with
+        something else says so. Name more before `track`: words, numbers, true or false."""
+        self.environment["deterministic"] = deterministic
         if deterministic:
             make_deterministic(strict=deterministic == "strict")
             hear_of_operations(self._cannot_repeat)
@@ -158,7 +161,7 @@ class Run:
             account,
             attempt=self.attempt,
             config_hash=config_hash,
-            environment=self._environment,
+            environment=self.environment,
             keep=place.keep or keep,
             keep_every=keep_every,
             keep_best=keep_best,
@@ -224,7 +227,7 @@ class Run:
             optimizer.register_step_pre_hook(self._before_optimizer)
         self._marks.build = time.time()
         self._ahead.stop()
-        resumed = resume(self.run_dir, self.attempt, self.gang, self._config_hash, state, self._environment)
+        resumed = resume(self.run_dir, self.attempt, self.gang, self._config_hash, state, self.environment)
         self.step = self._started_at = self._saves.newest_step = resumed.step
         self._exchange.norm_must_be_finite = not state.scales_gradients
         require_alike(self.gang, {"the tracked state": state.describe(), "the step resumed from": self.step})
@@ -335,8 +338,8 @@ class Run:
             self._stop()
 
     def _cannot_repeat(self, operation: str) -> None:
-        told = self._environment.get(NOT_DETERMINISTIC)
-        self._environment[NOT_DETERMINISTIC] = f"{told}, {operation}" if told else operation
+        told = self.environment.get(NOT_DETERMINISTIC)
+        self.environment[NOT_DETERMINISTIC] = f"{told}, {operation}" if told else operation
         log.warning("%s is not deterministic on this device: a resume may not be bit-exact", operation)
 
     def _explain(self, error: BaseException) -> BaseException:

@@ -14,6 +14,7 @@ from .assembly import Batches, assemble
 from .config import Config, parse_window, settings_in_common
 from .data import Tokens
 from .decoder import Decoder
+from .environment import execution
 from .model import flops_per_token, parameter_count
 from .optim import clip_gradients, learning_rate
 from .parallel import accumulate
@@ -67,6 +68,14 @@ def train(
     )
     raw_model, model, optimizer = parts.raw_model, parts.model, parts.optimizer
     run.attention = parts.attention
+    run.environment |= execution(
+        settings,
+        micro_batch=batches.micro,
+        compiled=bool(settings.compile) and not parts.not_compiled,
+        attention=parts.attention,
+        device_type=run.device.type,
+        ranks=run.world_size,
+    )
     if train_data.samples is not None:
         run.steps_an_epoch = train_data.samples / settings.global_batch
     run.track(model=raw_model, optimizer=optimizer, scaler=compute.scaler, **train_data.tracked)

@@ -12,7 +12,9 @@ import torch
 from holdfast_trainer.checkpoint import Cadence, CheckpointDirectory, Saver
 from holdfast_trainer.checkpoint.cadence import (
     SPOT_MTBI_SECONDS,
+    Toll,
     again_after,
+    cost_of,
     does_not_fit,
     time_between_interruptions,
     young_interval,
@@ -50,6 +52,38 @@ def test_a_run_that_is_often_interrupted_saves_more_often() -> None:
     assert young_interval(20.0, often) < young_interval(20.0, SPOT_MTBI_SECONDS)
     assert Cadence().due_after(70, 20.0, often)
     assert not Cadence().due_after(70, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("stall", "durable", "alone", "beside", "expected"),
+    [
+        (0.1, 4.0, [1.0, 1.0, 9.0], [1.1, 1.0, 1.2, 1.1], 0.4),  # the first step compiled
+        (0.1, 4.0, [1.0], [0.9, 1.0, 1.0, 1.0], 0.1),  # the stall was measured by itself
+        (0.1, 4.0, [1.0], [1.0, 60.0], 4.0),  # somebody else took that long: a validation, a slow batch
+        (0.1, 4.0, [], [1.0], 4.0),
+        (0.1, 4.0, [1.0], [], 4.0),
+        (4.0, 4.0, [1.0], [5.0], 4.0),  # written before the training went on
+    ],
+)
+def test_a_save_costs_what_it_puts_the_training_off(
+    stall: float, durable: float, alone: list[float], beside: list[float], expected: float
+) -> None:
+    assert cost_of(stall, durable, alone, beside) == pytest.approx(expected)
+
+
+def test_auto_saves_as_often_as_it_costs_little_not_as_it_takes_long() -> None:
+    """4 s until durable, of which the training feels 0.1: every 38 s, and not every 240."""
+    toll = Toll()
+    toll.step(30.0, saving=False)
+    for save in range(3):
+        toll.begin()
+        for number in range(30):
+            toll.step(1.0 + 0.025 * (number < 4), saving=number < 4)
+        assert toll.of(0.05, 4.0) == pytest.approx(0.1), save
+    assert young_interval(toll.of(0.05, 4.0), SPOT_MTBI_SECONDS, 4.0) == pytest.approx(math.sqrt(1440))
+    assert young_interval(0.1, SPOT_MTBI_SECONDS, 60.0) == 60.0, "there is one save at a time"
+    assert Cadence().due_after(38.0, 0.1, durable=4.0)
+    assert not Cadence().due_after(38.0, 0.1, durable=60.0)
 
 
 def test_a_save_that_failed_is_tried_again_soon_and_ever_more_seldom() -> None:

@@ -316,9 +316,9 @@ def test_a_save_that_is_given_up_leaves_nothing_and_the_next_is_made(run: RunDir
     saver.wait()
     saver.save(20, {"parts": {"w": torch.rand(BLOCK // 4 * 2 + 9)}}, {})
     assert storage.reached.wait(300)
-    assert saver.last_cost is not None
+    assert saver.last_saved is not None
     assert not saver.makes_way(1e9), "there is time for both"
-    assert saver.makes_way(saver.last_cost), "there is time for one"
+    assert saver.makes_way(saver.last_saved.seconds), "there is time for one"
     saver.give_up("no room for two")
     storage.go.set()
     saver.join()

@@ -188,7 +188,9 @@ def _saves(config: Config, facts: Facts) -> list[Finding]:
             message = (
                 f"a kill without notice loses up to {between / 60:.0f} minutes; auto weighs what a save "
             )
-            message += f"costs ({facts.save_seconds:.1f} s) against that"
+            message += (
+                f"costs against that (it takes {facts.save_seconds:.1f} s, most of it beside the steps)"
+            )
             found.append(Finding("warning", "checkpoint.every", message))
         elif between < facts.save_seconds:
             message = (

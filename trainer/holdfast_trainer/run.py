@@ -324,6 +324,7 @@ class Run:
         agreed = self._exchange.finish()
         self._step_seconds = time.monotonic() - self._step_began
         self._watchdog.beat()
+        self._saves.end_step()
         self.step += 1
         self._changed = False
         self._ending.exit_status = None  # whoever called sys.exit, it was caught: the loop goes on

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import torch
@@ -19,7 +19,7 @@ import torch
 from . import contract
 from .account import Account
 from .checkpoint import Cadence, CheckpointError, Fenced, Saved, Saver
-from .checkpoint.cadence import again_after, does_not_fit, time_between_interruptions
+from .checkpoint.cadence import Toll, again_after, does_not_fit, time_between_interruptions
 from .checkpoint.errors import StorageUnavailable, may_pass
 from .checkpoint.saver import PART_TIMEOUT_SECONDS
 from .config import ConfigError, Snapshots
@@ -61,7 +61,9 @@ class Saves:
         keep_every: int,
         keep_best: int,
         snapshot: Snapshots,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock` is that of a cadence in seconds."""
         self._gang, self._cadence, self._notice, self._watchdog = gang, cadence, notice, watchdog
         self._journal, self._telemetry, self._spans = account.journal, account.telemetry, account.spans
         # Rank 0 alone decides when to save by the clock: the others need not read the past.
@@ -91,7 +93,10 @@ class Saves:
         if snapshot not in get_args(Snapshots):
             raise ConfigError(f"snapshot {snapshot!r} is none of: {', '.join(get_args(Snapshots))}")
         self._overlapped = snapshot == "overlapped"
-        self._began = time.monotonic()
+        self._toll, self._saving = Toll(), False
+        """saving: a save was under way when the newest step ended, or has begun since."""
+        self._clock = clock
+        self._began = self._step_ended = clock()
         self._failures, self._failed = 0, 0.0
         """How many saves have failed one after another, and when the newest did."""
         self._prepared = self._told_too_slow = False
@@ -111,7 +116,13 @@ class Saves:
 
     def restart_clock(self) -> None:
         """The loop begins: a cadence in seconds counts from here."""
-        self._began = time.monotonic()
+        self._began = self._step_ended = self._clock()
+
+    def end_step(self) -> None:
+        """A step has ended; what it took tells what saves cost."""
+        before, self._step_ended = self._step_ended, self._clock()
+        saving, self._saving = self._saving, self._saver.busy
+        self._toll.step(self._step_ended - before, saving=saving or self._saving)
 
     def due_by_clock(self) -> bool:
         """Rank 0's clock decides for all when cadence is in seconds.
@@ -122,13 +133,15 @@ class Saves:
             return True
         if self._saver.busy:
             return False
-        now = time.monotonic()
-        if self._saver.error is not None and now - self._failed >= again_after(self._failures):
+        if self._saver.error is not None and time.monotonic() - self._failed >= again_after(self._failures):
             return True
         if self._gang.rank != 0:
             return False
-        since = now - self._began
-        return self._cadence.due_after(since, self._saver.last_cost, self._between_interruptions)
+        since, last = self._clock() - self._began, self._saver.last_saved
+        if last is None:
+            return self._cadence.due_after(since, None, self._between_interruptions)
+        cost = self._toll.of(last.stall_seconds, last.seconds)
+        return self._cadence.due_after(since, cost, self._between_interruptions, last.seconds)
 
     def due_at_step(self, step: int) -> bool:
         """Every rank knows by itself when cadence is in steps."""
@@ -195,7 +208,9 @@ class Saves:
         """Stage the state after `step` steps; threads write it. `random` as `TrainingState.capture`'s."""
         assert self.state is not None
         self._prepared = True
-        self._began = time.monotonic()
+        self._began = self._clock()
+        self._saving = True
+        self._toll.begin()
         if self._saver.error is None:
             self._failures = 0
         self._telemetry.saving(step)

@@ -2,13 +2,16 @@
 
 `auto` is Young's interval, sqrt(2 * cost * mean time between interruptions) (J. W. Young, "A first
 order approximation to the optimum checkpoint interval", CACM 17(9), 1974): saving oftener costs more
-than the work it protects, saving more seldom risks more than it saves.
+than the work it protects, saving more seldom risks more than it saves. The cost is what a save puts the
+training off, not what it takes until it is durable: nearly all of that goes by beside the steps.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import statistics
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +22,8 @@ SPOT_MTBI_SECONDS = 2 * 3600.0
 """Assumed mean time between interruptions before any was seen: an unkind spot pool."""
 SHORTEST_SECONDS = 10.0
 LONGEST_SECONDS = 15 * 60.0
+WINDOW = 20
+"""Steps that tell what one takes while nothing is saved."""
 SOONEST_AGAIN_SECONDS, LATEST_AGAIN_SECONDS = 5.0, 5 * 60.0
 """From a save that has failed to the next try, at first and in the end."""
 
@@ -49,18 +54,56 @@ class Cadence:
         """Every rank can tell by itself; `step` is the number of steps done."""
         return any(step % every == 0 for every in (self.steps, *self.besides) if every)
 
-    def due_after(self, seconds: float, cost: float | None, mtbi: float = SPOT_MTBI_SECONDS) -> bool:
-        """Rank 0 decides for all: `seconds` since the last save began, `cost` of a save in seconds."""
+    def due_after(
+        self, seconds: float, cost: float | None, mtbi: float = SPOT_MTBI_SECONDS, durable: float = 0.0
+    ) -> bool:
+        """Rank 0 decides for all: `seconds` since the last save began, `cost` of a save in seconds, which is
+        `durable` seconds under way."""
         if self.steps is not None:
             return False
-        return seconds >= (self.seconds or young_interval(cost, mtbi))
+        return seconds >= (self.seconds or young_interval(cost, mtbi, durable))
 
 
-def young_interval(cost: float | None, mtbi: float) -> float:
-    """Seconds between saves, within bounds; the shortest until a first save was measured."""
+def young_interval(cost: float | None, mtbi: float, durable: float = 0.0) -> float:
+    """Seconds between saves, within bounds, and no less than one is under way, as there is one at a time; the
+    shortest until a first save was measured."""
     if cost is None:
         return SHORTEST_SECONDS
-    return min(LONGEST_SECONDS, max(SHORTEST_SECONDS, math.sqrt(2 * cost * mtbi)))
+    return min(LONGEST_SECONDS, max(SHORTEST_SECONDS, durable, math.sqrt(2 * cost * mtbi)))
+
+
+class Toll:
+    """What a save costs the training, from the seconds of its steps, end to end."""
+
+    def __init__(self) -> None:
+        self._alone: deque[float] = deque(maxlen=WINDOW)
+        """Of steps in which nothing was saved."""
+        self._beside: list[float] = []
+        """Of those that the newest save was under way in."""
+
+    def begin(self) -> None:
+        """A save begins."""
+        self._beside.clear()
+
+    def step(self, seconds: float, *, saving: bool) -> None:
+        """A step took so long; `saving`: a save was under way in it, be it for a part."""
+        (self._beside if saving else self._alone).append(seconds)
+
+    def of(self, stall: float, durable: float) -> float:
+        """Of the newest save, see `cost_of`."""
+        return cost_of(stall, durable, self._alone, self._beside)
+
+
+def cost_of(stall: float, durable: float, alone: Sequence[float], beside: Sequence[float]) -> float:
+    """Seconds that a save put the training off: what the steps `beside` it took longer than those `alone` do.
+
+    At least the `stall`, which was measured by itself, and at most what it took to be `durable`, as where the
+    training stands still; that where steps tell nothing.
+    """
+    if not alone or not beside:
+        return max(stall, durable)
+    slower = sum(beside) - len(beside) * statistics.median(alone)
+    return max(stall, min(slower, durable))
 
 
 def again_after(failures: int) -> float:

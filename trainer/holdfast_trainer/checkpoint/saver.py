@@ -113,9 +113,9 @@ class Saver:
         self._writer.bad_steps = steps
 
     @property
-    def last_cost(self) -> float | None:
-        """Seconds until durable of the newest save; what `auto` plans with."""
-        return self._writer.last_cost
+    def last_saved(self) -> Saved | None:
+        """The newest save that became durable in this attempt, and what it took; of rank 0."""
+        return self._writer.last_saved
 
     def validated(self, step: int, loss: float) -> None:
         """The state after `step` steps has this validation loss, as far as retention is concerned."""
@@ -280,7 +280,8 @@ class Saver:
 
     def makes_way(self, seconds: float) -> bool:
         """Whether the save in flight should be given up for a newer one, with `seconds` left for both."""
-        return self.busy and makes_way(seconds, self._flight.seconds_left(self.last_cost), self.last_cost)
+        usual = None if self.last_saved is None else self.last_saved.seconds
+        return self.busy and makes_way(seconds, self._flight.seconds_left(usual), usual)
 
     def give_up(self, why: str) -> None:
         """End the save in flight as one that failed, unless it is being committed by now."""

@@ -83,7 +83,7 @@ class Writer:
         """By `time.monotonic`: how long rank 0 waits for its peers' parts."""
         self.error: CheckpointError | None = None
         """What the newest save ended with."""
-        self.last_cost: float | None = None
+        self.last_saved: Saved | None = None
         self.losses: dict[int, float] = {}
         """Validation losses by step, as this attempt measured them."""
         self.bad_steps: set[int] = set()
@@ -113,9 +113,10 @@ class Writer:
             self._fail(job.step, partial, error)
             return
         self.bad_steps.discard(job.step)
-        self.last_cost = time.perf_counter() - job.began
-        stall = self.last_cost if job.blocking else stall
-        self._tell(Saved(job.step, manifest.size, self.last_cost, stall, manifest.digest))
+        seconds = time.perf_counter() - job.began
+        stall = seconds if job.blocking else stall
+        self.last_saved = Saved(job.step, manifest.size, seconds, stall, manifest.digest)
+        self._tell(self.last_saved)
         try:
             losses = self._known_losses()
             self.directory.prune(lambda steps: self._retention.stays(steps, losses), self.bad_steps)

@@ -1,0 +1,94 @@
+"""When a run saves by the clock, from what its own saves and steps took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast_trainer.account import Account
+from holdfast_trainer.checkpoint import Cadence, directory
+from holdfast_trainer.checkpoint.storage import Storage
+from holdfast_trainer.contract import RunDir, raise_fence
+from holdfast_trainer.interruption import Notice
+from holdfast_trainer.parallel import Gang
+from holdfast_trainer.place import Place
+from holdfast_trainer.saves import Saves
+from holdfast_trainer.training_state import TrainingState
+from holdfast_trainer.watchdog import HangAfter, Watchdog
+
+ALONE = Gang(0, 1, 0, torch.device("cpu"))
+DISK_SECONDS = 1.0
+
+
+class SlowDisk(Storage):
+    def write(self, fd: int, data: memoryview, offset: int) -> None:
+        time.sleep(DISK_SECONDS)
+        super().write(fd, data, offset)
+
+
+class Training:
+    """Steps by a clock of its own, and what a loop does at the end of each."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.seconds, self.steps = 0.0, 0
+        self.account = Account(run, 1, ALONE, Place.read(run.path), profile=range(0), tensorboard=False)
+        self.saves = Saves(
+            run,
+            ALONE,
+            Cadence(),
+            Notice(30, lambda: None),
+            Watchdog(run, 1, 0, 1, HangAfter.parse("auto"), lambda *told: None),
+            self.account,
+            attempt=1,
+            config_hash="",
+            environment={},
+            keep=3,
+            keep_every=0,
+            keep_best=0,
+            snapshot="overlapped",
+            clock=lambda: self.seconds,
+        )
+        self.saves.state = TrainingState({"model": torch.nn.Linear(2, 2)}, 0)
+
+    def step(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.steps += 1
+        self.saves.end_step()
+
+    def save(self, beside: float) -> None:
+        """One save; the step in which it becomes durable takes `beside` seconds."""
+        assert self.saves.begin_in_turn(self.steps)
+        assert self.saves.settled_step() == self.steps
+        self.step(beside)
+
+    def due_after(self) -> float:
+        """Seconds from a save on until another is due."""
+        began = self.seconds
+        while not self.saves.due_by_clock():
+            self.step(1.0)
+        return self.seconds - began
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+    monkeypatch.setattr(directory, "Storage", SlowDisk)
+    monkeypatch.delenv("HOLDFAST_RUN_DIR", raising=False)
+    run = RunDir(tmp_path / "run")
+    raise_fence(run, 1)
+    made = Training(run)
+    yield made
+    made.account.close(0)
+
+
+def test_auto_weighs_what_the_steps_felt_of_a_save(training: Training) -> None:
+    """On a disk that takes a second, by which alone it would be due every two minutes."""
+    for _ in range(5):
+        training.step(1.0)
+    training.save(beside=1.0)
+    assert training.due_after() < 60, "the steps felt nothing"
+    training.save(beside=3.0)
+    assert training.due_after() > 100, "training stood still for as long as the disk took"

@@ -60,6 +60,7 @@ DEFAULTS: dict[str, Any] = {
     "snapshot": "overlapped",
     "clamp_from": -1,  # the step from which on something else than the optimizer writes to the weights too
     "validate_late": False,
+    "last_loss": None,  # of a validation after the last step
     "overflow": "",  # "fused" or "looped": fp16's scaler at work, with gradients that overflow at every scale
 }
 options = DEFAULTS | json.loads(sys.argv[1])
@@ -177,4 +178,6 @@ for step in run.steps(options["steps"]):
         validate()
     if step == options["break_at"]:
         break
+if options["last_loss"] is not None:
+    run.log(val_loss=options["last_loss"])
 print("done", flush=True)

@@ -201,6 +201,19 @@ def test_what_is_to_be_kept_is_saved_whatever_the_cadence(workshop: Workshop) ->
     assert {step for step in range(31) if history.run.checkpoint(step).exists()} == {10, 20, 30, best}
 
 
+@pytest.mark.parametrize("last_is_best", [True, False])
+def test_a_validation_after_the_last_step_is_weighed_too(workshop: Workshop, last_is_best: bool) -> None:
+    """It comes when that step is durable; with two to stay for their loss, the worst of three goes."""
+    options = {"save_every": "1000s", "keep": 1, "keep_best": 2, "validate_every": 7}
+    last_loss = 0.0 if last_is_best else 1e9
+    history = workshop.finish(ranks=2, steps=30, **options, last_loss=last_loss)
+    losses = {step: float.fromhex(loss) for step, loss in history.validations().items()}
+    assert sorted(losses) == [7, 14, 21, 28, 30]
+    best = sorted(losses, key=lambda step: losses[step])[:2]
+    assert (30 in best) is last_is_best
+    assert {step for step in range(31) if history.run.checkpoint(step).exists()} == {*best, 30}
+
+
 def test_ranks_that_torchrun_starts_again_do_not_mix_two_saves(workshop: Workshop) -> None:
     """The same attempt number twice: what the first left half-written is not counted as the second's."""
     first = workshop.start(ranks=2, steps=20, hold_at=9)

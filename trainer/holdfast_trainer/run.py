@@ -381,6 +381,8 @@ class Run:
         if val_loss is not None:
             self._account.steps.val_loss(self.step, val_loss)
             self._saves.validated(self.step, val_loss)
+            if self._completed:
+                self._saves.prune()
 
     def mean(self, value: float) -> float:
         """The mean over ranks, the same bits on every rank. Collective."""

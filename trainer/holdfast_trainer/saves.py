@@ -114,6 +114,11 @@ class Saves:
         """The validation loss after `step` steps, by which the best checkpoints are kept."""
         self._saver.validated(step, loss)
 
+    def prune(self) -> None:
+        """Weigh again which checkpoints stay: the last one was validated after it had been saved."""
+        if self._gang.rank == 0:
+            self._saver.prune()
+
     def restart_clock(self) -> None:
         """The loop begins: a cadence in seconds counts from here."""
         self._began = self._step_ended = self._clock()

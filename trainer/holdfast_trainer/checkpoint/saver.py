@@ -121,6 +121,11 @@ class Saver:
         """The state after `step` steps has this validation loss, as far as retention is concerned."""
         self._writer.losses[step] = loss
 
+    def prune(self) -> None:
+        """Weigh again what stays, where no save will come that does; of rank 0."""
+        self.join()
+        self._writer.prune(self.durable_step)
+
     @property
     def busy(self) -> bool:
         """Whether a save is in flight."""

@@ -117,14 +117,16 @@ class Writer:
         stall = seconds if job.blocking else stall
         self.last_saved = Saved(job.step, manifest.size, seconds, stall, manifest.digest)
         self._tell(self.last_saved)
+        self.prune(job.step)
+
+    def prune(self, step: int) -> None:
+        """Remove what is not to stay, now that `step` is durable; tells the listeners where that fails."""
         try:
             losses = self._known_losses()
             self.directory.prune(lambda steps: self._retention.stays(steps, losses), self.bad_steps)
             self.bad_steps.clear()
         except (OSError, CheckpointError) as error:
-            self._tell_failed(
-                job.step, CheckpointError(f"step {job.step} is saved, but old ones stay: {error}")
-            )
+            self._tell_failed(step, CheckpointError(f"step {step} is saved, but old ones stay: {error}"))
 
     def _commit(self, job: Job, partial: Location) -> Manifest:
         def late() -> bool:

@@ -46,6 +46,7 @@ def look() -> None:
         "own session": os.getsid(0) == os.getpid(),
         "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
         "directory": os.getcwd(),
+        "CUDA is spoilt": torch.cuda._is_in_bad_fork(),
         "buffered": [sys.stdout.line_buffering, sys.stdout.write_through],
     }
     print(json.dumps(body))

@@ -10,11 +10,13 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 from processes import Processes
 from waiting import wait_until
 
@@ -36,20 +38,24 @@ def rank_command(way: str, *arguments: str, script: Path = PROGRAM) -> list[str]
     return [sys.executable, *options, str(script), *arguments]
 
 
-def gang(directory: Path, command: list[str], ranks: int = 1) -> list[str]:
+def gang(
+    directory: Path, command: list[str], ranks: int = 1, torchrun: Sequence[str] = TORCHRUN
+) -> list[str]:
     port = free_port()
-    torchrun = [f"--nproc-per-node={ranks}", "--rdzv-backend=static", "--master-addr=127.0.0.1"]
-    torchrun += [f"--master-port={port}", "--max-restarts=0", "--monitor-interval=0.1"]
-    torchrun += ["--shutdown-timeout=60", f"--log-dir={directory}"]
+    options = [f"--nproc-per-node={ranks}", "--rdzv-backend=static", "--master-addr=127.0.0.1"]
+    options += [f"--master-port={port}", "--max-restarts=0", "--monitor-interval=0.1"]
+    options += ["--shutdown-timeout=60", f"--log-dir={directory}"]
     supervise = ["--log", str(directory / "rank-{RANK}.log"), "--exit", str(directory / "rank-{RANK}.exit")]
-    return [*TORCHRUN, *torchrun, "--", "--die-with-parent", *supervise, "--", *command]
+    return [*torchrun, *options, "--", "--die-with-parent", *supervise, "--", *command]
 
 
-def ran(directory: Path, command: list[str], ranks: int = 1) -> tuple[int, str, str]:
+def ran(
+    directory: Path, command: list[str], ranks: int = 1, torchrun: Sequence[str] = TORCHRUN
+) -> tuple[int, str, str]:
     """torchrun's exit code, what rank 0 said, and what torchrun said."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ADDED": "by the test"}
     done = subprocess.run(
-        gang(directory, command, ranks),
+        gang(directory, command, ranks, torchrun),
         env=environment,
         cwd=directory,
         capture_output=True,
@@ -98,6 +104,23 @@ def test_a_forked_rank_sees_what_an_executed_one_sees(tmp_path: Path) -> None:
         assert shown["ADDED"] == "by the test"
         assert shown.items() <= body.pop("environment").items()
     assert seen[FORKED] == seen[EXECUTED]
+
+
+@forks
+@pytest.mark.skipif(torch.version.cuda is None, reason="this PyTorch was built without CUDA")
+def test_a_rank_to_which_a_fork_leaves_no_cuda_is_executed_and_says_so(tmp_path: Path) -> None:
+    """To ask for a GPU is enough, be there one or not: no forked process may use CUDA afterwards."""
+    asks = "import sys, torch; torch.cuda.is_available(); from holdfast_trainer.torchrun import main"
+    torchrun = (sys.executable, "-c", f"{asks}; main(sys.argv[1:])")
+    code, said, torchrun_said = ran(tmp_path, rank_command(FORKED, "look", "a b"), torchrun=torchrun)
+    assert code == 0, said + torchrun_said
+    told, looked, *_ = said.splitlines()
+    assert told.startswith("supervise: CUDA was initialized before this rank was forked: it is executed")
+    seen = json.loads(looked)
+    assert not seen["CUDA is spoilt"]
+    assert not seen["torch came with the process"]
+    assert seen["cmdline"] == rank_command(FORKED, "look", "a b")
+    assert seen["environ"]["RANK"] == "0"
 
 
 @pytest.mark.slow

@@ -80,6 +80,12 @@ def _is_this_interpreter(name: str) -> bool:
     return there.parent == here.parent and there.resolve() == here.resolve()
 
 
+def cuda_is_spoilt() -> bool:
+    """Whether CUDA was initialized before this process was forked, and so refuses to work in it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda._is_in_bad_fork())
+
+
 # ------------------------------------------------------------------- what /proc shows
 
 

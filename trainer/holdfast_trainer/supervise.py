@@ -226,6 +226,11 @@ def _run_in_place(command: list[str]) -> None:
     program = in_place.program_of(command)
     if program is None or (program.module is not None and not in_place.found(program.module)):
         return
+    if in_place.cuda_is_spoilt():
+        told = "CUDA was initialized before this rank was forked: it is executed, and imports PyTorch itself"
+        with suppress(OSError):
+            write_all(2, f"supervise: {told}\n".encode())
+        return
     with suppress(OSError):
         in_place.show(command, os.environ)
         in_place.become(program)

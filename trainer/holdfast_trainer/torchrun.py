@@ -8,7 +8,9 @@ them (``--start-method=fork``), and where the command is a Python program it goe
 was forked (in_place.py). Any other command is executed, as is every command where the kernel does not let a
 forked rank show /proc what it is.
 
-Nothing here touches CUDA: a driver that is initialized before the fork does not work after it.
+Nothing here touches CUDA, for a driver that is initialized before the fork does not work after it. torchrun
+would: see `ask_no_driver`. Where something does all the same, the rank finds out, and is executed
+(supervise.py).
 
 A gang waits for the slowest start, and the next attempt for the end of the last process of this one, so both
 are short: no garbage is collected while PyTorch is imported, the address of replica 0 is tried more often
@@ -24,6 +26,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from . import in_place, supervise
 from .contract import ENV_RUN_DIR, RunDir
@@ -87,6 +90,28 @@ def wait_for_first(own: list[str], seconds: float = FIRST_SECONDS) -> bool:
     return False
 
 
+def ask_no_driver(launch_config: Any) -> None:
+    """Have torchrun's LaunchConfig made without a look at the GPUs.
+
+    It asks whether there are any, to bind ranks to the CPUs beside them by default, and then binds none:
+    PyTorch as it is published has no such default. But to ask (`torch.cuda.is_available`, in later versions
+    through `torch.accelerator`) initializes the driver. PYTORCH_NVML_BASED_CUDA_CHECK=1 would not do: where
+    NVML cannot tell, as of slices (MIG), the driver is asked after all.
+    """
+    import torch
+
+    as_published = launch_config.__post_init__
+
+    def without_asking(config: Any) -> None:
+        ask, torch.cuda.is_available = torch.cuda.is_available, lambda: False
+        try:
+            as_published(config)
+        finally:
+            torch.cuda.is_available = ask
+
+    launch_config.__post_init__ = without_asking
+
+
 def run(argv: list[str]) -> int:
     """torchrun, for a command line of ours; its exit code."""
     try:
@@ -97,8 +122,10 @@ def run(argv: list[str]) -> int:
     ahead = Prefetch(RunDir(Path(there))) if (there := os.environ.get(ENV_RUN_DIR)) else None
     spin_briefly(os.environ)
     with without_collector():  # seconds, in which the disk has nothing else to do
+        from torch.distributed.launcher.api import LaunchConfig
         from torch.distributed.run import main as torchrun
 
+    ask_no_driver(LaunchConfig)
     if ahead is not None:
         ahead.stop()
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)

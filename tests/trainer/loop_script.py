@@ -6,6 +6,7 @@ state of its own, gradients may be accumulated. `sys.argv[1]` has the options, a
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -61,6 +62,8 @@ DEFAULTS: dict[str, Any] = {
     "clamp_from": -1,  # the step from which on something else than the optimizer writes to the weights too
     "validate_late": False,
     "last_loss": None,  # of a validation after the last step
+    "disk_at": -1,  # the step from which on the run directory "fails" or "hangs"
+    "disk": "fails",
     "overflow": "",  # "fused" or "looped": fp16's scaler at work, with gradients that overflow at every scale
 }
 options = DEFAULTS | json.loads(sys.argv[1])
@@ -133,6 +136,23 @@ def wait_for_ever() -> None:
     threading.Event().wait()
 
 
+def lose_the_disk() -> None:
+    """From here on no call that names something in the run directory succeeds, or returns."""
+
+    def without(call: Any) -> Any:
+        def instead(path: Any, *arguments: Any, **named: Any) -> Any:
+            if str(path).startswith(str(run.run_dir.path)):
+                if options["disk"] == "hangs":
+                    wait_for_ever()
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return call(path, *arguments, **named)
+
+        return instead
+
+    for name in ("listdir", "scandir", "open", "stat"):
+        setattr(os, name, without(getattr(os, name)))
+
+
 for step in run.steps(options["steps"]):
     if options["validate_every"] and step and step % options["validate_every"] == 0:
         run.log(val_loss=validate())
@@ -143,6 +163,8 @@ for step in run.steps(options["steps"]):
                 parameter.clamp_(-0.2, 0.2)
     while os.path.exists(os.environ.get("HOLD", "")) and step >= int(os.environ["HOLD_AT"]):
         time.sleep(0.005)  # the test says when it goes on
+    if step == options["disk_at"]:
+        lose_the_disk()
     if step == options["pause_at"]:
         time.sleep(options["pause_seconds"])
     if step == options["fail_at"] and run.rank == options["fail_rank"]:

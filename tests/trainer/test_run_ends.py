@@ -100,6 +100,51 @@ def test_an_old_attempt_that_starts_late_is_refused(workshop: Workshop) -> None:
     assert "Traceback" not in late.texts()
 
 
+# ---------------------------------------------------- last words without a run directory
+
+
+@pytest.mark.parametrize("disk", ["fails", "hangs"])
+def test_a_rank_whose_run_directory_is_gone_tells_its_failure_all_the_same(
+    workshop: Workshop, disk: str
+) -> None:
+    """The termination message is not in it, and what was durable was known before."""
+    gang = workshop.start(steps=40, disk_at=13, disk=disk, fail_at=13, hold_at=13)
+    gang.wait_for_text("step 13")
+    wait_until(lambda: len(gang.history.events("checkpoint")) == 2, "step 10 to be durable")
+    gang.release()
+    assert gang.wait() == [1], gang.texts()
+    message = gang.termination()
+    assert (message.outcome, message.step, message.durable_step) == ("failed", 13, 10)
+    assert "ZeroDivisionError: the loss of this step is no number" in message.error
+    assert message.progress is not None
+    assert message.progress.durable_step == 10
+
+
+@pytest.mark.parametrize("disk", ["fails", "hangs"])
+def test_the_end_of_the_grace_is_told_and_kept_without_a_run_directory(workshop: Workshop, disk: str) -> None:
+    env = {"HOLDFAST_GRACE_SECONDS": "2"}
+    gang = workshop.start(steps=40, disk_at=13, disk=disk, hang_at=13, hold_at=13, env=env)
+    gang.wait_for_text("step 13")
+    wait_until(lambda: len(gang.history.events("checkpoint")) == 2, "step 10 to be durable")
+    gang.signal(NOTICE)
+    assert gang.wait() == [143], gang.texts()
+    message = gang.termination()
+    assert (message.outcome, message.step, message.durable_step) == ("interrupted", 13, 10)
+    assert message.error == "the grace period ended before all ranks could stop together"
+
+
+@pytest.mark.parametrize("broken", ["before_failure", "standing", "explain", "progress", "journal", "hook"])
+def test_whatever_fails_on_the_way_to_the_last_words_they_are_said(workshop: Workshop, broken: str) -> None:
+    """And a program that failed does not complete what its loop left undone, as one that ended would."""
+    gang = workshop.start(script=Path(__file__).with_name("ending_script.py"), arguments=[broken])
+    assert gang.wait() == [1], gang.texts()
+    message = gang.termination()
+    assert message.outcome == "failed"
+    assert "KeyError: 'what really happened'" in message.error
+    assert message.step == (0 if broken == "standing" else 7)
+    assert "completed" not in gang.texts()
+
+
 # ------------------------------------------------------------------- bad places
 
 

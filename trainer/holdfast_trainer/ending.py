@@ -4,6 +4,10 @@ A rank can end by agreement, by finishing, by an exception, by `sys.exit`, from 
 its grace period is nearly over while its main thread waits for a peer that is gone. Each way leads to
 `say`: the termination message for the engine, and a line in the ledger. Whoever comes second, in
 whichever thread, finds it said.
+
+What is asked on the way may fail in its turn, or never answer: the run directory, when it is the reason for
+the end, or a GPU after its first error. The message is local, and is written whatever happens; the ledger is
+waited for no longer than so long.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from . import contract
 from .checkpoint import CheckpointError, WrongConfiguration
@@ -31,13 +35,17 @@ from .ledger import Journal
 from .parallel import is_lost_peer
 from .schema import ConfigError
 from .token_index import DataError
+from .within import within
 
 log = logging.getLogger("holdfast")
+T = TypeVar("T")
 
 EXIT_NOTICE = 143
 """As of a process that SIGTERM ended: the stop was not made in order."""
 EXIT_KEYBOARD = 130
 HUNG_SECONDS = 30.0
+TELL_SECONDS, HURRIED_SECONDS = 20.0, 1.0
+"""How long the ledger is waited for, and that where the grace is nearly over."""
 CANNOT_BE_MENDED = (ConfigError, DataError, WrongConfiguration)
 """What no retry will mend: the exit status says so (`contract.EXIT_CONFIG_ERROR`)."""
 
@@ -61,7 +69,7 @@ class Ending:
         self._termination = Path(env.get(contract.ENV_TERMINATION_LOG) or contract.DEFAULT_TERMINATION_LOG)
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._said = False
+        self._said: contract.Outcome | None = None
         self.journal: Journal | None = None
         self.standing: Callable[[], Standing] = Standing
         self.progress: Callable[[], Progress | None] = lambda: None
@@ -105,21 +113,30 @@ class Ending:
         *,
         config_error: bool = False,
         storage_unavailable: bool = False,
+        patience: float = TELL_SECONDS,
     ) -> bool:
-        """Write termination message and ledger line; false where that was done before."""
-        with self._lock:
+        """Write termination message and ledger line; false where that was done before.
+
+        `patience`: seconds to wait for the ledger, and for who is about to say it in another thread.
+        """
+        if not self._lock.acquire(timeout=patience):
+            return False
+        try:
             if self._said:
                 return False
-            self._said = True
-            now = self.standing()
-            told = self._last_word(now) if self._rank == "0" else None
+            self._said = outcome
+            now = _answer_of(self.standing) or Standing()
+            told = _answer_of(lambda: self._last_word(now)) if self._rank == "0" else None
             if self._local_rank == "0" or outcome in ("failed", "hung"):
                 message = Termination(
                     outcome, now.step, now.durable_step, error, config_error, told, storage_unavailable
                 )
                 contract.write_termination(self._termination, message)
-            self._tell_ledger(outcome, error, now, told)
+            if fault := within(patience, lambda: self._tell_ledger(outcome, error, now, told)):
+                log.warning("the ledger does not tell of this end: %s", fault)
             return True
+        finally:
+            self._lock.release()
 
     def _last_word(self, now: Standing) -> Progress | None:
         """The figures, brought up to where this rank stands."""
@@ -161,15 +178,22 @@ class Ending:
 
     def out_of_time(self) -> None:
         """The grace is nearly over and no stop was made: what is durable counts. From any thread."""
-        if self.say("interrupted", "the grace period ended before all ranks could stop together"):
-            os._exit(EXIT_NOTICE)
+        try:
+            why = "the grace period ended before all ranks could stop together"
+            if not self.say("interrupted", why, patience=HURRIED_SECONDS):
+                time.sleep(HURRIED_SECONDS)  # whoever was first is about to leave, unless it is held up there
+        finally:
+            os._exit(0 if self._said == "finished" else EXIT_NOTICE)
 
     def hung(self, who: str, seconds: float, stands: str, stacks: str) -> None:
         """No step has ended for `seconds`: the gang goes on no more. From any thread."""
-        if self.journal is not None:
-            rank, step = int(self._rank), self.standing().step
+        if (journal := self.journal) is not None:
+            rank, step = int(self._rank), (_answer_of(self.standing) or Standing()).step
             told = {"stacks": stacks} if stacks else {}
-            self.journal.event("hang", rank=rank, step=step, seconds=seconds, stands=stands, **told)
+            within(
+                TELL_SECONDS,
+                lambda: journal.event("hang", rank=rank, step=step, seconds=seconds, stands=stands, **told),
+            )
         if self.say("hung", f"no step for {seconds:.0f} s: {who}"):
             _exit_now(1)
 
@@ -178,6 +202,13 @@ class Ending:
         if os.getpid() != self._pid:
             self._previous_hook(kind, error, trace)
             return
+        try:
+            self._fail(kind, error, trace)
+        finally:  # something has failed on the way: a hook before this one, or a log on a full disk
+            self.say("failed", "".join(traceback.format_exception(kind, error, trace)))
+            os._exit(1)
+
+    def _fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
         if is_lost_peer(error) and self.hanging():
             time.sleep(HUNG_SECONDS)  # it ended because of the hang, of which that thread knows more
         if isinstance(error, (*CANNOT_BE_MENDED, CheckpointError)):
@@ -186,11 +217,11 @@ class Ending:
             later = isinstance(error, StorageUnavailable)
             self.say("failed", str(error), config_error=not mendable, storage_unavailable=later)
             _exit_now(1 if mendable else contract.EXIT_CONFIG_ERROR)
-        error = self.explain(error)
+        error = _answer_of(lambda: self.explain(error)) or error
         if isinstance(error, Explained):
             if error.__cause__ is not None:
                 self._previous_hook(kind, error.__cause__, trace)
-            self.before_failure()
+            self._finish_saving()
             print(f"error: {error}", file=sys.stderr)
             self.say("failed", str(error), config_error=not error.mendable)
             _exit_now(1 if error.mendable else contract.EXIT_CONFIG_ERROR)
@@ -198,12 +229,18 @@ class Ending:
         if isinstance(error, KeyboardInterrupt):
             self.say("interrupted", "interrupted from the keyboard")
             _exit_now(EXIT_KEYBOARD)
-        self.before_failure()
+        self._finish_saving()
         if is_lost_peer(error) and self.noticed():
             self.say("interrupted", f"a peer was lost before all ranks could stop together: {error}")
             _exit_now(EXIT_NOTICE)
         self.say("failed", "".join(traceback.format_exception(kind, error, trace)))
         _exit_now(1)
+
+    def _finish_saving(self) -> None:
+        try:
+            self.before_failure()
+        except Exception as error:  # after one error a GPU answers every question with it
+            log.warning("what was being saved is given up: %s", error)
 
     def _exit(self, status: Any = None, /) -> NoReturn:
         self.exit_status = status
@@ -213,7 +250,7 @@ class Ending:
         if self._said or os.getpid() != self._pid:
             return
         if self.exit_status not in (None, 0):
-            self.before_failure()
+            self._finish_saving()
             self.say("failed", f"the program ended by sys.exit({self.exit_status!r})")
             _exit_now(self.exit_status if isinstance(self.exit_status, int) else 1)
         try:
@@ -226,6 +263,17 @@ class Ending:
 
 def _exit_now(status: int) -> NoReturn:
     """Peers may be waiting for this rank in a collective: leave without waiting for them in turn."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # the log may be on a full disk
+        os._exit(status)
+
+
+def _answer_of(ask: Callable[[], T]) -> T | None:
+    """None where that fails: what was asked for is less than the words that are to be said."""
+    try:
+        return ask()
+    except Exception as error:
+        log.warning("last words are said without all that there was to tell: %s", error)
+        return None

@@ -29,6 +29,7 @@ from .interruption import Notice
 from .parallel import Gang
 from .training_state import TrainingState
 from .watchdog import Watchdog
+from .within import within
 
 log = logging.getLogger("holdfast")
 
@@ -38,6 +39,8 @@ FAILURE_SECONDS = 5.0
 """How long a rank that fails waits for its peers' parts of a save in flight: they may be gone too. And how
 long one whose part failed leaves rank 0 to hear of it."""
 COMMIT_POLL_SECONDS = 0.02
+LOOK_SECONDS = 1.0
+"""How long the run directory is waited for when a rank ends, of the reserve that a notice leaves."""
 TURN_SECONDS = 0.1
 """How long a rank waits for its save before, until it asks again whether a notice came to another."""
 
@@ -295,10 +298,14 @@ class Saves:
             self._saver.give_up("given up for a newer step, as the notice left time for one of them")
 
     def standing(self, step: int) -> Standing:
-        """What can be said of this rank's work after `step` steps."""
+        """What can be said of this rank's work after `step` steps.
+
+        Where the run directory does not answer, it is what was known of it before.
+        """
         if self._durable is not None and self._durable.step == step:
             return self._durable
-        newest = self._saver.newest
+        within(LOOK_SECONDS, lambda: self._saver.newest)
+        newest = self._saver.known
         return Standing(step) if newest is None else Standing(step, newest.step, newest.digest)
 
     def await_commit(self) -> None:
@@ -309,8 +316,12 @@ class Saves:
         self._saver.join()
         if self._gang.rank == 0 or self._saver.error is not None:
             return
-        while self._saver.durable_step < self.newest_step and time.monotonic() < deadline:
-            time.sleep(COMMIT_POLL_SECONDS)  # rank 0 commits
+
+        def committed() -> None:  # by rank 0
+            while self._saver.durable_step < self.newest_step and time.monotonic() < deadline:
+                time.sleep(COMMIT_POLL_SECONDS)
+
+        within(bound + LOOK_SECONDS, committed)
 
     def settled_step(self) -> int:
         """`durable_step`, once the save in flight has ended, however it ends."""

@@ -104,6 +104,11 @@ class Saver:
         return self._writer.newest
 
     @property
+    def known(self) -> Manifest | None:
+        """What `newest` was when it was last looked at, or this rank's own commit since."""
+        return self._writer.known
+
+    @property
     def bad_steps(self) -> set[int]:
         """Checkpoints that did not verify at load; pruned once a newer one is durable."""
         return self._writer.bad_steps

@@ -88,11 +88,14 @@ class Writer:
         """Validation losses by step, as this attempt measured them."""
         self.bad_steps: set[int] = set()
         """Checkpoints that did not verify at load; pruned once a newer one is durable."""
+        self.known: Manifest | None = None
+        """What `newest` was when it was last looked at, or this rank's own commit since."""
 
     @property
     def newest(self) -> Manifest | None:
         """The manifest of the newest committed step, leaving out those that did not verify."""
-        return self.directory.newest(self.bad_steps)
+        self.known = self.directory.newest(self.bad_steps)
+        return self.known
 
     def write(self, job: Job) -> None:
         """Make `job` durable, or leave in `error` why it is not; tells the listeners of either."""
@@ -113,6 +116,7 @@ class Writer:
             self._fail(job.step, partial, error)
             return
         self.bad_steps.discard(job.step)
+        self.known = manifest
         seconds = time.perf_counter() - job.began
         stall = seconds if job.blocking else stall
         self.last_saved = Saved(job.step, manifest.size, seconds, stall, manifest.digest)

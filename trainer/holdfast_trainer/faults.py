@@ -99,11 +99,22 @@ def _left(durable_step: int, *, deterministic: bool) -> str:
     return f"{kept}. A retry would meet the same bits." if deterministic else f"{kept}."
 
 
+NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""What errors say of it that are of no class of their own: what asks the driver or the host for memory, past
+PyTorch's allocator, such as a context, a kernel's code or the workspace of a library."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory ran out, of a GPU or of the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in NO_MEMORY)
 
 
 def dead_worker(error: BaseException, rank: int, step: int) -> DeadWorker | None:

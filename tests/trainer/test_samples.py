@@ -17,9 +17,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 from waiting import wait_until
 
+from holdfast_trainer import parallel
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.samples import Samples, pad_ragged, workers_by_rule
 from holdfast_trainer.token_index import DataError
+from holdfast_trainer.tune.own import loader
+from holdfast_trainer.tune.settings import Settings
+from holdfast_trainer.tune.workload import Workload
 
 EXAMPLE = Path(__file__).parents[2] / "k8s" / "examples" / "ragged" / "train.py"
 
@@ -35,6 +39,16 @@ class Noisy(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[int, Tensor]:
         return index, torch.rand(2) + np.random.rand() + random.random()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_workers_are_forked_whatever_python_would_do(device: str) -> None:
+    """Only what is forked from the rank has let go of its signals: a notice ends any other."""
+    ours = Samples(Noisy(), batch=2, device=device, workers=1)._loader(0)
+    workload = Workload(torch.nn.Identity, Noisy(), lambda model, batch: batch)
+    tuned = loader(workload, Settings(batch=2, workers=1), parallel.Gang(0, 1, 0, torch.device(device)))
+    for made in (ours, tuned):
+        assert made.multiprocessing_context.get_start_method() == "fork"
 
 
 def same(one: Any, other: Any) -> bool:

@@ -119,7 +119,9 @@ class Samples:
             prefetch_factor=self._prefetch,
             pin_memory=self._cuda,
             generator=torch.Generator(),  # else the loader draws from the one that training draws from
-            multiprocessing_context=None if self._cuda else "fork",
+            # On a GPU too: workers touch none, batches are pinned by a thread of this process. From Python
+            # 3.14 on others come from a server of forks, which a notice would end (see interruption).
+            multiprocessing_context="fork",
         )
 
 

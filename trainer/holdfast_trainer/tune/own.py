@@ -87,5 +87,5 @@ def loader(workload: Workload, settings: Settings, gang: Gang, *, alone: bool = 
         persistent_workers=settings.workers > 0,
         prefetch_factor=4 if settings.workers else None,
         drop_last=True,
-        multiprocessing_context="fork" if settings.workers and gang.device.type == "cpu" else None,
+        multiprocessing_context="fork" if settings.workers else None,  # on a GPU too, as samples.py says
     )

@@ -15,12 +15,12 @@ from gpu_queue import StandInQueue
 
 from holdfast_trainer.alike import differing
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR, RunDir
-from holdfast_trainer.faults import Offered, is_out_of_memory, non_finite_step, out_of_memory
+from holdfast_trainer.faults import NoGpu, Offered, is_out_of_memory, non_finite_step, out_of_memory
 from holdfast_trainer.interruption import Exchange, Notice
 from holdfast_trainer.late import Late
 from holdfast_trainer.ledger import Journal, trained_before
 from holdfast_trainer.overflow import LIMIT, Overflow
-from holdfast_trainer.parallel import Gang
+from holdfast_trainer.parallel import Gang, device_for
 
 CPU = torch.device("cpu")
 
@@ -169,6 +169,21 @@ def test_what_is_said_of_a_step() -> None:
     assert "nothing was saved yet" in str(error)
     assert "A retry" not in str(error)
     assert error.mendable
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "gpus", "expected"),
+    [(0, 0, "cpu"), (3, 0, "cpu"), (0, 1, "cuda:0"), (3, 4, "cuda:3")],
+)
+def test_each_rank_has_a_gpu_of_its_own(local_rank: int, gpus: int, expected: str) -> None:
+    assert str(device_for(7, local_rank, gpus)) == expected
+
+
+def test_a_rank_for_which_no_gpu_is_left_says_so() -> None:
+    with pytest.raises(NoGpu, match=r"rank 7 \(LOCAL_RANK=3\) has no GPU: 3 of them are visible") as error:
+        device_for(7, 3, 3)
+    assert "Start no more ranks on a machine than it has GPUs (the job's `gpus`)" in str(error.value)
+    assert error.value.mendable, "a machine that lost one is not the only one"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@
       OutOfMemory           a step does not fit the device
       DeadWorker            a process that loaded data is gone
       NotDeterministic      an operation cannot repeat its bits on this device, and was to
+      NoGpu                 there are fewer GPUs than ranks
 
 A run resumes bit for bit, so what a deterministic step did once it does again: such a fault is not
 retried. A step that ran out of memory after others fitted, in this attempt or on an earlier one's device, may
@@ -48,6 +49,10 @@ class DeadWorker(Explained):
 
 class NotDeterministic(Explained):
     """torch has no deterministic kernel for an operation, and no other was allowed."""
+
+
+class NoGpu(Explained):
+    """This rank would have to share another's: NCCL refuses that."""
 
 
 @dataclass(frozen=True)

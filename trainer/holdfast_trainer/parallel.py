@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .checkpoint import rng
 from .checkpoint.tree import Piece
+from .faults import NoGpu
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 
@@ -83,15 +84,30 @@ def is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(name in str(error) for name in ("gloo", "NCCL"))
 
 
+def device_for(rank: int, local_rank: int, gpus: int) -> torch.device:
+    """The GPU of a rank where `gpus` of them are visible, the CPU where none is. Raises NoGpu."""
+    if gpus == 0:
+        return torch.device("cpu")
+    if local_rank < gpus:
+        return torch.device("cuda", local_rank)
+    raise NoGpu(
+        f"rank {rank} (LOCAL_RANK={local_rank}) has no GPU: {gpus} of them are visible here, and each rank "
+        "needs one of its own. Start no more ranks on a machine than it has GPUs (the job's `gpus`), and let "
+        "all be seen (CUDA_VISIBLE_DEVICES); where there should be more, `nvidia-smi` tells whether one was "
+        "lost",
+        mendable=True,  # on another machine
+    )
+
+
 def join_gang() -> Gang:
     """Meet the other ranks as torchrun's environment says; one rank where there is no torchrun."""
     rank, world_size, local_rank = (
         int(os.environ.get(name, default))
         for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
     )
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = device_for(rank, local_rank, gpus)
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     control = None
     if world_size > 1:

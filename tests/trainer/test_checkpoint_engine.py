@@ -20,7 +20,7 @@ from holdfast_trainer.checkpoint import CheckpointError, Saved, Saver, load_newe
 from holdfast_trainer.checkpoint import stage as stages
 from holdfast_trainer.checkpoint.checksums import BLOCK, Running, Written, combine, sum_of
 from holdfast_trainer.checkpoint.shares import share_out
-from holdfast_trainer.checkpoint.stage import NotEnoughMemory, Stage
+from holdfast_trainer.checkpoint.stage import Image, NotEnoughMemory, Stage
 from holdfast_trainer.checkpoint.storage import Storage
 from holdfast_trainer.checkpoint.tensorfile import PAGE, Header, UnreadableFile
 from holdfast_trainer.checkpoint.tree import pack
@@ -387,3 +387,30 @@ def test_a_disk_that_takes_half_a_write_is_told(run: RunDir) -> None:
     with pytest.raises(CheckpointError, match="step 10 could not be saved: No space left on device"):
         saver.wait()
     assert list(run.checkpoints.iterdir()) == []
+
+
+class Passed:
+    """In the place of an event: whether its GPU has come to it."""
+
+    def __init__(self) -> None:
+        self.waited = False
+
+    def query(self) -> bool:
+        return self.waited
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+
+def test_a_state_on_several_gpus_is_there_when_each_of_them_has_copied() -> None:
+    """Each queues its copies by itself, and what one is done with says nothing of another's."""
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    events: Any = [Passed() for _ in range(3)]
+    image = Image(memoryview(b""), size=30, ready=0)
+    image.advance(0, 10, {first: events[0], second: events[1]})
+    image.advance(10, 20)
+    image.advance(20, 30, {first: events[2]})
+    assert not image.whole
+    image.wait(30)
+    assert image.whole
+    assert [event.waited for event in events] == [False, True, True], "the newest of each GPU"

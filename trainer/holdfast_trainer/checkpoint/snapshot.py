@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from .spread import Spread
-from .stage import Image, Stage, parts_of
+from .stage import Events, Image, Stage, copied_from, parts_of
 from .tensorfile import PAGE, Header
 
 SMALL = 64 << 10
@@ -53,7 +53,7 @@ class Snapshot:
         self._parts = parts_of(header)
         self._versions: dict[str, int] = {}
         self._kept: dict[str, torch.Tensor] = {}
-        self._at_once: torch.cuda.Event | None = None
+        self._at_once: Events = {}
         self._copied: torch.cuda.Event | None = None
         self._copying: Spread[None] | None = None
 
@@ -95,11 +95,11 @@ class Snapshot:
         with torch.cuda.stream(side):
             for begin, end, names in self._parts:
                 late = [name for name in names if name in self._watched]
-                self._image.advance(begin, end, self._stage.copy(late, self._tensors) or self._at_once)
+                copied = {**self._at_once, **self._stage.copy(late, self._tensors)}
+                self._image.advance(begin, end, copied)
             self._on_gpu = self._kept  # their memory must not be given to others before they are copied
             self._kept = {name: kept.to("cpu", non_blocking=True) for name, kept in self._kept.items()}
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+            self._copied = copied_from(self._device)
 
     @property
     def copied(self) -> bool:

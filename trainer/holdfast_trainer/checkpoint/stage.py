@@ -12,6 +12,8 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,10 @@ PART = 4 * BLOCK
 """Bytes copied before they may be written."""
 RESERVE = 256 << 20
 """Bytes that staging leaves free for the training itself."""
+
+
+Events = Mapping[torch.device, torch.cuda.Event]
+"""An event on each GPU that something is copied from."""
 
 
 class NotEnoughMemory(Exception):
@@ -44,17 +50,17 @@ class Image:
         self.view, self.size = view, size
         self._ready, self._failed = ready, False
         self._pieces: dict[int, int] = {}
-        self._copied: torch.cuda.Event | None = None
+        self._copied: Events = {}
         self._changed = threading.Condition()
 
-    def advance(self, begin: int, end: int, copied: torch.cuda.Event | None = None) -> None:
-        """The bytes from `begin` to `end` are there, or will be when the GPU has come to `copied`.
+    def advance(self, begin: int, end: int, copied: Events = MappingProxyType({})) -> None:
+        """The bytes from `begin` to `end` are there, or will be when each GPU has come to its event.
 
-        Pieces may come in any order; events in the order in which the GPU will come to them.
+        Pieces may come in any order; events in the order in which their GPU will come to them.
         """
         with self._changed:
             self._pieces[begin] = end
-            self._copied = copied or self._copied
+            self._copied = {**self._copied, **copied}
             while self._ready in self._pieces:
                 self._ready = self._pieces.pop(self._ready)
             self._changed.notify_all()
@@ -70,7 +76,7 @@ class Image:
         """Whether nothing is missing by now."""
         with self._changed:
             there, copied = self._ready >= self.size, self._copied
-        return there and (copied is None or bool(copied.query()))  # type: ignore[no-untyped-call]
+        return there and all(event.query() for event in copied.values())  # type: ignore[no-untyped-call]
 
     def wait(self, end: int) -> None:
         """Until the first `end` bytes are there. Raises StagingFailed."""
@@ -79,8 +85,8 @@ class Image:
             if self._ready < end:
                 raise StagingFailed("the state could not be staged")
             copied = self._copied
-        if copied is not None:
-            copied.synchronize()
+        for event in copied.values():
+            event.synchronize()
 
 
 class Part(NamedTuple):
@@ -140,6 +146,11 @@ class Stage:
         done = cuda.cudaHostRegister(self._bytes.data_ptr(), self.size, 0)
         if int(done) == 0:
             self._registered = self._bytes.data_ptr()
+            return
+        # The error stays CUDA's last one until it is asked for, as it is after each launch of a kernel: then
+        # it would be the training's. So one is launched here, which takes it (C10_CUDA_KERNEL_LAUNCH_CHECK).
+        with suppress(torch.AcceleratorError):
+            torch.ones(1, device="cuda")
 
     def _release(self) -> None:
         if self._registered:
@@ -175,16 +186,14 @@ class Stage:
         view = memoryview(self._bytes.numpy().data)[start : start + whole]
         return Image(view, header.size, len(header.text))
 
-    def copy(self, names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> torch.cuda.Event | None:
-        """Copy those to their places; from a GPU when the current stream comes to it, done at the event."""
+    def copy(self, names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> Events:
+        """Copy those to their places; from a GPU when its current stream comes to it, done at its event."""
         places, sources = [self.places[name] for name in names], [tensors[name] for name in names]
         if sources:
             torch._foreach_copy_(places, sources, non_blocking=True)
-        if not any(source.is_cuda for source in sources):
-            return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        return {
+            device: copied_from(device) for device in {source.device for source in sources if source.is_cuda}
+        }
 
     def fill(self, image: Image, header: Header, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy all `tensors` to where `header` has them in the image that `begin` gave.
@@ -202,6 +211,16 @@ class Stage:
     def _place(self, begin: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         start = self._head + begin
         return self._bytes[start : start + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+
+
+def copied_from(device: torch.device) -> torch.cuda.Event:
+    """An event that this GPU's current stream comes to after all that is queued on it now.
+
+    Threads of low priority wait for it, and sleep meanwhile: by itself such a wait keeps a core busy.
+    """
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def parts_of(header: Header) -> list[Part]:

@@ -47,6 +47,11 @@ RULES: Mapping[str, tuple[tuple[str, str], ...]] = {
             "!has(self.minReplicas) || self.minReplicas <= self.replicas",
             "minReplicas: not more than replicas",
         ),
+        (
+            "!has(self.mig) || !string(self.gpus).matches('^[0-9]+([.][0-9]+)?$') || "
+            "double(string(self.gpus)) == 1.0",
+            "mig: a replica uses one MIG device; set gpus to 1",
+        ),
     ),
     "spec.gpus": (
         (

@@ -6,9 +6,11 @@ import copy
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast_controller.cluster import Invalid
-from holdfast_controller.jobs import Phase
+from holdfast_controller.jobs import Phase, Spec
 from holdfast_controller.kube.resource import decode
 
 
@@ -43,6 +45,12 @@ def test_a_job_that_can_be_read_has_no_faults() -> None:
             {"gpus": 2, "processes": 3},
             ["spec: 3 processes on 2 GPU: NCCL cannot run two ranks on one device"],
         ),
+        ({"mig": "1g.10gb"}, ["spec: mig 1g.10gb with 0 GPUs: a replica uses one MIG device; set gpus to 1"]),
+        ({"minReplicas": 3}, ["spec: minReplicas 3 is more than replicas, which is 2"]),
+        (
+            {"gpus": "one", "mig": "1g.10gb"},
+            ["spec.gpus: 'one' is not a number of GPUs", "spec: mig 1g.10gb with 0 GPUs"],
+        ),
         ({"command": None}, ["spec.command: Input should be a valid list"]),
         ({"command": []}, ["spec.command: List should have at least 1 item"]),
         ({"fromTheFuture": {"a": 1}}, ["spec.fromTheFuture: Extra inputs are not permitted"]),
@@ -70,6 +78,18 @@ def test_what_cannot_be_read_is_left_out_and_named(spec: dict[str, Any], faults:
     )
     assert document == before, "what the reflector holds is not ours to change"
     assert job.model_copy(update={"status": job.status}).faults == job.faults
+
+
+ODD = st.none() | st.booleans() | st.integers(-3, 70) | st.text(max_size=5) | st.lists(st.text(max_size=3))
+VALUES = ODD | st.sampled_from(["0.3", "1.0", "0.25", "1g.10gb"]) | st.dictionaries(st.text(max_size=5), ODD)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(Spec.model_json_schema(by_alias=True)["properties"])), VALUES))
+def test_no_spec_whatsoever_hides_its_job(spec: dict[str, Any]) -> None:
+    """A newer CRD may allow what we do not, and its jobs must be seen, and come to their end."""
+    job = decode(stored({"phase": "Running", "attempt": 3}) | {"spec": spec})
+    assert (job.key, job.status.attempt) == ("team-a/a", 3)
+    assert Spec.model_validate(job.spec.model_dump()) == job.spec
 
 
 def test_a_status_of_a_newer_controller_is_read_without_what_is_new() -> None:

@@ -22,6 +22,9 @@ ENGINE = "kubernetes"
 FINALIZER = "holdfast.dev/attempts"
 """Keeps a deleted job until nothing of it runs any more."""
 
+FITTED = ("mig", "minReplicas", "processes")
+"""Keys of the spec that must fit others; a job without them fits whatever those are."""
+
 _METADATA = (
     "name",
     "namespace",
@@ -98,25 +101,26 @@ def decode(document: Document) -> TrainingJob:
 
     So it can still be listed, carried on and deleted. Keys of the status that we do not know were written by
     a newer controller and are left out. Raises Invalid, with a line for each wrong key, for what is beyond
-    that.
+    that; whatever the spec holds is not.
     """
     body = _body(document)
-    try:
-        return TrainingJob.model_validate(body)
-    except ValidationError as error:
-        found = error.errors(include_url=False)
-    faults = tuple(_line(fault) for fault in found if fault["loc"][0] == "spec")
-    for fault in found:
-        _leave_out(body, fault["loc"], unknown=fault["type"] == "extra_forbidden")
-    body["spec"].setdefault("command", ["false"])
-    try:
-        return TrainingJob.model_validate(body).with_faults(faults)
-    except ValidationError as error:
-        lines = [_line(fault) for fault in error.errors(include_url=False)]
-        meta = document["metadata"]
-        raise Invalid(
-            f"TrainingJob {meta.get('namespace')}/{meta.get('name')}: {'; '.join(lines)}", lines
-        ) from None
+    faults: list[str] = []
+    while True:  # how keys fit together is judged only once each can be read by itself
+        try:
+            return TrainingJob.model_validate(body).with_faults(tuple(faults))
+        except ValidationError as error:
+            found = error.errors(include_url=False)
+        readable = copy.deepcopy(body)
+        for fault in found:
+            _leave_out(readable, fault["loc"], unknown=fault["type"] == "extra_forbidden")
+        readable["spec"].setdefault("command", ["false"])
+        if readable == body:
+            lines = [_line(fault) for fault in found]
+            meta = document["metadata"]
+            name = f"{meta.get('namespace')}/{meta.get('name')}"
+            raise Invalid(f"TrainingJob {name}: {'; '.join(lines)}", lines)
+        faults += [_line(fault) for fault in found if fault["loc"][0] == "spec"]
+        body = readable
 
 
 def _body(document: Document) -> Document:
@@ -132,9 +136,10 @@ def _body(document: Document) -> Document:
 
 
 def _leave_out(body: Document, where: tuple[int | str, ...], *, unknown: bool) -> None:
-    """A key of the spec as a whole, `processes` where keys do not fit together; of the status the unknown."""
+    """A key of the spec as a whole, those that must fit where some do not; of the status the unknown."""
     if where[0] == "spec":
-        body["spec"].pop(where[1] if len(where) > 1 else "processes", None)
+        for name in where[1:2] or FITTED:
+            body["spec"].pop(name, None)
     elif where[0] == "status" and unknown:
         holder: Any = body
         for part in where[:-1]:

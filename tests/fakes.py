@@ -179,7 +179,14 @@ class Attempt:
 
     @property
     def alive(self) -> bool:
-        return any(replica.state is ReplicaState.RUNNING for replica in self.replicas)
+        return any(replica.state in (ReplicaState.RUNNING, ReplicaState.PENDING) for replica in self.replicas)
+
+    @property
+    def waiting(self) -> str:
+        """Why nothing of it has started; empty where something has."""
+        if any(replica.state is not ReplicaState.PENDING for replica in self.replicas):
+            return ""
+        return next((f"replica {one.index}: {one.reason}" for one in self.replicas), "")
 
 
 class MemoryEngine:
@@ -236,6 +243,7 @@ class MemoryEngine:
             exists=True,
             gone=not found.alive,
             replicas=tuple(found.replicas),
+            waiting=found.waiting,
             stopping=found.stopping,
             progress=found.progress,
             silence=found.silence,
@@ -336,6 +344,16 @@ class MemoryEngine:
             found.replicas[replica] = ReplicaObservation(
                 replica, ReplicaState.PENDING, "Unschedulable: no room", stuck=Verdict.UNSCHEDULABLE
             )
+
+    def find_no_image(self, job: TrainingJob, attempt: int) -> None:
+        """All have their nodes, and no node can pull the image."""
+        at = datetime.fromtimestamp(self._clock(), UTC)
+        self.attempts[job.metadata.uid, attempt].replicas = [
+            ReplicaObservation(
+                index, ReplicaState.PENDING, "ErrImagePull: not found", stuck=Verdict.IMAGE_PULL, placed_at=at
+            )
+            for index in range(job.spec.replicas)
+        ]
 
     def vanish(self, job: TrainingJob, attempt: int, replica: int) -> None:
         """The platform takes a replica."""

@@ -177,6 +177,8 @@ class ReplicaObservation:
     """Nobody could tell how it ended: its node is gone, or has fallen silent."""
     stuck: Verdict | None = None
     """What keeps one that waits from starting, where it is Unschedulable or ImagePull."""
+    placed_at: datetime | None = None
+    """When it got its node, and with it its GPUs; None where it has none, or has started."""
     out_of_memory: bool = False
     over_limit: str = ""
     """What the platform ended it for that it did itself, and what helps: its own disk was full."""

@@ -63,8 +63,9 @@ class PodSettings(FrozenModel):
         default=PLACE_SECONDS,
         gt=0,
         le=3600,
-        description="How long a part of a gang runs and waits for places for the others before it gives its "
-        "own back; longer than it takes to add a node.",
+        description="How long a part of a gang runs and waits for places for the others, or a replica has a "
+        "node and cannot start there, before the gang gives its places back; longer than it takes to add a "
+        "node.",
     )
     default_image: str = Field(default="", description="For jobs that name no image.")
     allowed_images: tuple[str, ...] = Field(

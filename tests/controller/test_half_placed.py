@@ -3,6 +3,7 @@ nothing is held against it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,6 +21,12 @@ UP = ReplicaObservation(0, ReplicaState.RUNNING)
 NO_ROOM = ReplicaObservation(1, ReplicaState.PENDING, "Unschedulable: 0/3 nodes", stuck=Verdict.UNSCHEDULABLE)
 NO_IMAGE = ReplicaObservation(1, ReplicaState.PENDING, "ErrImagePull: not found", stuck=Verdict.IMAGE_PULL)
 COMING = ReplicaObservation(1, ReplicaState.PENDING)
+LATER = NOON + timedelta(seconds=200)
+HELD = replace(NO_IMAGE, placed_at=NOON)
+HELD_LATER = replace(NO_IMAGE, index=0, placed_at=LATER)
+NO_VOLUME = ReplicaObservation(
+    1, ReplicaState.PENDING, "FailedMount: no such claim", stuck=Verdict.UNSCHEDULABLE, placed_at=NOON
+)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +38,7 @@ COMING = ReplicaObservation(1, ReplicaState.PENDING)
         pytest.param((UP, COMING), 9999, None, id="it is being made"),
         pytest.param((UP, UP), 9999, None, id="all run"),
         pytest.param((NO_ROOM, NO_ROOM), 9999, None, id="what holds nothing may wait"),
+        pytest.param((NO_IMAGE, NO_IMAGE), 9999, None, id="nor does this one"),
     ],
 )
 def test_when_a_part_of_a_gang_is_given_up(
@@ -44,8 +52,32 @@ def test_when_a_part_of_a_gang_is_given_up(
 
 
 @pytest.mark.parametrize(
+    ("replicas", "seconds", "verdict"),
+    [
+        pytest.param((HELD, HELD), 301, Verdict.IMAGE_PULL, id="no image on any node"),
+        pytest.param((HELD_LATER, HELD), 301, Verdict.IMAGE_PULL, id="the other has its node for a moment"),
+        pytest.param((HELD_LATER, HELD_LATER), 499, None, id="both have"),
+        pytest.param((NO_ROOM, HELD), 301, Verdict.IMAGE_PULL, id="and no node for the other"),
+        pytest.param((NO_VOLUME, NO_ROOM), 301, Verdict.UNSCHEDULABLE, id="a volume that does not come"),
+        pytest.param((HELD, COMING), 301, Verdict.IMAGE_PULL, id="the other is being made"),
+        pytest.param((replace(COMING, placed_at=NOON), COMING), 9999, None, id="a large image is pulled"),
+    ],
+)
+def test_when_a_gang_is_given_up_that_holds_places_and_cannot_start(
+    replicas: tuple[ReplicaObservation, ...], seconds: float, verdict: Verdict | None
+) -> None:
+    seen = AttemptObservation(1, True, False, replicas, waiting="replica 1: ErrImagePull: not found")
+    given_up = half_placed(seen, NOON + timedelta(seconds=seconds))
+    assert (None if given_up is None else given_up.verdict) is verdict
+    if given_up is not None:
+        assert given_up.reason.startswith("it held places for 300 s and waited for replica 1: ")
+    assert half_placed(replace(seen, stopping=True), NOON + timedelta(seconds=9999)) is None
+
+
+@pytest.mark.parametrize(
     ("replicas", "seconds"),
     [
+        pytest.param((HELD_LATER, HELD), 300 - 100, id="though nothing of it runs"),
         pytest.param((UP, NO_ROOM), 300 - 100, id="then it is looked at again, though nothing happens"),
         pytest.param((UP, COMING), None, id="it is being made"),
         pytest.param((NO_ROOM, NO_ROOM), None, id="what holds nothing may wait"),
@@ -84,6 +116,28 @@ def test_it_waits_with_its_budgets_whole_and_comes_back() -> None:
         job = await scene.look(passes=4)
         assert job.status.attempt == 2
         assert len(scene.engine.running(job.metadata.uid)) == 1
+
+    play(story)
+
+
+def test_a_gang_whose_image_no_node_can_pull_gives_its_places_back() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(replicas=2, minReplicas=1, retries={"failures": 0, "disruptions": 0}))
+        scene.engine.find_no_image(job, 1)
+        job = await scene.look(passes=4)
+        assert (job.status.phase, job.status.message) == (Phase.QUEUED, "replica 0: ErrImagePull: not found")
+        assert scene.after == 300, "then it is looked at again, though nothing happens"
+        scene.now += timedelta(seconds=301)
+        job = await scene.look(passes=4)
+        assert not scene.engine.running(job.metadata.uid), "its GPUs are free"
+        (first,) = job.status.attempts
+        assert (first.verdict, first.placed) == (Verdict.IMAGE_PULL, None)
+        assert (job.status.phase, job.status.failures, job.status.disruptions) == (Phase.RECOVERING, 0, 0)
+        assert "starts again after a back-off: it held places for 300 s" in job.status.message
+
+        scene.now += timedelta(seconds=15)
+        job = await scene.look(passes=4)
+        assert [len(attempt.replicas) for attempt in scene.engine.running(job.metadata.uid)] == [2]
 
     play(story)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -100,6 +101,16 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         job(),
         pod(phase="Pending", state={"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}),
         {"state": ReplicaState.PENDING, "stuck": Verdict.IMAGE_PULL},
+    ),
+    (
+        "its node cannot pull its image",
+        job(),
+        pod(
+            phase="Pending",
+            state={"waiting": {"reason": "ErrImagePull", "message": "not found"}},
+            conditions=[{"type": "PodScheduled", "status": "True", "lastTransitionTime": NOON}],
+        ),
+        {"stuck": Verdict.IMAGE_PULL, "placed_at": datetime.fromtimestamp(NOON_SECONDS, UTC)},
     ),
     (
         "preempted by the scheduler, saved in time",

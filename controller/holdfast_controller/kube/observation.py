@@ -126,7 +126,10 @@ def _replica(
         state = ReplicaState.RUNNING if running(pod) or phase == "Running" else ReplicaState.PENDING
         why = reason or why_pending(pod, slow)
         due = seconds(pod["metadata"].get("deletionTimestamp"))
-        return ReplicaObservation(index, state, why, disrupted=taken, stuck=stuck(pod, slow), due=due)
+        placed = scheduled(pod) if state is ReplicaState.PENDING else None
+        return ReplicaObservation(
+            index, state, why, disrupted=taken, stuck=stuck(pod, slow), placed_at=placed, due=due
+        )
     code = end.get("exitCode") if end is not None else None
     well = code == 0 if end is not None else phase == "Succeeded"
     memory = end is not None and end.get("reason") == "OOMKilled" and not taken

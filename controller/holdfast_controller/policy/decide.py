@@ -132,15 +132,17 @@ class _Deciding:
             self.books.take_progress(record, observation, self.evidence.ledger)
             stop = None if observation.stopping else record.number
             return self._with_kill(record, at, stop=stop)
-        if observation.waiting:
-            self._phase(Phase.QUEUED, "Waiting", observation.waiting)
-            return self._done()
-        self.works = at is None
-        self.books.take_progress(record, observation, self.evidence.ledger)
+        if not observation.waiting:
+            self.works = at is None
+            self.books.take_progress(record, observation, self.evidence.ledger)
         if at is None and record.ending is None:
             self._give_up(record, observation)
         if record.ending is not None:
             return self._end_it(record)
+        if observation.waiting:
+            self._phase(Phase.QUEUED, "Waiting", observation.waiting)
+            given_up = seconds_left(observation, self.now, self.place_seconds) if at is None else None
+            return self._done(requeue_after=given_up)
         if at is not None:
             self.books.detected(record)
             self._phase(Phase.RECOVERING, "AttemptEnding", explain.ending(observation))
@@ -161,7 +163,7 @@ class _Deciding:
             record.ending, record.reason = Verdict.HUNG, hung
         elif left_out := half_placed(observation, self.now, self.place_seconds):
             record.ending, record.reason = left_out.verdict, left_out.reason
-            if left_out.verdict is Verdict.UNSCHEDULABLE:
+            if left_out.verdict is Verdict.UNSCHEDULABLE and observation.up:
                 record.placed = observation.up
         if record.ending is not None:
             self._tell("Warning", record.ending.value, f"attempt {record.number} is ended: {record.reason}")

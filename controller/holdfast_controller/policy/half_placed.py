@@ -1,16 +1,18 @@
-"""When to give up an attempt of which a part runs and a part finds no place.
+"""When to give up an attempt that holds places and cannot start as a whole.
 
-What runs of it waits at the rendezvous and holds its GPUs for nothing; two gangs that each got half of what
-both need would wait for each other. A queue (Kueue) admits whole gangs and keeps that from happening; without
-one the attempt gives its places back after a while, and tries again later. An attempt of which nothing runs
-holds nothing: it waits as long as it takes, and says why.
+What runs of it waits at the rendezvous for what finds no place, and holds its GPUs for nothing; two gangs
+that each got half of what both need would wait for each other. A queue (Kueue) admits whole gangs and keeps
+that from happening; without one the attempt gives its places back after a while, and tries again later. Where
+nothing runs, a replica that has its node and cannot start there (a mistyped image) holds that node's GPUs,
+queue or not. An attempt without any node holds nothing: it waits as long as it takes, and says why.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
+from holdfast_controller.cluster import AttemptObservation, ReplicaState
+from holdfast_controller.jobs import Verdict
 
 from .classify import Incident
 
@@ -22,31 +24,37 @@ def half_placed(
     observation: AttemptObservation, now: datetime, place_seconds: float = PLACE_SECONDS
 ) -> Incident | None:
     """The verdict that the attempt is to be ended with; None while it may go on."""
-    left, out = seconds_left(observation, now, place_seconds), _left_out(observation)
-    if left is None or left > 0 or out is None or out.stuck is None:
+    left, stuck = seconds_left(observation, now, place_seconds), _stuck(observation)
+    if left is None or left > 0 or stuck is None:
         return None
-    return Incident(
-        out.stuck,
-        f"{observation.up} of {len(observation.replicas)} replicas ran for {place_seconds:g} s and "
-        f"waited for replica {out.index}: {out.reason}",
-        out.index,
+    _, index, verdict, reason = stuck
+    waited = f"for {place_seconds:g} s and waited for replica {index}: {reason}"
+    who = (
+        f"{observation.up} of {len(observation.replicas)} replicas ran"
+        if observation.up
+        else "it held places"
     )
+    return Incident(verdict, f"{who} {waited}", index)
 
 
 def seconds_left(
     observation: AttemptObservation, now: datetime, place_seconds: float = PLACE_SECONDS
 ) -> float | None:
     """Until the attempt is given up, should nothing change; None where it would not be."""
-    began = observation.started_at
-    if began is None or observation.stopping or _left_out(observation) is None:
+    stuck = _stuck(observation)
+    if stuck is None or observation.stopping:
         return None
-    return place_seconds - (now - began).total_seconds()
+    return place_seconds - (now - stuck[0]).total_seconds()
 
 
-def _left_out(observation: AttemptObservation) -> ReplicaObservation | None:
-    """The first replica that finds no place, where others run."""
-    replicas = observation.replicas
-    if not observation.up:
-        return None
-    out = (one for one in replicas if one.state is ReplicaState.PENDING and one.stuck is not None)
-    return next(out, None)
+def _stuck(observation: AttemptObservation) -> tuple[datetime, int, Verdict, str] | None:
+    """Since when places are held for nothing; the replica, what it lacks, and why.
+
+    The first that finds no place where others run; else that which has been in its place for longest.
+    """
+    found = []
+    for one in observation.replicas:
+        since = observation.started_at if observation.up else one.placed_at
+        if one.state is ReplicaState.PENDING and one.stuck is not None and since is not None:
+            found.append((since, one.index, one.stuck, one.reason))
+    return min(found, key=lambda it: it[:2], default=None)

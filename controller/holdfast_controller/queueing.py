@@ -63,10 +63,12 @@ class WorkQueue:
             self.add(key)
 
     def close(self) -> None:
-        """Cancel the timers."""
+        """Forget every key that waits, now or for its time."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self._waiting.clear()
+        self._again.clear()
 
 
 class Keys:

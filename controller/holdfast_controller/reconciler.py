@@ -93,7 +93,7 @@ class Reconciler:
     # ------------------------------------------------------------ the loops
 
     async def run(self) -> None:
-        """For ever. Cancel it to end it: it ends between two acts."""
+        """For ever. Cancel it to end it: it ends between two acts. It may be called again after that."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._again("watch", self._follow_jobs))
@@ -104,7 +104,15 @@ class Reconciler:
                 for _ in range(self._workers):
                     tasks.create_task(self._work())
         finally:
-            self._queue.close()
+            self._forget()
+
+    def _forget(self) -> None:
+        """All that was seen: whoever acts next tells of the jobs from now on, and some may go meanwhile."""
+        self._queue.close()
+        self._retries.clear()
+        self._wrote.clear()
+        self._metrics.jobs.clear()
+        self._metrics.queue_depth.set(len(self._queue))
 
     async def _again(self, what: str, follow: Callable[[], Any]) -> None:
         """A stream that breaks is opened again: it tells all there is, so nothing is missed."""

@@ -450,6 +450,39 @@ def test_a_controller_that_ends_and_comes_back_changes_nothing(tmp_path: Path) -
     asyncio.run(story())
 
 
+def test_who_leads_no_more_tells_of_no_job_and_leading_again_of_those_that_are_left() -> None:
+    async def story() -> None:
+        store, metrics = MemoryStore(), Metrics()
+        reconciler = Reconciler(store, MemoryEngine(), metrics=metrics)
+
+        @asynccontextmanager
+        async def leading() -> AsyncIterator[None]:
+            task = asyncio.create_task(reconciler.run())
+            try:
+                yield
+            finally:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+        def told() -> set[str]:
+            lines = b"".join(metrics.text()).decode().splitlines()
+            return {line.split('job="')[1][0] for line in lines if line.startswith("holdfast_job_phase{")}
+
+        for name in ("a", "b"):
+            await store.create(make(name, replicas=1))
+        async with leading():
+            await wait_until_async(lambda: told() == {"a", "b"}, "both jobs to be told of")
+        assert told() == set(), "the leader tells of them now"
+        assert sample(metrics, "holdfast_queue_depth") == 0
+
+        await store.remove(await store.get("default", "a"))
+        async with leading():
+            await wait_until_async(lambda: told() == {"b"}, "the job that is left")
+
+    asyncio.run(story())
+
+
 def test_the_queue_hands_a_key_to_one_worker_at_a_time() -> None:
     async def story() -> None:
         queue = WorkQueue()

@@ -14,12 +14,13 @@ from tests.cluster.control_plane import ControlPlane
 from tests.controller import test_store_contract as contract
 from waiting import wait_until_async
 
-from holdfast_controller.cluster import Idempotency, Invalid, JobStore, NotFound
+from holdfast_controller.cluster import Conflict, Idempotency, Invalid, JobStore, NotFound
 from holdfast_controller.jobs import Phase, Status
 from holdfast_controller.kube.connection import Connection, connect
 from holdfast_controller.kube.errors import NotLeader
+from holdfast_controller.kube.idempotency import KEY_DIGEST, KeyRecords, digest_of
 from holdfast_controller.kube.reflector import Reflector, Timing
-from holdfast_controller.kube.resource import FINALIZER, JOBS
+from holdfast_controller.kube.resource import FINALIZER, JOBS, jobs_path, new_document
 from holdfast_controller.kube.store import KubeStore
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
@@ -209,6 +210,33 @@ def test_a_request_that_died_halfway_is_finished_by_its_repeat(world: Tell) -> N
         made = await there.store(cached=False).create(contract.job("a"), idempotency=once)
         assert made == await there.store(cached=False).get("default", "a")
         assert len(await there.store(cached=False).list_jobs()) == 1
+
+    world(story)
+
+
+def test_two_requests_with_one_key_at_the_same_time_make_one_job_and_both_have_it(world: Tell) -> None:
+    async def story(there: World) -> None:
+        once = Idempotency("key", "print")
+        document = new_document(contract.job("a"))
+        document["metadata"]["annotations"] = {KEY_DIGEST: digest_of(once.key)}
+        both = asyncio.Barrier(2)
+
+        async def create() -> dict[str, Any]:
+            await both.wait()  # by then each has looked for the job, and found none
+            return await there.connection.post(jobs_path("default"), document)
+
+        keys = KeyRecords(there.connection)
+        one, other = await asyncio.gather(
+            keys.create_once(contract.job("a"), once, create),
+            keys.create_once(contract.job("a"), once, create),
+        )
+        assert one["metadata"]["uid"] == other["metadata"]["uid"]
+        store = there.store(cached=False)
+        repeated = await store.create(contract.job("a"), idempotency=once)
+        assert repeated.metadata.uid == one["metadata"]["uid"]
+        await store.remove(repeated)
+        with pytest.raises(Conflict, match="made a job that was deleted since"):
+            await store.create(contract.job("a"), idempotency=once)
 
     world(story)
 

@@ -3,13 +3,15 @@
 The record is an Event whose name is the key's digest: making it is atomic, two controllers cannot both
 do so, it outlives the job (a key is not to be used again), and the server forgets it after an hour
 (`--event-ttl`) with nobody cleaning up. It says first which job is to be made, and after that which
-uid it got; a repeat that finds the first alone goes on where the first request died.
+uid it got; a repeat that finds the first alone goes on where the first request died. Where that one is still
+under way both may come to make the job: one does, and both have it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from holdfast_controller.cluster import (
@@ -48,13 +50,15 @@ class KeyRecords:
         """The job that this key made, by `create` where it made none yet.
 
         Raises Conflict where the key was used for something else or its job is gone, and what `create`
-        raises; then the key is free again.
+        raises; then the key is free again, where it was taken for this request.
         """
         digest = digest_of(idempotency.key)
         path = f"{events_path(job.metadata.namespace)}/holdfast-key.{digest}"
         try:
             await self._connection.post(path.rpartition("/")[0], _record(job, digest, idempotency))
+            ours = True
         except AlreadyExists:
+            ours = False
             known = await self._connection.get(path)
             made = await self._made_before(job, known, digest, idempotency)
             if made is not None:
@@ -63,12 +67,17 @@ class KeyRecords:
             created = await create()
         except Unavailable:
             raise  # It may have been made: the key stays taken, and the repeat finds out.
-        except HoldfastError:
-            await self._forget(path)
+        except HoldfastError as error:
+            made = await self._found(job, digest) if isinstance(error, AlreadyExists) else None
+            if made is not None:
+                return made
+            if ours:
+                await self._forget(path)
             raise
-        await self._connection.patch(
-            path, {"metadata": {"annotations": {MADE: created["metadata"]["uid"]}}}, MERGE_PATCH
-        )
+        with suppress(NotFound):  # forgotten after an hour, or with the namespace
+            await self._connection.patch(
+                path, {"metadata": {"annotations": {MADE: created["metadata"]["uid"]}}}, MERGE_PATCH
+            )
         return created
 
     async def _made_before(
@@ -79,11 +88,8 @@ class KeyRecords:
             raise Conflict(
                 f"idempotency key {idempotency.key!r} was used for another request; take a new key"
             )
-        try:
-            found = await self._connection.get(path_of(job))
-        except NotFound:
-            found = None
-        if found is not None and (found["metadata"].get("annotations") or {}).get(KEY_DIGEST) == digest:
+        found = await self._found(job, digest)
+        if found is not None:
             return found
         if notes.get(MADE):
             raise Conflict(
@@ -91,11 +97,17 @@ class KeyRecords:
             )
         return None
 
-    async def _forget(self, path: str) -> None:
+    async def _found(self, job: TrainingJob, digest: str) -> Document | None:
+        """The job, where it is there and this key made it."""
         try:
-            await self._connection.delete(path)
+            found = await self._connection.get(path_of(job))
         except NotFound:
-            pass
+            return None
+        return found if (found["metadata"].get("annotations") or {}).get(KEY_DIGEST) == digest else None
+
+    async def _forget(self, path: str) -> None:
+        with suppress(NotFound):
+            await self._connection.delete(path)
 
 
 def _record(job: TrainingJob, digest: str, idempotency: Idempotency) -> Document:

@@ -14,6 +14,10 @@ from pydantic.alias_generators import to_camel
 
 from holdfast_controller.pod_settings import PodSettings
 
+GPU_PRESENT = "nvidia.com/gpu.present"
+GKE_ACCELERATOR = "cloud.google.com/gke-accelerator"
+"""By which NVIDIA's GPU feature discovery and GKE mark nodes with GPUs."""
+
 Document = dict[str, Any]
 Labels = dict[str, str]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -47,7 +51,20 @@ class Monitoring(_Values):
 
 class Exporter(_Values):
     enabled: bool = False
-    node_selector: Labels = Field(default={"nvidia.com/gpu.present": "true"})
+    affinity: Document = Field(
+        default={
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [{"key": GPU_PRESENT, "operator": "In", "values": ["true"]}]},
+                        {"matchExpressions": [{"key": GKE_ACCELERATOR, "operator": "Exists"}]},
+                    ]
+                }
+            }
+        },
+        description="To nodes with GPUs.",
+    )
+    node_selector: Labels = Field(default_factory=dict)
     tolerations: list[Document] = Field(default=[{"operator": "Exists"}])
     runtime_class_name: str = Field(
         default="", description="Of NVIDIA's runtime, where it is not the default."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -96,6 +97,33 @@ def test_a_driver_without_a_runtime_is_mounted(helm: Helm) -> None:
     assert pod["runtimeClassName"] == "nvidia"
     paths = [volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume]
     assert paths == ["/data/kubelet/pod-resources", "/home/kubernetes/bin/nvidia/lib64"]
+
+
+def test_it_runs_where_gpus_are_whoever_marks_the_nodes(helm: Helm) -> None:
+    def fits(labels: dict[str, str], *arguments: str) -> bool:
+        pod = exporter(helm, *arguments)["DaemonSet"]["spec"]["template"]["spec"]
+        affinity = pod.get("affinity", {}).get("nodeAffinity", {})
+        terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms")
+        marked = terms is None or any(
+            all(
+                labels.get(one["key"]) in one["values"] if one["operator"] == "In" else one["key"] in labels
+                for one in term["matchExpressions"]
+            )
+            for term in terms
+        )
+        return marked and pod.get("nodeSelector", {}).items() <= labels.items()
+
+    nvidia, gke = {"nvidia.com/gpu.present": "true"}, {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    assert fits(nvidia)
+    assert fits(gke)
+    assert not fits({"nvidia.com/gpu.present": "false"})
+    assert not fits({})
+    narrowed = "--set-json=exporter.nodeSelector=" + json.dumps(gke)
+    assert fits(gke, narrowed), "the other label is not asked for as well"
+    assert not fits({"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}, narrowed)
+    assert fits(
+        {"ours": "true"}, "--set-json=exporter.affinity=null", "--set-string=exporter.nodeSelector.ours=true"
+    )
 
 
 def test_it_is_scraped_with_its_own_labels_and_the_nodes_name(helm: Helm) -> None:

@@ -124,11 +124,11 @@ class Exporter:
 def exporting(cluster: Cluster, namespace: str, driver: Path, node: str, image: str) -> Iterator[Exporter]:
     """The chart's exporter runs while this holds."""
     repository, _, tag = image.rpartition(":")
-    here = {"kubernetes.io/hostname": node, "nvidia.com/gpu.present": None}
+    here = {"kubernetes.io/hostname": node}
     values = (
         "--set=exporter.enabled=true,exporter.ranks=true,image.pullPolicy=Never",
         f"--set=exporter.driverDirectory={driver},image.repository={repository},image.tag={tag}",
-        f"--set-json=exporter.nodeSelector={json.dumps(here)}",
+        f"--set-json=exporter.affinity=null,exporter.nodeSelector={json.dumps(here)}",
     )
     # What is not in the namespace is named after the release.
     documents = chart(namespace, namespace, "exporter", *values)

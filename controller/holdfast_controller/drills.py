@@ -36,6 +36,15 @@ class DrillKind(StrEnum):
     """Its ranks run into the memory limit of the job (resources.memory). On a cluster as `freeze`."""
 
 
+KINDS = (
+    "kill: a lost machine. notice: a spot reclaim, SIGTERM first. evict: a drained node's eviction. "
+    "node: its whole node is drained; on a cluster alone, where the chart's jobs.drillNodes allows it. "
+    "freeze, oom: a rank that hangs, or runs out of memory, and each costs one of retries.failures; on a "
+    "cluster where the chart's jobs.execInPods allows it."
+)
+"""The kinds as users of the API and the command line read of them."""
+
+
 @dataclass(frozen=True)
 class DrillReport:
     """What a drill cost, as far as it is known; None is not known, never zero."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast_controller.cli.drilling import DONE
-from holdfast_controller.drills import DrillKind, DrillReport, drill_report
+from holdfast_controller.drills import KINDS, DrillKind, DrillReport, drill_report
 
 
 def attempt(number: int, last: int | None, verdict: str | None = None, **more: Any) -> dict[str, Any]:
@@ -94,3 +94,5 @@ def test_a_job_that_finished_all_the_same_says_so() -> None:
 
 def test_every_kind_is_told_in_words() -> None:
     assert DONE.keys() == set(DrillKind)
+    told = {kind for sentence in KINDS.split(". ") for kind in sentence.partition(":")[0].split(", ")}
+    assert told == set(DrillKind), "who reads of the kinds reads of all"

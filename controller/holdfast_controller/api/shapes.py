@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ..cluster import Plan
-from ..drills import DrillKind
+from ..drills import KINDS, DrillKind
 from ..jobs import API_VERSION, Model, TrainingJob
 
 
@@ -53,11 +53,7 @@ class DrillRequest(Model):
     """Disrupt one replica, to see the job survive it."""
 
     replica: int | None = Field(default=None, ge=0, description="By default a random running one.")
-    kind: DrillKind = Field(
-        default=DrillKind.KILL,
-        description="kill: a lost machine. notice: a spot reclaim, SIGTERM first. "
-        "evict: a drained node. freeze, oom: a rank that hangs, or runs out of memory; on the local engine.",
-    )
+    kind: DrillKind = Field(default=DrillKind.KILL, description=KINDS)
 
 
 class DrillResult(Model):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..drills import DrillKind, DrillReport, drill_report
+from ..drills import KINDS, DrillKind, DrillReport, drill_report
 from .connection import Job, JobAddress, NamespaceOption, locate
 from .exits import TIMED_OUT
 
@@ -42,15 +42,7 @@ def drill(
     job: Job,
     namespace: NamespaceOption = None,
     replica: Annotated[int | None, typer.Option(min=0, help="Which one (a random one).")] = None,
-    kind: Annotated[
-        DrillKind,
-        typer.Option(
-            help="kill: a lost machine. notice: a spot reclaim, SIGTERM first. "
-            "evict: a drained node's eviction. node: its whole node is drained, where the cluster's operator "
-            "allows it. freeze, oom: a rank that hangs, or runs out of memory; on one machine "
-            "only, and each costs one of retries.failures."
-        ),
-    ] = DrillKind.KILL,
+    kind: Annotated[DrillKind, typer.Option(help=KINDS)] = DrillKind.KILL,
     wait: Annotated[bool, typer.Option("--wait", help="Until it trains again; then report.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; then exit 4.")] = 900.0,
     output: Annotated[DrillOutput, typer.Option("-o", "--output", help="Of the report.")] = DrillOutput.TEXT,

@@ -41,7 +41,8 @@ class JobFigures:
     """Of the newest recovery; together they are `recovery_seconds`."""
     cost: float | None
     currency: str | None
-    gpus: float
+    gpus: float | None
+    """By all replicas; None for parts that MIG cut, whose share of a GPU a profile's name does not say."""
     disruptions_allowed: int | None
     every_steps: int | None
     every_seconds: int | None
@@ -68,7 +69,7 @@ class JobFigures:
             tuple(stages.items()),
             status.cost,
             status.cost_currency,
-            job.as_of(status.attempt).spec.replicas * float(Fraction(spec.gpus)),
+            None if spec.mig else job.as_of(status.attempt).spec.replicas * float(Fraction(spec.gpus)),
             spec.retries.disruptions,
             int(every) if every.isdigit() else None,
             int(every[:-1]) if every.endswith("s") else None,
@@ -144,7 +145,7 @@ _SERIES: tuple[tuple[str, str, str, Value], ...] = (
         "From the last sign of life of an attempt to the first step of the next, the newest.",
         lambda job: job.recovery_seconds,
     ),
-    ("holdfast_job_gpus", "gauge", "GPUs that the job asks for.", lambda job: job.gpus),
+    ("holdfast_job_gpus", "gauge", "GPUs that the job asks for; not of MIG devices.", lambda job: job.gpus),
     (
         "holdfast_job_disruptions_allowed",
         "gauge",

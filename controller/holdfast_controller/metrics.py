@@ -17,7 +17,7 @@ and after a restart of the controller, and end with the job.
 | holdfast_job_recovery_stage_seconds | namespace, job, stage | what it went into: detect, tear_down, wait, \
 schedule, start, import, rendezvous, build, load, first_step |
 | holdfast_job_cost | namespace, job, currency | of all attempts so far, where their nodes have prices |
-| holdfast_job_gpus | namespace, job | asked for, by all replicas |
+| holdfast_job_gpus | namespace, job | asked for, by all replicas; none of a job with `mig` |
 | holdfast_job_disruptions_allowed | namespace, job | where the job sets a budget |
 | holdfast_job_checkpoint_every_steps, _seconds | namespace, job | where the job sets one |
 | holdfast_reconcile_seconds | | histogram of reconcile passes |

@@ -69,6 +69,36 @@ def test_a_replica_pays_for_the_part_of_the_node_that_it_takes() -> None:
     assert share(Node("n", {}, {}), spec()) is None, "a node that cannot be read has no share"
 
 
+A100 = {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "14"}
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "part"),
+    [
+        pytest.param(A100, 1 / 14, id="all of its GPUs are cut alike"),
+        pytest.param({**A100, "nvidia.com/gpu": "7"}, None, id="one is, the others are whole"),
+        pytest.param({**A100, "nvidia.com/mig-3g.20gb": "2"}, None, id="into devices of two sizes"),
+        pytest.param({**A100, "nvidia.com/mig-3g.20gb": "0"}, 1 / 14, id="as it was once"),
+        pytest.param({"nvidia.com/gpu": "8"}, None, id="none is cut any more"),
+    ],
+)
+def test_a_mig_device_has_a_price_where_it_is_clear_what_part_of_the_node_it_is(
+    allocatable: dict[str, str], part: float | None
+) -> None:
+    node = Node("n1", LABELS, {"cpu": "96", **allocatable})
+    slice_of_it = spec(gpus=1, mig="1g.5gb")
+    assert share(node, slice_of_it) == part
+    price = place_of(node, slice_of_it, PRICES).price_per_hour
+    assert price == (None if part is None else pytest.approx(12.0 * part))
+
+
+def test_a_whole_gpu_beside_others_that_are_cut_has_no_price() -> None:
+    """Which part of the machine the four are nobody says."""
+    half_cut = {"nvidia.com/gpu": "4", "nvidia.com/mig-1g.5gb": "28", "cpu": "96"}
+    assert share(Node("n1", LABELS, half_cut), spec(gpus="1")) is None
+    assert share(Node("n1", LABELS, half_cut), spec(resources={"cpu": "24"})) == 0.25
+
+
 def test_the_first_price_that_fits_counts_and_none_is_none() -> None:
     assert PRICES.of("p4d.24xlarge", None) == 32.0
     assert PRICES.of("m5.large", "OnDemand") == 1.0

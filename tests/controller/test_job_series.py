@@ -41,7 +41,9 @@ def test_a_job_s_own_bounds_are_series_where_it_has_them() -> None:
     job = TrainingJob.model_validate({"metadata": {"name": "gpt"}, "spec": spec})
     job.status = Status(phase=Phase.RUNNING, attempts=[attempt(1, 1, 5), attempt(2, 9, None)])
     plain = TrainingJob.model_validate({"metadata": {"name": "plain"}, "spec": {"command": ["python"]}})
-    for one in (job, plain):
+    spec = {"command": ["python"], "gpus": 1, "mig": "1g.10gb"}
+    cut = TrainingJob.model_validate({"metadata": {"name": "cut"}, "spec": spec})
+    for one in (job, plain, cut):
         metrics.jobs[one.key] = JobFigures.of(one)
 
     def told(series: str, name: str = "gpt", **labels: str) -> float | None:
@@ -51,6 +53,8 @@ def test_a_job_s_own_bounds_are_series_where_it_has_them() -> None:
     assert told("holdfast_job_phase", phase="Queued") is None
     assert told("holdfast_job_phase", "plain", phase="Queued") == 1
     assert told("holdfast_job_gpus") == 0.5
+    assert told("holdfast_job_gpus", "plain") == 0
+    assert told("holdfast_job_gpus", "cut") is None, "a part of a GPU is not one"
     assert told("holdfast_job_disruptions_allowed") == 5
     assert told("holdfast_job_checkpoint_every_seconds") == 90
     assert told("holdfast_job_checkpoint_every_steps") is None

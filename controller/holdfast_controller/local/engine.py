@@ -36,7 +36,7 @@ from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import Spec, TrainingJob
 from holdfast_controller.policy.cost import Node, place_of
-from holdfast_controller.policy.gpu_request import SHARED, WHOLE, gpu_request, sharing_notes
+from holdfast_controller.policy.gpu_request import gpu_request, sharing_notes
 from holdfast_controller.prices import Prices
 from holdfast_controller.queueing import Keys
 from holdfast_trainer.contract import RunDir, read_lines
@@ -282,8 +282,10 @@ class LocalEngine:
 
     def _node(self, spec: Spec) -> Node:
         """This machine as a node, cut into the slices that the job asks for."""
-        slices = gpu_request(spec.gpus).slices or 1
-        there = {"cpu": self._machine.cores, WHOLE: self._machine.gpus, SHARED: self._machine.gpus * slices}
+        gpus = gpu_request(spec.gpus)
+        there = {"cpu": self._machine.cores}
+        if gpus.on_gpu:
+            there[gpus.resource] = self._machine.gpus * (gpus.slices or 1)
         return Node(socket.gethostname(), {}, {name: str(number) for name, number in there.items()})
 
     async def stop(self, job: TrainingJob, attempt: int) -> None:

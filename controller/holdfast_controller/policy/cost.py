@@ -1,8 +1,10 @@
 """What an attempt's nodes are, and what they cost: prices are the operator's, no price is no figure.
 
 A replica costs its share of its node's hourly price: the part of the node's GPUs that it was given, or of
-its cores where it has none. The clock runs from the start of the attempt's first container to the end of
-its last; what a node costs while it boots, or stands idle, is on no job's account.
+its cores where it has none. A node with GPUs of several kinds (some whole, others cut by MIG, or cut into
+devices of several sizes) does not say what part of it one of them is: then there is no share. The clock runs
+from the start of the attempt's first container to the end of its last; what a node costs while it boots, or
+stands idle, is on no job's account.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from holdfast_controller.cluster import Place
 from holdfast_controller.jobs import AttemptRecord, Spec
 from holdfast_controller.prices import Prices
 
-from .gpu_request import gpu_request
+from .gpu_request import GPUS, gpu_request
 from .placement import MARKS
 from .quantity import quantity
 
@@ -68,14 +70,22 @@ def place_of(node: Node, spec: Spec, prices: Prices) -> Place:
 
 
 def share(node: Node, spec: Spec) -> float | None:
-    """The part of the node that a replica takes, up to 1; None where the node does not say what it has."""
-    gpus = gpu_request(spec.gpus)
+    """The part of the node that a replica takes, up to 1; None where the node does not say."""
+    gpus = gpu_request(spec.gpus, spec.mig)
     resource = gpus.resource if gpus.on_gpu else "cpu"
     wanted = float(gpus.count) if gpus.on_gpu else _cores(spec)
     there = node.allocatable.get(resource)
-    if there is None or float(quantity(there)) <= 0:
+    if there is None or float(quantity(there)) <= 0 or (gpus.on_gpu and _other_gpus(node, resource)):
         return None
     return min(1.0, wanted / float(quantity(there)))
+
+
+def _other_gpus(node: Node, resource: str) -> bool:
+    """Whether pods can be given GPUs of the node under other names as well."""
+    return any(
+        name != resource and name.startswith(GPUS) and float(quantity(number)) > 0
+        for name, number in node.allocatable.items()
+    )
 
 
 def _cores(spec: Spec) -> float:

@@ -13,6 +13,9 @@ from fractions import Fraction
 
 WHOLE = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
+MIG = "nvidia.com/mig-"
+GPUS = (WHOLE, MIG)
+"""How the names of all of them begin: a slice in time has one that goes on (`.shared`)."""
 SLICES_LABEL = "nvidia.com/gpu.replicas"
 
 
@@ -40,7 +43,7 @@ def gpu_request(gpus: str, mig: str | None = None) -> GpuRequest:
     """From a job's `gpus` and `mig`, which spec.py has checked: 0, a whole number, or 1/N as a decimal."""
     amount = Fraction(gpus)
     if mig:
-        return GpuRequest(f"nvidia.com/mig-{mig}", int(amount), part=True)
+        return GpuRequest(f"{MIG}{mig}", int(amount), part=True)
     if amount == 0:
         return GpuRequest()
     if amount < 1:

@@ -113,6 +113,16 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         {"stuck": Verdict.IMAGE_PULL, "placed_at": datetime.fromtimestamp(NOON_SECONDS, UTC)},
     ),
     (
+        "its node cannot make its container",
+        job(),
+        pod(
+            phase="Pending",
+            state={"waiting": {"reason": "CreateContainerConfigError", "message": "must run as non-root"}},
+            conditions=[{"type": "PodScheduled", "status": "True", "lastTransitionTime": NOON}],
+        ),
+        {"stuck": Verdict.UNSCHEDULABLE, "placed_at": datetime.fromtimestamp(NOON_SECONDS, UTC)},
+    ),
+    (
         "preempted by the scheduler, saved in time",
         job(),
         pod(

@@ -49,8 +49,9 @@ def why_pending(pod: Document, slow: Slow) -> str:
 
 def stuck(pod: Document, slow: Slow) -> Verdict | None:
     """What keeps it from starting, where that is its place's or the image's."""
-    if (container_state(pod).get("waiting") or {}).get("reason") in _NO_IMAGE:
-        return Verdict.IMAGE_PULL
+    reason = (container_state(pod).get("waiting") or {}).get("reason")
+    if reason in _STUCK:
+        return Verdict.IMAGE_PULL if reason in _NO_IMAGE else Verdict.UNSCHEDULABLE
     start = _slow_start(pod, slow)
     if start is not None and start.fails:
         return Verdict.UNSCHEDULABLE

@@ -60,7 +60,7 @@ async def run(settings: ClusterSettings) -> None:
     )
     jobs = Reflector(connection, JOBS, metrics=watches)
     pieces = Pieces(connection, metrics=watches)
-    endpoints = Endpoints(pieces)
+    endpoints = Endpoints(pieces, jobs)
     leadership = Leadership(
         connection,
         settings.pod_namespace,

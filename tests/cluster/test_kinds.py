@@ -49,7 +49,7 @@ async def engine_of(
     try:
         await pieces.synced()
         await jobs.synced()
-        yield KubeEngine(connection, pieces, Endpoints(pieces), jobs, settings), pieces, jobs
+        yield KubeEngine(connection, pieces, Endpoints(pieces, jobs), jobs, settings), pieces, jobs
     finally:
         keeping.cancel()
         with suppress(asyncio.CancelledError):

@@ -42,7 +42,7 @@ def test_without_the_operator_jobs_wait_with_that_reason_and_go_on_when_it_comes
         connection = await connect(plane.kubectl.kubeconfig)
         pieces = Pieces(connection, timing=QUICK)
         jobs = Reflector(connection, JOBS, timing=QUICK)
-        engine = KubeEngine(connection, pieces, Endpoints(pieces), jobs)
+        engine = KubeEngine(connection, pieces, Endpoints(pieces, jobs), jobs)
         keeping = asyncio.create_task(pieces.run())
         try:
             seen = await engine.observe(job, 1)

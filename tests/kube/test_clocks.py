@@ -49,7 +49,7 @@ def test_its_last_words_are_moved_too() -> None:
     assert word.progress is not None
     assert word.progress.updated == NOON + 2.5
     assert seen.replicas[1] == peer
-    clocks.forget(KEY)
+    clocks.forget("team-a", "uid-gpt")
     untouched = AttemptObservation(2, exists=True, gone=True, replicas=(ended,))
     assert clocks.seen(KEY, untouched) is untouched
 

@@ -1,22 +1,28 @@
-"""Pods that answer with what they like: the honest one is heard, and nobody's answer ends the others'."""
+"""Pods that answer with what they like: the honest one is heard, nobody's answer ends the others', and what
+was heard is forgotten when nobody needs it."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from misbehaving_apiserver import Server, misbehaving
 from waiting import wait_until_async
 
-from holdfast_controller.jobs import Metadata, Spec, TrainingJob
+from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
 from holdfast_controller.kube import endpoint
 from holdfast_controller.kube.connection import connect
 from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.pieces import Pieces
+from holdfast_controller.kube.reflector import Reflector
+from holdfast_controller.kube.resource import JOBS
 from holdfast_controller.pod_template import attempt_labels
 from holdfast_trainer.contract import Progress
 
@@ -30,14 +36,21 @@ def job(name: str, namespace: str = "team-a") -> TrainingJob:
     )
 
 
-def pod(of: TrainingJob, address: str, version: int, **labels: str) -> dict[str, Any]:
+def document(of: TrainingJob, version: int, phase: Phase = Phase.RUNNING, attempt: int = 1) -> dict[str, Any]:
+    """The job as its controller has written it."""
+    meta = {"name": of.metadata.name, "namespace": of.metadata.namespace, "uid": of.metadata.uid}
+    status = {"phase": phase.value, "attempt": attempt}
+    return {"metadata": {**meta, "resourceVersion": str(version)}, "spec": {}, "status": status}
+
+
+def pod(of: TrainingJob, address: str, version: int, attempt: int = 1, **labels: str) -> dict[str, Any]:
     return {
         "metadata": {
-            "name": f"{of.metadata.name}-1-worker-0",
+            "name": f"{of.metadata.name}-{attempt}-worker-0",
             "namespace": of.metadata.namespace,
             "uid": f"pod-{version}",
             "resourceVersion": str(version),
-            "labels": {**attempt_labels(of, 1), "training.kubeflow.org/replica-index": "0", **labels},
+            "labels": {**attempt_labels(of, attempt), "training.kubeflow.org/replica-index": "0", **labels},
         },
         "status": {
             "podIP": address,
@@ -54,12 +67,12 @@ def says(text: str, status: str = "200 OK", *headers: str) -> Answer:
     return answer
 
 
-def training(step: int) -> Answer:
+def training(step: int, attempt: int = 1) -> Answer:
     """One step further each time it is asked."""
     steps = itertools.count(step)
 
     async def answer(writer: asyncio.StreamWriter) -> None:
-        now = Progress(attempt=1, step=next(steps), total_steps=99, durable_step=0, phase="training")
+        now = Progress(attempt=attempt, step=next(steps), total_steps=99, durable_step=0, phase="training")
         await says(now.to_json())(writer)
 
     return answer
@@ -82,14 +95,15 @@ async def dripping(writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def answering(**answers: Answer) -> AsyncIterator[tuple[dict[str, str], int]]:
-    """A server for each, on an address of its own and one port, as pods have; its name to its address."""
+async def answering(ledger: str = "", **answers: Answer) -> AsyncIterator[tuple[dict[str, str], int]]:
+    """A server for each, on an address of its own and one port, as pods have; its name to its address. All of
+    them have this ledger."""
     servers, places, port = [], {}, 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer) -> None:
         try:
-            await reader.readuntil(b"\r\n\r\n")
-            await answer(writer)
+            asked = await reader.readuntil(b"\r\n\r\n")
+            await (says(ledger) if asked.startswith(b"GET /ledger ") else answer)(writer)
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
@@ -111,12 +125,29 @@ async def answering(**answers: Answer) -> AsyncIterator[tuple[dict[str, str], in
             server.close()
 
 
-def test_whatever_a_pod_answers_the_others_are_heard(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@asynccontextmanager
+async def controller(directory: Path) -> AsyncIterator[tuple[Server, Pieces, Reflector, Endpoints]]:
+    """One replica of it, whether it leads or not, on an apiserver that has the jobs that are put there."""
+    async with misbehaving() as server:
+        kubeconfig = directory / "kubeconfig"
+        kubeconfig.write_text(server.kubeconfig())
+        connection = await connect(kubeconfig)
+        pieces, jobs = Pieces(connection), Reflector(connection, JOBS)
+        endpoints = Endpoints(pieces, jobs)
+        working = [asyncio.create_task(work) for work in (jobs.run(), endpoints.run())]
+        try:
+            await jobs.synced()
+            yield server, pieces, jobs, endpoints
+            assert not any(task.done() for task in working)
+        finally:
+            for task in working:
+                task.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
+            await connection.close()
+
+
+def test_whatever_a_pod_answers_the_others_are_heard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(endpoint, "WHOLE_SECONDS", 0.5)
-    kubeconfig = tmp_path_factory.mktemp("none") / "config"
-    kubeconfig.write_text(json.dumps(NOWHERE))
     hostile = {
         "endless": endless,
         "dripping": dripping,
@@ -129,12 +160,14 @@ def test_whatever_a_pod_answers_the_others_are_heard(
     }
 
     async def story() -> None:
-        connection = await connect(kubeconfig)
-        pieces = Pieces(connection)
-        endpoints = Endpoints(pieces)
         honest = job("honest")
-        async with answering(honest=training(1), liar=training(50), **hostile) as (places, port):
+        async with (
+            answering(honest=training(1), liar=training(50), **hostile) as (places, port),
+            controller(tmp_path) as (_, pieces, jobs, endpoints),
+        ):
             monkeypatch.setattr(endpoint, "DEFAULT_PORT", port)
+            for number, name in enumerate(("honest", "odd", "nameless", *hostile), start=1):
+                jobs.wrote(document(job(name), number))
             pods = [pod(job(name), places[name], number) for number, name in enumerate(hostile, start=1)]
             # One of another namespace has the labels of the honest one, others have labels of no sense.
             liar = pod(honest, places["liar"], 50)
@@ -145,30 +178,90 @@ def test_whatever_a_pod_answers_the_others_are_heard(
             del nameless["metadata"]["labels"]["holdfast.dev/job"]
             for one in [*pods, nameless]:
                 pieces.pods.wrote(one)
-            asking = asyncio.create_task(endpoints.run())
 
             def heard(name: str) -> int:
                 known = endpoints.progress_of(job(name), 1)
                 return known.step if known else 0
 
-            try:
-                await wait_until_async(lambda: heard("honest") >= 3 or asking.done(), "three rounds")
-                assert not asking.done()
-                assert heard("honest") < 50
-                assert not any(heard(name) for name in (*hostile, "odd", "nameless") if name != "wordy")
-            finally:
-                asking.cancel()
-                await asyncio.gather(asking, return_exceptions=True)
-                await connection.close()
+            await wait_until_async(lambda: heard("honest") >= 3, "three rounds")
+            assert heard("honest") < 50
+            assert not any(heard(name) for name in (*hostile, "odd", "nameless") if name != "wordy")
 
     asyncio.run(story())
 
 
-NOWHERE = {
-    "apiVersion": "v1",
-    "kind": "Config",
-    "current-context": "none",
-    "contexts": [{"name": "none", "context": {"cluster": "none", "user": "none"}}],
-    "clusters": [{"name": "none", "cluster": {"server": "http://127.0.0.1:9"}}],
-    "users": [{"name": "none", "user": {}}],
-}
+def test_every_replica_of_the_controller_forgets_what_nobody_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also one that only stands by, which is asked for nothing and deletes nothing."""
+    ledger = json.dumps({"event": "attempt_start", "attempt": 1, "time": 1_777_636_800.0})
+
+    async def story() -> None:
+        over, deleted, again, steady = (job(name) for name in ("over", "deleted", "again", "steady"))
+        answers = {name: training(1) for name in ("over", "deleted", "again", "steady")}
+        async with (
+            answering(ledger, again_2=training(1, attempt=2), **answers) as (places, port),
+            controller(tmp_path) as (_, pieces, jobs, endpoints),
+        ):
+            monkeypatch.setattr(endpoint, "DEFAULT_PORT", port)
+            all_of_them = (over, deleted, again, steady)
+            for number, one in enumerate(all_of_them, start=1):
+                jobs.wrote(document(one, number))
+                pieces.pods.wrote(pod(one, places[one.metadata.name], number))
+            await wait_until_async(
+                lambda: all(endpoints.progress_of(one, 1) is not None for one in all_of_them), "all are heard"
+            )
+            assert await endpoints.ledger_of(over) == [json.loads(ledger)]
+
+            ended = {"containerStatuses": [{"name": "pytorch", "state": {"terminated": {}}}]}
+            for number, one in enumerate((over, deleted, again), start=11):
+                pieces.pods.wrote({**pod(one, places[one.metadata.name], number), "status": ended})
+            jobs.wrote(document(over, 21, Phase.SUCCEEDED))
+            jobs.wrote(document(job("deleted").model_copy(update={"metadata": deleted.metadata.model_copy(
+                update={"uid": "its-successor"})}), 22))  # fmt: skip
+            jobs.wrote(document(again, 23, Phase.RECOVERING, attempt=2))
+            pieces.pods.wrote(pod(again, places["again_2"], 24, attempt=2))
+            await wait_until_async(
+                lambda: not any(endpoints.progress_of(one, 1) for one in (over, deleted, again)),
+                "nothing is left of what is over",
+            )
+            assert not any(endpoints.silence_of(one, 1) for one in (over, deleted, again))
+            assert [await endpoints.ledger_of(one) for one in (over, deleted)] == [[], []]
+            assert await endpoints.ledger_of(again) == [json.loads(ledger)], "it goes on"
+            await wait_until_async(lambda: endpoints.progress_of(again, 2) is not None, "the next is heard")
+            assert endpoints.progress_of(steady, 1) is not None
+
+    asyncio.run(story())
+
+
+def test_a_long_ledger_takes_less_memory_than_its_text(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    line = {"event": "checkpoint", "attempt": 1, "bytes": 1 << 30, "seconds": 1.5, "stall_seconds": 0.01}
+    lines = [{**line, "step": 50 * n, "time": 1_777_636_800.0 + 60 * n} for n in range(20_000)]
+    text = "\n".join(map(json.dumps, lines))
+
+    async def story() -> None:
+        one = job("long")
+        async with (
+            answering(text, long=training(1)) as (places, port),
+            controller(tmp_path) as (_, pieces, jobs, endpoints),
+        ):
+            monkeypatch.setattr(endpoint, "DEFAULT_PORT", port)
+            jobs.wrote(document(one, 1))
+            tracemalloc.start()
+            try:
+                pieces.pods.wrote(pod(one, places["long"], 1))
+
+                def steps() -> int:
+                    known = endpoints.progress_of(one, 1)
+                    return known.step if known is not None else 0
+
+                await wait_until_async(lambda: steps() >= 2, "the next round")
+                taken, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert await endpoints.ledger_of(one) == lines
+            assert taken < len(text) / 2
+
+    asyncio.run(story())

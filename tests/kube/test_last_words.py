@@ -153,7 +153,7 @@ async def running(server: Server, tmp_path: Path) -> AsyncIterator[tuple[KubeEng
     ]}))  # fmt: skip
     connection = await connect(kubeconfig)
     jobs, pieces = Reflector(connection, JOBS), Pieces(connection)
-    endpoints = Endpoints(pieces)
+    endpoints = Endpoints(pieces, jobs)
     engine = KubeEngine(connection, pieces, endpoints, jobs)
     words = engine.last_words
     tasks = [asyncio.ensure_future(work) for work in (jobs.run(), pieces.run(), engine.sweep())]
@@ -354,9 +354,12 @@ def test_the_ledger_of_a_finished_job_outlives_the_controller(
         rank_0["status"]["phase"] = "Running"  # as kubelets tell it first
         server = Server(rank_0)
         server.refused = 3
-        endpoints_ledger = lambda self, job: list(lines)  # noqa: E731 - what rank 0 told while it ran
+
+        async def heard(self: Endpoints, job: TrainingJob) -> list[dict[str, Any]]:
+            return list(lines)  # what rank 0 told while it ran
+
         with monkeypatch.context() as patch:
-            patch.setattr(Endpoints, "ledger_of", endpoints_ledger)
+            patch.setattr(Endpoints, "ledger_of", heard)
             async with running(server, tmp_path):
                 await wait_until_async(lambda: server.config_maps, "the ledger to be kept")
         (kept,) = server.config_maps.values()
@@ -366,6 +369,26 @@ def test_the_ledger_of_a_finished_job_outlives_the_controller(
         async with running(server, tmp_path) as (engine, _, _):
             assert await engine.ledger(done) == lines
             assert await engine.ledger(JOB) == lines, "rank 0 has ended, though nobody has judged it yet"
+
+    asyncio.run(story())
+
+
+def test_the_ledger_of_an_attempt_whose_node_was_lost_is_kept_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody will ever say that its rank 0 has ended."""
+    lines = [{"event": "attempt_start", "attempt": 1}, {"event": "checkpoint", "attempt": 1, "step": 50}]
+
+    async def heard(self: Endpoints, job: TrainingJob) -> list[dict[str, Any]]:
+        return list(lines)
+
+    monkeypatch.setattr(Endpoints, "ledger_of", heard)
+
+    async def story() -> None:
+        server = Server(pod(0, deletionTimestamp=GOING, deletionGracePeriodSeconds=0))
+        async with running(server, tmp_path) as (_, words, _):
+            await wait_until_async(lambda: server.config_maps, "the ledger to be kept")
+            assert await words.ledger(JOB) == lines
 
     asyncio.run(story())
 

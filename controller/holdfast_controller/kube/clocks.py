@@ -26,23 +26,26 @@ class Clocks:
     """By how many seconds the clock of each attempt's rank 0 is ahead of ours."""
 
     def __init__(self) -> None:
-        self._ahead: dict[Key, float] = {}
+        self._ahead: dict[tuple[str, str], dict[int, float]] = {}
+        """By namespace and the job's uid, then by attempt: a ledger has lines of all of them."""
 
     def heard(self, key: Key, progress: Progress, now: float) -> Progress:
         """What was heard at `now`, in seconds since the epoch, by our clock."""
         if progress.asked is not None:
-            ahead, known = progress.asked - now, self._ahead.get(key, 0.0)
+            ahead, known = progress.asked - now, self._of(key)
             # Kept while it holds: the same answer is not to differ from the last by the way that it took.
             if abs(ahead - known) > TOLERANCE_SECONDS:
-                self._ahead[key] = ahead
-        return _moved(progress, self._ahead.get(key, 0.0))
+                namespace, (uid, attempt) = key
+                self._ahead.setdefault((namespace, uid), {})[attempt] = ahead
+        return _moved(progress, self._of(key))
 
     def lines(self, namespace: str, uid: str, ledger: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Lines of a job's ledger, each by our clock; those of attempts never heard stay as they are."""
+        known = self._ahead.get((namespace, uid), {})
         found = []
         for line in ledger:
             number, told = line.get("attempt"), line.get("time")
-            ahead = self._ahead.get((namespace, (uid, number)), 0.0) if isinstance(number, int) else 0.0
+            ahead = known.get(number, 0.0) if isinstance(number, int) else 0.0
             if ahead and isinstance(told, int | float) and is_time(told):
                 line = {**line, "time": max(0.0, told - ahead)}
             found.append(line)
@@ -50,7 +53,7 @@ class Clocks:
 
     def seen(self, key: Key, observation: AttemptObservation) -> AttemptObservation:
         """With the last words of its replicas by our clock."""
-        ahead = self._ahead.get(key, 0.0)
+        ahead = self._of(key)
         if not ahead:
             return observation
         replicas = tuple(
@@ -61,8 +64,13 @@ class Clocks:
         )
         return replace(observation, replicas=replicas)
 
-    def forget(self, key: Key) -> None:
-        self._ahead.pop(key, None)
+    def forget(self, namespace: str, uid: str) -> None:
+        """All attempts of a job."""
+        self._ahead.pop((namespace, uid), None)
+
+    def _of(self, key: Key) -> float:
+        namespace, (uid, attempt) = key
+        return self._ahead.get((namespace, uid), {}).get(attempt, 0.0)
 
 
 def _moved(progress: Progress, ahead: float) -> Progress:

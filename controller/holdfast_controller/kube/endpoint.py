@@ -3,13 +3,17 @@
 About once a second, less often where many attempts run: a hundred are asked each second at most. No
 answer is no news, and the last figures stay with the time at which they were true. The run directory is
 on storage that the controller does not mount, so the ledger comes the same way: rank 0 serves that of all
-attempts, and it is fetched whenever a checkpoint has become durable.
+attempts, and it is fetched whenever a checkpoint has become durable. Every replica of the controller asks, so
+each forgets by itself, after a round: a job that is over (its ledger is kept beside it, last_words.py) or
+gone, and what attempts said that others have followed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+import zlib
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -18,7 +22,7 @@ import structlog
 
 from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.heartbeat import Heartbeat, Silence
-from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.jobs import Phase, TrainingJob
 from holdfast_controller.pod_template import JOB_LABEL
 from holdfast_trainer.contract import DEFAULT_PORT, Progress, parse_lines
 
@@ -26,6 +30,7 @@ from .clocks import Clocks, Key
 from .connection import Document
 from .pieces import Attempt, Pieces, attempt_of
 from .pod_state import index_of, running
+from .reflector import Reflector, uid_of
 
 log = structlog.get_logger(__name__)
 
@@ -40,23 +45,40 @@ PROGRESS_LIMIT = 64 * 1024
 """Bytes of an answer to `/progress`."""
 LEDGER_LIMIT = 4 * 1024 * 1024
 """Bytes of a ledger that are read; a longer one is left to those who can mount the run directory."""
+FINAL = frozenset(phase for phase in Phase if phase.final)
+
+
+@dataclass
+class _Heard:
+    """Of one job."""
+
+    key: str
+    """`namespace/name`"""
+    progress: dict[int, Progress] = field(default_factory=dict)
+    """By attempt."""
+    beats: dict[int, Heartbeat] = field(default_factory=dict)
+    """Likewise."""
+    ledger: bytes = b""
+    """As it came, compressed: parsed it takes twelve times as much, and few ask for it. Empty: none came."""
 
 
 class Endpoints:
-    """Progress and ledgers, by attempt and job; `run` keeps them fresh."""
+    """Progress and ledgers of the jobs that `jobs` has and that are not over; `run` keeps them fresh."""
 
-    def __init__(self, pieces: Pieces):
+    def __init__(self, pieces: Pieces, jobs: Reflector):
         self._pieces = pieces
-        self._progress: dict[tuple[str, Attempt], Progress] = {}
-        self._beats: dict[tuple[str, Attempt], Heartbeat] = {}
-        self._ledgers: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._jobs = jobs
+        self._heard: dict[tuple[str, str], _Heard] = {}
+        """By namespace and uid."""
         self._clocks = Clocks()
 
     def progress_of(self, job: TrainingJob, attempt: int) -> Progress | None:
-        return self._progress.get(_key(job, attempt))
+        heard = self._of(job)
+        return None if heard is None else heard.progress.get(attempt)
 
     def silence_of(self, job: TrainingJob, attempt: int) -> Silence | None:
-        beat = self._beats.get(_key(job, attempt))
+        heard = self._of(job)
+        beat = None if heard is None else heard.beats.get(attempt)
         return None if beat is None else beat.silence
 
     def by_our_clock(self, job: TrainingJob, seen: AttemptObservation) -> AttemptObservation:
@@ -67,25 +89,42 @@ class Endpoints:
         """Of ledger or steps, as rank 0 has them."""
         return self._clocks.lines(job.metadata.namespace, job.metadata.uid, lines)
 
-    def ledger_of(self, job: TrainingJob) -> list[dict[str, Any]]:
-        """What was last read; nothing after a restart until an attempt runs again."""
-        return self._ledgers.get((job.metadata.namespace, job.metadata.uid), [])
+    async def ledger_of(self, job: TrainingJob) -> list[dict[str, Any]]:
+        """What was last read; nothing after a restart until an attempt runs again, and of a job that is over.
 
-    def forget(self, job: TrainingJob) -> None:
-        self._ledgers.pop((job.metadata.namespace, job.metadata.uid), None)
-        for attempt in range(1, job.status.attempt + 1):
-            key = _key(job, attempt)
-            self._progress.pop(key, None)
-            self._beats.pop(key, None)
-            self._clocks.forget(key)
+        A long one takes a tenth of a second to parse, in a thread.
+        """
+        heard = self._of(job)
+        if heard is None or not heard.ledger:
+            return []
+        return self.lines_by_our_clock(job, await asyncio.to_thread(_unpacked, heard.ledger))
+
+    def _of(self, job: TrainingJob) -> _Heard | None:
+        return self._heard.get((job.metadata.namespace, job.metadata.uid))
 
     async def run(self) -> None:
+        await self._jobs.synced()
         async with pod_client(TIMEOUT_SECONDS) as client:
             while True:
                 ends = asyncio.get_running_loop().time() + 1.0
                 pods = [pod for pod in self._pieces.pods.all() if index_of(pod) == 0 and running(pod)]
                 await self._ask_all(client, pods)
+                self._forget()
                 await asyncio.sleep(max(0.0, ends - asyncio.get_running_loop().time()))
+
+    def _forget(self) -> None:
+        """What is of no use any more."""
+        for (namespace, uid), heard in list(self._heard.items()):
+            job = self._jobs.get(heard.key)
+            status = (job or {}).get("status") or {}
+            if job is None or uid_of(job) != uid or status.get("phase") in FINAL:
+                del self._heard[namespace, uid]
+                self._clocks.forget(namespace, uid)
+                continue
+            for attempt in heard.beats.keys() | heard.progress.keys():
+                if attempt < status.get("attempt", 0):
+                    heard.progress.pop(attempt, None)
+                    heard.beats.pop(attempt, None)
 
     async def _ask_all(self, client: aiohttp.ClientSession, pods: list[Document]) -> None:
         """One after the other at an even pace: a burst would only wait in the client, and time out there."""
@@ -124,35 +163,41 @@ class Endpoints:
         if text is None:
             return
         progress = Progress.from_json(text.decode(errors="replace"))
-        namespace = meta["namespace"]
-        before = self._progress.get((namespace, whose))
-        if progress.attempt != whose[1]:
+        namespace, (uid, attempt) = meta["namespace"], whose
+        if progress.attempt != attempt:
             return
+        key = f"{namespace}/{meta['labels'][JOB_LABEL]}"
+        heard = self._heard.setdefault((namespace, uid), _Heard(key))
+        before = heard.progress.get(attempt)
         progress = self._clocks.heard((namespace, whose), progress, time.time())
         now = time.monotonic()
-        beat = self._beats.setdefault((namespace, whose), Heartbeat(now))
+        beat = heard.beats.setdefault(attempt, Heartbeat(now))
         beat.answered(progress, now)
         if progress == before and (beat.silence is None or not beat.silence.over):
             return
-        self._progress[namespace, whose] = progress
+        heard.progress[attempt] = progress
         if before is None or before.durable_step != progress.durable_step or before.phase != progress.phase:
             ledger = await bounded_body(client, f"{base}/ledger", LEDGER_LIMIT)
             if ledger is not None:
-                lines = parse_lines(ledger.decode(errors="replace"))
-                self._ledgers[namespace, whose[0]] = self._clocks.lines(namespace, whose[0], lines)
-        self._pieces.wake(f"{namespace}/{meta['labels'][JOB_LABEL]}")
+                heard.ledger = await asyncio.to_thread(zlib.compress, ledger, 1)
+        self._pieces.wake(key)
 
     def _missed(self, whose: Attempt, meta: Document, *, taken: bool) -> None:
-        beat = self._beats.get((meta["namespace"], whose))
-        if beat is None:
+        heard = self._heard.get((meta["namespace"], whose[0]))
+        beat = None if heard is None else heard.beats.get(whose[1])
+        if heard is None or beat is None:
             return
         beat.missed(time.monotonic(), taken=taken)
         if beat.silence is not None and beat.silence.over:
-            self._pieces.wake(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
+            self._pieces.wake(heard.key)
 
 
 def _key(job: TrainingJob, attempt: int) -> Key:
     return job.metadata.namespace, (job.metadata.uid, attempt)
+
+
+def _unpacked(ledger: bytes) -> list[dict[str, Any]]:
+    return parse_lines(zlib.decompress(ledger).decode(errors="replace"))
 
 
 def pod_client(seconds: float) -> aiohttp.ClientSession:

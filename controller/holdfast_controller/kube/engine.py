@@ -177,7 +177,7 @@ class KubeEngine:
             group.create_task(self._queue_waits.run())
 
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
-        known = self._endpoints.ledger_of(job)
+        known = await self._endpoints.ledger_of(job)
         return known if known or not self._is_over(job) else await self.last_words.ledger(job)
 
     def _is_over(self, job: TrainingJob) -> bool:
@@ -282,7 +282,6 @@ class KubeEngine:
             await self._objects.clear(job, _number(attempt_object), attempt_object)
         for pod in self._pieces.all_pods_of(job):
             await self._evidence.release(pod, delete=True)
-        self._endpoints.forget(job)
 
 
 def _number(piece: Document) -> int:

@@ -29,7 +29,7 @@ from holdfast_trainer.contract import parse_lines
 from .connection import MERGE_PATCH, Connection, Document
 from .endpoint import Endpoints
 from .pieces import Pieces, attempt_of, job_of, pod_path
-from .pod_state import index_of, is_disrupted, running, terminated
+from .pod_state import forced, index_of, is_disrupted, running, terminated
 from .podlogs import pod_lines
 from .reflector import Notice, Reflector, uid_of
 from .resource import decode
@@ -101,7 +101,8 @@ class LastWords:
         if running(pod) and _to_go(pod) and uid not in self._noted:
             self._noted[uid] = ""
             group.create_task(_harmless(self._to_the_end(pod), pod))
-        if index_of(pod) == 0 and has_ended(pod) and uid not in self._kept:
+        # Of one that was taken without grace, with its node perhaps, nobody may ever say that it has ended.
+        if index_of(pod) == 0 and (has_ended(pod) or forced(pod)) and uid not in self._kept:
             self._kept.add(uid)
             group.create_task(_harmless(self._keep_ledger(pod), pod))
 
@@ -187,8 +188,10 @@ class LastWords:
 
     async def _keep_ledger(self, pod: Document) -> None:
         whose, job = attempt_of(pod), self._job_of(pod)
-        lines = [json.dumps(line) for line in self._endpoints.ledger_of(job)] if job is not None else []
-        if whose is None or job is None or not lines:
+        if whose is None or job is None:
+            return
+        lines = [json.dumps(line) for line in await self._endpoints.ledger_of(job)]
+        if not lines:
             return
         while lines and sum(map(len, lines)) + len(lines) > LEDGER_CHARACTERS:
             del lines[: max(1, len(lines) // 10)]

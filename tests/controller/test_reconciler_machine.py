@@ -6,12 +6,14 @@ pass, and cuts passes short. Whatever it does:
 - at most one attempt of a job runs, it is the one its status names, and none is started twice
 - attempt numbers only grow, budgets never go back
 - a job that is over stays as it was
+- a pass changes nothing of the job that it was given: what it decides is a status of its own
 - when things calm down every job ends, is suspended, or waits with a reason
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -31,13 +33,26 @@ NAMES = ("a", "b", "c")
 names = st.sampled_from(NAMES)
 
 
+class GivingStore(MemoryStore):
+    """Keeps what it has given, and how that was then."""
+
+    def __init__(self, fuse: Fuse):
+        super().__init__(fuse)
+        self.given: list[tuple[TrainingJob, TrainingJob]] = []
+
+    async def get(self, namespace: str, name: str) -> TrainingJob:
+        job = await super().get(namespace, name)
+        self.given.append((job, copy.deepcopy(job)))
+        return job
+
+
 class Life(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.fuse = Fuse()
-        self.store = MemoryStore(self.fuse)
+        self.store = GivingStore(self.fuse)
         self.engine = MemoryEngine(slots=4, fuse=self.fuse, clock=self.seconds)
         self.seen: dict[str, Status] = {}
         self.new_controller()
@@ -128,6 +143,8 @@ class Life(RuleBasedStateMachine):
         except Conflict:
             pass
         self.fuse.left = None
+        assert all(job == before for job, before in self.store.given)
+        self.store.given.clear()
 
     @precondition(lambda self: len(self.engine.launched) > 0)
     @rule()

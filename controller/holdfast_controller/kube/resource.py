@@ -124,14 +124,12 @@ def decode(document: Document) -> TrainingJob:
 
 
 def _body(document: Document) -> Document:
-    """What there is to read, in containers of our own."""
-    meta = document["metadata"]
-    status = copy.deepcopy(document.get("status") or {})
-    status.pop(columns.KEY, None)
+    """What there is to read; the containers within are the document's."""
+    meta, status = document["metadata"], document.get("status") or {}
     return {
         "metadata": {name: meta[name] for name in _METADATA if meta.get(name) is not None},
         "spec": dict(document.get("spec") or {}),
-        "status": status,
+        "status": {name: value for name, value in status.items() if name != columns.KEY},
     }
 
 

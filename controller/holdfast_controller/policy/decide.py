@@ -55,6 +55,12 @@ def open_record(status: Status) -> AttemptRecord | None:
     return None
 
 
+def _copy(status: Status) -> Status:
+    """One whose fields, and those of its records, can be set. What they hold is shared, for nothing changes
+    that in place here: a deep copy of 20 attempts would take longer than the decision."""
+    return status.model_copy(update={"attempts": [record.model_copy() for record in status.attempts]})
+
+
 def over(record: AttemptRecord, observation: AttemptObservation) -> bool:
     """Whether the attempt was started, and nothing of it is left."""
     return observation.gone and (observation.exists or record.started_at is not None)
@@ -91,7 +97,7 @@ class _Deciding:
         self.now = now
         self.settle_seconds = settle_seconds
         self.place_seconds = place_seconds
-        self.status = job.status.model_copy(deep=True)
+        self.status = _copy(job.status)
         self.status.observed_generation = job.metadata.generation
         self.books = Books(self.status, now)
         self.events: list[Event] = []

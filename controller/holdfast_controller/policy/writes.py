@@ -39,7 +39,7 @@ def seconds_to_write(
     if old.phase is not new.phase and not waits:
         return 0
     told = FIGURES | {"phase", "conditions"} if waits else FIGURES
-    if old.model_dump(exclude=told) != new.model_dump(exclude=told):
+    if any(getattr(old, name) != getattr(new, name) for name in Status.model_fields if name not in told):
         return 0
     if waits:
         return 0 if wrote is None else _left(wrote, now, waiting_seconds)

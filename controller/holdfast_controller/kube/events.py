@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast_controller.cluster import AlreadyExists, Conflict, Event, NotFound
-from holdfast_controller.jobs import API_VERSION, KIND
+from holdfast_controller.jobs import API_VERSION, KIND, TrainingJob
 
 from .connection import MERGE_PATCH, Connection, Document
 from .errors import NotPermitted
@@ -30,15 +30,15 @@ def events_path(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/events"
 
 
-def reference(document: Document) -> dict[str, str]:
-    """To a TrainingJob, for an Event's involvedObject."""
-    meta = document["metadata"]
+def reference(job: TrainingJob) -> dict[str, str]:
+    """For an Event's involvedObject."""
+    meta = job.metadata
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "namespace": meta["namespace"],
-        "name": meta["name"],
-        "uid": meta["uid"],
+        "namespace": meta.namespace,
+        "name": meta.name,
+        "uid": meta.uid,
     }
 
 

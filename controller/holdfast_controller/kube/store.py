@@ -194,7 +194,7 @@ class KubeStore:
     # -------------------------------------------------------------- events
 
     async def record_event(self, job: TrainingJob, event: Event) -> None:
-        await self._events.record(reference(job.to_dict()), event)
+        await self._events.record(reference(job), event)
 
     async def events(self, namespace: str, name: str) -> list[Event]:
         try:
@@ -252,8 +252,11 @@ class KubeStore:
         )
 
     async def _hold(self, job: TrainingJob) -> str:
-        """Put our finalizer on a job that has none; returns its new version."""
-        document = await self._connection.get(path_of(job))
+        """Put our finalizer on a job that has none; returns its new version.
+
+        A copy that is behind does no harm: the write is refused then, for it names the version.
+        """
+        document = await self._get(job.metadata.namespace, job.metadata.name)
         if held(document):
             self._held.add(uid_of(document))
             return job.metadata.resource_version

@@ -1,0 +1,113 @@
+"""How often the store of jobs asks the apiserver, and how long it keeps the event loop for itself.
+
+A server over HTTP plays the apiserver: it lists jobs and takes patches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from misbehaving_apiserver import Server
+
+from holdfast_controller.jobs import Phase
+from holdfast_controller.kube.connection import connect
+from holdfast_controller.kube.reflector import Reflector
+from holdfast_controller.kube.resource import FINALIZER, JOBS
+from holdfast_controller.kube.store import KubeStore
+
+
+def made_by_kubectl(name: str = "gpt", namespace: str = "team", version: int = 5) -> dict[str, Any]:
+    meta = {
+        "name": name,
+        "namespace": namespace,
+        "uid": f"uid-{name}",
+        "resourceVersion": str(version),
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
+    return {"metadata": meta, "spec": {"command": ["true"]}}
+
+
+class Jobs:
+    def __init__(self, *documents: dict[str, Any]) -> None:
+        self.items = {one["metadata"]["name"]: one for one in documents}
+        self.version = 10
+        self.asked: list[str] = []
+        """Methods and paths, without lists and watches."""
+
+    async def list_or_watch(self, request: web.Request) -> web.Response:
+        if "watch" in request.query:
+            await asyncio.Event().wait()
+        return web.json_response(
+            {"metadata": {"resourceVersion": str(self.version)}, "items": list(self.items.values())}
+        )
+
+    async def patch(self, request: web.Request) -> web.Response:
+        self.asked.append(f"PATCH {request.path.removeprefix('/apis/holdfast.dev/v1alpha1/namespaces/team')}")
+        body, job = await request.json(), copy.deepcopy(self.items[request.match_info["name"]])
+        if isinstance(body, list):
+            given = {change["path"]: change["value"] for change in body}
+            version, job["status"] = given["/metadata/resourceVersion"], given["/status"]
+        else:
+            version, job["metadata"]["finalizers"] = (
+                body["metadata"]["resourceVersion"],
+                body["metadata"]["finalizers"],
+            )
+        if version != job["metadata"]["resourceVersion"]:
+            return web.json_response({"code": 409, "reason": "Conflict", "message": "it changed"}, status=409)
+        self.version += 1
+        job["metadata"]["resourceVersion"] = str(self.version)
+        self.items[request.match_info["name"]] = job
+        return web.json_response(job)
+
+
+@asynccontextmanager
+async def store_of(jobs: Jobs, directory: Path) -> AsyncIterator[KubeStore]:
+    """The reconciler's, which reads the copy."""
+    app = web.Application()
+    app.router.add_get(JOBS, jobs.list_or_watch)
+    app.router.add_patch(
+        "/apis/holdfast.dev/v1alpha1/namespaces/team/trainingjobs/{name}{rest:.*}", jobs.patch
+    )
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    there = Server()
+    there.port = runner.addresses[0][1]
+    kubeconfig = directory / "kubeconfig"
+    kubeconfig.write_text(there.kubeconfig())
+    connection = await connect(kubeconfig)
+    reflector = Reflector(connection, JOBS)
+    keeping = asyncio.create_task(reflector.run())
+    try:
+        await reflector.synced()
+        yield KubeStore(connection, reflector, cached=True)
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await connection.close()
+        await runner.cleanup()
+
+
+def test_a_job_of_kubectls_costs_one_request_more_once(tmp_path: Path) -> None:
+    """Our finalizer, by what the copy says of its others."""
+    document = made_by_kubectl()
+    document["metadata"]["finalizers"] = ["example.com/theirs"]
+    jobs = Jobs(document)
+
+    async def story() -> None:
+        async with store_of(jobs, tmp_path) as store:
+            job = await store.get("team", "gpt")
+            for phase in (Phase.STARTING, Phase.RUNNING):
+                job = await store.replace_status(job, job.status.model_copy(update={"phase": phase}))
+        held, *statuses = jobs.asked
+        assert (held, statuses) == ("PATCH /trainingjobs/gpt", ["PATCH /trainingjobs/gpt/status"] * 2)
+        assert jobs.items["gpt"]["metadata"]["finalizers"] == ["example.com/theirs", FINALIZER]
+        assert jobs.items["gpt"]["status"]["phase"] == "Running"
+
+    asyncio.run(story())

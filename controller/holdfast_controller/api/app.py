@@ -8,6 +8,7 @@ A request that may not pass is answered before its body is read; a body too larg
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
@@ -68,7 +69,7 @@ def create_app(
         )
     problems.install(app)
     described = app.openapi
-    app.openapi = lambda: problems.add_schema(described())  # type: ignore[method-assign]
+    app.openapi = functools.cache(lambda: problems.add_schema(described()))  # type: ignore[method-assign]
     app.add_middleware(BodyLimit, limit=body_limit)
     app.add_middleware(Access, gate=gate or TokenGate(token), recheck_seconds=recheck_seconds)
     app.add_middleware(RequestLog)

@@ -1,4 +1,8 @@
-"""What the routes stand on, built once by the composition root."""
+"""What the routes stand on, built once by the composition root.
+
+What FastAPI is to call for each request is a coroutine function even where it awaits nothing: a plain one it
+calls in a thread, which takes longer than most of them.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ class Backend:
     """Set when the process shuts down: streams end then, so that it need not wait for them."""
 
 
-def backend(request: Request) -> Backend:
+async def backend(request: Request) -> Backend:
     found: Backend = request.app.state.backend
     return found
 
@@ -68,7 +72,7 @@ Named = Annotated[JobName, Path(description="The job's name.")]
 AttemptNumber = Annotated[int | None, Query(ge=1, description="By default the newest attempt.")]
 
 
-def only_known_query(request: Request) -> None:
+async def only_known_query(request: Request) -> None:
     """Refuse a query parameter that the route does not know: `?dryrun=true` must not submit a job."""
     described = request.app.openapi()["paths"][request.scope["route"].path_format]
     parameters = described[request.method.lower()].get("parameters", [])

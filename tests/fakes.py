@@ -144,10 +144,11 @@ class MemoryStore:
             self._watchers.publish(Change("DELETED", copy.deepcopy(job)))
         self._fuse.burn()
 
-    async def watch(self) -> AsyncIterator[Change]:
-        async with aclosing(self._watchers.follow(await self.list_jobs())) as changes:
+    async def watch(self, namespace: str | None = None) -> AsyncIterator[Change]:
+        async with aclosing(self._watchers.follow(await self.list_jobs(namespace))) as changes:
             async for change in changes:
-                yield change
+                if namespace in (None, change.job.metadata.namespace):
+                    yield change
 
     async def record_event(self, job: TrainingJob, event: Event) -> None:
         self._fuse.burn()

@@ -125,8 +125,8 @@ class JobStore(Protocol):
     async def remove(self, job: TrainingJob) -> None:
         """Forget the job; no error where it is gone already or another job has its name now (uid)."""
 
-    def watch(self) -> AsyncIterator[Change]:
-        """All jobs as ADDED first, then every change, for ever; may merge changes of one job."""
+    def watch(self, namespace: str | None = None) -> AsyncIterator[Change]:
+        """All jobs, or a namespace's, as ADDED first, then every change, for ever; may merge a job's."""
 
     async def record_event(self, job: TrainingJob, event: Event) -> None:
         """Keep an event; a repeat of the newest (same reason and message) adds to its count."""

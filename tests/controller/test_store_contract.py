@@ -180,6 +180,22 @@ def test_a_watch_tells_all_jobs_first_then_every_change(tell: Callable[[Story], 
     tell(story)
 
 
+def test_a_watch_of_a_namespace_tells_of_no_other(tell: Callable[[Story], None]) -> None:
+    async def story(store: JobStore) -> None:
+        other = await store.create(job("a", "other"))
+        await store.create(job("b", "team"))
+        watch: Any = store.watch("team")
+        async with aclosing(watch) as changes:
+            assert (await anext(changes)).job.key == "team/b"
+            await store.replace_status(other, Status(message="elsewhere"))
+            await store.create(job("c", "other"))
+            await store.create(job("c", "team"))
+            told = await anext(changes)
+            assert (told.type, told.job.key) == ("ADDED", "team/c")
+
+    tell(story)
+
+
 def test_many_writers_at_once_lose_no_write(tell: Callable[[Story], None]) -> None:
     async def story(store: JobStore) -> None:
         await store.create(job("a"))

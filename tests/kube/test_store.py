@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 from misbehaving_apiserver import Server
 
@@ -19,7 +20,7 @@ from holdfast_controller.jobs import Phase
 from holdfast_controller.kube.connection import connect
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import FINALIZER, JOBS
-from holdfast_controller.kube.store import KubeStore
+from holdfast_controller.kube.store import IN_A_ROW, KubeStore
 
 
 def made_by_kubectl(name: str = "gpt", namespace: str = "team", version: int = 5) -> dict[str, Any]:
@@ -109,5 +110,54 @@ def test_a_job_of_kubectls_costs_one_request_more_once(tmp_path: Path) -> None:
         assert (held, statuses) == ("PATCH /trainingjobs/gpt", ["PATCH /trainingjobs/gpt/status"] * 2)
         assert jobs.items["gpt"]["metadata"]["finalizers"] == ["example.com/theirs", FINALIZER]
         assert jobs.items["gpt"]["status"]["phase"] == "Running"
+
+    asyncio.run(story())
+
+
+async def listed(store: KubeStore) -> int:
+    return len(await store.list_jobs())
+
+
+async def watched(store: KubeStore) -> int:
+    watch: Any = store.watch()
+    async with aclosing(watch) as changes:
+        return len([await anext(changes) for _ in range(10 * IN_A_ROW)])
+
+
+@pytest.mark.parametrize("look", [listed, watched])
+def test_whoever_looks_at_all_jobs_lets_others_have_their_turn(
+    look: Callable[[KubeStore], Awaitable[int]], tmp_path: Path
+) -> None:
+    """The lease must be renewed however many jobs there are."""
+    jobs = Jobs(*(made_by_kubectl(f"j-{number}") for number in range(10 * IN_A_ROW)))
+
+    async def story() -> None:
+        async with store_of(jobs, tmp_path) as store:
+            turns = 0
+
+            async def renew() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            renewing = asyncio.create_task(renew())
+            assert await look(store) == len(jobs.items)
+            assert turns >= 9
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def test_a_watch_of_a_namespace_tells_of_no_other(tmp_path: Path) -> None:
+    places = {"a": "other", "b": "team", "c": "other", "d": "team"}
+    jobs = Jobs(*(made_by_kubectl(name, namespace) for name, namespace in places.items()))
+
+    async def story() -> None:
+        async with store_of(jobs, tmp_path) as store:
+            watch: Any = store.watch("team")
+            async with aclosing(watch) as changes:
+                assert [(await anext(changes)).job.key for _ in range(2)] == ["team/b", "team/d"]
 
     asyncio.run(story())

@@ -182,7 +182,7 @@ async def _list_or_watch(at: Backend, asked: Listing) -> Any:
 
 async def _changes(at: Backend, selection: Selection) -> AsyncIterator[ServerSentEvent]:
     watched = WatchFilter(selection)
-    async for change in until_closing(at.store.watch(), at.closing):
+    async for change in until_closing(at.store.watch(selection.namespace), at.closing):
         told = watched.apply(change)
         if told is not None:
             yield ServerSentEvent(told.job.model_dump_json(by_alias=True), event=told.type)

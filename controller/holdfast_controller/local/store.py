@@ -178,11 +178,14 @@ class LocalStore:
         if gone:
             self._watchers.publish(Change("DELETED", job.model_copy(deep=True)))
 
-    async def watch(self) -> AsyncIterator[Change]:
-        jobs = await self.list_jobs()  # no await until the subscription: no change falls between the two
+    async def watch(self, namespace: str | None = None) -> AsyncIterator[Change]:
+        jobs = await self.list_jobs(
+            namespace
+        )  # no await until the subscription: no change falls between the two
         async with aclosing(self._watchers.follow(jobs)) as changes:
             async for change in changes:
-                yield Change(change.type, change.job.model_copy(deep=True))
+                if namespace in (None, change.job.metadata.namespace):
+                    yield Change(change.type, change.job.model_copy(deep=True))
 
     # -------------------------------------------------------------- events
 

@@ -74,7 +74,7 @@ ADVICE = {
     "checkpoint": "Saves hold the steps up: save less often (checkpoint.every), or use faster storage.",
     "other": "Time goes outside of every span: Python between the parts, or a peer that is waited for.",
     "optimizer": "The optimizer takes much of a step: a larger train.global_batch, fused kernels.",
-    "communication": "The exchange of gradients holds it back: accumulate, or take a faster network.",
+    "communication": "The exchange of gradients holds it back: accumulate (DDP), or take a faster network.",
     "device idle": "The device has time to spare: raise train.micro_batch, then try train.compile.",
     "compute": "Nothing holds the steps up: the time goes into computing.",
     "unknown": "The parts of a step are not told: put them into run.span(...).",

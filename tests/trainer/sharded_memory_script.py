@@ -1,12 +1,14 @@
 """A rank of a model that is cut over the ranks: makes it ready to train, and says what that took of memory.
 
 Arguments: those of a configuration; with train.steps=2 it resumes, does a step and saves, too. Prints
-`built peak BYTES of BYTES` and `resumed ...`, the second being the model, or the state, in one piece. What is
-counted is the process's own memory: pages of a mapped file are the kernel's, which takes them back.
+`built peak BYTES of BYTES`, `resumed ...` and `accumulated ...`, the second being the model, the state, or
+the gradients, in one piece. What is counted is the process's own memory: pages of a mapped file are the
+kernel's, which takes them back.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from pathlib import Path
@@ -17,7 +19,7 @@ import torch
 from holdfast_trainer.assembly import Batches, assemble
 from holdfast_trainer.config import load
 from holdfast_trainer.model import parameter_count
-from holdfast_trainer.parallel import shard
+from holdfast_trainer.parallel import accumulate, shard
 from holdfast_trainer.precision import precision
 from holdfast_trainer.run import Run
 
@@ -29,6 +31,9 @@ REST = (
     "train.precision=fp32",
     "model.bias=true",
 )
+PASSES = 3
+M_MMAP_THRESHOLD = -3
+"""Of glibc's malloc.h."""
 
 
 class Highest(threading.Thread):
@@ -56,8 +61,10 @@ class Highest(threading.Thread):
 
 if __name__ == "__main__":
     config = load(None, [*SHAPE, *REST, *sys.argv[1:]], environ={})
+    # What is freed goes back to the kernel: else the heap keeps several times what is in use.
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 17)
     run = Run()
-    shard(torch.nn.Linear(8, 8), run.gang, [])  # imports what cuts
+    shard(torch.nn.Linear(8, 8), run.gang, [])(torch.ones(8)).sum().backward()  # imports what cuts
     batches = Batches(cast(Any, None), config, run.rank, run.world_size, run.device)
     highest = Highest()
     parts = assemble(
@@ -77,6 +84,10 @@ if __name__ == "__main__":
         print(f"resumed peak {highest.end()} of {3 * whole}", flush=True)
         for _ in run.steps(config.train.steps):
             tokens = torch.zeros((1, config.model.context), dtype=torch.int64)
-            parts.model(tokens, tokens)[1].backward()
+            highest = Highest()
+            for index in range(PASSES):
+                with accumulate(parts.model, last=index == PASSES - 1):
+                    parts.model(tokens, tokens)[1].backward()
+            print(f"accumulated peak {highest.end()} of {whole}", flush=True)
             parts.optimizer.step()
             break

@@ -112,8 +112,8 @@ def test_what_is_cut_and_compiled_trains_as_the_whole_as_written_and_resumes(
 
 @pytest.mark.slow
 def test_no_rank_holds_the_model_or_its_state_in_one_piece(workshop: Workshop, tmp_path: Path) -> None:
-    """It holds its share and a little more: with random weights, published ones, and where it resumes, be it
-    with another number of ranks."""
+    """It holds its share and a little more: with random weights, published ones, where it resumes, be it with
+    another number of ranks, and of the gradients that several passes add up."""
     config = load(None, [*SHAPE, *REST], environ={}).model
     save_weights(build_model(config).state_dict(), config, tmp_path / "weights")
     small = ("model.width=320", "train.steps=2")
@@ -132,6 +132,9 @@ def test_no_rank_holds_the_model_or_its_state_in_one_piece(workshop: Workshop, t
             peak, whole = int(line.split()[2]), int(line.split()[4])
             if name != "resumed" or gang.attempt > 1:
                 assert 0.6 / ranks < peak / whole < 1 / ranks + 0.25, (name, line)
+            for line in (line for line in rank.text().splitlines() if line.startswith("accumulated peak ")):
+                peak, whole = int(line.split()[2]), int(line.split()[4])
+                assert peak / whole < 1 / ranks + 0.5, (name, line)  # with what two blocks take
 
 
 def test_fp16_is_refused_with_shards() -> None:

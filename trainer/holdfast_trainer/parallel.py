@@ -236,10 +236,13 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """Around one micro-batch: only the last one of a step reduces gradients over the ranks."""
+    """Around one micro-batch of a step.
+
+    DDP reduces gradients over the ranks with the last one only. What is cut (FSDP2) reduces them with each:
+    those that wait are whole on every rank, 4 bytes a parameter, and it is cut because that does not fit.
+    It costs a reduce-scatter more for each micro-batch.
+    """
     if isinstance(model, DistributedDataParallel) and not last:
         no_sync: AbstractContextManager[None] = model.no_sync()
         return no_sync
-    if sync := getattr(model, "set_requires_gradient_sync", None):
-        sync(last)
     return nullcontext()

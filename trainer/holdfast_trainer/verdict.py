@@ -101,6 +101,7 @@ def _wasted(interval: Interval, took: str) -> Verdict | None:
             "communication",
             f"{took}; backward takes {backward / forward:.1f} times as long as forward where 2 is usual, so "
             "the exchange of gradients holds it back: accumulate (a larger train.global_batch at the same "
+            "train.micro_batch; with train.parallel=fsdp, which exchanges in each pass, a larger "
             "train.micro_batch), or take a faster network",
         )
     return None

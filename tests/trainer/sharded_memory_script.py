@@ -65,12 +65,13 @@ if __name__ == "__main__":
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 17)
     run = Run()
     shard(torch.nn.Linear(8, 8), run.gang, [])(torch.ones(8)).sum().backward()  # imports what cuts
+    compute = precision(config.train.precision, run.device)
     batches = Batches(cast(Any, None), config, run.rank, run.world_size, run.device)
     highest = Highest()
     parts = assemble(
         run.gang,
         config,
-        precision("fp32", run.device),
+        compute,
         batches,
         weights=config.train.init_from,
         validates=False,
@@ -87,7 +88,9 @@ if __name__ == "__main__":
             highest = Highest()
             for index in range(PASSES):
                 with accumulate(parts.model, last=index == PASSES - 1):
-                    parts.model(tokens, tokens)[1].backward()
+                    with compute.autocast():
+                        loss = parts.model(tokens, tokens)[1]
+                    loss.backward()
             print(f"accumulated peak {highest.end()} of {whole}", flush=True)
             parts.optimizer.step()
             break

@@ -215,6 +215,8 @@ def test_what_is_needed_grows_and_shrinks_with_the_settings() -> None:
     assert kept.activations < plain.activations
     assert memory_need(config("train.parallel=fsdp"), "fp32", 4, 16).state == plain.state // 4
     assert memory_need(config(), "bf16", 1, 16).copies > plain.copies == 0
+    narrow, wide = (memory_need(config("train.parallel=fsdp"), name, 4, 16) for name in ("bf16", "fp32"))
+    assert narrow.copies == wide.copies == 0 < narrow.gathered < wide.gathered, "gathered in bf16"
 
 
 def test_the_largest_batch_that_fits_divides_the_share() -> None:

@@ -10,6 +10,7 @@ import torch
 from gangs import KILL, History, Workshop
 from gpt_runs import compiler_cache, start, write_config
 from tests.trainer.sharded_memory_script import REST, SHAPE
+from tests.trainer.test_run_exact import has_bf16
 
 from holdfast_trainer.assembly import check_sharding
 from holdfast_trainer.checkpoint.inspection import Opened
@@ -31,11 +32,15 @@ def losses(history: History, attempt: int) -> dict[int, float]:
     return {line["step"]: float.fromhex(line["loss_hex"]) for line in history.steps(attempt)}
 
 
-def assert_close(left: dict[int, float], right: dict[int, float]) -> None:
-    """fp32: sums are made in another order, and the steps that follow amplify that."""
+FP32, BF16 = 1e-4, 5e-3
+"""Relative: sums are made in another order, and the steps that follow amplify that; in bf16 (8 bits) what is
+added up between blocks is rounded where autocast leaves it fp32."""
+
+
+def assert_close(left: dict[int, float], right: dict[int, float], tolerance: float = FP32) -> None:
     assert left.keys() == right.keys()
     for step, loss in left.items():
-        assert loss == pytest.approx(right[step], rel=1e-4), step
+        assert loss == pytest.approx(right[step], rel=tolerance), step
 
 
 @pytest.mark.slow
@@ -80,6 +85,29 @@ def test_sharded_equals_replicated_and_resumes_bit_for_bit(workshop: Workshop, c
 
 
 @pytest.mark.slow
+def test_gathered_in_bf16_it_trains_as_in_bf16_in_one_piece_and_saves_fp32(
+    workshop: Workshop, config: Path
+) -> None:
+    if not has_bf16():
+        pytest.skip("this CPU has no bf16")
+    bf16 = "train.precision=bf16"
+    whole = start(workshop, config, bf16, name="whole", ranks=2)
+    assert whole.wait() == [0, 0], whole.texts()
+    cut = start(workshop, config, bf16, SHARDED, ranks=2)
+    assert cut.wait() == [0, 0], cut.texts()
+    truth, ours = (losses(gang.history, 1) for gang in (whole, cut))
+    assert_close(ours, truth, BF16)
+    with Opened(cut.history.run, 40) as saved:
+        assert {value.dtype for value in saved.shared()["parts"]["model"].values()} == {torch.float32}
+    for step in (36, 40):
+        shutil.rmtree(cut.history.run.checkpoint(step))
+    again = start(workshop, config, bf16, ranks=2)
+    assert again.wait() == [0, 0], again.texts()
+    assert "resumed from step 30" in again.texts()
+    assert_close(losses(again.history, 2), {step: loss for step, loss in ours.items() if step > 30}, BF16)
+
+
+@pytest.mark.slow
 def test_what_is_cut_and_compiled_trains_as_the_whole_as_written_and_resumes(
     workshop: Workshop, config: Path
 ) -> None:
@@ -119,6 +147,7 @@ def test_no_rank_holds_the_model_or_its_state_in_one_piece(workshop: Workshop, t
     small = ("model.width=320", "train.steps=2")
     for name, ranks, words in (
         ("random", 2, ()),
+        *([("bf16", 2, (*small, "train.precision=bf16"))] if has_bf16() else ()),
         ("published", 2, (f"train.init_from={tmp_path / 'weights'}",)),
         ("resumed", 2, small),
         ("resumed", 2, small),
@@ -130,11 +159,12 @@ def test_no_rank_holds_the_model_or_its_state_in_one_piece(workshop: Workshop, t
         for rank in gang.ranks:
             (line,) = (line for line in rank.text().splitlines() if line.startswith(f"{told} peak "))
             peak, whole = int(line.split()[2]), int(line.split()[4])
-            if name != "resumed" or gang.attempt > 1:
+            if "train.steps=2" not in words or gang.attempt > 1:
                 assert 0.6 / ranks < peak / whole < 1 / ranks + 0.25, (name, line)
             for line in (line for line in rank.text().splitlines() if line.startswith("accumulated peak ")):
                 peak, whole = int(line.split()[2]), int(line.split()[4])
-                assert peak / whole < 1 / ranks + 0.5, (name, line)  # with what two blocks take
+                # With what two blocks take. bf16 takes no more: gathered so, it needs no copy of each weight.
+                assert peak / whole < 1 / ranks + 0.5, (name, line)
 
 
 def test_fp16_is_refused_with_shards() -> None:

@@ -139,7 +139,7 @@ def assemble(
     if sharded:
         digest = Digest()
         values = raw.initial_values() if weights is None else digest.of(published_values(raw, weights))
-        model = shard(raw, gang, list(raw.blocks))
+        model = shard(raw, gang, list(raw.blocks), compute.dtype)
         fill(raw, gang.device, values)
         # DDP hands out rank 0's weights; here each rank cuts its shards from its own.
         require_alike(gang, {"train.init_from, its weights": digest.hexdigest})

@@ -59,7 +59,8 @@ class TrainConfig:
     seed: Count = 1337
     """Of the initial weights, of dropout and of the order of samples."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Of the matrix products; weights stay fp32. auto: bf16 where native, else fp16 on CUDA, else fp32."""
+    """Of the matrix products; weights stay fp32 (with fsdp a rank's share of them: they are gathered in bf16,
+    and so is what one block hands to the next). auto: bf16 where native, else fp16 on CUDA, else fp32."""
     deterministic: bool = True
     """Deterministic kernels only, so that a resumed run repeats the untouched one bit for bit; where the
     device has none for an operation, the run ends and names it."""

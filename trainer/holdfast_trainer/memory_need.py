@@ -1,13 +1,13 @@
 """What a training step needs of a device's memory, worked out from the configuration.
 
 State: AdamW in fp32 holds 16 bytes a parameter (weight, gradient, two moments); autocast adds a copy of the
-matrices in the narrower type. FSDP cuts the 16 over the ranks, and gathers what a block needs, with the
-weights of the next one, and what is in no block. Activations of a block, per token, are about 34 bytes x
-width in 16 bits with fused attention (Korthikanti et al. 2022, section 4.1, without the terms that fused
-attention does not keep, and without dropout masks where there is no dropout), twice that in fp32. With
-recomputation each block keeps its input alone, and one block at a time is whole. The logits and their
-gradient are the largest tensors of a small model: they are counted in the type of the products, in fp32 for
-the loss, and in fp32 for its gradient. In the backward pass the gradients of one MLP live beside what is
+matrices in the narrower type. FSDP cuts the 16 over the ranks, and gathers, in the narrower type, what a
+block needs, with the weights of the next one, and what is in no block. Activations of a block, per token, are
+about 34 bytes x width in 16 bits with fused attention (Korthikanti et al. 2022, section 4.1, without the
+terms that fused attention does not keep, and without dropout masks where there is no dropout), twice that in
+fp32. With recomputation each block keeps its input alone, and one block at a time is whole. The logits and
+their gradient are the largest tensors of a small model: they are counted in the type of the products, in fp32
+for the loss, and in fp32 for its gradient. In the backward pass the gradients of one MLP live beside what is
 kept: two tensors as wide as it, and two of the residual stream.
 """
 
@@ -56,19 +56,20 @@ def memory_need(config: Config, precision: str, world_size: int, micro_batch: in
         kept = tokens * model.width * 4 * model.layers + block
     return Need(
         state=ADAMW_BYTES * parameters // ranks,
-        copies=2 * parameters if width == 2 else 0,
+        copies=2 * parameters if width == 2 and ranks == 1 else 0,
         activations=kept + tokens * model.width * BACKWARD_WIDTHS * width,
         logits=tokens * model.vocab_size * (width + 4 + 4),
-        gathered=_gathered(config) if ranks > 1 else 0,
+        gathered=_gathered(config, width) if ranks > 1 else 0,
     )
 
 
-def _gathered(config: Config) -> int:
-    """fp32 weights and gradients of what is in no block, and of a block, with the weights of the next."""
+def _gathered(config: Config, width: int) -> int:
+    """Weights and gradients, `width` bytes each, of what is in no block, and of a block, with the weights of
+    the next; and the gradients that are being reduced, in fp32."""
     model = config.model
     whole, less = (parameter_count(replace(model, layers=layers)) for layers in (2, 1))
     block = whole - less
-    return 4 * (2 * (less - block) + 3 * block)
+    return width * (2 * (less - block) + 3 * block) + 4 * block
 
 
 def largest_micro_batch(

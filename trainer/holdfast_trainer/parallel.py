@@ -155,22 +155,32 @@ def wrap(
     return ddp
 
 
-def shard(model: nn.Module, gang: Gang, regions: Sequence[nn.Module]) -> nn.Module:
+def shard(
+    model: nn.Module, gang: Gang, regions: Sequence[nn.Module], dtype: torch.dtype = torch.float32
+) -> nn.Module:
     """`model` with its parameters, gradients and optimizer state cut over the ranks (FSDP2), in place.
 
     Each of `regions` (the blocks) is gathered when its turn comes and let go again, so a rank holds its
     share of everything and one region whole. Parameters may be on the CPU before: a region at a time goes
     to the device; or on the meta device, see `fill`. Build the optimizer afterwards. One rank is left as it
     is.
+
+    With bfloat16 as `dtype` shards stay float32, and what is gathered of them is bfloat16, as are floating
+    inputs of the model and of regions: half as much is sent, and autocast, which goes around it as ever for
+    operations that want float32, finds no float32 weights of which to keep copies until backward has ended.
+    Gradients are reduced and added up in float32.
     """
     if gang.world_size == 1:
         return model.to(gang.device)
     from torch.distributed.device_mesh import init_device_mesh  # seconds to import, and few need it
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(gang.device.type, (gang.world_size,))
+    policy = MixedPrecisionPolicy()
+    if dtype is not torch.float32:
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for region in (*regions, model):
-        fully_shard(region, mesh=mesh)
+        fully_shard(region, mesh=mesh, mp_policy=policy)
     return model
 
 

@@ -206,8 +206,9 @@ class Run:
         return wrap(model, self.gang, **options)
 
     def shard(self, model: nn.Module, regions: Sequence[nn.Module]) -> nn.Module:
-        """`model` cut over the ranks, FSDP2, region by region (see parallel.shard); instead of `wrap`."""
-        return shard(model, self.gang, regions)
+        """`model` cut over the ranks, FSDP2, region by region, and gathered in `compute_dtype` (see
+        parallel.shard); instead of `wrap`."""
+        return shard(model, self.gang, regions, self.compute_dtype)
 
     def has_checkpoint(self) -> bool:
         """Whether there is one to go on from, so that how the state begins does not matter. Collective."""

@@ -179,9 +179,8 @@ class LocalStore:
             self._watchers.publish(Change("DELETED", job.model_copy(deep=True)))
 
     async def watch(self, namespace: str | None = None) -> AsyncIterator[Change]:
-        jobs = await self.list_jobs(
-            namespace
-        )  # no await until the subscription: no change falls between the two
+        # No await from here until the subscription: no change falls between the two.
+        jobs = await self.list_jobs(namespace)
         async with aclosing(self._watchers.follow(jobs)) as changes:
             async for change in changes:
                 if namespace in (None, change.job.metadata.namespace):

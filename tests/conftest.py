@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import gpus
 import hypothesis
 import left_behind
 import pytest
@@ -51,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # HOLDFAST_CACHE stays: it says where built programs and images lie, never what they are.
     for name in [name for name in os.environ if name.startswith("HOLDFAST_") and name != "HOLDFAST_CACHE"]:
         del os.environ[name]
+    gpus.hide()
     spin_briefly(os.environ)  # else a test beside another takes five times as long
     # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

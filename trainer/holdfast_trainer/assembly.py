@@ -131,6 +131,9 @@ def assemble(
         mode = None if settings.compile is True else settings.compile
         parts: list[nn.Module] = [raw] if batches.world_size == 1 else list(raw.blocks)
         if sharded:
+            # As the blocks will be: a class of its own that gathers, and weights in another type. Were it cut
+            # over the ranks, those that can compile it would wait for one that cannot.
+            shard(block, gang, [], compute.dtype, alone=True)
             parts.append(block)
             probe = _probe(block, _through_block(batches, compute), validates=validates)
         else:
@@ -163,7 +166,8 @@ def _through_block(batches: Batches, compute: Precision) -> Callable[[nn.Module]
 
     def through(block: nn.Module) -> Tensor:
         with compute.autocast():
-            out: Tensor = block(torch.zeros(shape, device=batches.device, requires_grad=True))
+            x = torch.zeros(shape, device=batches.device, requires_grad=torch.is_grad_enabled())
+            out: Tensor = block(x)
         return out.float().sum()
 
     return through

@@ -7,7 +7,9 @@ why; ranks that computed in two ways would round in two ways.
 
 One process compiles the whole model. With several ranks the blocks are compiled one by one: backward then
 hands out gradients block by block, so that their reduction overlaps with what is left of it; and as blocks
-share their code, there is only one to compile.
+share their code, there is only one to compile. FSDP makes a class of its own of what it cuts, and gathers its
+weights in another type: so the probe runs a block that FSDP has in hand as it will have the others, but that
+each rank has whole, as one in which ranks wait for each other would hang where one of them fails.
 
 What was compiled stays in the run directory, so that later attempts find it. A cache directory that was
 named already (TORCHINDUCTOR_CACHE_DIR) is left as it is.

@@ -156,7 +156,12 @@ def wrap(
 
 
 def shard(
-    model: nn.Module, gang: Gang, regions: Sequence[nn.Module], dtype: torch.dtype = torch.float32
+    model: nn.Module,
+    gang: Gang,
+    regions: Sequence[nn.Module],
+    dtype: torch.dtype = torch.float32,
+    *,
+    alone: bool = False,
 ) -> nn.Module:
     """`model` with its parameters, gradients and optimizer state cut over the ranks (FSDP2), in place.
 
@@ -169,13 +174,19 @@ def shard(
     inputs of the model and of regions: half as much is sent, and autocast, which goes around it as ever for
     operations that want float32, finds no float32 weights of which to keep copies until backward has ended.
     Gradients are reduced and added up in float32.
+
+    Collective, with `alone` too: then each rank has it whole, in the form that it has where it is cut, and
+    waits for no other when it is run.
     """
     if gang.world_size == 1:
         return model.to(gang.device)
     from torch.distributed.device_mesh import init_device_mesh  # seconds to import, and few need it
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    mesh = init_device_mesh(gang.device.type, (gang.world_size,))
+    if alone:
+        mesh = init_device_mesh(gang.device.type, (gang.world_size, 1), mesh_dim_names=("all", "one"))["one"]
+    else:
+        mesh = init_device_mesh(gang.device.type, (gang.world_size,))
     policy = MixedPrecisionPolicy()
     if dtype is not torch.float32:
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)

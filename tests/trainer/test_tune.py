@@ -15,7 +15,7 @@ from gpt_runs import COMMAND, write_config
 from holdfast_trainer.config import load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.parallel import Gang
-from holdfast_trainer.rehearsal import StepTimes
+from holdfast_trainer.rehearsal import Clock
 from holdfast_trainer.tune import command
 from holdfast_trainer.tune.measure import Effort
 from holdfast_trainer.tune.plan import (
@@ -135,6 +135,40 @@ def test_what_was_fastest_is_chosen_and_everything_on_where_it_is_as_fast() -> N
         choose([row(AS_IT_IS, [], Settings())])
 
 
+# -------------------------------------------------------------------- the clock
+
+
+class QueuedEvent:
+    """In the place of torch.cuda.Event: a GPU that is past each one 10 ms after the one before, and only once
+    somebody has waited for it."""
+
+    queued, waited = 0, 0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        QueuedEvent.queued = self.place = QueuedEvent.queued + 1
+
+    def synchronize(self) -> None:
+        QueuedEvent.waited = self.place
+
+    def elapsed_time(self, end: QueuedEvent) -> float:
+        assert QueuedEvent.waited >= end.place, "it is not past yet"
+        return 10.0 * (end.place - self.place)
+
+
+def test_a_gpu_is_not_waited_for_between_the_parts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", QueuedEvent)
+    clocks = [Clock(torch.device("cuda")) for _ in range(2)]
+    for clock in clocks:
+        for part in ("data", "forward", "backward", "forward", "backward", "optimizer"):
+            clock.lap(part)
+    assert (QueuedEvent.queued, QueuedEvent.waited) == (14, 0), "both steps are queued"
+    times = clocks[1].read()
+    assert (times.forward, times.backward, times.optimizer) == pytest.approx((0.02, 0.02, 0.01))
+
+
 # ----------------------------------------------------------------- the session
 
 
@@ -144,10 +178,10 @@ class Made:
     def __init__(self, settings: Settings, stops_at: Settings | None) -> None:
         self.work, self._settings, self._stops_at = settings.samples, settings, stops_at
 
-    def step(self, number: int) -> StepTimes:
+    def step(self, number: int) -> Clock:
         if self._settings == self._stops_at:
             raise KeyboardInterrupt
-        return StepTimes(forward=1e-3)
+        return Clock(torch.device("cpu"))
 
     def close(self) -> None: ...
 

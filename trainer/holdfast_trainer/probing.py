@@ -76,11 +76,12 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     memory = Footprint(gang.device)
     with _fitting(config, compute.name, gang, memory):
         training = Rehearsal(config, gang, compute, batches, validates=held_out is not None)
-        began = time.perf_counter()
-        first = training.step(0).seconds
+        training.step(0).read()
         ready = time.time() - process_start()
-        times = [training.step(number) for number in range(1, steps + 1)]
-        seconds = (time.perf_counter() - began - first) / steps
+        began = time.perf_counter()
+        clocks = [training.step(number) for number in range(1, steps + 1)]
+        times = [clock.read() for clock in clocks]
+        seconds = (time.perf_counter() - began) / steps
         peak, room = memory.peak(), memory.room()
         validation = None
         if held_out is not None:

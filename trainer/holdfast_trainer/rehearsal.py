@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -33,18 +34,38 @@ class StepTimes:
 
 
 class Clock:
-    """Adds the time since it was last asked to a part of the step; on a GPU once that has done its work."""
+    """Adds the time since it was last asked to a part of the step.
+
+    On a GPU the CPU only queues work, and laps are CUDA events there, as a run's spans are: to wait for each
+    part would leave the GPU without work between two of them, which no run does.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self.times = device, StepTimes()
-        self._last = time.perf_counter()
+        self._on_gpu = device.type == "cuda"
+        self._laps: list[tuple[str, Any, Any]] = []
+        self._last = self._now()
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
     def lap(self, part: str) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        now = time.perf_counter()
-        setattr(self.times, part, getattr(self.times, part) + now - self._last)
+        now = self._now()
+        self._laps.append((part, self._last, now))
         self._last = now
+
+    def read(self) -> StepTimes:
+        """What the laps took; waits until a GPU is past the last one."""
+        times = StepTimes()
+        if self._on_gpu:
+            self._last.synchronize()
+        for part, begin, end in self._laps:
+            seconds = begin.elapsed_time(end) / 1e3 if self._on_gpu else end - begin
+            setattr(times, part, getattr(times, part) + seconds)
+        return times
 
 
 class Rehearsal:
@@ -77,7 +98,8 @@ class Rehearsal:
         """Why not, where it was to be; else empty."""
         self.attention = parts.attention
 
-    def step(self, number: int) -> StepTimes:
+    def step(self, number: int) -> Clock:
+        """Does one, or queues it, and waits for nothing: its times are there once they are read."""
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
         clock = Clock(self._gang.device)
@@ -96,7 +118,7 @@ class Rehearsal:
         self._compute.scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
         clock.lap("optimizer")
-        return clock.times
+        return clock
 
     @torch.no_grad()
     def validate(self, batches: Batches) -> float:
@@ -108,7 +130,7 @@ class Rehearsal:
                 self._raw(tokens, targets)
         clock.lap("forward")
         self._raw.train()
-        return clock.times.seconds * self._config.validation.batches
+        return clock.read().seconds * self._config.validation.batches
 
     def state_bytes(self) -> int:
         """Of a checkpoint: what all ranks write together."""

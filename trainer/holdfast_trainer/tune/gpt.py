@@ -10,7 +10,7 @@ from ..config import Config
 from ..data import TokenDataset
 from ..parallel import Gang
 from ..precision import precision
-from ..rehearsal import Rehearsal, StepTimes
+from ..rehearsal import Clock, Rehearsal
 from .settings import Settings
 
 
@@ -77,7 +77,7 @@ class GptTrial:
             raise RuntimeError(f"torch.compile: {self._rehearsal.not_compiled}")
         self.work = settings.samples * config.model.context
 
-    def step(self, number: int) -> StepTimes:
+    def step(self, number: int) -> Clock:
         return self._rehearsal.step(number)
 
     def close(self) -> None:

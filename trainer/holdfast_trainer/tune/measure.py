@@ -2,7 +2,8 @@
 
 A rank that runs out of memory in the middle of a step would leave the others waiting for its gradients. So
 with several ranks a step is first done by each alone, without exchange; they tell each other whether it
-fitted, and only where it did on all is it measured together. The slowest rank's time counts.
+fitted, and only where it did on all is it measured together. The slowest rank's time counts. Steps follow on
+each other as in a run: a GPU is waited for where the measurement begins and ends, and not in between.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from ..faults import is_out_of_memory
 from ..footprint import Footprint
 from ..parallel import Gang
-from ..rehearsal import StepTimes
+from ..rehearsal import Clock, StepTimes
 from .settings import Settings
 
 NO_ROOM = "out of memory"
@@ -30,7 +31,7 @@ class Trial(Protocol):
     work: int
     """What a step does on this rank, in the subject's unit."""
 
-    def step(self, number: int) -> StepTimes: ...
+    def step(self, number: int) -> Clock: ...
 
     def close(self) -> None:
         """Ends what it started."""
@@ -83,16 +84,15 @@ def _steps(build: Build, settings: Settings, alone: bool, effort: Effort, gang: 
     trial = build(settings, alone)
     try:
         trial.step(0)  # compiles and allocates
-        trial.step(1)
-        total, count, began = StepTimes(), 0, time.perf_counter()
+        trial.step(1).read()
+        clocks: list[Clock] = []
+        began = time.perf_counter()
         until = began + effort.seconds
-        while count < effort.steps or _goes_on(gang, time.perf_counter() < until, alone):
-            times = trial.step(2 + count)
-            for part, seconds in vars(times).items():
-                setattr(total, part, getattr(total, part) + seconds)
-            count += 1
-        seconds = time.perf_counter() - began
-        mean = StepTimes(**{part: value / count for part, value in vars(total).items()})
+        while len(clocks) < effort.steps or _goes_on(gang, time.perf_counter() < until, alone):
+            clocks.append(trial.step(2 + len(clocks)))
+        times = [clock.read() for clock in clocks]  # the work that was queued is done then
+        seconds, count = time.perf_counter() - began, len(times)
+        mean = StepTimes(**{part: sum(getattr(t, part) for t in times) / count for part in vars(times[0])})
         speed = trial.work * count / seconds
         return Outcome(speed, memory.peak(), memory.room(), mean)
     finally:

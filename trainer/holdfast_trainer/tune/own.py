@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSamp
 
 from ..parallel import Gang, accumulate, wrap
 from ..precision import precision
-from ..rehearsal import Clock, StepTimes
+from ..rehearsal import Clock
 from ..samples import to_device
 from .settings import Settings
 from .workload import Workload
@@ -36,7 +36,7 @@ class OwnTrial:
         self._batches: Iterator[Any] = iter(self._loader)
         self.work = 0
 
-    def step(self, number: int) -> StepTimes:
+    def step(self, number: int) -> Clock:
         clock, work = Clock(self._gang.device), 0
         for index in range(self._settings.accumulate):
             batch = to_device(self._next(), self._gang.device)
@@ -54,7 +54,7 @@ class OwnTrial:
         clock.lap("optimizer")
         # Batches differ in what they hold: over the steps so far.
         self.work = round((self.work * number + work) / (number + 1))
-        return clock.times
+        return clock
 
     def _next(self) -> Any:
         try:

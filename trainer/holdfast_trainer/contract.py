@@ -307,7 +307,7 @@ def _parsed(text: str) -> Any:
     """Of a text that a program of anybody's may have written; a figure that is not finite is None, as
     nothing that we write can hold it. Raises ValueError."""
     try:
-        return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+        return _DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"not JSON that can be read: {text[:40]!r}") from None
 
@@ -315,6 +315,10 @@ def _parsed(text: str) -> Any:
 def _finite(digits: str) -> float | None:
     value = float(digits)
     return value if math.isfinite(value) else None
+
+
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
+"""One for all lines: to make it takes longer than to read one."""
 
 
 # ------------------------------------------------------------------- progress

@@ -75,9 +75,10 @@ class TrainingState:
 
     def gradient_scale(self, device: torch.device) -> Late | None:
         """The least of the scalers at work, as it is in the device's turn; None where there is none."""
+        if not self._scalers:
+            return None
         one = torch.ones((), device=device)  # get_scale() would wait for the device
-        scales = [scaler.scale(one) for scaler in self._scalers]
-        return Late.of(torch.stack(scales).min()) if scales else None
+        return Late.of(torch.stack([scaler.scale(one) for scaler in self._scalers]).min())
 
     @property
     def _scalers(self) -> list[torch.amp.GradScaler]:

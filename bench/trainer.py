@@ -4,7 +4,8 @@ All train the same model code from the same weights on the same batches with the
 is started once and waits at a gate; windows of a few steps alternate closely, so what slows the machine
 slows all (bench/training/gate.py). The stages:
 
-  same dtype        one process, the precision that suits the device, fused AdamW, clipping for all
+  same dtype        one process, the precision that suits the device, fused AdamW, clipping for all; Holdfast
+                    and one more bare loop with tcmalloc, which it takes by itself where the machine has it
   as it comes       one process, each with its own defaults, the same batch
   compiled          one process, same dtype, all under torch.compile, beside Holdfast without it
   busy machine      same dtype, and beside it a process for each core that never waits for anything
@@ -32,7 +33,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from scripts import peers
+from tests.cluster import system
+from tests.cluster.errors import MissingTool
 
+from holdfast_trainer import allocator
 from holdfast_trainer.contract import ENV_TELEMETRY
 from holdfast_trainer.model import flops_per_token
 from holdfast_trainer.spinning import spin_briefly
@@ -52,6 +56,7 @@ PEER_PACKAGES = {
 }
 """What a subject needs that Holdfast does not."""
 OURS = "holdfast"
+ON_MALLOC = "bare loop with tcmalloc"
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,9 @@ def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[
         Subject("fabric (litgpt's loop)", "fabric"),
         Subject("machine's limit", "limit"),
     )
+    malloc: dict[str, str] = {}
+    on_malloc = (Subject(ON_MALLOC, "bare", environment=malloc),)
+    alone = same + on_malloc if allocator.preload(malloc, allocator.library()) else same
     as_it_comes = (
         Subject(f"{OURS}, as it comes", "holdfast"),
         Subject("nanogpt's recipe, as it comes", "nanogpt", "fp32"),
@@ -118,7 +126,7 @@ def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[
     beside = renamed(same[:4], "busy machine")
     ranks = gpus or min(2, cores)
     found = [
-        Stage("same dtype", same, shape, 1, cores, window, rounds),
+        Stage("same dtype", alone, shape, 1, cores, window, rounds),
         Stage("as it comes", as_it_comes, shape, 1, cores, max(1, window // 2), rounds),
         Stage("compiled", compiled, shape, 1, cores, window, rounds, first_decides=True),
         Stage("busy machine", beside, shape, 1, cores, window, rounds, neighbours=cores),
@@ -201,7 +209,16 @@ def _as_started(subject: Subject) -> dict[str, str]:
     found: dict[str, str] = {}
     if subject.runs == "holdfast":
         spin_briefly(found)
+        allocator.preload(found, allocator.library())
     return found
+
+
+def have_malloc(heard: Callable[[str], None]) -> None:
+    """What the trainer's image has is to be here too; where it cannot be, that is said."""
+    try:
+        system.install({str(allocator.MULTIARCH / allocator.LIBRARY): allocator.PACKAGE})
+    except MissingTool as error:
+        heard(f"without tcmalloc: {error}")
 
 
 def tokens_a_step(shape: str) -> int:
@@ -217,6 +234,7 @@ def ratios(report: Report, shape: str, ranks: int) -> None:
             report.ratio(name, metric, of, to)
 
     keep("vs_bare_loop", OURS, "bare loop")
+    keep("vs_bare_loop_with_tcmalloc", OURS, ON_MALLOC)
     keep("vs_hf_trainer", OURS, "hf trainer")
     keep("vs_lightning", OURS, "lightning")
     keep("vs_fabric", OURS, "fabric (litgpt's loop)")
@@ -267,6 +285,8 @@ def main() -> int:
     def heard(text: str) -> None:
         console.print(f"{time.monotonic() - began:5.0f} s  {text}", highlight=False)
 
+    if not gpus and not options.no_peers:
+        have_malloc(heard)
     cores = len(os.sched_getaffinity(0))
     plan = stages(options.shape, options.rounds, options.window, cores, gpus)
     unknown = set(options.stages or ()) - {stage.title for stage in plan}
@@ -281,6 +301,7 @@ def main() -> int:
     if bench.left_out:
         report.facts["left_out"] = bench.left_out
     report.facts["model"] = options.shape
+    report.facts["malloc"] = str(allocator.library() or "the C library's")
     for name, reason in bench.left_out.items():
         heard(f"{name} was left out: {reason}")
     ratios(report, options.shape, gpus or min(2, cores))

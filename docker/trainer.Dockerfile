@@ -25,7 +25,8 @@ RUN --mount=type=cache,id=holdfast-trainer-apt,target=/var/cache/apt,sharing=loc
     --mount=type=cache,id=holdfast-trainer-lists,target=/var/lib/apt/lists,sharing=locked \
     rm -f /etc/apt/apt.conf.d/docker-clean \
     && apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3 \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        ca-certificates libtcmalloc-minimal4 python3 \
     && python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 is needed, not {sys.version}")' \
     && useradd --uid 65532 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin holdfast
 
@@ -110,7 +111,7 @@ RUN --mount=type=cache,id=holdfast-trainer-apt,target=/var/cache/apt,sharing=loc
     rm -f /etc/apt/apt.conf.d/docker-clean \
     && apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        build-essential ca-certificates git ninja-build python3 python3-dev \
+        build-essential ca-certificates git libtcmalloc-minimal4 ninja-build python3 python3-dev \
     && useradd --uid 65532 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin holdfast
 COPY --link --from=dependencies /opt/holdfast /opt/holdfast
 # Packages lie under the Python that installed them; another one would find none, and not say why.

@@ -75,6 +75,13 @@ def test_a_sound_run_has_nothing_to_change() -> None:
     [
         (
             (),
+            {"device_type": "cpu", "own_malloc": False},
+            "note",
+            "LD_PRELOAD",
+            "install libtcmalloc-",
+        ),
+        (
+            (),
             {"memory_peak": 9_900_000},
             "error",
             "train.micro_batch",

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from holdfast_trainer.allocator import start_again
 from holdfast_trainer.importing import without_collector
 from holdfast_trainer.spinning import spin_briefly
 
@@ -42,4 +43,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    start_again()
     sys.exit(main())

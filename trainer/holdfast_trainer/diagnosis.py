@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from .allocator import PACKAGE
 from .attention import MATH
 from .checkpoint.cadence import does_not_fit
 from .config import Config
@@ -57,6 +58,8 @@ class Facts:
     """What lies between them, and what it is rated for."""
     not_compiled: str = ""
     """Why the steps ran as they are written although train.compile is on."""
+    own_malloc: bool = True
+    """Whether memory comes from another malloc than the C library's."""
     attention: str = ""
     """The kernel that attention took (see attention_kernels)."""
 
@@ -217,6 +220,10 @@ def _computing(config: Config, facts: Facts) -> list[Finding]:
             f"{share:.0%} of a step is the optimizer: it would pay to do more work between two of its steps"
         )
         found.append(Finding("warning", "train.global_batch", message))
+    if facts.device_type == "cpu" and not facts.own_malloc:
+        message = "memory comes from the C library's malloc; with tcmalloc steps of 10 M parameters took "
+        message += f"0.94 of the time: install {PACKAGE}, and a run takes it by itself"
+        found.append(Finding("note", "LD_PRELOAD", message))
     if MATH in facts.attention:
         found.append(_unfused(config, facts.device_type))
     return found

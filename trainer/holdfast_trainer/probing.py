@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .allocator import preloaded
 from .assembly import Batches
 from .config import Config, ConfigError
 from .determinism import let_kernels_vary, make_deterministic
@@ -106,6 +107,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         state_bytes=state,
         notice_seconds=grace_seconds() * (1 - RESERVE_SHARE),
         not_compiled=training.not_compiled,
+        own_malloc=preloaded(os.environ),
         attention=training.attention,
         reduce_bytes_per_second=_reduce_speed(gang),
         link=_link(gang),

@@ -12,6 +12,9 @@ Nothing here touches CUDA, for a driver that is initialized before the fork does
 would: see `ask_no_driver`. Where something does all the same, the rank finds out, and is executed
 (supervise.py).
 
+First of all the process starts itself again where the machine has a better malloc (allocator.py): the ranks
+have what torchrun has.
+
 A gang waits for the slowest start, and the next attempt for the end of the last process of this one, so both
 are short: no garbage is collected while PyTorch is imported, the address of replica 0 is tried more often
 than c10d would, and where it ends badly, as after every interruption, it leaves without taking the
@@ -19,6 +22,11 @@ interpreter apart.
 """
 
 from __future__ import annotations
+
+from .allocator import start_again
+
+if __name__ == "__main__":
+    start_again()  # before the rest, which is a start's twentieth of a second, is imported in vain
 
 import logging
 import os

@@ -1,0 +1,96 @@
+"""A training on a CPU has tcmalloc where the machine does, unless the user wants it otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cluster.errors import MissingTool
+from tests.cluster.system import install
+
+from holdfast_controller.local.ports import free_port
+from holdfast_trainer.allocator import HUGE_PAGES, LIBRARY, MULTIARCH, PACKAGE, PRELOAD, library, preload
+
+TORCHRUN = ["--nproc-per-node=1", "--rdzv-backend=static", "--master-addr=127.0.0.1", "--max-restarts=0"]
+
+
+@pytest.fixture(scope="module")
+def installed() -> Path:
+    try:
+        install({str(MULTIARCH / LIBRARY): PACKAGE})
+    except MissingTool as error:
+        pytest.skip(str(error))
+    found = library()
+    if found is None:
+        pytest.skip("there is a GPU: the C library's malloc stays")
+    return found
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {PRELOAD: ""},
+        {PRELOAD: "/mine.so"},
+        {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+        {"MALLOC_ARENA_MAX": "2"},
+    ],
+)
+def test_what_the_user_says_stays(given: dict[str, str]) -> None:
+    environment = dict(given)
+    assert not preload(environment, Path("/lib") / LIBRARY)
+    assert environment == given
+
+
+def test_it_is_taken_where_it_is_and_steps_are_done_on_the_cpu(tmp_path: Path) -> None:
+    first, second, gpu = tmp_path / "lib64", tmp_path / "lib", tmp_path / "nvidiactl"
+    assert library((first, second), (gpu,)) is None
+    environment: dict[str, str] = {}
+    assert not preload(environment, None)
+    assert environment == {}
+    second.mkdir()
+    there = second / LIBRARY
+    there.touch()
+    assert library((first, second), (gpu,)) == there
+    assert preload(environment, there)
+    assert environment == {PRELOAD: str(there), HUGE_PAGES: "1"}
+    assert not preload(environment, there), "once is enough"
+    gpu.touch()
+    assert library((first, second), (gpu,)) is None
+
+
+def told(command: list[str], directory: Path, **given: str) -> str:
+    """What a command prints whose environment says nothing of malloc but what is given."""
+    inherited = {name: value for name, value in os.environ.items() if name not in (PRELOAD, HUGE_PAGES)}
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        env={**inherited, **given},
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_rank_has_what_torchrun_was_started_again_with(installed: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "there = [line.split()[-1] for line in open('/proc/self/maps') if '/libtcmalloc' in line]\n"
+        "print('rank has', *set(there) or ['none'], *sys.argv[1:])\n"
+    )
+    words = [*TORCHRUN, f"--master-port={free_port()}", f"--log-dir={tmp_path}", "--", "--tee", "--"]
+    command = ["holdfast_trainer.torchrun", *words, sys.executable, str(program), "a b", "--c"]
+    assert f"rank has {os.path.realpath(installed)} a b --c" in told(command, tmp_path)
+    assert "rank has none a b --c" in told(command, tmp_path, **{PRELOAD: ""})
+
+
+def test_a_command_is_started_again_and_does_what_it_was_told(installed: Path, tmp_path: Path) -> None:
+    for given in ({}, {PRELOAD: ""}):
+        assert "--gpu-memory" in told(["holdfast_trainer", "diagnose", "--help"], tmp_path, **given)

@@ -4,8 +4,9 @@ All train the same model code from the same weights on the same batches with the
 is started once and waits at a gate; windows of a few steps alternate closely, so what slows the machine
 slows all (bench/training/gate.py). The stages:
 
-  same dtype        one process, the precision that suits the device, fused AdamW, clipping for all; Holdfast
-                    and one more bare loop with tcmalloc, which it takes by itself where the machine has it
+  same dtype        one process, the precision that suits the device, fused AdamW, clipping for all. Holdfast
+                    takes tcmalloc by itself where the machine has it: it runs once more without, and a bare
+                    loop with it
   as it comes       one process, each with its own defaults, the same batch
   compiled          one process, same dtype, all under torch.compile, beside Holdfast without it
   busy machine      same dtype, and beside it a process for each core that never waits for anything
@@ -56,7 +57,7 @@ PEER_PACKAGES = {
 }
 """What a subject needs that Holdfast does not."""
 OURS = "holdfast"
-ON_MALLOC = "bare loop with tcmalloc"
+BARE_WITH, OURS_WITHOUT = "bare loop with tcmalloc", f"{OURS} without tcmalloc"
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,11 @@ def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[
         Subject("machine's limit", "limit"),
     )
     malloc: dict[str, str] = {}
-    on_malloc = (Subject(ON_MALLOC, "bare", environment=malloc),)
-    alone = same + on_malloc if allocator.preload(malloc, allocator.library()) else same
+    other_malloc = (
+        Subject(BARE_WITH, "bare", environment=malloc),
+        Subject(OURS_WITHOUT, "holdfast", environment={allocator.PRELOAD: "", allocator.HUGE_PAGES: "0"}),
+    )
+    alone = same + other_malloc if allocator.preload(malloc, allocator.library()) else same
     as_it_comes = (
         Subject(f"{OURS}, as it comes", "holdfast"),
         Subject("nanogpt's recipe, as it comes", "nanogpt", "fp32"),
@@ -234,7 +238,8 @@ def ratios(report: Report, shape: str, ranks: int) -> None:
             report.ratio(name, metric, of, to)
 
     keep("vs_bare_loop", OURS, "bare loop")
-    keep("vs_bare_loop_with_tcmalloc", OURS, ON_MALLOC)
+    keep("vs_bare_loop_with_tcmalloc", OURS, BARE_WITH)
+    keep("malloc_gain", OURS, OURS_WITHOUT)
     keep("vs_hf_trainer", OURS, "hf trainer")
     keep("vs_lightning", OURS, "lightning")
     keep("vs_fabric", OURS, "fabric (litgpt's loop)")

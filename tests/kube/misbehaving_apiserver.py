@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import yaml
+from small_apiserver import kubeconfig_text
 
 PATH = "/apis/holdfast.dev/v1alpha1/trainingjobs"
 
@@ -113,16 +113,7 @@ class Server:
 
     def kubeconfig(self) -> str:
         """Its text."""
-        return yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "test",
-                "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-                "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
-                "users": [{"name": "test", "user": {"token": "a-token"}}],
-            }
-        )
+        return kubeconfig_text(self.port)
 
 
 @asynccontextmanager

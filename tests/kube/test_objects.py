@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from misbehaving_apiserver import Server
+from small_apiserver import connected
 
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob
 from holdfast_controller.kube import objects
-from holdfast_controller.kube.connection import connect
 from holdfast_controller.kube.errors import NotPermitted
 from holdfast_controller.kube.objects import Objects
 from holdfast_controller.kube.pieces import Pieces
@@ -46,25 +45,12 @@ def made(refuse: Callable[[int], str], directory: Path) -> list[str]:
         return web.json_response(body, status=201)
 
     async def story() -> None:
-        app = web.Application()
-        app.router.add_post("/{path:.*}", post)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        there = Server()
-        there.port = runner.addresses[0][1]
-        kubeconfig = directory / "kubeconfig"
-        kubeconfig.write_text(there.kubeconfig())
-        connection = await connect(kubeconfig)
         settings = PodSettings(kind=JobsKind.TRAIN_JOB, default_claim="runs")
-        pieces = Pieces(connection)
-        try:
-            manifests = attempt_manifests(JOB, 1, settings)
+        manifests = attempt_manifests(JOB, 1, settings)
+        async with connected([web.post("/{path:.*}", post)], directory) as connection:
+            pieces = Pieces(connection)
             await Objects(connection, pieces).create(JOB, 1, TRAIN_JOB, manifests)
             assert pieces.object_of(JOB, 1) is not None, "known at once"
-        finally:
-            await connection.close()
-            await runner.cleanup()
 
     asyncio.run(story())
     return asked

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from misbehaving_apiserver import Server
+from small_apiserver import connected, meanwhile
 
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob
-from holdfast_controller.kube.connection import connect
 from holdfast_controller.kube.observation import attempt_observation
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.queue_waits import FIRST_SECONDS, GROUP, queue_waits
@@ -53,34 +52,22 @@ def said(group: Any, workloads: list[Any], directory: Path) -> str:
         return answer(group)
 
     async def story() -> str:
-        app = web.Application()
-        app.router.add_get(PODS, listed)
-        app.router.add_get(PYTORCH_JOB.resource.path, listed)
-        app.router.add_get(GROUP, groups)
-        app.router.add_get(f"{GROUP}/v1beta2/namespaces/team/workloads", queues)
-        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        there = Server()
-        there.port = runner.addresses[0][1]
-        file = directory / "kubeconfig"
-        file.write_text(there.kubeconfig())
-        connection = await connect(file)
-        pieces = Pieces(connection)
-        asked = queue_waits(connection, pieces, lambda: now[0])
-        task = asyncio.ensure_future(pieces.run())
-        try:
-            await pieces.synced()
-            with asked.followed() as own:
-                now[0] += FIRST_SECONDS
-                await asked.look(own)
-                found = pieces.object_of(JOB, 1)
-                return attempt_observation(1, 1, found, [], queued=asked.known).waiting
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await connection.close()
-            await runner.cleanup()
+        routes = (
+            web.get(PODS, listed),
+            web.get(PYTORCH_JOB.resource.path, listed),
+            web.get(GROUP, groups),
+            web.get(f"{GROUP}/v1beta2/namespaces/team/workloads", queues),
+        )
+        async with connected(routes, directory) as connection:
+            pieces = Pieces(connection)
+            asked = queue_waits(connection, pieces, lambda: now[0])
+            async with meanwhile(pieces.run()):
+                await pieces.synced()
+                with asked.followed() as own:
+                    now[0] += FIRST_SECONDS
+                    await asked.look(own)
+                    found = pieces.object_of(JOB, 1)
+                    return attempt_observation(1, 1, found, [], queued=asked.known).waiting
 
     return asyncio.run(story())
 

@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from misbehaving_apiserver import Server
+from small_apiserver import connected, meanwhile
 from structlog.testing import capture_logs
 from waiting import wait_until_async
 
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob, Verdict
-from holdfast_controller.kube.connection import connect
 from holdfast_controller.kube.inquiry import AGAIN_SECONDS, SPEAKERS, Inquiry
 from holdfast_controller.kube.observation import attempt_observation
 from holdfast_controller.kube.pieces import PODS, Pieces
@@ -130,30 +129,15 @@ class World:
 
 @asynccontextmanager
 async def watched(world: World, directory: Path) -> AsyncIterator[tuple[Look, Inquiry[SlowStart], Pieces]]:
-    app = web.Application()
-    for path in (PODS, PYTORCH_JOB.resource.path):
-        app.router.add_get(path, world.list_or_watch)
-    app.router.add_get("/api/v1/namespaces/team/events", world.tell)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    there = Server()
-    there.port = runner.addresses[0][1]
-    file = directory / "kubeconfig"
-    file.write_text(there.kubeconfig())
-    connection = await connect(file)
-    pieces = Pieces(connection)
-    slow = slow_starts(connection, pieces, lambda: world.now)
-    task = asyncio.ensure_future(pieces.run())
-    try:
-        await pieces.synced()
-        with slow.followed() as own:
-            yield partial(slow.look, own), slow, pieces
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await connection.close()
-        await runner.cleanup()
+    routes = [web.get(path, world.list_or_watch) for path in (PODS, PYTORCH_JOB.resource.path)]
+    routes.append(web.get("/api/v1/namespaces/team/events", world.tell))
+    async with connected(routes, directory) as connection:
+        pieces = Pieces(connection)
+        slow = slow_starts(connection, pieces, lambda: world.now)
+        async with meanwhile(pieces.run()):
+            await pieces.synced()
+            with slow.followed() as own:
+                yield partial(slow.look, own), slow, pieces
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CAPTURED.glob("*.json")))

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from misbehaving_apiserver import Server
+from small_apiserver import connected, meanwhile
 
 from holdfast_controller.jobs import Phase
-from holdfast_controller.kube.connection import connect
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import FINALIZER, JOBS
 from holdfast_controller.kube.store import IN_A_ROW, KubeStore
@@ -70,29 +69,15 @@ class Jobs:
 @asynccontextmanager
 async def store_of(jobs: Jobs, directory: Path) -> AsyncIterator[KubeStore]:
     """The reconciler's, which reads the copy."""
-    app = web.Application()
-    app.router.add_get(JOBS, jobs.list_or_watch)
-    app.router.add_patch(
-        "/apis/holdfast.dev/v1alpha1/namespaces/team/trainingjobs/{name}{rest:.*}", jobs.patch
+    routes = (
+        web.get(JOBS, jobs.list_or_watch),
+        web.patch("/apis/holdfast.dev/v1alpha1/namespaces/team/trainingjobs/{name}{rest:.*}", jobs.patch),
     )
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    there = Server()
-    there.port = runner.addresses[0][1]
-    kubeconfig = directory / "kubeconfig"
-    kubeconfig.write_text(there.kubeconfig())
-    connection = await connect(kubeconfig)
-    reflector = Reflector(connection, JOBS)
-    keeping = asyncio.create_task(reflector.run())
-    try:
-        await reflector.synced()
-        yield KubeStore(connection, reflector, cached=True)
-    finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-        await connection.close()
-        await runner.cleanup()
+    async with connected(routes, directory) as connection:
+        reflector = Reflector(connection, JOBS)
+        async with meanwhile(reflector.run()):
+            await reflector.synced()
+            yield KubeStore(connection, reflector, cached=True)
 
 
 def test_a_job_of_kubectls_costs_one_request_more_once(tmp_path: Path) -> None:

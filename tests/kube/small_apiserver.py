@@ -1,0 +1,59 @@
+"""An apiserver of a test's own: the few routes that a story needs, behind the controller's own connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from aiohttp import web
+
+from holdfast_controller.kube.connection import Connection, connect
+
+
+def kubeconfig_text(port: int) -> str:
+    """For a server on this machine that takes any token."""
+    return yaml.safe_dump(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+            "users": [{"name": "test", "user": {"token": "a-token"}}],
+        }
+    )
+
+
+@asynccontextmanager
+async def connected(routes: Iterable[web.RouteDef], directory: Path) -> AsyncIterator[Connection]:
+    """To a server with these routes; its kubeconfig lies in `directory`."""
+    app = web.Application()
+    app.add_routes(list(routes))
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        file = directory / "kubeconfig"
+        file.write_text(kubeconfig_text(runner.addresses[0][1]))
+        connection = await connect(file)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def meanwhile(work: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
+    """What is within goes on beside `work`, which ends with it."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

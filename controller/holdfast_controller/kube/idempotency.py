@@ -32,6 +32,8 @@ FINGERPRINT = "holdfast.dev/fingerprint"
 MADE = "holdfast.dev/made"
 KEY_DIGEST = "holdfast.dev/idempotency-key"
 """On the job: the digest of the key that made it."""
+TRIES = 3
+"""For a key that others take and give back again."""
 
 Create = Callable[[], Awaitable[Document]]
 
@@ -54,12 +56,8 @@ class KeyRecords:
         """
         digest = digest_of(idempotency.key)
         path = f"{events_path(job.metadata.namespace)}/holdfast-key.{digest}"
-        try:
-            await self._connection.post(path.rpartition("/")[0], _record(job, digest, idempotency))
-            ours = True
-        except AlreadyExists:
-            ours = False
-            known = await self._connection.get(path)
+        known = await self._take(path, job, digest, idempotency)
+        if known is not None:
             made = await self._made_before(job, known, digest, idempotency)
             if made is not None:
                 return made
@@ -71,7 +69,7 @@ class KeyRecords:
             made = await self._found(job, digest) if isinstance(error, AlreadyExists) else None
             if made is not None:
                 return made
-            if ours:
+            if known is None:
                 await self._forget(path)
             raise
         with suppress(NotFound):  # forgotten after an hour, or with the namespace
@@ -79,6 +77,19 @@ class KeyRecords:
                 path, {"metadata": {"annotations": {MADE: created["metadata"]["uid"]}}}, MERGE_PATCH
             )
         return created
+
+    async def _take(
+        self, path: str, job: TrainingJob, digest: str, idempotency: Idempotency
+    ) -> Document | None:
+        """Take the key for this request, or get the record of the one that has it."""
+        for _ in range(TRIES):
+            try:
+                await self._connection.post(path.rpartition("/")[0], _record(job, digest, idempotency))
+                return None
+            except AlreadyExists:
+                with suppress(NotFound):  # that one was refused meanwhile, and the key is free again
+                    return await self._connection.get(path)
+        raise Unavailable(f"idempotency key {idempotency.key!r} is in use by other requests; try again")
 
     async def _made_before(
         self, job: TrainingJob, known: Document, digest: str, idempotency: Idempotency

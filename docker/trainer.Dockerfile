@@ -25,8 +25,7 @@ RUN --mount=type=cache,id=holdfast-trainer-apt,target=/var/cache/apt,sharing=loc
     --mount=type=cache,id=holdfast-trainer-lists,target=/var/lib/apt/lists,sharing=locked \
     rm -f /etc/apt/apt.conf.d/docker-clean \
     && apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        ca-certificates libtcmalloc-minimal4 python3 \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3 \
     && python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 is needed, not {sys.version}")' \
     && useradd --uid 65532 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin holdfast
 
@@ -96,9 +95,17 @@ RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \
     # `holdfast`, the controller's client, needs what this image has not.
     && rm -r /opt/holdfast-app/bin
 
+# What trains on a CPU takes it by itself (trainer/holdfast_trainer/allocator.py). After the wheels: another
+# malloc is no reason to unpack PyTorch again.
+FROM dependencies AS malloc
+RUN --mount=type=cache,id=holdfast-trainer-apt,target=/var/cache/apt,sharing=locked \
+    --mount=type=cache,id=holdfast-trainer-lists,target=/var/lib/apt/lists,sharing=locked \
+    apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libtcmalloc-minimal4
+
 # ----------------------------------------------------------------------------------- variants
-FROM dependencies AS compiler-0
-FROM dependencies AS compiler-1
+FROM malloc AS compiler-0
+FROM malloc AS compiler-1
 RUN --mount=type=cache,id=holdfast-trainer-apt,target=/var/cache/apt,sharing=locked \
     --mount=type=cache,id=holdfast-trainer-lists,target=/var/lib/apt/lists,sharing=locked \
     apt-get update \

@@ -188,6 +188,7 @@ def test_killed_noticed_and_bereft_of_a_worker_equals_untouched(workshop: Worksh
 
     killed = workshop.start(ranks=2, script=helped, env=env, hold_at=17)
     killed.wait_for_step(12)
+    wait_until(lambda: killed.history.run.checkpoint(8).exists(), "step 8 to be durable")
     killed.signal(KILL)
     killed.wait()
 

@@ -11,6 +11,7 @@ from gangs import KILL, History, Workshop
 from gpt_runs import compiler_cache, start, write_config
 from tests.trainer.sharded_memory_script import REST, SHAPE
 from tests.trainer.test_run_exact import has_bf16
+from waiting import wait_until
 
 from holdfast_trainer.assembly import check_sharding
 from holdfast_trainer.checkpoint.inspection import Opened
@@ -130,6 +131,7 @@ def test_what_is_cut_and_compiled_trains_as_the_whole_as_written_and_resumes(
 
     gang = start(workshop, config, *settings, *compiled, ranks=2, env=cache)
     gang.wait_for_step(10)
+    wait_until(lambda: any(gang.history.run.checkpoints.glob("step-*")), "a first checkpoint")
     gang.signal(KILL)
     assert -KILL in gang.wait(), "it was not over yet"
     last = start(workshop, config, *settings, *compiled, ranks=2, env=cache)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from gangs import KILL, NOTICE, Workshop
 from gpt_runs import compiler_cache, start, write_config
+from waiting import wait_until
 
 from holdfast_trainer.compilation import CACHE, compile_or_eager
 from holdfast_trainer.config import ConfigError, ModelConfig, parse_window
@@ -86,6 +87,7 @@ def test_a_compiled_gpt_resumes_exactly(workshop: Workshop, config: Path) -> Non
     assert untouched.wait() == [0], untouched.texts()
     gang = start(workshop, config, *settings, env=cache)
     gang.wait_for_step(12)
+    wait_until(lambda: any(gang.history.run.checkpoints.glob("step-*")), "a first checkpoint")
     gang.signal(KILL)
     assert gang.wait() == [-KILL], "it was not over yet"
     last = start(workshop, config, *settings, env=cache)

@@ -2,9 +2,9 @@
 
 Each step asks for the blocks that the one before gave back. The C library returns large ones to the kernel,
 which has to find and to zero their pages when they are asked for again: 18,000 page faults in a step of 10 M
-parameters. With tcmalloc, which keeps them, it is 300, and a step takes 0.96 of the time; 0.94 with huge
-pages for PyTorch's larger tensors (`make bench-trainer`). A process has it from its first instruction on or
-not at all: a command that finds it starts itself again, with it in LD_PRELOAD, before anything else.
+parameters. With tcmalloc, which keeps them, and with huge pages for PyTorch's larger tensors it is 300, and a
+step takes 0.94 of the time (`make bench-trainer`). A process has it from its first instruction on or not at
+all: a command that finds it starts itself again, with it in LD_PRELOAD, before anything else.
 
 Not where there is a GPU, whose memory comes from elsewhere: that was never measured. Standard library only.
 """

@@ -102,12 +102,14 @@ def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[
         Subject("fabric (litgpt's loop)", "fabric"),
         Subject("machine's limit", "limit"),
     )
+    alone: tuple[Subject, ...] = same
     malloc: dict[str, str] = {}
-    other_malloc = (
-        Subject(BARE_WITH, "bare", environment=malloc),
-        Subject(OURS_WITHOUT, "holdfast", environment={allocator.PRELOAD: "", allocator.HUGE_PAGES: "0"}),
-    )
-    alone = same + other_malloc if allocator.preload(malloc, allocator.library()) else same
+    if allocator.preload(malloc, allocator.library()):
+        without = {allocator.PRELOAD: "", allocator.HUGE_PAGES: "0"}
+        alone += (
+            Subject(BARE_WITH, "bare", environment=malloc),
+            Subject(OURS_WITHOUT, "holdfast", environment=without),
+        )
     as_it_comes = (
         Subject(f"{OURS}, as it comes", "holdfast"),
         Subject("nanogpt's recipe, as it comes", "nanogpt", "fp32"),

@@ -137,8 +137,9 @@ def test_a_rank_in_the_trainer_image_has_the_malloc_that_it_brings(
         "--nproc-per-node=1",
         "--",
         "--tee",
+        "--",
     ]
-    command += ["--", "grep", "-om1", "libtcmalloc_minimal.so", "/proc/self/maps"]
+    command += ["grep", "-om1", "libtcmalloc_minimal.so", "/proc/self/maps"]
     cluster.kubectl.apply(restricted("malloc", baked["trainer"].name, command=command), namespace=namespace)
     assert "libtcmalloc_minimal.so" in said_by(cluster, namespace, "malloc").split()
 

@@ -13,8 +13,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from small_apiserver import kubeconfig_text
-
 PATH = "/apis/holdfast.dev/v1alpha1/trainingjobs"
 
 
@@ -110,10 +108,6 @@ class Server:
 
     def _items(self) -> dict[str, Any]:
         return {"metadata": {"resourceVersion": str(self.version)}, "items": list(self.things.values())}
-
-    def kubeconfig(self) -> str:
-        """Its text."""
-        return kubeconfig_text(self.port)
 
 
 @asynccontextmanager

@@ -14,36 +14,40 @@ from aiohttp import web
 from holdfast_controller.kube.connection import Connection, connect
 
 
-def kubeconfig_text(port: int) -> str:
-    """For a server on this machine that takes any token."""
-    return yaml.safe_dump(
-        {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-            "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-            "users": [{"name": "test", "user": {"token": "a-token"}}],
-        }
+@asynccontextmanager
+async def connected_to(port: int, directory: Path) -> AsyncIterator[Connection]:
+    """A server on this machine that takes any token; its kubeconfig lies in `directory`."""
+    file = directory / "kubeconfig"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "test",
+                "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+                "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+                "users": [{"name": "test", "user": {"token": "a-token"}}],
+            }
+        )
     )
+    connection = await connect(file)
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 @asynccontextmanager
 async def connected(routes: Iterable[web.RouteDef], directory: Path) -> AsyncIterator[Connection]:
-    """To a server with these routes; its kubeconfig lies in `directory`."""
+    """To a server with these routes (see `connected_to`)."""
     app = web.Application()
     app.add_routes(list(routes))
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        file = directory / "kubeconfig"
-        file.write_text(kubeconfig_text(runner.addresses[0][1]))
-        connection = await connect(file)
-        try:
+        async with connected_to(runner.addresses[0][1], directory) as connection:
             yield connection
-        finally:
-            await connection.close()
     finally:
         await runner.cleanup()
 

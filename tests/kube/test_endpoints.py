@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from misbehaving_apiserver import Server, misbehaving
+from small_apiserver import connected_to
 from waiting import wait_until_async
 
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
 from holdfast_controller.kube import endpoint
-from holdfast_controller.kube.connection import connect
 from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.pieces import Pieces
 from holdfast_controller.kube.reflector import Reflector
@@ -128,10 +128,7 @@ async def answering(ledger: str = "", **answers: Answer) -> AsyncIterator[tuple[
 @asynccontextmanager
 async def controller(directory: Path) -> AsyncIterator[tuple[Server, Pieces, Reflector, Endpoints]]:
     """One replica of it, whether it leads or not, on an apiserver that has the jobs that are put there."""
-    async with misbehaving() as server:
-        kubeconfig = directory / "kubeconfig"
-        kubeconfig.write_text(server.kubeconfig())
-        connection = await connect(kubeconfig)
+    async with misbehaving() as server, connected_to(server.port, directory) as connection:
         pieces, jobs = Pieces(connection), Reflector(connection, JOBS)
         endpoints = Endpoints(pieces, jobs)
         working = [asyncio.create_task(work) for work in (jobs.run(), endpoints.run())]
@@ -143,7 +140,6 @@ async def controller(directory: Path) -> AsyncIterator[tuple[Server, Pieces, Ref
             for task in working:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
-            await connection.close()
 
 
 def test_whatever_a_pod_answers_the_others_are_heard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from misbehaving_apiserver import PATH, Response, Server, misbehaving, thing
 from prometheus_client import CollectorRegistry
+from small_apiserver import connected_to
 from structlog.testing import capture_logs
 from waiting import wait_until_async
 
@@ -54,11 +55,8 @@ def tell(tmp_path: Path) -> Tell:
 
     def run(before: Callable[[Server], None], story: Story, timing: Timing = QUICK) -> None:
         async def told() -> None:
-            async with misbehaving() as server:
+            async with misbehaving() as server, connected_to(server.port, tmp_path) as connection:
                 before(server)
-                file = tmp_path / "kubeconfig"
-                file.write_text(server.kubeconfig())
-                connection = await connect(file)
                 registry = CollectorRegistry()
                 reflector = Reflector(connection, PATH, timing=timing, metrics=WatchMetrics(registry))
                 world = World(server, reflector, registry)
@@ -70,7 +68,6 @@ def tell(tmp_path: Path) -> Tell:
                     task.cancel()
                     with suppress(asyncio.CancelledError):
                         await task
-                    await connection.close()
 
         asyncio.run(told())
 
@@ -347,15 +344,9 @@ def test_a_server_nobody_reaches_and_a_kubeconfig_that_is_none(tmp_path: Path) -
             await connect(tmp_path / "empty")
         with pytest.raises(KubeconfigError, match=r"no pod with a service account .*KUBECONFIG"):
             await connect()
-        server = Server()
-        server.port = 9  # discard: nobody listens there
-        (tmp_path / "kubeconfig").write_text(server.kubeconfig())
-        connection = await connect(tmp_path / "kubeconfig")
-        try:
+        async with connected_to(9, tmp_path) as connection:  # discard: nobody listens there
             with pytest.raises(Unavailable, match=r"GET /api: the apiserver at http://127.0.0.1:9 cannot be"):
                 await connection.get("/api")
-        finally:
-            await connection.close()
 
     asyncio.run(story())
 

@@ -129,17 +129,8 @@ def test_in_the_trainer_image_torchrun_is_the_first_process_and_root_is_nobody(
 def test_a_rank_in_the_trainer_image_has_the_malloc_that_it_brings(
     cluster: Cluster, baked: dict[str, Built], namespace: str
 ) -> None:
-    command = [
-        "python",
-        "-m",
-        "holdfast_trainer.torchrun",
-        "--standalone",
-        "--nproc-per-node=1",
-        "--",
-        "--tee",
-        "--",
-    ]
-    command += ["grep", "-om1", "libtcmalloc_minimal.so", "/proc/self/maps"]
+    command = ["python", "-m", "holdfast_trainer.torchrun", "--standalone", "--nproc-per-node=1"]
+    command += ["--", "--tee", "--", "grep", "-om1", "libtcmalloc_minimal.so", "/proc/self/maps"]
     cluster.kubectl.apply(restricted("malloc", baked["trainer"].name, command=command), namespace=namespace)
     assert "libtcmalloc_minimal.so" in said_by(cluster, namespace, "malloc").split()
 

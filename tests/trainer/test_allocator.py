@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fresh_command import TORCHRUN, text_of
 from tests.cluster.errors import MissingTool
 from tests.cluster.system import install
 
 from holdfast_controller.local.ports import free_port
 from holdfast_trainer.allocator import HUGE_PAGES, LIBRARY, MULTIARCH, PACKAGE, PRELOAD, library, preload
-
-TORCHRUN = ["--nproc-per-node=1", "--rdzv-backend=static", "--master-addr=127.0.0.1", "--max-restarts=0"]
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +61,7 @@ def test_it_is_taken_where_it_is_and_steps_are_done_on_the_cpu(tmp_path: Path) -
 
 def told(command: list[str], directory: Path, **given: str) -> str:
     """What a command prints whose environment says nothing of malloc but what is given."""
-    inherited = {name: value for name, value in os.environ.items() if name not in (PRELOAD, HUGE_PAGES)}
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        env={**inherited, **given},
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return text_of(command, directory, (PRELOAD, HUGE_PAGES), **given)
 
 
 def test_a_rank_has_what_torchrun_was_started_again_with(installed: Path, tmp_path: Path) -> None:

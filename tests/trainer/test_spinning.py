@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fresh_command import TORCHRUN, text_of
 
 from holdfast_controller.local.ports import free_port
 from holdfast_trainer.spinning import NAME, POLICY, SPINS, spin_briefly
-
-TORCHRUN = ["--nproc-per-node=1", "--rdzv-backend=static", "--master-addr=127.0.0.1", "--max-restarts=0"]
 
 
 @pytest.mark.parametrize("given", [{NAME: "7"}, {POLICY: "ACTIVE"}, {POLICY: "PASSIVE", NAME: "7"}])
@@ -24,18 +21,7 @@ def test_what_the_user_says_stays(given: dict[str, str]) -> None:
 
 def told(command: list[str], directory: Path, **given: str) -> str:
     """How GNU's OpenMP says that it was set up, in every process of `command` that loads it."""
-    inherited = {name: value for name, value in os.environ.items() if name not in (NAME, POLICY)}
-    environment = {**inherited, "OMP_DISPLAY_ENV": "verbose", **given}
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        env=environment,
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
-    text = done.stdout + done.stderr
+    text = text_of(command, directory, (NAME, POLICY), OMP_DISPLAY_ENV="verbose", **given)
     if f"{NAME} =" not in text:
         pytest.skip("this PyTorch is not built with GNU's OpenMP")
     return text

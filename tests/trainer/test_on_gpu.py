@@ -1,8 +1,10 @@
 """On a real GPU, where there is one: a training under torchrun is killed and given notice, and ends with the
-bits of its twin that nobody touched."""
+bits of its twin that nobody touched; tune says what only a GPU has."""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -99,3 +101,15 @@ def test_killed_and_given_notice_a_gpu_run_is_the_untouched_one(
     assert runs.history("run").validations() == runs.history("twin").validations()
     assert last["digest"] == twin["digest"]
     assert "cuda" in runs.log("run", 3).read_text(), "it computed on the GPU"
+
+
+def test_tune_tells_what_tf32_buys(gpu: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holdfast_trainer", "tune", str(write_config(tmp_path)), "-o=json"]
+    command += ["--rounds=1", "--steps=1", "--seconds=0", "--no-compile", f"--out={tmp_path / 'out'}"]
+    tuning = subprocess.run(command, env={**os.environ, **gpu}, capture_output=True, text=True, check=False)
+    assert tuning.returncode == 0, tuning.stderr
+    speeds = {row["name"]: row["median"] for row in json.loads(tuning.stdout)["rows"]}
+    if "TF32" not in speeds:
+        pytest.skip("needs a GPU with TF32: compute capability 8.0 (Ampere)")
+    assert speeds["TF32"] > 0
+    assert speeds["all on but TF32"] > 0

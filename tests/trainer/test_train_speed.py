@@ -20,7 +20,7 @@ from holdfast_trainer.compilation import CACHE, compile_or_eager
 from holdfast_trainer.config import ConfigError, ModelConfig, parse_window
 from holdfast_trainer.model import GPT
 from holdfast_trainer.parallel import Gang, unharmed
-from holdfast_trainer.precision import allow_tf32
+from holdfast_trainer.precision import allow_tf32, has_tf32, with_tf32
 from holdfast_trainer.profiling import Window
 
 SHAPE = ModelConfig(vocab_size=64, layers=2, heads=2, width=32, context=16, dropout=0.2)
@@ -205,6 +205,22 @@ def test_tf32_is_no_matter_of_a_cpu() -> None:
     before = torch.get_float32_matmul_precision()
     allow_tf32(torch.device("cpu"), True)
     assert torch.get_float32_matmul_precision() == before
+    assert not has_tf32(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("allowed", "within"), [(True, "high"), (False, "highest"), (None, "medium")])
+def test_tf32_of_a_measurement_ends_with_it(allowed: bool | None, within: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    convolutions = torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with with_tf32(torch.device("cuda"), allowed):
+            assert torch.get_float32_matmul_precision() == within
+            assert torch.backends.cudnn.allow_tf32 == (convolutions if allowed is None else allowed)
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.backends.cudnn.allow_tf32 == convolutions
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 # --------------------------------------------------------------------- traces

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.parallel import Gang
 from holdfast_trainer.rehearsal import Clock
 from holdfast_trainer.tune import command
+from holdfast_trainer.tune.gpt import settings_of, with_settings
 from holdfast_trainer.tune.measure import Effort
 from holdfast_trainer.tune.plan import (
     ALL_OFF,
@@ -209,6 +211,21 @@ def test_an_interrupt_leaves_what_was_measured() -> None:
     assert "interrupted: this is what was measured until then" in as_text(found, "samples")
     assert "| all off | not measured |" in as_markdown(found, "samples")
     assert today.batch == 2
+
+
+# ----------------------------------------------------------- the configuration
+
+
+def test_what_was_tuned_on_a_gpu_says_tf32_and_elsewhere_it_stays_as_configured(tmp_path: Path) -> None:
+    config = load(write_config(tmp_path), ["train.tf32=false"], environ={})
+    today = settings_of(config, "fp32", Gang(0, 1, 0, torch.device("cpu")))
+    assert today.tf32 is None
+    assert not with_settings(config, today, 1).train.tf32
+    faster = replace(today, tf32=True)
+    assert with_settings(config, faster, 1).train.tf32
+    assert "fp32, TF32" in faster.told()
+    faster.write(tmp_path / "tuned.yaml")
+    assert Settings.read(tmp_path / "tuned.yaml") == faster
 
 
 # ----------------------------------------------------------------- the command

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -101,6 +102,24 @@ def allow_tf32(device: torch.device, allowed: bool) -> None:
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if allowed else "highest")
         torch.backends.cudnn.allow_tf32 = allowed
+
+
+@contextmanager
+def with_tf32(device: torch.device, allowed: bool | None) -> Iterator[None]:
+    """As `allow_tf32` has it, until the block ends; None changes nothing."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        if allowed is not None:
+            allow_tf32(device, allowed)
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+
+def has_tf32(device: torch.device) -> bool:
+    """From compute capability 8.0 (Ampere) on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def bf16_of(device: torch.device) -> Bf16:

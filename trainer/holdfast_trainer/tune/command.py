@@ -99,7 +99,7 @@ def gpt_subject(config: Config, gang: Any) -> Any:
     """The configured training. Raises ConfigError, DataError."""
     from ..data import TokenDataset
     from ..determinism import let_kernels_vary, make_deterministic
-    from ..precision import allow_tf32, precision
+    from ..precision import precision
     from .gpt import GptTrial, settings_of
     from .session import Subject
 
@@ -111,11 +111,10 @@ def gpt_subject(config: Config, gang: Any) -> Any:
     shape = {"context": config.model.context, "vocab_size": config.model.vocab_size}
     data = TokenDataset(config.data.prepared, "train", **shape, verify=config.data.verify)
     make_deterministic(strict=True) if config.train.deterministic else let_kernels_vary()
-    allow_tf32(gang.device, config.train.tf32)
     compute = precision(config.train.precision, gang.device, gang)
     return Subject(
         build=lambda settings, alone: GptTrial(config, data, settings, gang, alone=alone),
-        settings=settings_of(config, compute.name, gang.world_size),
+        settings=settings_of(config, compute.name, gang),
         unit="tokens",
         per_sample=config.model.context,
         learning_rate=config.optim.learning_rate,

@@ -9,20 +9,21 @@ from ..assembly import Batches
 from ..config import Config
 from ..data import TokenDataset
 from ..parallel import Gang
-from ..precision import precision
+from ..precision import has_tf32, precision
 from ..rehearsal import Clock, Rehearsal
 from .settings import Settings
 
 
-def settings_of(config: Config, compute: str, world_size: int) -> Settings:
+def settings_of(config: Config, compute: str, gang: Gang) -> Settings:
     """How the configuration trains today; `compute` is its precision, resolved."""
     train = config.train
-    share = train.global_batch // world_size
+    share = train.global_batch // gang.world_size
     micro = train.micro_batch or share
     return Settings(
         batch=micro,
         accumulate=share // micro,
         precision=cast(Any, compute),
+        tf32=train.tf32 if has_tf32(gang.device) else None,
         compile=bool(train.compile),
         fused=train.fused_optimizer,
         threads=train.threads,
@@ -48,6 +49,7 @@ def with_settings(config: Config, settings: Settings, world_size: int) -> Config
             global_batch=batch,
             micro_batch=settings.batch,
             precision=settings.precision,
+            tf32=train.tf32 if settings.tf32 is None else settings.tf32,
             compile=compiled,
             fused_optimizer=settings.fused,
             threads=settings.threads,

@@ -19,6 +19,7 @@ import torch
 from ..faults import is_out_of_memory
 from ..footprint import Footprint
 from ..parallel import Gang
+from ..precision import with_tf32
 from ..rehearsal import Clock, StepTimes
 from .settings import Settings
 
@@ -70,11 +71,12 @@ def measure(build: Build, settings: Settings, gang: Gang, effort: Effort) -> Out
     try:
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        if gang.world_size > 1:
-            alone = _agree(gang, _try(lambda: _steps(build, settings, True, Effort(1, 0.0), gang)))
-            if alone.fault:
-                return alone
-        return _agree(gang, _try(lambda: _steps(build, settings, False, effort, gang)))
+        with with_tf32(gang.device, settings.tf32):
+            if gang.world_size > 1:
+                alone = _agree(gang, _try(lambda: _steps(build, settings, True, Effort(1, 0.0), gang)))
+                if alone.fault:
+                    return alone
+            return _agree(gang, _try(lambda: _steps(build, settings, False, effort, gang)))
     finally:
         torch.set_num_threads(threads)
 

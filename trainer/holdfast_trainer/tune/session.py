@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from ..memory import ranks_here
 from ..optim import FUSED_DEVICES
 from ..parallel import Gang
-from ..precision import bf16_of, choose_precision, least
+from ..precision import bf16_of, choose_precision, has_tf32, least
 from ..samples import workers_by_rule
 from ..schema import ConfigError
 from .measure import Build, Effort, Outcome, measure
@@ -95,6 +95,9 @@ class Session:
             )
         fused = device in FUSED_DEVICES
         fast = replace(today, precision=cast(Any, best), fused=fused)
+        tf32 = all(self._gang.gather(has_tf32(self._gang.device)))
+        if tf32:
+            fast = replace(fast, tf32=True)
         today_as_found = self._measure("today's settings", today)
         if today_as_found.fault:
             raise ConfigError(f"today's settings ({today.told()}) cannot be measured: {today_as_found.fault}")
@@ -107,6 +110,8 @@ class Session:
             Switch("threads", *_pair(fast, today, "threads")),
             Switch("workers", *_pair(fast, today, "workers")),
         ]
+        if tf32:
+            pairs.append(Switch("TF32", {"tf32": True}, {"tf32": False}))
         if self._options.compile:
             pairs.append(Switch("compile", {"compile": True}, {"compile": False}))
         return pairs

@@ -22,6 +22,9 @@ class Settings:
     """Passes a step: the optimizer sees batch x accumulate samples of each rank."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Of the matrix products (autocast); weights stay fp32."""
+    tf32: bool | None = None
+    """TensorFloat-32 in the products that stay fp32, on a GPU that has it (`precision.allow_tf32`);
+    null: as torch is set."""
     compile: bool = False
     """torch.compile."""
     fused: bool = False
@@ -53,7 +56,8 @@ class Settings:
         """In a few words."""
         words = [f"batch {self.batch}"]
         words += [f"{self.accumulate} passes"] if self.accumulate > 1 else []
-        words += [self.precision, "compiled" if self.compile else "", "fused" if self.fused else ""]
+        words += [self.precision, "TF32" if self.tf32 else ""]
+        words += ["compiled" if self.compile else "", "fused" if self.fused else ""]
         words += [f"{self.threads} threads"] if self.threads else []
         words += [f"{self.workers} workers"] if self.workers else []
         words += ["recomputing"] if self.recompute else []

@@ -182,7 +182,8 @@ for step in run.steps(options["steps"]):
         with accumulate(model, last=chunk == options["chunks"] - 1):
             loss = loss_of(model, step, chunk)
             loss = loss * (1 + 0.01 * random.random() + 0.01 * float(np.random.rand()))
-            scaler.scale(loss).backward()
+            with run.span("backward"):
+                scaler.scale(loss).backward()
         total += loss.detach()
     if step == options["bad_at"] and options["bad"] == "gradient":
         next(model.parameters()).grad[0] = float("inf")

@@ -428,6 +428,26 @@ def test_what_is_not_known_is_not_zero() -> None:
     assert Progress.from_json(progress.to_json()) == progress
 
 
+def test_what_backward_waits_for_a_slower_rank_is_told_apart(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, steps=500, of_rank_1={"pause": 0.05}, chunks=2, hold_at=25)
+    gang.wait_for_step(25)
+    found = series(get(address_of(gang), "/metrics"))
+    waited, computed = (
+        found[f"holdfast_step_span_seconds_sum{{phase={phase}}}"] for phase in ("communication", "backward")
+    )
+    assert found["holdfast_step_span_seconds_count{phase=communication}"] == 25
+    assert waited > 24 * 0.04, "each step but the first, where ranks begin when they begin"
+    assert computed < waited
+
+
+def test_one_rank_alone_waits_for_nobody(workshop: Workshop) -> None:
+    gang = workshop.start(steps=500, hold_at=5)
+    gang.wait_for_step(5)
+    found = series(get(address_of(gang), "/metrics"))
+    assert "holdfast_step_span_seconds_count{phase=backward}" in found
+    assert "holdfast_step_span_seconds_count{phase=communication}" not in found
+
+
 def test_spans_of_one_phase_add_up() -> None:
     spans = Spans(torch.device("cpu"))
     spans.add("checkpoint", 1.5)

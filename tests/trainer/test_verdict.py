@@ -43,6 +43,16 @@ COMPUTE = {"forward": 3.0, "backward": 6.0, "optimizer": 0.5}
             "backward takes 8.0 times as long as forward where 2 is usual",
         ),
         (
+            Interval(10, 10.0, COMPUTE | {"backward": 4.0, "communication": 2.0}, world_size=2),
+            "communication",
+            "20% waits for the exchange of gradients, or for a rank that is slower",
+        ),
+        (
+            Interval(10, 10.0, {"forward": 1.0, "backward": 8.0, "communication": 0.5}, world_size=2),
+            "compute",
+            "nothing holds it",
+        ),
+        (
             Interval(10, 10.0, {"forward": 1.0, "backward": 8.0, "optimizer": 1.0}),
             "compute",
             "nothing holds it",

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from .checkpoint import rng
 from .checkpoint.tree import Piece
@@ -153,6 +154,35 @@ def wrap(
     if order_matters and settle is not None:
         _settle(ddp, settle)
     return ddp
+
+
+def hear_waiting(model: nn.Module, heard: Callable[[], None]) -> None:
+    """Have `heard` called in each backward pass in which DDP exchanges gradients, once all of them are
+    computed: what that pass takes from there on, it waits for the exchange, and for ranks that are slower.
+
+    A model that is not DDP's is left as it is. `heard` is called as DDP's own end of the pass is, before it:
+    on a GPU the stream of the caller is the current one.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+
+    def after_forward(_: nn.Module, __: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or not model.require_backward_grad_sync:
+            return
+        told = False
+
+        def backward_begins(_: torch.Tensor) -> None:
+            nonlocal told
+            if not told:
+                told = True
+                # Such calls are made when the pass has come to its end, in their order: this one is first.
+                torch.autograd.Variable._execution_engine.queue_callback(heard)  # type: ignore[no-untyped-call]
+
+        for part in tree_leaves(output):
+            if isinstance(part, torch.Tensor) and part.requires_grad:
+                part.register_hook(backward_begins)
+
+    model.register_forward_hook(after_forward)
 
 
 def shard(

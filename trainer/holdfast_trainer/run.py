@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -51,7 +52,7 @@ from .interruption import Exchange, Notice
 from .ledger import trained_before
 from .losses import Losses
 from .overflow import Overflow
-from .parallel import Gang, join_gang, shard, wrap
+from .parallel import Gang, hear_waiting, join_gang, shard, wrap
 from .place import Place
 from .prefetch import Prefetch
 from .resume import Marks, record_start, resume
@@ -203,7 +204,14 @@ class Run:
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
         """`model` on this rank's device, under DDP where there are several ranks (see parallel.wrap)."""
-        return wrap(model, self.gang, **options)
+        wrapped = wrap(model, self.gang, **options)
+        self.hear_waiting(wrapped)
+        return wrapped
+
+    def hear_waiting(self, model: nn.Module) -> None:
+        """Tell apart what the span `backward` waits for the exchange of gradients, as `communication`, where
+        `model` is DDP's. What `wrap` gives is heard already."""
+        hear_waiting(model, partial(self._account.spans.turn, "communication"))
 
     def shard(self, model: nn.Module, regions: Sequence[nn.Module]) -> nn.Module:
         """`model` cut over the ranks, FSDP2, region by region, and gathered in `compute_dtype` (see

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch.profiler import record_function
@@ -26,6 +27,8 @@ class Spans:
         self.off = False
         self._seconds: dict[str, float] = {}
         self._apart = 0.0
+        self._turned: tuple[str, Any] | None = None
+        """What the rest of the open span is, and since when: an event, or seconds."""
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._ended: dict[str, float] = {}
         self._ended_events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
@@ -37,22 +40,37 @@ class Spans:
             yield
             return
         with record_function(phase) if self.named else nullcontext():
+            self._turned = None
             if self.late:
-                start, end = _event(), _event()
-                start.record()
+                start = _moment()
                 torch.cuda.nvtx.range_push(phase)  # type: ignore[no-untyped-call]
                 try:
                     yield
                 finally:
                     torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
-                    end.record()
+                    end = _moment()
+                    if self._turned is not None:
+                        rest, since = self._turned
+                        self._events.append((rest, since, end))
+                        end = since
                     self._events.append((phase, start, end))
                 return
             began, apart = time.perf_counter(), self._apart
             try:
                 yield
             finally:
-                self.add(phase, time.perf_counter() - began - (self._apart - apart))
+                now = time.perf_counter()
+                if self._turned is not None:
+                    rest, since = self._turned
+                    self.add(rest, now - since)
+                    now = since
+                self.add(phase, now - began - (self._apart - apart))
+
+    def turn(self, phase: str) -> None:
+        """What is left of the span that is open is of another phase; told from within what it times, on a GPU
+        on the stream that the work is queued on."""
+        if not self.off:
+            self._turned = phase, _moment() if self.late else time.perf_counter()
 
     def add(self, phase: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere, on the CPU."""
@@ -99,8 +117,11 @@ def gemm_peak(device: torch.device, dtype: torch.dtype, size: int = 1024, repeat
     return 2 * size**3 / best
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def _moment() -> torch.cuda.Event:
+    """When the GPU is past what is queued now."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def _synchronize(device: torch.device) -> None:

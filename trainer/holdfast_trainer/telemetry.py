@@ -19,7 +19,6 @@ LOSS_DECAY = 0.98
 """Of the smoothed loss: a loss counts so much less than the one after it."""
 WINDOW = 20
 """Steps that rates are taken over."""
-PHASES = ("data", "forward", "backward", "optimizer", "validation", "checkpoint")
 _SPAN_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _SAVE_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 

@@ -67,6 +67,7 @@ def train(
         cache=run.run_dir.path / "compiled",
     )
     raw_model, model, optimizer = parts.raw_model, parts.model, parts.optimizer
+    run.hear_waiting(model)
     run.attention = parts.attention
     run.environment |= execution(
         settings,

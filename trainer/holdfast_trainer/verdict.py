@@ -2,8 +2,10 @@
 
 The loop's spans are added up over an interval; what they do not cover is `other`. The causes are looked at
 in order: what is no computing at all first (data, saves, gaps), then what computing wastes (a slow
-optimizer, a network), then how well the rest uses the device. Backward costs about twice what forward does
-(two matrix products for one), so what goes far beyond that with several ranks is the exchange of gradients.
+optimizer, a network), then how well the rest uses the device. With DDP, what backward waits for the exchange
+of gradients is a phase of its own. Where nobody measured that, it is told from the rest: backward costs about
+twice what forward does (two matrix products for one), and what goes far beyond that with several ranks is the
+exchange.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ DATA_SHARE = 0.05
 SAVE_SHARE = 0.05
 OTHER_SHARE = 0.15
 OPTIMIZER_SHARE = 0.25
+COMMUNICATION_SHARE = 0.1
 BACKWARD_TO_FORWARD = 3.5
+"""Where the exchange was not measured."""
 LOW_MFU = 0.3
 COMPUTING = ("forward", "backward", "optimizer")
 
@@ -96,7 +100,16 @@ def _wasted(interval: Interval, took: str) -> Verdict | None:
             f"{took}, of which {optimizer:.0%} is the optimizer: do more work between two of its steps "
             "(a larger train.global_batch), with its fused kernels (fused=True)",
         )
-    if interval.world_size > 1 and backward > BACKWARD_TO_FORWARD * forward > 0:
+    measured = "communication" in interval.spans
+    waits = interval.share("communication")
+    if waits > COMMUNICATION_SHARE:
+        return Verdict(
+            "communication",
+            f"{took}, of which {waits:.0%} waits for the exchange of gradients, or for a rank that is "
+            "slower: accumulate (a larger train.global_batch at the same train.micro_batch), take a faster "
+            "network, or look at what the other ranks do meanwhile",
+        )
+    if not measured and interval.world_size > 1 and backward > BACKWARD_TO_FORWARD * forward > 0:
         return Verdict(
             "communication",
             f"{took}; backward takes {backward / forward:.1f} times as long as forward where 2 is usual, so "

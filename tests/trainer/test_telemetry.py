@@ -16,6 +16,7 @@ import torch
 from gangs import KILL, Gang, Workshop
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from queued_event import QueuedEvent
 from waiting import wait_until
 
 from holdfast_controller.jobs import Verdict
@@ -438,6 +439,23 @@ def test_what_backward_waits_for_a_slower_rank_is_told_apart(workshop: Workshop)
     assert found["holdfast_step_span_seconds_count{phase=communication}"] == 25
     assert waited > 24 * 0.04, "each step but the first, where ranks begin when they begin"
     assert computed < waited
+
+
+def test_on_a_gpu_what_is_left_of_a_span_is_told_apart_by_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    QueuedEvent.instead_of_cuda(monkeypatch)
+    for name in ("range_push", "range_pop"):
+        monkeypatch.setattr(torch.cuda.nvtx, name, lambda *_: None)
+    spans = Spans(torch.device("cuda"))
+    with spans.span("forward"):
+        pass
+    with spans.span("backward"):
+        spans.turn("communication")
+    with spans.span("optimizer"):
+        pass
+    spans.end_step()
+    assert QueuedEvent.waited == 0, "all of it is only queued"
+    each = dict.fromkeys(("forward", "backward", "communication", "optimizer"), 0.01)
+    assert spans.collect() == pytest.approx(each)
 
 
 def test_one_rank_alone_waits_for_nobody(workshop: Workshop) -> None:

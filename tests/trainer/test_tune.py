@@ -12,6 +12,7 @@ import pytest
 import torch
 from gangs import Workshop
 from gpt_runs import COMMAND, write_config
+from queued_event import QueuedEvent
 
 from holdfast_trainer.config import load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
@@ -140,28 +141,8 @@ def test_what_was_fastest_is_chosen_and_everything_on_where_it_is_as_fast() -> N
 # -------------------------------------------------------------------- the clock
 
 
-class QueuedEvent:
-    """In the place of torch.cuda.Event: a GPU that is past each one 10 ms after the one before, and only once
-    somebody has waited for it."""
-
-    queued, waited = 0, 0
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        QueuedEvent.queued = self.place = QueuedEvent.queued + 1
-
-    def synchronize(self) -> None:
-        QueuedEvent.waited = self.place
-
-    def elapsed_time(self, end: QueuedEvent) -> float:
-        assert QueuedEvent.waited >= end.place, "it is not past yet"
-        return 10.0 * (end.place - self.place)
-
-
 def test_a_gpu_is_not_waited_for_between_the_parts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", QueuedEvent)
+    QueuedEvent.instead_of_cuda(monkeypatch)
     clocks = [Clock(torch.device("cuda")) for _ in range(2)]
     for clock in clocks:
         for part in ("data", "forward", "backward", "forward", "backward", "optimizer"):

@@ -176,11 +176,11 @@ def hear_waiting(model: nn.Module, heard: Callable[[], None]) -> None:
             if not told:
                 told = True
                 # Such calls are made when the pass has come to its end, in their order: this one is first.
-                torch.autograd.Variable._execution_engine.queue_callback(heard)  # type: ignore[no-untyped-call]
+                torch.autograd.Variable._execution_engine.queue_callback(heard)
 
         for part in tree_leaves(output):
             if isinstance(part, torch.Tensor) and part.requires_grad:
-                part.register_hook(backward_begins)
+                part.register_hook(backward_begins)  # type: ignore[no-untyped-call]
 
     model.register_forward_hook(after_forward)
 

@@ -403,7 +403,8 @@ class Run:
         return self._account.telemetry.summary()
 
     def span(self, phase: str) -> AbstractContextManager[None]:
-        """Time a part of the step: data, forward, backward, optimizer, validation."""
+        """Time a part of the step: data, forward, backward, optimizer, validation. Of `backward`, what DDP
+        waits for the exchange of gradients is told apart, as `communication`."""
         self._saves.settle_if_copied()
         return self._account.spans.span(phase)
 

@@ -48,29 +48,28 @@ class Spans:
                     yield
                 finally:
                     torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
-                    end = _moment()
-                    if self._turned is not None:
-                        rest, since = self._turned
-                        self._events.append((rest, since, end))
-                        end = since
-                    self._events.append((phase, start, end))
+                    self._events += self._cut(phase, start, _moment())
                 return
             began, apart = time.perf_counter(), self._apart
             try:
                 yield
             finally:
-                now = time.perf_counter()
-                if self._turned is not None:
-                    rest, since = self._turned
-                    self.add(rest, now - since)
-                    now = since
-                self.add(phase, now - began - (self._apart - apart))
+                self.add(phase, apart - self._apart)
+                for part, start, end in self._cut(phase, began, time.perf_counter()):
+                    self.add(part, end - start)
 
     def turn(self, phase: str) -> None:
         """What is left of the span that is open is of another phase; told from within what it times, on a GPU
         on the stream that the work is queued on."""
         if not self.off:
             self._turned = phase, _moment() if self.late else time.perf_counter()
+
+    def _cut(self, phase: str, start: Any, end: Any) -> list[tuple[str, Any, Any]]:
+        """A span's parts: one, or two where it turned."""
+        if self._turned is None:
+            return [(phase, start, end)]
+        rest, since = self._turned
+        return [(phase, start, since), (rest, since, end)]
 
     def add(self, phase: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere, on the CPU."""

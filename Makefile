@@ -31,6 +31,8 @@ up: install ## the controller and the local engine on this machine
 	@$(VENV)/bin/holdfast up $(ARGS)
 
 test: install ## all tests; ARGS="-k name" narrows them
+	@# Tests start a thousand processes; where Python may not keep bytecode by itself, each would compile anew.
+	@$(RUN) -m compileall -q bench controller scripts tests trainer
 	@$(RUN) -m pytest -n auto $(ARGS)
 
 test-quick: install ## all tests but the slow ones and those that need a cluster

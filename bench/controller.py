@@ -48,7 +48,7 @@ REAL = f"{OURS}, real operator"
 async def run(report: Report, there: World, options: argparse.Namespace, console: Console) -> None:
     controller, operator = there.controller(), there.operator()
     try:
-        async with api(there.kubectl.kubeconfig) as server, sightings(server) as seen:
+        async with api(there.kubeconfig) as server, sightings(server) as seen:
             bench = Bench(report, server, controller, operator, seen, options, console)
             few = first_jobs(options.jobs)
             probe = max(1, min(200, options.jobs // 20))
@@ -76,7 +76,7 @@ async def run_progress(report: Report, there: World, options: argparse.Namespace
     controller, operator = there.controller(), there.operator(jobs)
     try:
         with trainers(jobs) as ranks:
-            async with api(there.kubectl.kubeconfig) as server, sightings(server) as seen:
+            async with api(there.kubeconfig) as server, sightings(server) as seen:
                 bench = Bench(report, server, controller, operator, seen, options, console)
                 await bench.crowd(jobs, kept=False)
                 await bench.settled()
@@ -88,7 +88,7 @@ async def run_progress(report: Report, there: World, options: argparse.Namespace
 async def run_real(report: Report, there: World, options: argparse.Namespace, console: Console) -> None:
     """A few jobs beside the real operator and the real scheduler."""
     controller = there.controller()
-    async with api(there.kubectl.kubeconfig) as server, sightings(server) as seen:
+    async with api(there.kubeconfig) as server, sightings(server) as seen:
         bench = Bench(report, server, controller, None, seen, options, console, subject=REAL)
         await bench.crowd(options.real_operator)
         await bench.settled()

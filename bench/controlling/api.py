@@ -67,13 +67,13 @@ class Api:
 
 @asynccontextmanager
 async def api(kubeconfig: Path) -> AsyncIterator[Api]:
-    """By a kubeconfig with a client's certificate, as the tests' clusters have."""
+    """By a kubeconfig with a token."""
     config = yaml.safe_load(await asyncio.to_thread(kubeconfig.read_text, encoding="utf-8"))
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     trust = ssl.create_default_context(cafile=cluster["certificate-authority"])
-    trust.load_cert_chain(user["client-certificate"], user["client-key"])
     connector = aiohttp.TCPConnector(ssl=trust, limit=200)
-    async with aiohttp.ClientSession(connector=connector, read_bufsize=2**21) as session:
+    headers = {"Authorization": f"Bearer {user['token']}"}
+    async with aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=2**21) as session:
         yield Api(session, cluster["server"])
 
 

@@ -31,6 +31,7 @@ from tests.cluster.component import Component, end_all, environment, start
 from tests.cluster.control_plane import start_control_plane
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.machine import erase
+from tests.cluster.rights import as_account
 from tests.cluster.site import Site, site_apart
 
 CRD = ROOT / "helm" / "holdfast" / "templates" / "crd.yaml"
@@ -152,10 +153,12 @@ class World:
     site: Site
     kubectl: Kubectl
     nodes: int
+    kubeconfig: Path
+    """Of the account, by its token, as a pod of a cluster has: a certificate is checked at each request."""
 
     def operator(self, trainers: int = 0) -> OperatorPart:
         """Start what plays the operator's part; close it in the end. The first jobs have `trainers`."""
-        words = [sys.executable, "-m", "bench.controlling.operator", str(self.kubectl.kubeconfig)]
+        words = [sys.executable, "-m", "bench.controlling.operator", str(self.kubeconfig)]
         log = self.site.logs / "operator-part.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -176,13 +179,13 @@ class World:
         command = [
             *prefix,
             sys.executable, "-m", "holdfast_controller", "controller", "--engine", "kubernetes",
-            f"--kubeconfig={self.kubectl.kubeconfig}", "--host=127.0.0.1", "--port=0", "--log-level=warning",
+            f"--kubeconfig={self.kubeconfig}", "--host=127.0.0.1", "--port=0", "--log-level=warning",
             f"--pod-settings={settings}", "--lease=bench", "--namespace=default", "--identity=bench",
             "--log-format=json",
         ]  # fmt: skip
         started = start(self.site, "controller", command)
         process = psutil.Process(started.process.pid)
-        token = self.kubectl.run("create", "token", ACCOUNT, "-n=default", "--duration=4h").strip()
+        token = yaml.safe_load(self.kubeconfig.read_text(encoding="utf-8"))["users"][0]["user"]["token"]
         found: list[Controller] = []
 
         def ready() -> bool:
@@ -207,7 +210,7 @@ def world(nodes: int) -> Iterator[World]:
             if component.name in ("kube-controller-manager", "kube-scheduler"):
                 component.process.terminate()
         start_nodes(where, plane.kubectl, nodes)
-        yield World(where, plane.kubectl, nodes)
+        yield World(where, plane.kubectl, nodes, _account(where, plane.kubectl))
     finally:
         end_all(where)
         erase(where.home)
@@ -227,7 +230,7 @@ def real_world(nodes: int) -> Iterator[World]:
             kubectl.apply(*storage(namespace_of(number)))
         kubectl.run("cordon", "--selector=!type")  # its own node keeps what runs there, and takes no more
         start_nodes(where, kubectl, nodes, lease_seconds=40)
-        yield World(where, kubectl, nodes)
+        yield World(where, kubectl, nodes, _account(where, kubectl))
     finally:
         down(where, purge=True)
 
@@ -307,6 +310,10 @@ def start_nodes(where: Site, kubectl: Kubectl, nodes: int, lease_seconds: int = 
 
     kwok.wait_ready(all_ready, 300)
     return kwok
+
+
+def _account(where: Site, kubectl: Kubectl) -> Path:
+    return as_account(kubectl, "default", ACCOUNT, where.state / "account.kubeconfig", "--duration=4h")
 
 
 def _end_of(log: Path) -> str:

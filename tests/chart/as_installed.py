@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 from processes import Processes
 from tests.chart.conftest import CHART, Helm
 from tests.cluster.errors import ClusterError
 from tests.cluster.kubectl import Kubectl
-from tests.cluster.rights import wait_until_allowed
+from tests.cluster.rights import as_account, wait_until_allowed
 from tests.cluster.trainingjobs import wait_served
 from waiting import wait_until
 
@@ -100,7 +99,7 @@ def start(
         "HOLDFAST_LEADER_ELECTION": name,  # what the release's Role allows
         "POD_NAME": "controller-0",
         "POD_NAMESPACE": system,
-        "KUBECONFIG": str(as_account(kubectl, system, name, directory)),
+        "KUBECONFIG": str(as_account(kubectl, system, name, directory / "account.kubeconfig")),
     }
     wait_until_allowed(kubectl, system, name, "list")
     log = directory / "controller.log"
@@ -122,14 +121,3 @@ def start(
 
     wait_until(ready, "the controller to be ready")
     return running
-
-
-def as_account(kubectl: Kubectl, system: str, account: str, directory: Path) -> Path:
-    """A kubeconfig of that service account and of nobody else."""
-    config = yaml.safe_load(kubectl.kubeconfig.read_text())
-    token = kubectl.run("create", "token", account, f"-n={system}").strip()
-    config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
-    path = directory / "account.kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    path.chmod(0o600)
-    return path

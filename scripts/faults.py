@@ -39,11 +39,12 @@ A rank that somebody kills inside its pod is a failure: what takes pods from a j
 The full disk is that of the claim, with no room left until a save has failed; training goes on meanwhile.
 Where it is full when an attempt begins, inodes are gone too, and come back once the verdict is there. A
 clock that is wrong is that of all containers of one node, not of its kubelet; the figures in the status are
-held against the right one. A gang of which a part finds no place is given up after 300 s, which are among its
-seconds; it spends no budget, and the eviction before it is counted apart. Kueue's quota has room for one job:
-another of higher priority takes it, and the job waits, with a sentence that says for what, until it is given
-back. The Node of the one without power is deleted, as a cloud's controller does. Pods of a node that says
-nothing are taken after 5 s here; Kubernetes as it comes waits for 300 s, which then come on top.
+held against the right one. A gang of which a part finds no place, or which has its nodes and cannot start on
+them, is given up after 300 s, which are among its seconds; it spends no budget, and the eviction before it is
+counted apart. Kueue's quota has room for one job: another of higher priority takes it, and the job waits,
+with a sentence that says for what, until it is given back. The Node of the one without power is deleted, as a
+cloud's controller does. Pods of a node that says nothing are taken after 5 s here; Kubernetes as it comes
+waits for 300 s, which then come on top.
 {note}
 | fault | verdict | budget spent | steps lost | resume | left behind | seconds | reason in the job's status |
 | --- | --- | --- | --- | --- | --- | --- | --- |

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -205,22 +205,33 @@ def room_for_one(job: Job, attempt: int) -> Iterator[None]:
         yield
 
 
+def without_image(*, everywhere: bool = False) -> Hit:
+    """Evicted where one of both nodes has not got the image any more, or neither has, nor can get it."""
+
+    @contextmanager
+    def hit(job: Job, attempt: int) -> Iterator[None]:
+        world, pods = job.world, job.pods(attempt)
+        with ExitStack() as stack:
+            stack.enter_context(nothing_beside(world, {pod["spec"]["nodeName"] for pod in pods}))
+            for pod in pods if everywhere else [job.victim(attempt)]:
+                stack.enter_context(_image_gone(world, site_of(world, pod)))
+            stack.enter_context(evicted(job, attempt))
+            yield
+
+    return hit
+
+
 @contextmanager
-def without_image(job: Job, attempt: int) -> Iterator[None]:
-    """Evicted where one of both nodes has not got the image any more, nor can get it."""
-    world, pod = job.world, job.victim(attempt)
-    node = site_of(world, pod)
+def _image_gone(world: World, node: Site) -> Iterator[None]:
     images = ImageStore(node, Machine.running(node).enter)
     kept = f"{world.image}-kept"  # or its layers would go too
-    with nothing_beside(world, {one["spec"]["nodeName"] for one in job.pods(attempt)}):
-        images.run("images", "tag", world.image, kept)
-        images.run("images", "rm", world.image)
-        try:
-            with evicted(job, attempt):
-                yield
-        finally:
-            images.run("images", "tag", kept, world.image)
-            images.run("images", "rm", kept)
+    images.run("images", "tag", world.image, kept)
+    images.run("images", "rm", world.image)
+    try:
+        yield
+    finally:
+        images.run("images", "tag", kept, world.image)
+        images.run("images", "rm", kept)
 
 
 @contextmanager

@@ -60,8 +60,13 @@ FAULTS = (
         notice=True, group="places", follows=True,
     ),
     Fault(
-        "eviction where the image is gone", hits.without_image, "ImagePull",
+        "eviction where the image is gone", hits.without_image(), "ImagePull",
         r"1 of 2 replicas ran for 300 s and waited for replica \d: (ErrImagePull|ImagePullBackOff): ",
+        notice=True, group="places", follows=True,
+    ),
+    Fault(
+        "eviction where the image is gone from both nodes", hits.without_image(everywhere=True), "ImagePull",
+        r"it held places for 300 s and waited for replica \d: (ErrImagePull|ImagePullBackOff): ",
         notice=True, group="places", follows=True,
     ),
     # A rank ends, or stands still.

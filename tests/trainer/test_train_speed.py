@@ -209,7 +209,10 @@ def test_tf32_is_no_matter_of_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(("allowed", "within"), [(True, "high"), (False, "highest"), (None, "medium")])
-def test_tf32_of_a_measurement_ends_with_it(allowed: bool | None, within: str) -> None:
+def test_tf32_of_a_measurement_ends_with_it(
+    allowed: bool | None, within: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     before = torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("medium")
@@ -219,6 +222,23 @@ def test_tf32_of_a_measurement_ends_with_it(allowed: bool | None, within: str) -
             assert torch.backends.cudnn.allow_tf32 == (convolutions if allowed is None else allowed)
         assert torch.get_float32_matmul_precision() == "medium"
         assert torch.backends.cudnn.allow_tf32 == convolutions
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_tf32_that_a_program_sets_by_its_newer_name_stays_as_it_is(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch refuses to be asked by the older names from then on."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    before = torch.get_float32_matmul_precision()
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert not has_tf32(torch.device(device))
+        for allowed in (None, False):
+            with with_tf32(torch.device(device), allowed):
+                assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         torch.set_float32_matmul_precision(before)
 

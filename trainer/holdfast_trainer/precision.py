@@ -106,11 +106,13 @@ def allow_tf32(device: torch.device, allowed: bool) -> None:
 
 @contextmanager
 def with_tf32(device: torch.device, allowed: bool | None) -> Iterator[None]:
-    """As `allow_tf32` has it, until the block ends; None changes nothing."""
+    """As `allow_tf32` has it, until the block ends; with None, or without `has_tf32`, nothing is touched."""
+    if allowed is None or not has_tf32(device):
+        yield
+        return
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
-        if allowed is not None:
-            allow_tf32(device, allowed)
+        allow_tf32(device, allowed)
         yield
     finally:
         torch.set_float32_matmul_precision(products)
@@ -118,8 +120,15 @@ def with_tf32(device: torch.device, allowed: bool | None) -> Iterator[None]:
 
 
 def has_tf32(device: torch.device) -> bool:
-    """From compute capability 8.0 (Ampere) on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    """Whether it can be switched here: from compute capability 8.0 (Ampere) on, and not where a program has
+    set torch's newer `fp32_precision`, after which the names that `allow_tf32` sets cannot be read."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:
+        torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return False
+    return True
 
 
 def bf16_of(device: torch.device) -> Bf16:

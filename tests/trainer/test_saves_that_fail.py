@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import urllib.request
 from pathlib import Path
 
 import pytest
+from asked import address_of, get
 from disks import fill
 from gangs import KILL, NOTICE, Gang, Workshop
 from waiting import wait_until
@@ -15,9 +15,7 @@ from holdfast_trainer.contract import Progress
 
 def served(gang: Gang) -> Progress:
     """What rank 0 answers just now."""
-    address = gang.history.run.progress_address(gang.attempt).read_text()
-    with urllib.request.urlopen(f"http://{address}/progress", timeout=300) as answer:
-        return Progress.from_json(answer.read().decode())
+    return Progress.from_json(get(address_of(gang), "/progress"))
 
 
 @pytest.mark.slow

@@ -1,0 +1,72 @@
+"""Where the time of a step goes: by the CPU's clock and the GPU's, and apart what a rank waits for others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from asked import address_of, get, series
+from gangs import Workshop
+from queued_event import QueuedEvent
+
+from holdfast_trainer.spans import Spans, gemm_peak
+
+
+def test_what_backward_waits_for_a_slower_rank_is_told_apart(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, steps=500, of_rank_1={"pause": 0.05}, chunks=2, hold_at=25)
+    gang.wait_for_step(25)
+    found = series(get(address_of(gang), "/metrics"))
+    waited, computed = (
+        found[f"holdfast_step_span_seconds_sum{{phase={phase}}}"] for phase in ("communication", "backward")
+    )
+    assert found["holdfast_step_span_seconds_count{phase=communication}"] == 25
+    assert waited > 24 * 0.04, "each step but the first, where ranks begin when they begin"
+    assert computed < waited
+
+
+def test_on_a_gpu_what_is_left_of_a_span_is_told_apart_by_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    QueuedEvent.instead_of_cuda(monkeypatch)
+    for name in ("range_push", "range_pop"):
+        monkeypatch.setattr(torch.cuda.nvtx, name, lambda *_: None)
+    spans = Spans(torch.device("cuda"))
+    with spans.span("forward"):
+        pass
+    with spans.span("backward"):
+        spans.turn("communication")
+    with spans.span("optimizer"):
+        pass
+    spans.end_step()
+    assert QueuedEvent.waited == 0, "all of it is only queued"
+    each = dict.fromkeys(("forward", "backward", "communication", "optimizer"), 0.01)
+    assert spans.collect() == pytest.approx(each)
+
+
+def test_one_rank_alone_waits_for_nobody(workshop: Workshop) -> None:
+    gang = workshop.start(steps=500, hold_at=5)
+    gang.wait_for_step(5)
+    found = series(get(address_of(gang), "/metrics"))
+    assert "holdfast_step_span_seconds_count{phase=backward}" in found
+    assert "holdfast_step_span_seconds_count{phase=communication}" not in found
+
+
+def test_spans_of_one_phase_add_up() -> None:
+    spans = Spans(torch.device("cpu"))
+    spans.add("checkpoint", 1.5)
+    for _ in range(2):
+        with spans.span("data"):
+            spans.add("checkpoint", 0.5)
+    spans.end_step()
+    found = spans.collect()
+    assert found["checkpoint"] == 2.5
+    assert found["data"] > 0
+    assert spans.collect() == {}
+
+
+def test_the_peak_is_of_numbers_as_training_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of constant ones a GPU is faster than it can ever be; and what training draws stays as it was."""
+    multiplied, real = [], torch.mm
+    monkeypatch.setattr(torch, "mm", lambda left, right: multiplied.append(left) or real(left, right))
+    before = torch.get_rng_state()
+    assert gemm_peak(torch.device("cpu"), torch.float32, size=64, repeats=2) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(multiplied) == 2
+    assert len(multiplied[0].unique()) > 4000

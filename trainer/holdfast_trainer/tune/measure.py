@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,18 +68,24 @@ class Outcome:
 
 def measure(build: Build, settings: Settings, gang: Gang, effort: Effort) -> Outcome:
     """Collective. A combination that fails is told as a fault, and never ends the others."""
-    threads = torch.get_num_threads()
+    with _threads(settings.threads), with_tf32(gang.device, settings.tf32):
+        if gang.world_size > 1:
+            alone = _agree(gang, _try(lambda: _steps(build, settings, True, Effort(1, 0.0), gang)))
+            if alone.fault:
+                return alone
+        return _agree(gang, _try(lambda: _steps(build, settings, False, effort, gang)))
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """So many for CPU operators, until the block ends; None changes nothing."""
+    before = torch.get_num_threads()
     try:
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
-        with with_tf32(gang.device, settings.tf32):
-            if gang.world_size > 1:
-                alone = _agree(gang, _try(lambda: _steps(build, settings, True, Effort(1, 0.0), gang)))
-                if alone.fault:
-                    return alone
-            return _agree(gang, _try(lambda: _steps(build, settings, False, effort, gang)))
+        if count:
+            torch.set_num_threads(count)
+        yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def _steps(build: Build, settings: Settings, alone: bool, effort: Effort, gang: Gang) -> Outcome:

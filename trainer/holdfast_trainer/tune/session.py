@@ -94,10 +94,8 @@ class Session:
                 "precision: this device multiplies neither bf16 nor fp16 faster than fp32, which stays"
             )
         fused = device in FUSED_DEVICES
-        fast = replace(today, precision=cast(Any, best), fused=fused)
         tf32 = all(self._gang.gather(has_tf32(self._gang.device)))
-        if tf32:
-            fast = replace(fast, tf32=True)
+        fast = replace(today, precision=cast(Any, best), fused=fused, tf32=tf32 or today.tf32)
         today_as_found = self._measure("today's settings", today)
         if today_as_found.fault:
             raise ConfigError(f"today's settings ({today.told()}) cannot be measured: {today_as_found.fault}")

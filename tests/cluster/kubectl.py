@@ -11,8 +11,9 @@ from typing import Any
 
 from tests.cluster.errors import ClusterError
 
-_BRIEFLY = {"GOGC": "off", "GOMAXPROCS": "1"}
-"""Of the twentieth of a second that it lives, a third goes to collecting garbage and starting threads."""
+_BRIEFLY = {"GOGC": "off", "GOMEMLIMIT": "512MiB", "GOMAXPROCS": "1"}
+"""Of the twentieth of a second that it lives, a third goes to collecting garbage and starting threads. It is
+collected where there is much of it: ten thousand jobs, or a watch that goes on for minutes."""
 
 
 @dataclass(frozen=True)

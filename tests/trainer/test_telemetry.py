@@ -435,6 +435,30 @@ def test_what_is_no_progress_is_refused_and_costs_no_message(body: str, said: st
     assert message.progress is None
 
 
+def test_an_error_of_pages_hides_no_figure_of_a_training_that_goes_on() -> None:
+    """A save can fail with an object store's whole answer, or with what each of 64 ranks has to say."""
+    telemetry = Telemetry(1, 20)
+    telemetry.save_failed(8, "rank 0: AccessDenied " + "x" * 4000)
+    progress = Progress.from_json(telemetry.progress.to_json())
+    assert progress.save_fault is not None
+    assert progress.save_fault.startswith("rank 0: AccessDenied x")
+    assert progress.save_fault.endswith("x...")
+    assert replace(progress, save_fault=None) == replace(telemetry.progress, save_fault=None)
+
+
+@pytest.mark.parametrize("letter", ["x", "\N{CYRILLIC SMALL LETTER ZHE}", "\N{WEARY FACE}", '"'])
+@pytest.mark.parametrize("error", ["", "no ink"])
+def test_sentences_give_way_where_they_leave_no_room_for_the_error(letter: str, error: str) -> None:
+    progress = replace(Telemetry(1, 2).progress, verdict=letter * 5000, save_fault=letter * 5000, step=2)
+    text = Termination("failed", 2, 1, error, progress=progress).to_json()
+    assert len(text.encode()) <= TERMINATION_LIMIT
+    message = Termination.from_json(text)
+    assert message is not None
+    assert message.error == error
+    assert message.progress is not None
+    assert message.progress.step == 2
+
+
 def test_a_long_error_gives_way_to_the_figures(tmp_path: Path) -> None:
     progress = replace(Telemetry(1, 2).progress, loss=float("nan"), digest="d" * 64, useful_seconds=1.5)
     text = Termination("failed", 3, 2, "no " * 4000 + "ink", progress=progress).to_json()

@@ -395,7 +395,13 @@ class Progress:
     """Seconds since the epoch at which this was asked, by rank 0's clock, as all its times are."""
 
     def to_json(self) -> str:
-        return json.dumps(_in_json(dataclasses.asdict(self)))
+        """Its sentences are cut to what `from_json` takes: an object store's error can be pages long."""
+        return json.dumps(self._body())
+
+    def _body(self) -> dict[str, Any]:
+        told: dict[str, Any] = _in_json(dataclasses.asdict(self))
+        words = {name: _shortened(value) for name, value in told.items() if isinstance(value, str)}
+        return told | words
 
     @classmethod
     def from_json(cls, text: str) -> Progress:
@@ -428,6 +434,10 @@ _LATEST = 253_402_300_800
 """Seconds from the epoch to the year 10000, which no calendar here has."""
 _LONGEST = 1000
 """Characters of a word or sentence."""
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
 def is_time(value: object) -> TypeGuard[float]:
@@ -492,11 +502,15 @@ class Termination:
     storage_unavailable: bool = False
 
     def to_json(self) -> str:
-        """JSON of at most `TERMINATION_LIMIT` bytes; a long error keeps its end."""
-        body = _in_json(dataclasses.asdict(self))
+        """JSON of at most `TERMINATION_LIMIT` bytes. A long error keeps its end; the sentences of a progress
+        that would leave it less than a quarter are left out."""
+        body = _in_json(dataclasses.asdict(dataclasses.replace(self, progress=None)))
+        if self.progress is not None:
+            body["progress"] = self.progress._body()
+            if len(json.dumps(body["progress"])) > TERMINATION_LIMIT * 3 // 4:
+                body["progress"] |= {"verdict": None, "save_fault": None}
         text = json.dumps(body)
-        while len(text.encode()) > TERMINATION_LIMIT:
-            over = len(text.encode()) - TERMINATION_LIMIT
+        while (over := len(text) - TERMINATION_LIMIT) > 0:
             body["error"] = "..." + body["error"][over + 3 + over // 4 :]
             text = json.dumps(body)
         return text

@@ -73,10 +73,10 @@ async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
             store = await LocalStore.open(listening.directory.database)
             try:
                 engine = LocalEngine(
-                    settings.data_dir, Machine(settings.cpu_slots, settings.gpus), prices=settings.prices
+                    settings.data_dir, Machine(settings.cpu_slots, settings.devices), prices=settings.prices
                 )
                 metrics = Metrics(engine.slots)
-                watch = watching(settings.gpus, engine.gpus_held, settings.gpu_look_seconds)
+                watch = watching(bool(settings.devices), engine.gpus_held, settings.gpu_look_seconds)
                 gpus = watched.enter_context(watch)
                 reconciler = Reconciler(store, engine, metrics=metrics, gpus=gpus)
                 background = Background(engine=engine.run, reconciler=reconciler.run)

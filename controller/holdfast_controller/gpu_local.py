@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 @contextmanager
 def watching(
-    gpus: int, grants: Callable[[], Sequence[GpuGrant]], every_seconds: float
+    gpus: bool, grants: Callable[[], Sequence[GpuGrant]], every_seconds: float
 ) -> Iterator[GpuWatch | None]:
     """Over the GPUs of which `grants` tells whose they are; None where there are none, or no pynvml."""
     if not gpus:

@@ -11,6 +11,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,6 +23,7 @@ from holdfast_trainer import contract
 from .cluster import HoldfastError
 from .data_directory import DataDirectory, default_data_directory
 from .prices import NodePrice, Prices
+from .visible_gpus import VARIABLE, gpus_present, gpus_shown
 
 PREFIX = "HOLDFAST_"
 DEFAULT_PORT = 8765
@@ -30,18 +32,6 @@ CLIENT_NAMES = ("HOLDFAST_SERVER", "HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE", "HOL
 
 class SettingsError(HoldfastError):
     """A setting cannot be used; the message names it, its value and the remedy."""
-
-
-def count_gpus(proc: Path = Path("/proc/driver/nvidia/gpus"), dev: Path = Path("/dev")) -> int:
-    """NVIDIA GPUs of this machine, as its driver lists them, less those CUDA_VISIBLE_DEVICES hides."""
-    if proc.is_dir():
-        present = sum(1 for _ in proc.iterdir())
-    else:
-        present = sum(1 for path in dev.glob("nvidia[0-9]*") if path.name[6:].isdigit())
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return present
-    return min(present, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
 
 
 class Settings(BaseSettings):
@@ -60,8 +50,10 @@ class Settings(BaseSettings):
         ge=1,
         description="Ranks without a GPU that may run at once; by default the cores of this machine.",
     )
-    gpus: int = Field(
-        default_factory=count_gpus, ge=0, description="GPUs to use; by default all of this machine."
+    gpus: int | None = Field(
+        default=None,
+        ge=0,
+        description="GPUs to use; by default all of this machine that CUDA_VISIBLE_DEVICES does not hide.",
     )
     price_per_hour: float | None = Field(
         default=None, gt=0, description="What this machine costs; without it no cost is shown."
@@ -93,6 +85,25 @@ class Settings(BaseSettings):
                 "commands on this machine; drop --no-token (HOLDFAST_NO_TOKEN) or listen on 127.0.0.1"
             )
         return self
+
+    @model_validator(mode="after")
+    def _gpus_are_there(self) -> Settings:
+        _ = self.devices
+        return self
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """The numbers of the GPUs to use, as `nvidia-smi` has them. Raises ValueError."""
+        present, visible = gpus_present(), os.environ.get(VARIABLE)
+        shown = gpus_shown(present, visible)
+        if self.gpus is None or self.gpus <= len(shown):
+            return shown[: self.gpus]
+        if present and visible is not None:
+            raise ValueError(
+                f"gpus (HOLDFAST_GPUS) is {self.gpus}: {VARIABLE} is {visible!r} and shows {len(shown)} of "
+                f"the {len(present)} of this machine; set one of the two"
+            )
+        return tuple(range(self.gpus))  # who says it knows more than the driver's files, which may be hidden
 
     @property
     def prices(self) -> Prices:

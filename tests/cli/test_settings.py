@@ -18,7 +18,8 @@ from holdfast_controller.data_directory import (
     read_token,
 )
 from holdfast_controller.server import StartupError, bind, claim
-from holdfast_controller.settings import SettingsError, count_gpus, load_settings, unknown_names
+from holdfast_controller.settings import SettingsError, load_settings, unknown_names
+from holdfast_controller.visible_gpus import gpus_present, gpus_shown
 
 
 def test_the_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -71,20 +72,69 @@ def test_a_misspelt_variable_is_told() -> None:
     assert told == ["HOLDFAST_LISTEN_PROT is no setting; did you mean HOLDFAST_LISTEN_PORT?"]
 
 
-def test_gpus_are_counted_from_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_gpus_are_those_that_the_driver_lists(tmp_path: Path) -> None:
     proc, dev = tmp_path / "proc", tmp_path / "dev"
     dev.mkdir()
-    assert count_gpus(proc, dev) == 0
+    assert gpus_present(proc, dev) == []
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (dev / name).touch()
-    assert count_gpus(proc, dev) == 2
-    for name in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0"):
-        (proc / name).mkdir(parents=True)
-    assert count_gpus(proc, dev) == 3
-    for visible, count in (("", 0), ("-1", 0), ("0,2", 2), ("GPU-1a2b", 1)):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert count_gpus(proc, dev) == count
+    assert gpus_present(proc, dev) == ["", ""]
+    for bus, uuid in (("0000:81:00.0", "GPU-8f"), ("0000:01:00.0", "GPU-1a2b"), ("0000:41:00.0", "")):
+        (proc / bus).mkdir(parents=True)
+        if uuid:
+            (proc / bus / "information").write_text(f"Model: \t NVIDIA H100\nGPU UUID: \t {uuid}\n")
+    assert gpus_present(proc, dev) == ["GPU-1a2b", "", "GPU-8f"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "shown"),
+    [
+        (None, (0, 1, 2, 3)),
+        ("", ()),
+        ("-1", ()),
+        ("2,3", (2, 3)),
+        (" 3, 1 ", (3, 1)),
+        ("1,-1,2", (1,)),
+        ("GPU-1a2b3c", (0,)),
+        ("GPU-8,2", (3, 2)),
+    ],
+)
+def test_jobs_get_no_gpu_that_is_hidden(visible: str | None, shown: tuple[int, ...]) -> None:
+    assert gpus_shown(["GPU-1a2b3c", "GPU-1a2b4d", "", "GPU-8f"], visible) == shown
+
+
+@pytest.mark.parametrize(
+    ("visible", "told"),
+    [
+        ("0,7", "7 is none of the 4 GPUs of this machine; name whole ones by their number or UUID"),
+        ("MIG-aa", "MIG-aa is none of the 4"),
+        ("GPU-1a2b", "GPU-1a2b is none of the 4"),
+        ("1,GPU-1a2b4d", "GPU-1a2b4d is there twice; name each GPU once"),
+    ],
+)
+def test_what_shows_no_gpu_of_this_machine_is_refused(visible: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        gpus_shown(["GPU-1a2b3c", "GPU-1a2b4d", "", "GPU-8f"], visible)
+    assert gpus_shown([], visible) == (), "there is nothing to hide"
+
+
+def test_the_settings_have_the_gpus_that_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("holdfast_controller.settings.gpus_present", list)
+    assert load_settings().devices == ()
+    assert load_settings(gpus=2).devices == (0, 1), "who says it knows"
+    monkeypatch.setattr("holdfast_controller.settings.gpus_present", lambda: [""] * 4)
+    assert load_settings().devices == (0, 1, 2, 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert load_settings().devices == (2, 3)
+    assert load_settings(gpus=1).devices == (2,)
+    with pytest.raises(
+        SettingsError, match=r"gpus \(HOLDFAST_GPUS\) is 4: CUDA_VISIBLE_DEVICES is '2,3' and sh"
+    ):
+        load_settings(gpus=4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    with pytest.raises(SettingsError, match=r"^CUDA_VISIBLE_DEVICES is .4.: 4 is none of the 4 GPUs"):
+        load_settings()
 
 
 # -------------------------------------------------------------------- token

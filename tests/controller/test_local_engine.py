@@ -292,7 +292,9 @@ def test_what_an_attempt_finds_in_its_directory_and_environment(
 def test_a_replica_sees_its_own_gpus_alone() -> None:
     job = waiting_job(gpus="2", processes=2)
     grant = Grant(gpus=(2, 3))
-    seen = replica_environment(job, 1, RunDir(Path("/run")), 0, grant, Machine(16, 4), sys.executable)
+    seen = replica_environment(
+        job, 1, RunDir(Path("/run")), 0, grant, Machine(16, (0, 1, 2, 3)), sys.executable
+    )
     assert seen["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert seen["OMP_NUM_THREADS"] == "4"
 

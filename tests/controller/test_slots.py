@@ -54,8 +54,8 @@ def test_what_a_spec_asks_for(spec: Spec, request_: Request) -> None:
             Machine(2),
             "asks for 4 CPU slots (1 for each of 4 replicas); this machine has 2: ask for",
         ),
-        (ask(2, 0, 0.5), Machine(2, 1), "asks for shares of 2 GPUs (one a replica); this machine has 1"),
-        (ask(1, 0, 0.5), Machine(2, 1), None),
+        (ask(2, 0, 0.5), Machine(2, (0,)), "asks for shares of 2 GPUs (one a replica); this machine has 1"),
+        (ask(1, 0, 0.5), Machine(2, (0,)), None),
     ],
 )
 def test_what_can_never_fit_is_told_with_a_remedy(
@@ -66,15 +66,15 @@ def test_what_can_never_fit_is_told_with_a_remedy(
 
 
 def test_shares_meet_on_a_gpu_but_never_those_of_one_job() -> None:
-    machine = Machine(0, 2)
+    machine = Machine(0, (2, 5))
     first = allocate(ask(2, 0, 0.5), machine, {})
     assert first is not None
-    assert [grant.gpus for grant in first] == [(0,), (1,)]
+    assert [grant.gpus for grant in first] == [(2,), (5,)]
     second = allocate(ask(1, 0, 0.5), machine, {"a": first})
-    assert second == (Grant(Fraction(0), (0,), Fraction(1, 2)),)
+    assert second == (Grant(Fraction(0), (2,), Fraction(1, 2)),)
     third = allocate(ask(1, 0, 0.5), machine, {"a": first, "b": second})
     assert third is not None
-    assert third[0].gpus == (1,)
+    assert third[0].gpus == (5,)
     assert allocate(ask(1, 0, 1), machine, {"a": first}) is None
 
 
@@ -91,7 +91,7 @@ def test_the_oldest_waits_and_nobody_overtakes_it() -> None:
 
 
 def test_who_waits_for_gpus_holds_up_no_job_on_cores() -> None:
-    machine = Machine(2, 1)
+    machine = Machine(2, (0,))
     running = {"default/x": (Grant(Fraction(0), (0,)),)}
     queue = [Waiting("default/gpu", ask(1, 0, 1)), Waiting("default/cpu", ask(1, 1))]
     started, waits = admit(queue, machine, running)
@@ -109,13 +109,13 @@ requests = st.builds(
 
 @given(st.lists(requests, max_size=12), st.integers(0, 6), st.integers(0, 4))
 def test_nothing_is_ever_given_twice(asked: list[Request], cores: int, gpus: int) -> None:
-    machine = Machine(cores, gpus)
+    machine = Machine(cores, tuple(range(10, 10 + gpus)))
     queue = [Waiting(f"default/{n}", request) for n, request in enumerate(asked)]
     started, waits = admit(queue, machine, {})
     assert set(started) | set(waits) == {job.key for job in queue}
     assert all(waits.values())
     assert free_cores(machine, started) >= 0
-    for device in range(gpus):
+    for device in machine.devices:
         shares = [
             grant.share for held in started.values() for grant in held for d in grant.gpus if d == device
         ]

@@ -32,7 +32,7 @@ class Voice:
             command += f" --data-dir {settings.data_dir}"
         token = listening.directory.token if listening.token else "none: whoever is on this machine may call"
         slots = f"{settings.cpu_slots} CPU slot{'' if settings.cpu_slots == 1 else 's'}"
-        gpus = f"{settings.gpus} GPU{'' if settings.gpus == 1 else 's'}"
+        gpus = f"{len(settings.devices)} GPU{'' if len(settings.devices) == 1 else 's'}"
         lines = [
             f"Holdfast {version('holdfast')} answers at {listening.url}",
             f"  data   {settings.data_dir}",

@@ -25,7 +25,12 @@ class Machine:
     """What there is to give away."""
 
     cores: int
-    gpus: int = 0
+    devices: tuple[int, ...] = ()
+    """Its GPUs, by the numbers that `nvidia-smi` has for them."""
+
+    @property
+    def gpus(self) -> int:
+        return len(self.devices)
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Grant:
-    """What one replica holds: cores by amount, GPUs by index."""
+    """What one replica holds: cores by amount, GPUs by number."""
 
     cores: Fraction = Fraction(0)
     gpus: tuple[int, ...] = ()
@@ -104,13 +109,13 @@ def allocate(request: Request, machine: Machine, in_use: Mapping[str, Allocation
     grants = []
     for _ in range(request.replicas):
         if request.gpus >= 1:
-            free = [d for d in range(machine.gpus) if not used[d]][: int(request.gpus)]
+            free = [d for d in machine.devices if not used[d]][: int(request.gpus)]
             if len(free) < request.gpus:
                 return None
             grants.append(Grant(request.cores, tuple(free)))
         elif request.gpus:
             mine = {d for grant in grants for d in grant.gpus}
-            room = [d for d in range(machine.gpus) if d not in mine and used[d] + request.gpus <= 1]
+            room = [d for d in machine.devices if d not in mine and used[d] + request.gpus <= 1]
             if not room:
                 return None
             best = max(room, key=lambda d: (used[d], -d))
@@ -154,7 +159,7 @@ def explain(request: Request, machine: Machine, in_use: Mapping[str, Allocation]
     else:
         used = _gpu_use(machine, in_use)
         needs = f"{_number(request.gpus * request.replicas)} GPU slots"
-        free = f"{_number(Fraction(machine.gpus) - sum(used))} of {machine.gpus} free"
+        free = f"{_number(machine.gpus - sum(used.values(), Fraction(0)))} of {machine.gpus} free"
     holders = []
     for key, allocation in sorted(in_use.items()):
         held = sum((_held(grant, kind) for grant in allocation), Fraction(0))
@@ -167,7 +172,7 @@ def usage(machine: Machine, in_use: Mapping[str, Allocation]) -> dict[str, tuple
     """Slots used and in all, by resource."""
     return {
         "cpu": (float(machine.cores - free_cores(machine, in_use)), float(machine.cores)),
-        "gpu": (float(sum(_gpu_use(machine, in_use))), float(machine.gpus)),
+        "gpu": (float(sum(_gpu_use(machine, in_use).values())), float(machine.gpus)),
     }
 
 
@@ -175,13 +180,13 @@ def free_cores(machine: Machine, in_use: Mapping[str, Allocation]) -> Fraction:
     return machine.cores - sum((grant.cores for held in in_use.values() for grant in held), Fraction(0))
 
 
-def _gpu_use(machine: Machine, in_use: Mapping[str, Allocation]) -> list[Fraction]:
+def _gpu_use(machine: Machine, in_use: Mapping[str, Allocation]) -> dict[int, Fraction]:
     """The part of each GPU that is taken. A GPU the machine no longer has counts for nothing."""
-    used = [Fraction(0)] * machine.gpus
+    used = dict.fromkeys(machine.devices, Fraction(0))
     for allocation in in_use.values():
         for grant in allocation:
             for device in grant.gpus:
-                if device < machine.gpus:
+                if device in used:
                     used[device] += grant.share
     return used
 

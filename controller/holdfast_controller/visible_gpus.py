@@ -1,0 +1,60 @@
+"""Which GPUs of this machine jobs may have: those its driver lists, less what CUDA_VISIBLE_DEVICES hides.
+
+They are told by NVML's numbers, which follow the PCI bus, as `nvidia-smi` shows them. A number in
+CUDA_VISIBLE_DEVICES is taken for one of those; CUDA itself counts so with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+NONE = ("", "-1", "NoDevFiles")
+"""Words that hide all that follows, and stand for no GPU."""
+
+
+def gpus_present(proc: Path = Path("/proc/driver/nvidia/gpus"), dev: Path = Path("/dev")) -> list[str]:
+    """The UUID of each NVIDIA GPU, by its number; "" where the driver does not tell it."""
+    if proc.is_dir():
+        return [_uuid(directory / "information") for directory in sorted(proc.iterdir())]
+    return ["" for path in dev.glob("nvidia[0-9]*") if path.name[6:].isdigit()]
+
+
+def _uuid(information: Path) -> str:
+    try:
+        lines = information.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("GPU UUID")), "")
+
+
+def gpus_shown(present: Sequence[str], visible: str | None) -> tuple[int, ...]:
+    """The numbers of those that `visible`, the variable's value, shows; all where it is not set.
+
+    Raises ValueError for a word that is none of them: CUDA would hide it and all behind it, and say nothing.
+    """
+    if visible is None or not present:
+        return tuple(range(len(present)))
+    shown: list[int] = []
+    for word in (word.strip() for word in visible.split(",")):
+        if word in NONE:
+            break
+        number = _number(word, present)
+        if number is None:
+            raise ValueError(
+                f"{VARIABLE} is {visible!r}: {word} is none of the {len(present)} GPUs of this machine; name "
+                "whole ones by their number or UUID, as nvidia-smi -L lists them, or unset it"
+            )
+        if number in shown:
+            raise ValueError(f"{VARIABLE} is {visible!r}: {word} is there twice; name each GPU once")
+        shown.append(number)
+    return tuple(shown)
+
+
+def _number(word: str, present: Sequence[str]) -> int | None:
+    """Of a number, a UUID, or the beginning of one that is no other's."""
+    if word.isascii() and word.isdigit():
+        return int(word) if int(word) < len(present) else None
+    found = [number for number, uuid in enumerate(present) if uuid.lower().startswith(word.lower())]
+    return found[0] if len(found) == 1 else None

@@ -226,6 +226,12 @@ def test_weights_in_several_files_are_read_by_their_index(tmp_path: Path) -> Non
             {"model_type": "gpt2"},
             "its config.json says model_type gpt2, the model's family is llama; set ",
         ),
+        ({}, {"hidden_act": "gelu"}, "its config.json has hidden_act gelu, the model silu: this model comp"),
+        (
+            {"tied": True},
+            {},
+            "its lm_head.weight is not its token embedding: set model.tied=false",
+        ),
         (
             {"family": "gpt2"},
             {"model_type": "llama"},
@@ -242,6 +248,47 @@ def test_llamas_of_another_shape_are_refused(
     with pytest.raises(ConfigError) as caught:
         load_weights(build_model(config), tmp_path)
     assert message in str(caught.value)
+
+
+def test_weights_hold_nothing_that_would_be_left_out(tmp_path: Path) -> None:
+    """Biases of another architecture would; a matrix stored twice, and what is worked out, would not."""
+    config = dataclasses.replace(LLAMA, tied=True)
+    weights = llama_weights(config)
+    same = {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}
+    derived = {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": torch.ones(4) for n in range(2)}
+    save_file(weights | same | derived, tmp_path / "model.safetensors")
+    load_weights(build_model(config), tmp_path)
+    bias = {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}
+    save_file(weights | bias, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"it has model\.layers\.0\.self_attn\.q_proj\.bias, which this"):
+        load_weights(build_model(config), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("beside", "message"),
+    [
+        ({"n_head": 4}, "its config.json has n_head 4, the model 2: set model.heads to fit"),
+        ({"activation_function": "relu"}, "has activation_function relu, the model gelu_new: this model com"),
+        ({"layer_norm_epsilon": 1e-6}, "has layer_norm_epsilon 1e-06, the model 1e-05"),
+        (
+            {"scale_attn_by_inverse_layer_idx": True},
+            "has scale_attn_by_inverse_layer_idx True, the model Fal",
+        ),
+    ],
+)
+def test_weights_of_a_model_that_computes_something_else_are_refused(
+    tmp_path: Path, beside: dict[str, Any], message: str
+) -> None:
+    """All shapes agree: the number of heads is in none of them."""
+    save_file(some_weights(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(beside))
+    with pytest.raises(ConfigError) as caught:
+        load_weights(GPT(SHAPE), tmp_path)
+    assert message in str(caught.value)
+    buffers = {f"h.{layer}.attn.bias": torch.ones(1, 1, 16, 16) for layer in range(2)}
+    save_file(some_weights() | buffers, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"n_head": 2, "activation_function": "gelu_new"}))
+    load_weights(GPT(SHAPE), tmp_path)
 
 
 def test_a_shorter_context_takes_the_first_positions(tmp_path: Path) -> None:

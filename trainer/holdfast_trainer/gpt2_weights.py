@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .config import ModelConfig
-from .hf_layout import Layout, Pair
+from .hf_layout import Layout, Pair, Stated
 from .model import MLP_RATIO
 
 _OUTER = {
@@ -28,6 +28,10 @@ _MATRICES = {
     "down": "mlp.c_proj",
 }
 
+_GELUS = ("gelu_new", "gelu_pytorch_tanh")
+"""Two names of one function."""
+_BY_LAYER = "scale_attn_by_inverse_layer_idx"
+
 
 def layout(config: ModelConfig) -> Layout:
     pairs = tuple(_pairs(config.layers))
@@ -35,11 +39,13 @@ def layout(config: ModelConfig) -> Layout:
         prefix="transformer.",
         pairs=pairs,
         beyond=f"h.{config.layers}.",
+        buffers=(".attn.bias", ".attn.masked_bias"),
+        tied=("wte.weight", "lm_head.weight"),
         missing=f"not GPT-2, or fewer than {config.layers} layers",
         unwanted="is a bias: set model.bias=true",
         settings={"token_embedding.weight": "model.vocab_size", "position_embedding.weight": "model.context"},
         shape=_shape(config),
-        unlike=_unlike,
+        unlike=lambda shape: _unlike(shape, config),
         filled=frozenset(() if config.bias else (ours for ours, _, _ in pairs if ours.endswith(".bias"))),
         longer=frozenset({"position_embedding.weight"}),
     )
@@ -63,12 +69,20 @@ def _pairs(layers: int) -> Iterator[Pair]:
         yield f"{ours}.bias", f"{theirs}.bias", False
 
 
-def _unlike(shape: Mapping[str, Any]) -> list[str]:
+def _unlike(shape: Mapping[str, Any], config: ModelConfig) -> list[str]:
     kind = shape.get("model_type", "gpt2")
-    if kind == "gpt2":
-        return []
-    other = "; set model.family=llama" if kind == "llama" else ""
-    return [f"its config.json says model_type {kind}, the model's family is gpt2{other}"]
+    if kind != "gpt2":
+        other = "; set model.family=llama" if kind == "llama" else ""
+        return [f"its config.json says model_type {kind}, the model's family is gpt2{other}"]
+    stated = (
+        # No tensor's shape tells the number of heads.
+        Stated("n_head", shape.get("n_head"), (config.heads,), "set model.heads to fit"),
+        Stated("activation_function", shape.get("activation_function"), _GELUS),
+        Stated("layer_norm_epsilon", shape.get("layer_norm_epsilon"), (1e-5,)),
+        Stated("scale_attn_weights", shape.get("scale_attn_weights"), (True,)),
+        Stated(_BY_LAYER, shape.get(_BY_LAYER), (False,)),
+    )
+    return [fault for one in stated for fault in one.fault()]
 
 
 def _shape(config: ModelConfig) -> dict[str, Any]:

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 Pair = tuple[str, str, bool]
 """(our tensor's name, theirs without the prefix, whether it is transposed there)."""
+
+
+class Stated(NamedTuple):
+    """What a config.json says of something, what the model has, and how the model is made to fit."""
+
+    name: str
+    theirs: Any
+    """None: it says nothing."""
+    ours: tuple[Any, ...]
+    remedy: str = "this model computes no other"
+
+    def fault(self) -> list[str]:
+        if self.theirs is None or self.theirs in self.ours:
+            return []
+        return [f"its config.json has {self.name} {self.theirs}, the model {self.ours[0]}: {self.remedy}"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +34,10 @@ class Layout:
     pairs: tuple[Pair, ...]
     beyond: str
     """How the name of a layer begins that the model has not."""
+    buffers: tuple[str, ...]
+    """How names end of what is worked out and no weight."""
+    tied: tuple[str, str] | None
+    """Their names of the token embedding and of the output layer, where the model has one for both."""
     missing: str
     """Said of a name that is not there."""
     unwanted: str

@@ -43,7 +43,8 @@ def load_weights(model: Decoder, path: Path) -> None:
 
 def published_values(model: Decoder, path: Path) -> Iterator[tuple[str, Tensor]]:
     """Name and value of `model`'s parameters in the weights at `path` (a .safetensors file, or the directory
-    that holds them), of which no more than one at a time is in memory. `model` may have none itself.
+    that holds them), of which no more than one at a time is in memory, but for two that must be the same.
+    `model` may have none itself.
 
     Raises ConfigError where there are none, where a tensor is missing or has another shape than the
     configured model, where they hold more than the model has, or where the `config.json` beside them
@@ -56,9 +57,7 @@ def published_values(model: Decoder, path: Path) -> Iterator[tuple[str, Tensor]]
         found = {name.removeprefix(family.prefix): one for name, one in _found(path, files).items()}
         faults = [*family.unlike(_shape_beside(path))]
         faults += [fault for pair in family.pairs if (fault := _fault(*pair, found, state, family))]
-        beyond = sorted(name for name in found if name.startswith(family.beyond))
-        if beyond:
-            faults.append(f"it has more than {config.layers} layers, such as {beyond[0]}: set model.layers")
+        faults += _more(found, family, config)
         if faults:
             raise ConfigError([f"train.init_from: {path}: {fault}" for fault in faults[:5]])
         for ours, theirs, transposed in family.pairs:
@@ -160,6 +159,21 @@ def _fault(
     if fits:
         return None
     return f"{theirs} is {have}, the model's {want}: set {family.setting(ours)} to fit"
+
+
+def _more(found: Mapping[str, _Published], family: Layout, config: ModelConfig) -> list[str]:
+    """What they have that the model has not, and so would not compute with."""
+    odd = sorted(found.keys() - {theirs for _, theirs, _ in family.pairs})
+    odd = [name for name in odd if not name.endswith(family.buffers)]
+    if family.tied is not None and (output := family.tied[1]) in odd:
+        odd.remove(output)
+        embedding = found.get(family.tied[0])
+        if embedding is not None and not torch.equal(embedding.read(), found[output].read()):
+            remedy = "set model.tied=false" if config.family == "llama" else "this model has one for both"
+            return [f"its {output} is not its token embedding: {remedy}"]
+    if beyond := [name for name in odd if name.startswith(family.beyond)]:
+        return [f"it has more than {config.layers} layers, such as {beyond[0]}: set model.layers"]
+    return [f"it has {odd[0]}, which this model has not"] if odd else []
 
 
 def to_published(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .config import ModelConfig
-from .hf_layout import Layout, Pair
+from .hf_layout import Layout, Pair, Stated
 
 _LAYER = {
     "attention_norm": "input_layernorm",
@@ -27,6 +27,8 @@ def layout(config: ModelConfig) -> Layout:
         prefix="",
         pairs=tuple(_pairs(config)),
         beyond=f"model.layers.{config.layers}.",
+        buffers=(".rotary_emb.inv_freq",),
+        tied=("model.embed_tokens.weight", OUTPUT) if config.tied else None,
         missing="not Llama, "
         + ("" if config.tied else "or tied (model.tied=true), ")
         + f"or fewer than {config.layers} layers",
@@ -75,9 +77,8 @@ def _unlike(shape: Mapping[str, Any], config: ModelConfig) -> list[str]:
         ("norm_eps", shape.get("rms_norm_eps"), config.norm_eps),
         ("tied", shape.get("tie_word_embeddings"), config.tied),
     ):
-        if theirs is not None and theirs != ours:
-            faults.append(f"its config.json has {name} {theirs}, the model {ours}: set model.{name} to fit")
-    return faults
+        faults += Stated(name, theirs, (ours,), f"set model.{name} to fit").fault()
+    return faults + Stated("hidden_act", shape.get("hidden_act"), ("silu",)).fault()
 
 
 def _rope(shape: Mapping[str, Any]) -> Mapping[str, Any]:

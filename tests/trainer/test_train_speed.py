@@ -16,7 +16,7 @@ from gangs import KILL, NOTICE, Workshop
 from gpt_runs import compiler_cache, start, write_config
 from waiting import wait_until
 
-from holdfast_trainer.compilation import CACHE, compile_or_eager
+from holdfast_trainer.compilation import CACHE, compile_or_eager, mode_that_holds
 from holdfast_trainer.config import ConfigError, ModelConfig, parse_window
 from holdfast_trainer.model import GPT
 from holdfast_trainer.parallel import Gang, unharmed
@@ -148,6 +148,32 @@ def test_a_peer_that_cannot_compile_takes_the_others_back_too(
     gang.peer = ""
     with pytest.raises(torch.OutOfMemoryError):
         compile_or_eager([model], None, too_large, gang, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "ranks", "micro_batches", "used", "said"),
+    [
+        ("reduce-overhead", "cuda", 1, 1, "reduce-overhead", ""),
+        ("reduce-overhead", "cuda", 1, 4, "default", "CUDA graphs do not go with 4 micro-batches a step"),
+        ("max-autotune", "cuda", 2, 1, "max-autotune-no-cudagraphs", "do not go with 2 ranks"),
+        ("max-autotune-no-cudagraphs", "cuda", 2, 4, "max-autotune-no-cudagraphs", ""),
+        (None, "cuda", 2, 4, None, ""),
+        ("reduce-overhead", "cpu", 2, 4, "reduce-overhead", ""),
+    ],
+)
+def test_cuda_graphs_are_recorded_only_where_nothing_is_overwritten(
+    asked: str | None,
+    device: str,
+    ranks: int,
+    micro_batches: int,
+    used: str | None,
+    said: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They would end the run in its first step, or at its first validation."""
+    assert mode_that_holds(asked, Gang(0, ranks, 0, torch.device(device)), micro_batches) == used
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.records)
 
 
 def test_recomputing_activations_changes_no_bit() -> None:

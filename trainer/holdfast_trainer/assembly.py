@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .alike import require_alike
 from .attention import attention_kernels
-from .compilation import compile_or_eager
+from .compilation import compile_or_eager, mode_that_holds
 from .config import Config, ConfigError
 from .data import Tokens
 from .decoder import Decoder
@@ -128,7 +128,8 @@ def assemble(
     attention = _attention(block, _through_block(batches, compute))
     not_compiled = ""
     if settings.compile:
-        mode = None if settings.compile is True else settings.compile
+        asked = None if settings.compile is True else settings.compile
+        mode = mode_that_holds(asked, gang, batches.chunks)
         parts: list[nn.Module] = [raw] if batches.world_size == 1 else list(raw.blocks)
         if sharded:
             # As the blocks will be: a class of its own that gathers, and weights in another type. Were it cut

@@ -33,7 +33,27 @@ from .parallel import Gang
 
 log = logging.getLogger("holdfast")
 
+WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+"""What torch's modes that record CUDA graphs are without them."""
+
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def mode_that_holds(mode: str | None, gang: Gang, micro_batches: int) -> str | None:
+    """`mode`, or what it is without CUDA graphs where these would end the run of such a gang.
+
+    A graph writes to the same memory at each call. So the gradients of a micro-batch, which autograd leaves
+    where the graph put them, are gone with the next one; and so is what a block has handed to the next, where
+    blocks that are compiled one by one have no backward to wait for, as in validation.
+    """
+    alone = gang.world_size == 1 and micro_batches == 1
+    if gang.device.type != "cuda" or mode not in WITHOUT_GRAPHS or alone:
+        return mode
+    used = WITHOUT_GRAPHS[mode]
+    if gang.rank == 0:
+        why = f"{gang.world_size} ranks" if gang.world_size > 1 else f"{micro_batches} micro-batches a step"
+        log.warning("train.compile=%s is used as %s: CUDA graphs do not go with %s", mode, used, why)
+    return used
 
 
 def compile_or_eager(

@@ -67,7 +67,8 @@ class TrainConfig:
     compile: bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         False
     )
-    """torch.compile, or its mode. Off: worth its start-up time only on long runs."""
+    """torch.compile, or its mode. Off: worth its start-up time only on long runs. reduce-overhead and
+    max-autotune record CUDA graphs only on one rank that does not accumulate."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """With several ranks: ddp keeps the whole model on each, fsdp (FSDP2) cuts parameters, gradients and
     optimizer state over them, for models that do not fit: no rank ever holds all of them, on this machine

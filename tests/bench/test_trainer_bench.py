@@ -49,6 +49,10 @@ def test_every_machine_gets_the_stages_that_it_can_run() -> None:
     assert titles(2, 0) == ["same dtype", "as it comes", "compiled", "busy machine", "ddp", "telemetry"]
     alone = ["same dtype", "as it comes", "compiled", "busy machine", "telemetry"]
     assert titles(1, 0) == titles(16, 1) == alone
+    deterministic = [
+        any("deterministic" in one.name for one in stages("10M", 5, 3, 2, n)[0].subjects) for n in (0, 1)
+    ]
+    assert deterministic == [False, True], "a GPU has faster kernels that are not"
     beside, ddp = stages("10M", 5, 3, 8, 4)[3:5]
     assert beside.neighbours == 8
     assert [subject.name for subject in beside.subjects][:2] == [

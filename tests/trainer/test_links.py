@@ -68,6 +68,29 @@ def test_rdma_is_what_nccl_takes_unless_it_may_not(tmp_path: Path) -> None:
     assert link_between(nccl=False, one_machine=False, environ={}, root=root).kind == "socket", "gloo"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "name", "rate"),
+    [
+        ("1", "RDMA on mlx5_1", 50e9),
+        ("2", "RDMA on mlx5_1, mlx5_2", 100e9),
+        ("8", "RDMA on mlx5_0, mlx5_1, mlx", 125e9),
+    ],
+)
+def test_a_rank_is_rated_by_one_port_however_many_the_machine_has(
+    tmp_path: Path, ranks: str, name: str, rate: float
+) -> None:
+    """A pod with one of eight GPUs sees the ports of all of them, and those of storage."""
+    ports = {
+        f"sys/class/infiniband/mlx5_{n}/ports/1/{file}": text
+        for n, speed in enumerate((200, 400, 400))
+        for file, text in (("rate", f"{speed} Gb/sec (4X NDR)"), ("state", "4: ACTIVE"))
+    }
+    environ = {"LOCAL_WORLD_SIZE": ranks}
+    link = link_between(nccl=True, one_machine=False, environ=environ, root=write(tmp_path, ports))
+    assert link.name.startswith(name)
+    assert link.bytes_per_second == rate
+
+
 def test_gpus_of_one_machine_are_linked_by_nvlink_or_else_pcie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

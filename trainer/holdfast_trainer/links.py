@@ -44,7 +44,8 @@ def link_between(
         return Link("memory", "this machine's memory", None)
     ports = _rdma_ports(root)
     if nccl and ports and environ.get("NCCL_IB_DISABLE", "0") == "0":
-        return Link("rdma", "RDMA on " + ", ".join(ports), sum(ports.values()))
+        used = _one_each(ports, int(environ.get("LOCAL_WORLD_SIZE", "1")))
+        return Link("rdma", "RDMA on " + ", ".join(used), sum(used.values()))
     return _socket(nccl, ports if nccl else {}, environ, root)
 
 
@@ -99,6 +100,13 @@ def _interfaces(root: Path) -> dict[str, float | None]:
 def _default_route(root: Path) -> str | None:
     lines = _read(root / "proc/net/route").splitlines()[1:]
     return next((line.split()[0] for line in lines if line.split()[1:2] == ["00000000"]), None)
+
+
+def _one_each(devices: Mapping[str, float], ranks: int) -> dict[str, float]:
+    """The fastest, one for each rank of this machine, by name: NCCL takes the nearest to its GPU, and a
+    machine has others, for storage or for the GPUs of other pods."""
+    fastest = sorted(devices, key=lambda name: -devices[name])[:ranks]
+    return {name: devices[name] for name in sorted(fastest)}
 
 
 def _rdma_ports(root: Path) -> dict[str, float]:

@@ -74,7 +74,7 @@ class Holdfast:
         )
 
     def _settle(self, *_: object) -> None:
-        self._held_up += self._saver.settle()
+        self._held_up += self._saver.settle()[0]
 
     def _note(self, saved: Saved) -> None:
         self._durable = time.perf_counter()

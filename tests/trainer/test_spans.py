@@ -8,6 +8,7 @@ from asked import address_of, get, series
 from gangs import Workshop
 from queued_event import QueuedEvent
 
+from holdfast_trainer.checkpoint.flight import Flight
 from holdfast_trainer.spans import Spans, gemm_peak
 
 
@@ -38,6 +39,30 @@ def test_on_a_gpu_what_is_left_of_a_span_is_told_apart_by_its_clock(monkeypatch:
     assert QueuedEvent.waited == 0, "all of it is only queued"
     each = dict.fromkeys(("forward", "backward", "communication", "optimizer"), 0.01)
     assert spans.collect() == pytest.approx(each)
+
+
+def test_what_a_gpu_waits_for_the_copy_of_its_state_is_no_part_of_the_optimizer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread that trains does not wait: its GPU does, between two events of the optimizer's span."""
+    QueuedEvent.instead_of_cuda(monkeypatch)
+    for name in ("range_push", "range_pop"):
+        monkeypatch.setattr(torch.cuda.nvtx, name, lambda *_: None)
+
+    def moment() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    spans, flight = Spans(torch.device("cuda")), Flight(100)
+    with spans.span("optimizer"):
+        wait = moment(), moment()
+        spans.add_apart_on_gpu("checkpoint", *wait)
+    flight.settle(on_gpu=wait)
+    spans.end_step()
+    assert QueuedEvent.waited == 0, "all of it is only queued"
+    assert flight.await_settled() == pytest.approx(0.01), "the stall that is told of the save"
+    assert spans.collect() == pytest.approx({"optimizer": 0.02, "checkpoint": 0.01})
 
 
 def test_one_rank_alone_waits_for_nobody(workshop: Workshop) -> None:

@@ -168,8 +168,11 @@ class Saves:
 
     def settle(self) -> None:
         """To be called before the state changes: what is still being copied of it is waited for."""
-        if waited := self._saver.settle():
+        waited, on_gpu = self._saver.settle()
+        if waited:
             self._spans.add_apart("checkpoint", waited)
+        if on_gpu is not None:
+            self._spans.add_apart_on_gpu("checkpoint", *on_gpu)
 
     def settle_if_copied(self) -> None:
         """Let what is copied become durable, without waiting."""

@@ -10,10 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import record_function
+
+
+class _Timed(NamedTuple):
+    """By the GPU's clock."""
+
+    phase: str
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+    sign: int = 1
+    """-1: it does not count there."""
 
 
 class Spans:
@@ -29,9 +39,10 @@ class Spans:
         self._apart = 0.0
         self._turned: tuple[str, Any] | None = None
         """What the rest of the open span is, and since when: an event, or seconds."""
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._open = ""
+        self._events: list[_Timed] = []
         self._ended: dict[str, float] = {}
-        self._ended_events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._ended_events: list[_Timed] = []
 
     @contextmanager
     def span(self, phase: str) -> Iterator[None]:
@@ -43,12 +54,14 @@ class Spans:
             self._turned = None
             if self.late:
                 start = _moment()
+                self._open = phase
                 torch.cuda.nvtx.range_push(phase)  # type: ignore[no-untyped-call]
                 try:
                     yield
                 finally:
                     torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
-                    self._events += self._cut(phase, start, _moment())
+                    self._open = ""
+                    self._events += [_Timed(*part) for part in self._cut(phase, start, _moment())]
                 return
             began, apart = time.perf_counter(), self._apart
             try:
@@ -63,6 +76,7 @@ class Spans:
         on the stream that the work is queued on."""
         if not self.off:
             self._turned = phase, _moment() if self.late else time.perf_counter()
+            self._open = phase
 
     def _cut(self, phase: str, start: Any, end: Any) -> list[tuple[str, Any, Any]]:
         """A span's parts: one, or two where it turned."""
@@ -80,6 +94,14 @@ class Spans:
         self.add(phase, seconds)
         self._apart += seconds
 
+    def add_apart_on_gpu(self, phase: str, start: torch.cuda.Event, end: torch.cuda.Event) -> None:
+        """As `add_apart`, of what the GPU did between two events."""
+        if self.off:
+            return
+        self._events.append(_Timed(phase, start, end))
+        if self._open:
+            self._events.append(_Timed(self._open, start, end, -1))
+
     def end_step(self) -> None:
         """What comes now is of the next step."""
         self._ended, self._seconds = self._seconds, {}
@@ -88,9 +110,10 @@ class Spans:
     def collect(self) -> dict[str, float]:
         """The spans of the step that ended last; on a GPU waits until they are past."""
         seconds, self._ended = self._ended, {}
-        for phase, start, end in self._ended_events:
-            end.synchronize()
-            seconds[phase] = seconds.get(phase, 0.0) + start.elapsed_time(end) / 1e3
+        for timed in self._ended_events:
+            timed.end.synchronize()
+            passed = timed.sign * timed.start.elapsed_time(timed.end) / 1e3
+            seconds[timed.phase] = seconds.get(timed.phase, 0.0) + passed
         self._ended_events = []
         return seconds
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import time
 
+from .snapshot import GpuWait
+
 
 class GivenUp(Exception):
     """This save makes way for a newer one, or would wait in vain."""
@@ -37,14 +39,16 @@ class Flight:
         self.stall = 0.0
         """Seconds that the training thread waited so far."""
         self._changed = ""
+        self._on_gpu: GpuWait | None = None
 
     def held_up(self, seconds: float) -> None:
         """The training thread waited, so long."""
         self.stall += seconds
 
-    def settle(self, changed: str = "") -> None:
-        """The training thread will wait no more. `changed`: in words, why the copy is worth nothing."""
-        self._changed = changed
+    def settle(self, changed: str = "", on_gpu: GpuWait | None = None) -> None:
+        """The training thread will wait no more; its GPU does `on_gpu`. `changed`: in words, why the copy is
+        worth nothing."""
+        self._changed, self._on_gpu = changed, on_gpu
         self._settled.set()
 
     @property
@@ -53,10 +57,15 @@ class Flight:
         return self._changed != ""
 
     def await_settled(self) -> float:
-        """Returns how long the training thread was held up in all. Raises StateChanged."""
+        """Returns how long the training was held up in all, its thread and its GPU. Raises StateChanged."""
         self._settled.wait()
         self.go_on()
-        return self.stall
+        if self._on_gpu is None:
+            return self.stall
+        began, ended = self._on_gpu
+        ended.synchronize()
+        on_gpu: float = began.elapsed_time(ended) / 1e3
+        return self.stall + on_gpu
 
     def give_up(self, why: str) -> None:
         """Whoever works on it learns that by the next `advance` or `go_on`."""

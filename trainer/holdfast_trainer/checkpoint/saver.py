@@ -34,7 +34,7 @@ from .flight import Flight, StateChanged, makes_way
 from .manifest import Manifest
 from .retention import Retention
 from .shares import part_of
-from .snapshot import Snapshot, watch
+from .snapshot import GpuWait, Snapshot, watch
 from .spread import start_thread, step_aside
 from .stage import Image, NotEnoughMemory, Stage
 from .storage import Storage
@@ -255,21 +255,22 @@ class Saver:
         step_aside()
         self._writer.write(job)
 
-    def settle(self) -> float:
-        """To be called before the state changes; returns the seconds that the caller was held up.
+    def settle(self) -> tuple[float, GpuWait | None]:
+        """To be called before the state changes; returns the seconds that the caller was held up, and what
+        its GPU will be.
 
         For the thread that trains alone: what it has done until here is what the copy is judged by.
         """
         with self._settling:
             snapshot, self._snapshot = self._snapshot, None
             if snapshot is None:
-                return 0.0
+                return 0.0, None
             began = time.perf_counter()
             changed = snapshot.settle()
             waited = time.perf_counter() - began
             self._flight.held_up(waited)
-            self._flight.settle(changed)
-            return waited
+            self._flight.settle(changed, snapshot.held)
+            return waited, snapshot.held
 
     def settle_if_copied(self) -> None:
         """`settle`, where that would not wait: what is copied can be made durable the earlier."""

@@ -33,6 +33,10 @@ SMALL = 64 << 10
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+GpuWait = tuple[torch.cuda.Event, torch.cuda.Event]
+"""The training's stream waits, from the one to the other."""
+
+
 class Snapshot:
     """Of one rank's part of a state; belongs to the thread that trains."""
 
@@ -56,6 +60,8 @@ class Snapshot:
         self._at_once: Events = {}
         self._copied: torch.cuda.Event | None = None
         self._copying: Spread[None] | None = None
+        self.held: GpuWait | None = None
+        """Of the stream that `settle` lets wait."""
 
     def begin(self) -> None:
         """Returns when all but the tensors in `watched` may change."""
@@ -112,7 +118,10 @@ class Snapshot:
         On a GPU it is the training's stream that waits.
         """
         if self._copied is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._copied)
+            stream = torch.cuda.current_stream(self._device)
+            began = _passed(stream)
+            stream.wait_event(self._copied)
+            self.held = began, _passed(stream)
         elif self._copying is not None:
             try:
                 self._copying.finish()
@@ -164,6 +173,13 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     if device not in _side_streams:
         _side_streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return _side_streams[device]
+
+
+def _passed(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """When the GPU is past what is queued on it now."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,14 @@ import pytest
 import torch
 from gangs import KILL, NOTICE, Workshop
 from gpt_runs import start, write_config
+from gpu_queue import OnGpu, StandInCopies
 from torch import nn
 from waiting import wait_until
 
 from holdfast_trainer.checkpoint import CheckpointError, Saved, Saver, load_newest
+from holdfast_trainer.checkpoint import snapshot as snapshots
+from holdfast_trainer.checkpoint import stage as stages
+from holdfast_trainer.checkpoint.snapshot import SMALL
 from holdfast_trainer.checkpoint.stage import Stage
 from holdfast_trainer.contract import RunDir, raise_fence
 from holdfast_trainer.parallel import Gang
@@ -146,6 +150,27 @@ def test_a_state_that_no_optimizer_of_ours_owns_is_copied_at_once(tmp_path: Path
     loaded, _ = load_newest(training.run, 1, Gang(0, 1, 0, torch.device("cpu")))
     assert loaded is not None
     assert torch.equal(loaded.shared["parts"]["model"]["2.weight"], before)
+
+
+def test_from_a_gpu_a_file_that_ends_with_small_tensors_has_its_large_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those were copied earlier, on another stream: that they are there says nothing of the rest."""
+    StandInCopies(monkeypatch)
+    monkeypatch.setattr(snapshots, "_side_streams", {})
+    monkeypatch.setattr(stages, "PART", SMALL)
+    run = RunDir(tmp_path / "run")
+    raise_fence(run, 1)
+    weight, flags = torch.rand(SMALL), torch.arange(9, dtype=torch.uint8)
+    state = {"weight": weight.as_subclass(OnGpu), "flags": flags.as_subclass(OnGpu)}
+    saver = Saver(run, attempt=1, rank=0, world_size=1)
+    saver.save(1, {"parts": state}, {}, lasting={weight.data_ptr(): weight})
+    saver.wait()
+    loaded, skipped = load_newest(run, 1, Gang(0, 1, 0, torch.device("cpu")))
+    assert loaded is not None
+    assert skipped == []
+    assert torch.equal(loaded.shared["parts"]["flags"], flags)
+    assert torch.equal(loaded.shared["parts"]["weight"], weight)
 
 
 # ------------------------------------------------------- others write to it too

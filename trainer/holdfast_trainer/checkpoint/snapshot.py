@@ -98,10 +98,13 @@ class Snapshot:
         (self._device,) = {self._tensors[name].device for name in self._watched}
         side = _side_stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
+        # The side stream's events come after that of `_at_once`, and stay the newest of their GPU in parts
+        # that have nothing to copy late.
+        copied = dict(self._at_once)
         with torch.cuda.stream(side):
             for begin, end, names in self._parts:
                 late = [name for name in names if name in self._watched]
-                copied = {**self._at_once, **self._stage.copy(late, self._tensors)}
+                copied |= self._stage.copy(late, self._tensors)
                 self._image.advance(begin, end, copied)
             self._on_gpu = self._kept  # their memory must not be given to others before they are copied
             self._kept = {name: kept.to("cpu", non_blocking=True) for name, kept in self._kept.items()}

@@ -20,7 +20,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 from ..contract import (
@@ -38,7 +37,7 @@ from .errors import CheckpointError as CheckpointError
 from .errors import Fenced as Fenced
 from .manifest import Manifest
 from .storage import Storage
-from .store import CheckpointStore, Entry, gone_before, named_part, part_record
+from .store import CheckpointStore, Entry, gone_before, named_part, part_record, recorded
 from .store import part_file as part_file
 
 _POLL_SECONDS = 0.01
@@ -91,8 +90,8 @@ class CheckpointDirectory(CheckpointStore):
         self._storage.make_directory(path)
         return path
 
-    def report_part(self, partial: Path, rank: int, written: Written) -> None:
-        self._storage.replace(partial / part_record(rank), json.dumps(asdict(written)))
+    def report_part(self, partial: Path, rank: int, written: Written, division: str = "") -> None:
+        self._storage.replace(partial / part_record(rank), json.dumps(recorded(written, division)))
         # No sync here, as one that failed would take back what rank 0 may have read by now. Rank 0 syncs
         # the same directory before it commits, and does not commit where that fails.
 
@@ -104,7 +103,9 @@ class CheckpointDirectory(CheckpointStore):
         self._storage.unlink(partial / part_file(rank))
         self._storage.replace_durably(partial / part_record(rank), json.dumps({"error": error}))
 
-    def await_parts(self, partial: Path, world_size: int, late: Callable[[], bool]) -> dict[str, Written]:
+    def await_parts(
+        self, partial: Path, world_size: int, late: Callable[[], bool], division: str = ""
+    ) -> dict[str, Written]:
         """As the base says; Fenced also where a newer attempt swept the save away."""
         files: dict[str, Written] = {}
         for rank in range(world_size):
@@ -120,7 +121,7 @@ class CheckpointDirectory(CheckpointStore):
                     look = time.monotonic() + _FENCE_SECONDS
                 time.sleep(_POLL_SECONDS)
             body = json.loads(record.read_text(encoding="utf-8"))
-            files[part_file(rank)] = named_part(rank, body)
+            files[part_file(rank)] = named_part(rank, body, division)
         return files
 
     # ----------------------------------------------------------------- commit

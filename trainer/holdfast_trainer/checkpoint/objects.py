@@ -18,7 +18,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from ..contract import MANIFEST, RunDir
@@ -28,7 +28,7 @@ from .checksums import Written
 from .errors import CheckpointError, ObjectStoreError
 from .manifest import Manifest
 from .object_fence import ObjectFence
-from .store import CheckpointStore, Entry, gone_before, named_part, part_file, part_record
+from .store import CheckpointStore, Entry, gone_before, named_part, part_file, part_record, recorded
 from .uploads import Uploads
 
 _BELOW = "checkpoints/"
@@ -165,8 +165,8 @@ class CheckpointObjects(CheckpointStore):
     def begin(self, step: int, save: int) -> ObjectPath:
         return ObjectPath(self._bucket, f"{_BELOW}step-{step:08d}/attempt-{self._attempt}.save-{save}")
 
-    def report_part(self, partial: ObjectPath, rank: int, written: Written) -> None:
-        self._record(partial, rank, asdict(written))
+    def report_part(self, partial: ObjectPath, rank: int, written: Written, division: str = "") -> None:
+        self._record(partial, rank, recorded(written, division))
 
     def report_failure(self, partial: ObjectPath, rank: int, error: str) -> None:
         self._record(partial, rank, {"error": error})
@@ -175,7 +175,7 @@ class CheckpointObjects(CheckpointStore):
         self._bucket.put((partial / part_record(rank)).key, json.dumps(body).encode())
 
     def await_parts(
-        self, partial: ObjectPath, world_size: int, late: Callable[[], bool]
+        self, partial: ObjectPath, world_size: int, late: Callable[[], bool], division: str = ""
     ) -> dict[str, Written]:
         files: dict[str, Written] = {}
         missing = set(range(world_size))
@@ -185,7 +185,7 @@ class CheckpointObjects(CheckpointStore):
             for rank in sorted(missing):
                 record = partial / part_record(rank)
                 if record.key in there:
-                    files[part_file(rank)] = named_part(rank, json.loads(record.read_text()))
+                    files[part_file(rank)] = named_part(rank, json.loads(record.read_text()), division)
                     missing.remove(rank)
             if not missing:
                 return files

@@ -33,7 +33,7 @@ from .errors import CheckpointError
 from .flight import Flight, StateChanged, makes_way
 from .manifest import Manifest
 from .retention import Retention
-from .shares import part_of
+from .shares import Share, part_of
 from .snapshot import GpuWait, Snapshot, watch
 from .spread import start_thread, step_aside
 from .stage import Image, NotEnoughMemory, Stage
@@ -154,7 +154,7 @@ class Saver:
         memory is too short that is logged, and saves will hold the training up.
         """
         self.join()
-        _, tensors = part_of(shared, own, rank_0_only, self._rank, self._world_size)
+        tensors = part_of(shared, own, rank_0_only, self._rank, self._world_size).tensors
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         try:
             self._stage.reserve(size, pinned=any(tensor.is_cuda for tensor in tensors.values()))
@@ -196,49 +196,47 @@ class Saver:
         began = time.perf_counter() - waited
         self.join()
         self._overlaps = self._overlaps and not self.dropped
-        skeleton, tensors = part_of(shared, own, rank_0_only, self._rank, self._world_size)
+        share = part_of(shared, own, rank_0_only, self._rank, self._world_size)
         self._writer.error = None
         self._saves += 1
         self._writer.deadline = time.monotonic() + timeout
-        header = Header.of(skeleton, tensors)
+        header = Header.of(share.skeleton, share.tensors)
         try:
-            image = self._stage.begin(header, tensors)
+            image = self._stage.begin(header, share.tensors)
         except NotEnoughMemory as error:
             self._tell_memory(error)
-            self._write_from_the_state(step, skeleton, tensors, began)
+            self._write_from_the_state(step, share, began)
             return time.perf_counter() - began
-        return self._write_from_an_image(step, image, header, tensors, lasting or {}, began)
+        return self._write_from_an_image(step, image, header, share, lasting or {}, began)
 
-    def _write_from_the_state(
-        self, step: int, skeleton: Any, tensors: Mapping[str, torch.Tensor], began: float
-    ) -> None:
+    def _write_from_the_state(self, step: int, share: Share, began: float) -> None:
         flight = self._flight = Flight(0)
         flight.settle()
 
         def whole(path: Location) -> Written:
-            return tensorfile.write(path, skeleton, tensors, self._writer.directory.files)
+            return tensorfile.write(path, share.skeleton, share.tensors, self._writer.directory.files)
 
-        self._writer.write(Job(step, self._saves, whole, flight, began, blocking=True))
+        self._writer.write(Job(step, self._saves, whole, flight, began, share.division, blocking=True))
 
     def _write_from_an_image(
         self,
         step: int,
         image: Image,
         header: Header,
-        tensors: Mapping[str, torch.Tensor],
+        share: Share,
         lasting: Mapping[int, torch.Tensor],
         began: float,
     ) -> float:
         flight = self._flight = Flight(image.size)
-        watched = watch(tensors, lasting) if self._overlaps else {}
-        snapshot = Snapshot(self._stage, image, header, tensors, watched, seed=step)
+        watched = watch(share.tensors, lasting) if self._overlaps else {}
+        snapshot = Snapshot(self._stage, image, header, share.tensors, watched, seed=step)
 
         def whole(path: Location) -> Written:
             store = self._writer.directory
             hooks = {"ready": image.wait, "heard": flight.advance, **store.how}
             return self._write_image(path, image.view, image.size, store.files, **hooks)
 
-        job = Job(step, self._saves, whole, flight, began, compare=snapshot.compare)
+        job = Job(step, self._saves, whole, flight, began, share.division, compare=snapshot.compare)
         self._thread = start_thread(functools.partial(self._write, job), "checkpoint")
         try:
             snapshot.begin()

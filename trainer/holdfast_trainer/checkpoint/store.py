@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -78,17 +78,20 @@ class CheckpointStore(ABC):
         """
 
     @abstractmethod
-    def report_part(self, partial: Any, rank: int, written: Written) -> None:
-        """Tell rank 0 that this rank's file is durable; where this raises, it was not told."""
+    def report_part(self, partial: Any, rank: int, written: Written, division: str = "") -> None:
+        """Tell rank 0 that this rank's file is durable, and who writes what as this rank has it; where this
+        raises, it was not told."""
 
     @abstractmethod
     def report_failure(self, partial: Any, rank: int, error: str) -> None:
         """Tell rank 0 not to wait. Raises where that fails too: rank 0 then waits until its deadline."""
 
     @abstractmethod
-    def await_parts(self, partial: Any, world_size: int, late: Callable[[], bool]) -> dict[str, Written]:
-        """Every rank's file by name. Raises CheckpointError naming the rank that failed or is `late`,
-        Fenced where a newer attempt took over meanwhile."""
+    def await_parts(
+        self, partial: Any, world_size: int, late: Callable[[], bool], division: str = ""
+    ) -> dict[str, Written]:
+        """Every rank's file by name. Raises CheckpointError naming the rank that failed, is `late` or has
+        another `division`, Fenced where a newer attempt took over meanwhile."""
 
     @abstractmethod
     def commit(self, partial: Any, manifest: Manifest) -> Manifest:
@@ -137,10 +140,21 @@ class CheckpointStore(ABC):
         return None
 
 
-def named_part(rank: int, body: dict[str, Any]) -> Written:
-    """What a rank's record tells of its file. Raises CheckpointError where the rank could not write it."""
+def recorded(written: Written, division: str) -> dict[str, Any]:
+    """What a rank's record tells of its file."""
+    return {**asdict(written), "division": division}
+
+
+def named_part(rank: int, body: dict[str, Any], division: str) -> Written:
+    """What `recorded` was given. Raises CheckpointError where the rank could not write its part, or where the
+    parts need not make up a whole."""
     if "error" in body:
         raise CheckpointError(f"rank {rank} could not write its part: {body['error']}")
+    if body.pop("division") != division:
+        raise CheckpointError(
+            f"rank {rank} has other tensors than rank 0, by name or size, where models and optimizers should "
+            "be alike: some of them would be in no file"
+        )
     return Written(**body)
 
 

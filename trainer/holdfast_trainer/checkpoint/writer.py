@@ -51,6 +51,8 @@ class Job:
     flight: Flight
     began: float
     """By `time.perf_counter`."""
+    division: str = ""
+    """Of the state among the ranks, as this rank has it."""
     compare: Callable[[], str] = lambda: ""
     """What was wrong with the copy, once all of it was written; empty where nothing was."""
     blocking: bool = False
@@ -107,7 +109,7 @@ class Writer:
             if changed := job.compare():
                 raise StateChanged(changed)
             stall = job.flight.await_settled()
-            self.directory.report_part(partial, self._rank, written)
+            self.directory.report_part(partial, self._rank, written, job.division)
             if self._rank != 0:
                 return
             manifest = self._commit(job, partial)
@@ -142,7 +144,7 @@ class Writer:
             attempt=self._attempt,
             world_size=self._world_size,
             config_hash=self._config_hash,
-            files=self.directory.await_parts(partial, self._world_size, late),
+            files=self.directory.await_parts(partial, self._world_size, late, job.division),
             time=time.time(),
             environment=dict(self._environment),  # what is known of it may grow while the run goes on
             losses={str(step): loss for step, loss in self._known_losses().items()},

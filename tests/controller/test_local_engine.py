@@ -22,6 +22,7 @@ from holdfast_controller.jobs import TrainingJob, Verdict
 from holdfast_controller.local import engine as engine_module
 from holdfast_controller.local import process
 from holdfast_controller.local.launch import Runtime, replica_environment, run_directory
+from holdfast_controller.local.memory import MemoryGroup, parent_group
 from holdfast_controller.local.record import AttemptFiles, Launch
 from holdfast_controller.local.slots import Grant, Machine
 from holdfast_controller.policy.classify import classify
@@ -362,6 +363,70 @@ def test_a_machine_that_refuses_a_start_is_asked_again(
             await until(engine, job, 1, "its start", all_running)
             await engine.kill(job, 1)
             await until(engine, job, 1, "the end", gone)
+
+    asyncio.run(story())
+
+
+def groups_of(job: TrainingJob) -> list[int]:
+    """Replicas of its first attempt with a memory cgroup; none on a machine that lets nobody make any."""
+    parent = parent_group()
+    groups = [MemoryGroup(parent, attempt_uid(job, 1), each) for each in (0, 1)] if parent else []
+    return [replica for replica, group in enumerate(groups) if group.kills() is not None]
+
+
+def test_a_start_of_which_not_even_the_first_process_began_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "RETRY_SECONDS", 0.05)
+
+    async def story() -> None:
+        job = waiting_job()
+        in_the_way = run_directory(tmp_path, job).replica_log(1, 0)
+        in_the_way.mkdir(parents=True)
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            assert (await engine.observe(job, 1)).waiting.endswith("Is a directory")
+            assert AttemptFiles(run_directory(tmp_path, job), 1).launch() is None
+            assert groups_of(job) == []
+            in_the_way.rmdir()
+            await until(engine, job, 1, "its start", all_running)
+            await engine.kill(job, 1)
+            await until(engine, job, 1, "the end", gone)
+
+    asyncio.run(story())
+
+
+def test_a_command_that_no_process_can_have_waits_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "RETRY_SECONDS", 0.0)
+
+    async def story() -> None:
+        job = waiting_job(command=["sh", "-c", "echo a\0b"])
+        engine = local_engine(tmp_path)
+        for _ in range(2):
+            await engine.start(job, 1)
+            seen = await engine.observe(job, 1)
+            assert seen.waiting == "cannot start: embedded null byte; delete the job and submit it again"
+            assert AttemptFiles(run_directory(tmp_path, job), 1).launch() is None
+        assert groups_of(job) == []
+
+    asyncio.run(story())
+
+
+def test_of_a_start_that_failed_half_way_nothing_is_left(tmp_path: Path) -> None:
+    async def story() -> None:
+        job, before = waiting_job(), psutil.Process().children()
+        run_directory(tmp_path, job).replica_log(1, 1).mkdir(parents=True)
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            incident = classify(await until(engine, job, 1, "the end", gone))
+            assert incident.verdict is Verdict.DISRUPTED
+
+            def nothing_left() -> bool:
+                return psutil.Process().children() == before and groups_of(job) == []
+
+            await wait_until_async(nothing_left, "the processes and groups of the start to go, zombies too")
 
     asyncio.run(story())
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from local_world import at_work, local_engine, ranks_up, until, waiting_job
+from local_world import all_running, at_work, local_engine, ranks_up, until, waiting_job
 from processes import Processes
 from waiting import wait_until_async
 
@@ -17,8 +18,11 @@ from holdfast_controller.cluster import Invalid
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import TrainingJob, Verdict
+from holdfast_controller.local import engine as engine_module
 from holdfast_controller.local import process
+from holdfast_controller.local.launch import run_directory
 from holdfast_controller.local.memory import MemoryGroup, parent_group
+from holdfast_controller.local.record import AttemptFiles
 from holdfast_controller.policy.classify import classify
 
 here = parent_group()
@@ -165,5 +169,42 @@ def test_no_drill_takes_the_memory_of_the_machine(tmp_path: Path) -> None:
                 await engine.drill(job, 1, 0, DrillKind.OOM)
             await engine.kill(job, 1)
             await until(engine, job, 1, "the end", lambda s: s.gone)
+
+    asyncio.run(story())
+
+
+@limits_memory
+def test_a_start_whose_limit_is_refused_leaves_nothing_and_is_no_disruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the kernel has no more numbers for groups: the second of two is refused."""
+    make, full = MemoryGroup.make, True
+
+    def refused(group: MemoryGroup, limit: int | None) -> None:
+        if full and not first.exists():
+            raise OSError(errno.ENOSPC, "No space left on device", "its group")
+        first.unlink(missing_ok=True)
+        make(group, limit)
+
+    first = tmp_path / "first"
+    monkeypatch.setattr(MemoryGroup, "make", refused)
+    monkeypatch.setattr(engine_module, "RETRY_SECONDS", 0.05)
+
+    async def story() -> None:
+        nonlocal full
+        job = waiting_job(resources={"memory": "150Mi"})
+        async with at_work(local_engine(tmp_path)) as engine:
+            first.touch()
+            await engine.start(job, 1)
+            waits = (await engine.observe(job, 1)).waiting
+            assert waits.startswith("cannot start yet, tried again every"), waits
+            assert waits.endswith("its group: No space left on device")
+            assert AttemptFiles(run_directory(tmp_path, job), 1).launch() is None
+            assert limits(job) == [None, None], "the group that was made is gone"
+            full = False
+            await until(engine, job, 1, "its start", all_running)
+            assert limits(job) == [150 << 20, 150 << 20]
+            await engine.kill(job, 1)
+            await until(engine, job, 1, "the end of its groups", lambda _: limits(job) == [None, None])
 
     asyncio.run(story())

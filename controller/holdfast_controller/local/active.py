@@ -59,8 +59,15 @@ class ActiveAttempt:
     """A started attempt, from its first process until nothing of it is left."""
 
     def __init__(
-        self, files: AttemptFiles, launch: Launch, memory: MemoryKills, changed: Callable[[str], None]
+        self,
+        files: AttemptFiles,
+        launch: Launch,
+        memory: MemoryKills,
+        changed: Callable[[str], None],
+        *,
+        to_reap: Sequence[int] = (),
     ):
+        """`to_reap` are children of ours that are none of its supervisors."""
         self.files = files
         self.launch = launch
         self.progress: Progress | None = None
@@ -76,7 +83,7 @@ class ActiveAttempt:
         self._drills = {i: d for i in range(launch.replicas) if (d := files.drill(i))}
         self._lost = {i: lost for i in range(launch.replicas) if (lost := files.lost(i))}
         self._next_scan = 0.0
-        self._helpers: list[int] = []
+        self._helpers = list(to_reap)
         parent = parent_group()
         self._groups = (
             {i: MemoryGroup(parent, launch.uid, i) for i in range(launch.replicas)} if parent else {}

@@ -219,7 +219,7 @@ class LocalEngine:
                     f"{error.filename or 'this machine'}: {error.strerror}"
                 )
                 queued.not_before = now + RETRY_SECONDS
-            except ValueError as error:  # a fence that holds no number
+            except ValueError as error:  # a fence that holds no number, a command with a NUL in it
                 queued.waiting = f"cannot start: {error}; delete the job and submit it again"
                 queued.not_before = now + RETRY_SECONDS
             else:
@@ -243,17 +243,22 @@ class LocalEngine:
         ]
 
     def _launch(self, job: TrainingJob, attempt: int, allocation: Allocation) -> None:
-        """Raises OSError where nothing was started, ValueError for a fence that holds no number."""
+        """Raises what `start_attempt` does."""
         if self._known(job, attempt) is not None:
             return
         for uid in [uid for uid, old in self._active.items() if old.key == job.key and old.cleared]:
             del self._active[uid]
         run = run_directory(self._data, job)
-        launch = start_attempt(
+        started = start_attempt(
             job, attempt, run, machine=self._machine, allocation=allocation, runtime=self._runtime
         )
-        files = AttemptFiles(run, attempt)
-        self._active[launch.uid] = ActiveAttempt(files, launch, self._memory, self._keys.publish)
+        self._active[started.launch.uid] = ActiveAttempt(
+            AttemptFiles(run, attempt),
+            started.launch,
+            self._memory,
+            self._keys.publish,
+            to_reap=started.killed,
+        )
 
     def _known(self, job: TrainingJob, attempt: int) -> ActiveAttempt | None:
         """The started attempt, from memory or from its directory."""

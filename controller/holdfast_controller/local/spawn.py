@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 import yaml
@@ -34,13 +34,23 @@ _NOT_INHERITED_NAMES = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class Started:
+    """What came of a start."""
+
+    launch: Launch
+    killed: tuple[int, ...] = ()
+    """Pids of supervisors, children of ours to be reaped, where the start was cut short."""
+
+
 def start_attempt(
     job: TrainingJob, attempt: int, run: RunDir, *, machine: Machine, allocation: Allocation, runtime: Runtime
-) -> Launch:
+) -> Started:
     """Fence, record, start every replica, record again.
 
-    Raises OSError where nothing was started, ValueError where the fence holds no number. Where only part
-    of the replicas could be started they are killed, and the record says that the start was cut short.
+    Raises OSError where nothing was started, ValueError for a fence that holds no number and for words that
+    no process can be started with: then no record and no cgroup of the start is left. Where only part of the
+    replicas could be started they are killed, and the record says that the start was cut short.
     """
     files = AttemptFiles(run, attempt)
     files.directory.mkdir(parents=True, exist_ok=True)
@@ -67,28 +77,31 @@ def start_attempt(
         master_port=launch.master_port,
         runtime=runtime,
     )
-    files.write_launch(launch)
-    groups = memory_groups(job, launch)
+    groups: dict[int, MemoryGroup] = {}
     supervisors: list[ProcessId] = []
     try:
+        files.write_launch(launch)
+        groups = memory_groups(job, launch)
         for each in replicas:
             supervisors.append(spawn(each, run, attempt))
             # It has started nothing yet: Python itself takes longer to start than this.
             _hold(groups.get(each.index), supervisors[-1].pid, job)
         complete = replace(launch, supervisors=tuple(supervisors))
         files.write_launch(complete)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         if not supervisors:
+            _remove(groups)
             files.forget_launch()
             raise
         kill_all(launch.uid)
         log.warning("an attempt was started only in part", job=job.key, attempt=attempt, error=str(error))
-        return launch
-    return complete
+        return Started(launch, tuple(supervisor.pid for supervisor in supervisors))
+    return Started(complete)
 
 
 def memory_groups(job: TrainingJob, launch: Launch) -> dict[int, MemoryGroup]:
-    """One a replica, where this machine lets us. Raises OSError where the limit of a job cannot be set."""
+    """One a replica where this machine lets us, else none at all: a group without its replica would count for
+    it that nothing was killed. Raises OSError where the limit of a job cannot be set."""
     parent, memory = parent_group(), job.spec.resources.memory
     if parent is None:
         return {}
@@ -97,17 +110,25 @@ def memory_groups(job: TrainingJob, launch: Launch) -> dict[int, MemoryGroup]:
         for group in groups.values():
             group.make(int(quantity(memory)) if memory is not None else None)
     except OSError as error:
+        _remove(groups)
         _missed(job, error)
         return {}
     return groups
 
 
+def _remove(groups: Mapping[int, MemoryGroup]) -> None:
+    for group in groups.values():
+        group.remove()
+
+
 def _hold(group: MemoryGroup | None, pid: int, job: TrainingJob) -> None:
     """Raises OSError where the job has a limit and `pid` cannot be held to it."""
+    if group is None:
+        return
     try:
-        if group is not None:
-            group.add(pid)
+        group.add(pid)
     except OSError as error:
+        group.remove()
         _missed(job, error)
 
 

@@ -128,3 +128,11 @@ def test_where_the_lines_are_out_of_reach_the_status_tells_what_it_remembers() -
     assert (two.resumed_step, two.recovery_seconds) == (12, 5.0)
     assert (two.checkpoints, two.outcome, two.digest) == (None, None, None), "unknown is not zero"
     assert (told.totals.goodput, told.totals.lost_steps, told.lines) == (0.5, 0, [])
+
+
+def test_an_attempt_that_was_killed_and_is_forgotten_ended_when_it_was_last_heard_of() -> None:
+    there = job(None, None, None)
+    there.status.attempts = there.status.attempts[1:]
+    first, _, newest = account(there, LINES[:5] + LINES[6:8], STEPS[:12]).attempts
+    assert (first.verdict, first.ended_at) == (None, datetime.fromtimestamp(ZERO + 16, UTC)), "its step 12"
+    assert newest.ended_at is None, "it runs"

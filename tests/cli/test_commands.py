@@ -252,6 +252,27 @@ def test_the_ledger(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     )
 
 
+def test_an_attempt_of_which_nobody_knows_the_end_does_not_run(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """The status forgets the oldest attempts. One was killed after its last line, one could write none."""
+    holdfast("submit", str(job_file))
+    history(server)
+    job = server.job("gpt-small")
+    mute = job.status.attempts[0].model_copy(update={"number": 2, "ended_at": None, "verdict": None})
+    newest = job.status.attempts[1].model_copy(update={"number": 3})
+    status = job.status.model_copy(update={"attempt": 3, "attempts": [mute, newest]})
+    server.run(server.store.replace_status(job, status))
+    for lines in (
+        server.engine.ledger_lines["default/gpt-small"],
+        server.engine.step_lines["default/gpt-small"],
+    ):
+        lines[:] = [{**line, "attempt": 3 if line["attempt"] == 2 else 1} for line in lines]
+    shown = [line.split() for line in holdfast("ledger", "gpt-small").stdout.splitlines()]
+    assert [row[1] for row in shown[1:4]] == ["-", "-", "running"]
+    assert [row[9] for row in shown[1:3]] == ["37s", "-"], "from its start to its last step; nobody knows"
+
+
 def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     holdfast("submit", str(job_file))
     history(server)

@@ -44,7 +44,10 @@ class AttemptAccount(Model):
     checkpoints: int | None = Field(default=None, description="How many it made durable.")
     started_at: datetime | None = None
     first_step_at: datetime | None = None
-    ended_at: datetime | None = None
+    ended_at: datetime | None = Field(
+        default=None,
+        description="Of one that is no longer remembered and did not tell: when it was last heard of.",
+    )
     recovery_seconds: RecoverySeconds = None
     breakdown: BreakdownOfStart = None
     whereabouts: Placed = None
@@ -113,11 +116,14 @@ def account(
     records = {record.number: record for record in job.status.attempts}
     numbers = sorted(evidence.keys() | records.keys())
     attempts = [_attempt(number, evidence[number], records.get(number)) for number in numbers]
+    last_signs = [_last_sign(evidence[number], records.get(number)) for number in numbers]
     for index, attempt in enumerate(attempts):
-        _book(attempt, attempts[index + 1 :])
+        later = attempts[index + 1 :]
+        if later and attempt.ended_at is None:  # killed, and forgotten since
+            attempt.ended_at = _moment(last_signs[index])
+        _book(attempt, later)
         if index:
-            before = attempts[index - 1]
-            _time_recovery(attempt, before, _last_sign(evidence[before.attempt], records.get(before.attempt)))
+            _time_recovery(attempt, attempts[index - 1], last_signs[index - 1])
     return LedgerDocument(
         job=job.key,
         phase=job.status.phase,

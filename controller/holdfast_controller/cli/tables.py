@@ -164,11 +164,15 @@ def ledger_columns(attempts: Sequence[dict[str, Any]]) -> list[Column]:
     columns += [Column("LOST", 0, True), Column("SAVES", 5, True), Column("RECOVERY", 1, True)]
     columns += [Column("TIME", 2, True), Column("REASON", 6, wraps=True)]
     for attempt in attempts:
-        verdict = attempt["verdict"] or ("running" if not attempt["endedAt"] else formats.UNKNOWN)
+        running = attempt is attempts[-1] and not attempt["endedAt"]
+        verdict = attempt["verdict"] or ("running" if running else formats.UNKNOWN)
         lost = attempt["lostSteps"]
         cells = [
             Text(str(attempt["attempt"])),
-            Text(verdict, VERDICT_STYLES.get(verdict, "red" if attempt["verdict"] else "cyan")),
+            Text(
+                verdict,
+                VERDICT_STYLES.get(verdict, "red" if attempt["verdict"] else "cyan" if running else ""),
+            ),
             *(
                 Text(formats.integer(attempt[key]))
                 for key in ("resumedStep", "firstStep", "lastStep", "durableStep")
@@ -176,7 +180,7 @@ def ledger_columns(attempts: Sequence[dict[str, Any]]) -> list[Column]:
             Text(formats.integer(lost), "yellow" if lost else ""),
             Text(formats.integer(attempt["checkpoints"])),
             Text(formats.duration(attempt["recoverySeconds"])),
-            Text(formats.duration(elapsed(attempt))),
+            Text(formats.duration(elapsed(attempt, running))),
             Text(attempt["reason"]),
         ]
         for column, cell in zip(columns, cells, strict=True):
@@ -184,11 +188,11 @@ def ledger_columns(attempts: Sequence[dict[str, Any]]) -> list[Column]:
     return columns
 
 
-def elapsed(attempt: dict[str, Any]) -> float | None:
-    """Seconds from an attempt's start to its end, or to now."""
-    if not attempt["startedAt"]:
+def elapsed(attempt: dict[str, Any], running: bool) -> float | None:
+    """Seconds from an attempt's start to its end, or to now while it runs; None where one is not known."""
+    if not attempt["startedAt"] or not (attempt["endedAt"] or running):
         return None
-    end = datetime.fromisoformat(attempt["endedAt"]) if attempt["endedAt"] else datetime.now(UTC)
+    end = datetime.now(UTC) if running else datetime.fromisoformat(attempt["endedAt"])
     return (end - datetime.fromisoformat(attempt["startedAt"])).total_seconds()
 
 

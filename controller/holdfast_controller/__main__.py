@@ -75,6 +75,7 @@ async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
                 engine = LocalEngine(
                     settings.data_dir, Machine(settings.cpu_slots, settings.devices), prices=settings.prices
                 )
+                engine.tell_of_strangers({job.metadata.uid for job in await store.list_jobs()})
                 metrics = Metrics(engine.slots)
                 watch = watching(bool(settings.devices), engine.gpus_held, settings.gpu_look_seconds)
                 gpus = watched.enter_context(watch)

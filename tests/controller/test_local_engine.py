@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from local_world import all_running, at_work, end, local_engine, ranks_up, until, waiting_job
+import structlog
+from local_world import TINY, all_running, at_work, end, local_engine, ranks_up, until, waiting_job
 from processes import Processes
 from waiting import wait_until, wait_until_async
 
@@ -21,6 +22,7 @@ from holdfast_controller.gang import attempt_uid, shutdown_timeout
 from holdfast_controller.jobs import TrainingJob, Verdict
 from holdfast_controller.local import engine as engine_module
 from holdfast_controller.local import process
+from holdfast_controller.local.engine import LocalEngine
 from holdfast_controller.local.launch import Runtime, replica_environment, run_directory
 from holdfast_controller.local.memory import MemoryGroup, parent_group
 from holdfast_controller.local.record import AttemptFiles, Launch
@@ -63,6 +65,42 @@ def test_a_new_controller_finds_what_runs_and_starts_no_second_copy(tmp_path: Pa
             await until(engine, other, 1, "its turn", all_running)
             await engine.kill(other, 1)
             await until(engine, other, 1, "the end", gone)
+
+    asyncio.run(story())
+
+
+def test_a_job_whose_store_was_moved_away_keeps_its_gpu_beside_the_next_of_its_name(tmp_path: Path) -> None:
+    """As the store advises where its file is damaged; the log says how the old one is ended."""
+    machine = Machine(4, (0, 1))
+
+    def on_a_gpu(name: str) -> TrainingJob:
+        return waiting_job(name, gpus="1", replicas=1)
+
+    async def story() -> None:
+        old, new, other = on_a_gpu("a"), on_a_gpu("a"), on_a_gpu("b")
+        async with at_work(LocalEngine(tmp_path, machine, runtime=TINY)) as engine:
+            await engine.start(old, 1)
+            await ranks_up(engine, tmp_path, old)
+        engine = LocalEngine(tmp_path, machine, runtime=TINY)
+        async with at_work(engine):
+            with structlog.testing.capture_logs() as told:
+                engine.tell_of_strangers({old.metadata.uid})
+                assert told == []
+                engine.tell_of_strangers(set())
+            await engine.start(new, 1)
+            await engine.start(other, 1)
+            assert engine.slots()["gpu"] == (2.0, 2.0)
+            waits = (await engine.observe(other, 1)).waiting
+            assert waits == "waits for 1 GPU slots: 0 of 2 free; job default/a holds 2"
+
+            assert [line["uid"] for line in told] == [attempt_uid(old, 1)]
+            ending = await asyncio.create_subprocess_shell(told[0]["to_end_it"])
+            assert await ending.wait() == 0
+            await until(engine, other, 1, "its turn", all_running)
+            assert sorted(grant.gpu for grant in engine.gpus_held()) == [0, 1]
+            for job in (new, other):
+                await engine.kill(job, 1)
+                await until(engine, job, 1, "the end", gone)
 
     asyncio.run(story())
 

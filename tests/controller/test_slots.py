@@ -99,6 +99,15 @@ def test_who_waits_for_gpus_holds_up_no_job_on_cores() -> None:
     assert waits["default/gpu"] == "waits for 1 GPU slots: 0 of 1 free; job default/x holds 1"
 
 
+def test_what_another_job_of_its_name_holds_stays_taken_when_a_job_starts() -> None:
+    machine = Machine(3, (0, 1))
+    running = {"default/a": (Grant(Fraction(0), (0,)),)}
+    queue = [Waiting("default/a", ask(1, 0, 1)), Waiting("default/b", ask(1, 0, 1))]
+    started, waits = admit(queue, machine, running)
+    assert started == {"default/a": (Grant(Fraction(0), (1,)),)}
+    assert waits == {"default/b": "waits for 1 GPU slots: 0 of 2 free; job default/a holds 2"}
+
+
 requests = st.builds(
     ask,
     st.integers(1, 3),

@@ -14,7 +14,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,6 +112,19 @@ class LocalEngine:
             log.info("found a running attempt", job=launch.key, attempt=launch.attempt)
         self._active[launch.uid] = active
         return active
+
+    def tell_of_strangers(self, jobs: Collection[str]) -> None:
+        """Say which attempts run for none of these jobs (by uid), as where the store was moved away: they
+        hold their slots until they end, and no command reaches them."""
+        for active in self._unfinished():
+            if active.launch.uid.rpartition("/")[0] not in jobs:
+                log.warning(
+                    "an attempt runs whose job is not in the store; it holds its slots until it ends",
+                    job=active.key,
+                    uid=active.launch.uid,
+                    run=str(active.files.run.path),
+                    to_end_it=f"kill {' '.join(str(one.pid) for one in active.launch.supervisors)}",
+                )
 
     # ---------------------------------------------------------- background
 
@@ -227,7 +240,11 @@ class LocalEngine:
             self._keys.publish(key)
 
     def _in_use(self) -> dict[str, Allocation]:
-        return {active.key: active.launch.allocation for active in self._unfinished()}
+        """By job. Under one key there may be two: its job, and one of that name whose store is gone."""
+        held: dict[str, Allocation] = {}
+        for active in self._unfinished():
+            held[active.key] = held.get(active.key, ()) + active.launch.allocation
+        return held
 
     def slots(self) -> Mapping[str, tuple[float, float]]:
         """Slots used and in all, by resource (`cpu`, `gpu`)."""

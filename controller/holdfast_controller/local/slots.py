@@ -146,7 +146,8 @@ def admit(
             for kind in job.request.kinds:
                 blocked[kind] = job.key
         else:
-            started[job.key] = taken[job.key] = allocation
+            started[job.key] = allocation
+            taken[job.key] = taken.get(job.key, ()) + allocation
     return started, waits
 
 

@@ -363,8 +363,8 @@ def _unavailable(path: Path, error: Exception) -> Unavailable:
     text = str(error)
     if "not a database" in text or "malformed" in text or "***" in text:
         return Unavailable(
-            f"{path} is damaged ({text}); move it away to start without it: runs keep their files, "
-            "and a job submitted again starts afresh"
+            f"{path} is damaged ({text}); move it away to start without it: runs keep their files, those "
+            "under way go on (the log says how to end them), and a job submitted again starts afresh"
         )
     if "full" in text:
         return Unavailable(f"cannot write {path}: the disk is full; free some space, nothing is lost so far")

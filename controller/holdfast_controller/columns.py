@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from .jobs import Status
+from .jobs import Phase, Status
 
 KEY = "columns"
 DESCRIPTIONS: Mapping[str, str] = {
@@ -27,7 +27,7 @@ def columns(status: Status, engine: str) -> dict[str, str]:
     if status.goodput is not None:
         found["goodput"] = f"{100 * status.goodput:.1f}%"
     progress = status.progress
-    if progress is not None and progress.eta_seconds is not None and not status.phase.final:
+    if progress is not None and progress.eta_seconds is not None and status.phase is Phase.RUNNING:
         found["eta"] = duration(progress.eta_seconds)
     return found
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_controller.cluster import Invalid
-from holdfast_controller.jobs import Phase, Spec
-from holdfast_controller.kube.resource import decode
+from holdfast_controller.jobs import JobProgress, Phase, Spec, Status
+from holdfast_controller.kube.resource import decode, status_document
 
 
 def stored(status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
@@ -106,6 +106,14 @@ def test_a_status_of_a_newer_controller_is_read_without_what_is_new() -> None:
     assert document == before, "what the reflector holds is not ours to change"
     assert job.faults == ()
     assert (job.status.attempt, job.status.attempts[0].durable_step) == (2, 7)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_kubectl_shows_what_time_is_left_while_the_job_trains(phase: Phase) -> None:
+    """Progress stays in the status of a job that was suspended or waits; its speed was of another moment."""
+    status = Status(phase=phase, progress=JobProgress(step=812, eta_seconds=7500.4))
+    shown = {"eta": "2h5m"} if phase is Phase.RUNNING else {}
+    assert status_document(status)["columns"] == {"engine": "kubernetes", **shown}
 
 
 def test_a_status_that_means_nothing_is_no_status() -> None:

@@ -101,7 +101,11 @@ class AttemptRecord(Model):
         default=None, description="The nodes it was opened for, where they are others than the job asks for."
     )
     replicas: int | None = Field(
-        default=None, description="How many it was opened with, where they are fewer than the job asks for."
+        default=None, description="How many it has, whatever the job asks for now; at times fewer than all."
+    )
+    processes: int | None = Field(default=None, description="Ranks per replica that it has, likewise.")
+    grace_seconds: float | None = Field(
+        default=None, description="That its replicas have after a notice, likewise."
     )
     placed: int | None = Field(
         default=None, description="How many replicas ran when it was given up because others had no place."
@@ -272,10 +276,21 @@ class TrainingJob(Model):
         return self
 
     def as_of(self, attempt: int) -> TrainingJob:
-        """As that attempt was opened: with its nodes and number of replicas, where those are others."""
+        """As that attempt was opened: with its nodes, its size and its grace, where those are others.
+
+        A spec may be changed while an attempt runs, and what runs is not changed by that. What the record
+        does not say (an older controller has opened it) is taken to be as the job asks now.
+        """
         record = self.status.record(attempt)
-        opened = {"capacity": record.capacity, "replicas": record.replicas} if record else {}
-        changes = {key: value for key, value in opened.items() if value is not None}
+        if record is None:
+            return self
+        known = {
+            "capacity": (record.capacity, self.spec.capacity),
+            "replicas": (record.replicas, self.spec.replicas),
+            "processes": (record.processes, self.spec.processes_per_replica),
+            "grace_seconds": (record.grace_seconds, self.spec.grace_seconds),
+        }
+        changes = {key: then for key, (then, now) in known.items() if then not in (None, now)}
         if not changes:
             return self
         return self.model_copy(update={"spec": self.spec.model_copy(update=changes)})

@@ -236,7 +236,7 @@ def test_a_job_goes_on_with_fewer_replicas_where_there_is_no_room_for_all(world:
     )  # fmt: skip
     status = world.phase("gpt", "Succeeded")
     first, second = status["attempts"]
-    assert (first["verdict"], first["placed"], first.get("replicas")) == ("Unschedulable", 1, None)
+    assert (first["verdict"], first["placed"], first["replicas"]) == ("Unschedulable", 1, 2)
     assert first["reason"].startswith("1 of 2 replicas ran for 10 s and waited for replica ")
     assert (second["verdict"], second["replicas"]) == ("Finished", 1)
     assert (status["failures"], status["disruptions"]) == (0, 0)

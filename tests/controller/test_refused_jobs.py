@@ -140,3 +140,22 @@ def test_an_attempt_that_the_engine_does_not_take_says_why_and_is_tried_again() 
         assert "tried again" not in job.status.message
 
     play(story)
+
+
+def test_an_attempt_that_the_engine_does_not_take_starts_with_what_is_corrected_meanwhile() -> None:
+    async def story(scene: Scene) -> None:
+        real = scene.engine.start
+
+        async def refuse(job: TrainingJob, attempt: int) -> None:
+            raise NotReady("exceeded quota: pods=3")
+
+        scene.engine.start = refuse  # type: ignore[method-assign]
+        with pytest.raises(NotReady):
+            await scene.submit(replicas=4)
+        scene.engine.start = real  # type: ignore[method-assign]
+        job = await scene.edit(replicas=3)
+        (record,) = job.status.attempts
+        (attempt,) = scene.engine.running(job.metadata.uid)
+        assert (record.replicas, len(attempt.replicas)) == (3, 3)
+
+    play(story)

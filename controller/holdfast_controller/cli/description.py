@@ -74,10 +74,11 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
     for record in status.attempts:
         if record.resume_differences:
             yield "resumed", Text(resume_differs(record), "yellow")
-    ranks = f"{_many(spec.processes_per_replica, 'rank')}{' each' if spec.replicas > 1 else ''}"
     device = "on CPU" if spec.gpus == "0" else f"{spec.gpus} GPU{'' if spec.gpus == '1' else 's'} per replica"
-    there = job.as_of(status.attempt).spec.replicas
-    number = _many(there, "replica") if there == spec.replicas else f"{there} of {spec.replicas} replicas"
+    opened = job.as_of(status.attempt).spec
+    there = opened.replicas
+    ranks = f"{_many(opened.processes_per_replica, 'rank')}{' each' if there > 1 else ''}"
+    number = _many(there, "replica") if there >= spec.replicas else f"{there} of {spec.replicas} replicas"
     yield "size", f"{number}, {ranks}, {device}"
     yield "command", " ".join(spec.command)
     if spec.image:

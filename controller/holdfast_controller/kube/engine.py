@@ -162,7 +162,8 @@ class KubeEngine:
         if where is not None and sum(where.capacity.values()) >= len(named):
             return ()
         nodes = await self._nodes.of(named)
-        return tuple(place_of(nodes[name], job.spec, self._settings.prices) for name in named)
+        spec = job.as_of(attempt).spec
+        return tuple(place_of(nodes[name], spec, self._settings.prices) for name in named)
 
     def changes(self) -> AsyncIterator[str]:
         return self._pieces.changes()

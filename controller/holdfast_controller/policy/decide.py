@@ -126,6 +126,7 @@ class _Deciding:
             return self._suspended()
         if self.evidence.refusals:
             return self._refused()
+        self._size(record, self._fewer(self.status.attempts[:-1]))
         tried = refused.is_about_start(self.status.message, record.number)
         message = self.status.message if tried else "starts now"
         self._phase(Phase.STARTING if record.number == 1 else Phase.RECOVERING, "Starting", message)
@@ -194,9 +195,8 @@ class _Deciding:
         lost = lost_at(observation)
         if lost is not None and lost <= self.now.timestamp():
             return lost
-        return kill_at(
-            observation, self.spec.processes_per_replica, self.spec.grace_seconds, self.settle_seconds
-        )
+        opened = self.job.as_of(observation.attempt).spec
+        return kill_at(observation, opened.processes_per_replica, opened.grace_seconds, self.settle_seconds)
 
     def _with_kill(self, record: AttemptRecord, at: float | None, stop: int | None = None) -> Decision:
         """Kill what is left of a broken attempt from `at` on (see `_kill_at`); else come back for it."""
@@ -244,7 +244,7 @@ class _Deciding:
         known = self.status.attempts
         times = in_a_row(known, NO_PLACE) if verdict in NO_PLACE else failures_in_a_row(known)
         wait = backoff(verdict, times, self.job.metadata.uid)
-        if wait > 0 and not (record.placed and self._fewer()):  # for fewer there were places
+        if wait > 0 and not (record.placed and self._fewer(known)):  # for fewer there were places
             self.status.next_start_at = self.now + timedelta(seconds=wait)
         return self._between(stuck or incident.reason)
 
@@ -264,8 +264,9 @@ class _Deciding:
         self.status.attempt = number
         self.status.next_start_at = None
         capacity = next_capacity(self.spec.capacity, self.status.attempts)
-        fewer = self._fewer()
-        opened = AttemptRecord(number=number, opened_at=self.now, capacity=capacity, replicas=fewer)
+        fewer = self._fewer(self.status.attempts)
+        opened = AttemptRecord(number=number, opened_at=self.now, capacity=capacity)
+        self._size(opened, fewer)
         self.status.attempts = [*self.status.attempts, opened][-ATTEMPTS_KEPT:]
         phase = Phase.STARTING if number == 1 else Phase.RECOVERING
         size = f" with {fewer} of {self.spec.replicas} replicas" if fewer else ""
@@ -273,8 +274,15 @@ class _Deciding:
         self._tell("Normal", "AttemptOpened", f"attempt {number} opened{size}")
         return self._done(start=number, requeue_after=1.0)
 
-    def _fewer(self) -> int | None:
-        return next_replicas(self.spec, self.status.attempts, self.now)
+    def _fewer(self, ended: Sequence[AttemptRecord]) -> int | None:
+        return next_replicas(self.spec, ended, self.now)
+
+    def _size(self, record: AttemptRecord, fewer: int | None) -> None:
+        """Put on record what the attempt is started with: the spec may be changed while it runs. Until it is
+        started, whoever corrects the spec corrects the attempt too."""
+        record.replicas = fewer or self.spec.replicas
+        record.processes = self.spec.processes_per_replica
+        record.grace_seconds = self.spec.grace_seconds
 
     def _refused(self) -> Decision:
         """Wait for another spec; told once, and again when the reason is another one."""

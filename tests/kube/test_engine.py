@@ -1,0 +1,122 @@
+"""What the engine sees and ends of attempts that a small apiserver has, as a controller decides on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from small_apiserver import connected, meanwhile
+from tests.kube.documents import FINISHED, RUNNING, SAVED, ended, pod
+
+from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
+from holdfast_controller.kube.endpoint import Endpoints
+from holdfast_controller.kube.engine import KubeEngine
+from holdfast_controller.kube.pieces import PODS, Pieces
+from holdfast_controller.kube.reflector import Reflector
+from holdfast_controller.kube.resource import JOBS
+from holdfast_controller.pod_template import attempt_labels
+from holdfast_controller.policy.decide import Evidence, decide
+from holdfast_controller.pytorchjobs import PYTORCH_JOB
+
+NOW = datetime(2026, 5, 1, 12, 10, tzinfo=UTC)
+
+
+def submitted(**spec: Any) -> TrainingJob:
+    return TrainingJob(
+        metadata=Metadata(name="gpt", namespace="team", uid="job-1"),
+        spec=Spec(command=["python"], image="a:1", **spec),
+    )
+
+
+def opened(job: TrainingJob) -> TrainingJob:
+    """With the attempt that the controller opens next."""
+    return job.model_copy(update={"status": decide(job, None, Evidence(), NOW).status})
+
+
+def edited(job: TrainingJob, **spec: Any) -> TrainingJob:
+    return job.model_copy(update={"spec": job.spec.model_copy(update=spec)})
+
+
+def of_attempt(job: TrainingJob, document: dict[str, Any]) -> dict[str, Any]:
+    """As the apiserver has it, of attempt 1."""
+    document["metadata"] |= {
+        "namespace": "team",
+        "uid": document["metadata"]["name"],
+        "resourceVersion": "5",
+        "labels": {**document["metadata"].get("labels", {}), **attempt_labels(job, 1)},
+    }
+    return document
+
+
+class Cluster:
+    """Holds an attempt of a job."""
+
+    def __init__(self, job: TrainingJob, *pods: dict[str, Any]) -> None:
+        made = {"metadata": {"name": "gpt-1"}, "spec": {}}
+        self.objects = {
+            PODS: [of_attempt(job, one) for one in pods],
+            PYTORCH_JOB.resource.path: [of_attempt(job, made)],
+        }
+
+    async def list_or_watch(self, request: web.Request) -> web.Response:
+        if "watch" in request.query:
+            await asyncio.Event().wait()
+        items = self.objects.get(request.path, [])
+        return web.json_response({"metadata": {"resourceVersion": "9"}, "items": items})
+
+
+@asynccontextmanager
+async def engine_of(cluster: Cluster, directory: Path) -> AsyncIterator[KubeEngine]:
+    paths = (PODS, PYTORCH_JOB.resource.path, JOBS)
+    async with connected([web.get(path, cluster.list_or_watch) for path in paths], directory) as connection:
+        jobs, pieces = Reflector(connection, JOBS), Pieces(connection)
+        async with meanwhile(pieces.run()):
+            yield KubeEngine(connection, pieces, Endpoints(pieces, jobs), jobs)
+
+
+def has_finished(index: int) -> Any:
+    return pod(index, "Succeeded", ended(0, FINISHED, "Completed"))
+
+
+@pytest.mark.parametrize(
+    ("pods", "asked", "then", "phase"),
+    [
+        pytest.param([has_finished(0), has_finished(1)], 2, 4, Phase.SUCCEEDED, id="more: all have finished"),
+        pytest.param([has_finished(0), pod(1, state=RUNNING)], 2, 1, Phase.STARTING, id="fewer: one runs"),
+    ],
+)
+def test_an_attempt_that_runs_keeps_its_size_whatever_the_job_asks_for_meanwhile(
+    pods: list[Any], asked: int, then: int, phase: Phase, tmp_path: Path
+) -> None:
+    """Of one that all replicas have finished no more were to come; one of which a replica runs goes on."""
+
+    async def story() -> None:
+        job = edited(opened(submitted(replicas=asked)), replicas=then)
+        async with engine_of(Cluster(job, *pods), tmp_path) as engine:
+            seen = await engine.observe(job, 1)
+        assert len(seen.replicas) == asked
+        assert decide(job, seen, Evidence(), NOW).status.phase is phase
+
+    asyncio.run(story())
+
+
+def test_peers_that_save_after_a_notice_have_the_grace_that_their_attempt_was_opened_with(
+    tmp_path: Path,
+) -> None:
+    """Their pods have it, whatever the job asks for meanwhile."""
+
+    async def story() -> None:
+        job = edited(opened(submitted(replicas=2)), grace_seconds=1)
+        noticed = pod(0, "Failed", ended(1, SAVED))
+        async with engine_of(Cluster(job, noticed, pod(1, state=RUNNING)), tmp_path) as engine:
+            seen = await engine.observe(job, 1)
+        decision = decide(job, seen, Evidence(), NOW + timedelta(seconds=5))
+        assert (decision.kill, decision.requeue_after) == (None, 25)
+
+    asyncio.run(story())

@@ -14,7 +14,7 @@ import structlog
 
 from .cluster import GpuUse, HoldfastError
 from .jobs import TrainingJob, utcnow
-from .policy.idle import GpuVerdict, Stretch, follow, judge
+from .policy.idle import GpuVerdict, Stretch, current, follow, judge
 
 MISSED_LOOKS = 3
 """After which what a GPU did in between is not known."""
@@ -36,6 +36,11 @@ class GpuWatch:
         self._began: datetime | None = None
         self._known: dict[tuple[str, int], dict[str, Stretch]] = {}
         self._blind = ""
+
+    def forget(self) -> None:
+        """All that was seen: nobody looks until `look` is called again."""
+        self._began = None
+        self._known.clear()
 
     async def look(self) -> set[str]:
         """One look; the keys of the jobs of which it says another thing than the one before."""
@@ -88,7 +93,9 @@ class GpuWatch:
         if job.spec.gpus == "0" or self._began is None:
             return None
         now = self._clock()
-        stretches = self._known.get((job.key, attempt), {})
+        record = job.status.record(attempt)
+        opened_at = record.opened_at if record is not None else None
+        stretches = current(self._known.get((job.key, attempt), {}), opened_at, now, self._gap)
         if not stretches and now - self._began <= self._gap:
             return None
         return judge(stretches, job.as_of(attempt).spec, now)

@@ -113,6 +113,8 @@ class Reconciler:
         self._wrote.clear()
         self._metrics.jobs.clear()
         self._metrics.queue_depth.set(len(self._queue))
+        if self._gpus is not None:
+            self._gpus.forget()
 
     async def _again(self, what: str, follow: Callable[[], Any]) -> None:
         """A stream that breaks is opened again: it tells all there is, so nothing is missed."""

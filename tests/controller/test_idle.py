@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from fakes import MemoryEngine, MemoryStore
+from waiting import wait_until_async
 
 from holdfast_controller.cluster import GpuUse, Unavailable
 from holdfast_controller.gpu_watch import GpuWatch
@@ -205,6 +206,65 @@ def test_an_idle_job_is_suspended_and_resumed() -> None:
         assert (job.spec.suspend, job.status.attempt) == (False, 2)
         conditions = {one.type: (one.status, one.reason) for one in job.status.conditions}
         assert conditions["GPUsIdle"] == ("False", "InUse")
+
+    asyncio.run(story())
+
+
+def test_a_job_that_takes_the_name_of_an_idle_one_is_judged_by_its_own_looks() -> None:
+    async def story() -> None:
+        clock, store, engine = Clock(), MemoryStore(), MemoryEngine()
+        looks = Looks(clock, *[REST] * 9)
+        reconciler = Reconciler(store, engine, clock=clock, gpus=looks.watch)
+
+        async def seconds(number: int) -> TrainingJob:
+            for _ in range(number // int(EVERY)):
+                await looks.watch.look()
+                clock.now += timedelta(seconds=EVERY)
+            for _ in range(3):
+                await reconciler.reconcile("default/j")
+            return await store.get("default", "j")
+
+        old = await store.create(a_job(idle="Report"))
+        await seconds(0)
+        job = await seconds(70)
+        assert {one.type: one.status for one in job.status.conditions}["GPUsIdle"] == "True"
+        await engine.delete(old)
+        await store.remove(old)
+
+        await store.create(a_job())
+        await seconds(0)
+        job = await seconds(20)
+        assert job.status.phase is Phase.STARTING, "of its 60 s it has rested 20"
+        verdict = looks.watch.verdict(job, 1)
+        assert verdict is not None
+        assert (verdict.standing, verdict.decided_in) == (Standing.UNDECIDED, 40)
+
+    asyncio.run(story())
+
+
+def test_what_was_seen_before_nobody_looked_for_long_says_nothing_of_now() -> None:
+    """The machine slept, or another controller led: the job may have worked all the while."""
+    looks = Looks(Clock(), *[REST] * 7)
+    idle_then = looks.verdict(a_job())
+    assert idle_then is not None
+    assert idle_then.all_idle
+    looks.clock.now += timedelta(minutes=40)
+    now = looks.watch.verdict(a_job(), 1)
+    assert now is not None
+    assert now.standing is Standing.UNKNOWN
+    looks.watch.forget()
+    assert looks.watch.verdict(a_job(), 1) is None
+
+
+def test_a_controller_that_leads_no_more_forgets_what_it_saw_of_gpus() -> None:
+    async def story() -> None:
+        looks = Looks(Clock(), *[REST] * 2)
+        reconciler = Reconciler(MemoryStore(), MemoryEngine(), clock=looks.clock, gpus=looks.watch)
+        leading = asyncio.create_task(reconciler.run())
+        await wait_until_async(lambda: looks.watch.verdict(a_job(), 1) is not None, "a look")
+        leading.cancel()
+        await asyncio.gather(leading, return_exceptions=True)
+        assert looks.watch.verdict(a_job(), 1) is None
 
     asyncio.run(story())
 

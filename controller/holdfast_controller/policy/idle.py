@@ -9,7 +9,7 @@ stopped only where all of them have, for the others' work would be lost with it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from fractions import Fraction
@@ -57,6 +57,19 @@ def follow(before: Stretch | None, use: GpuUse, now: datetime, gap: timedelta) -
     if before is None or before.since is None:
         return Stretch(use, now, now, use.busy)
     return Stretch(use, now, before.since, max(before.most, use.busy))
+
+
+def current(stretches: Stretches, opened_at: datetime | None, now: datetime, gap: timedelta) -> Stretches:
+    """What is known now of the GPUs of an attempt that was opened then: nothing of those that nobody has
+    seen for longer than `gap`, and nothing of before it was opened: another job may have had its name."""
+    known = {gpu: stretch for gpu, stretch in stretches.items() if now - stretch.last <= gap}
+    if opened_at is None:
+        return known
+    return {
+        gpu: replace(stretch, since=stretch.since and max(stretch.since, opened_at))
+        for gpu, stretch in known.items()
+        if stretch.last >= opened_at
+    }
 
 
 class Standing(StrEnum):

@@ -84,7 +84,7 @@ class Server:
         if "watch" in request.query:
             await asyncio.Event().wait()
         metadata = {"name": "gpt", "namespace": "team", "uid": "job-1", "resourceVersion": "1"}
-        document = {**self.job.to_dict(), "metadata": metadata, "status": status_document(JOB.status)}
+        document = {**self.job.to_dict(), "metadata": metadata, "status": status_document(self.job.status)}
         items = {PODS: list(self.pods.values()), JOBS: [document]}.get(request.path, [])
         return web.json_response({"metadata": {"resourceVersion": "9"}, "items": items})
 
@@ -258,9 +258,12 @@ def test_the_last_lines_of_a_large_gang_outlive_its_pods(
     asyncio.run(story())
 
 
-def test_of_a_pod_with_several_ranks_each_ones_last_lines_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("now", [2, 1, 4], ids=["as the job asks", "it asks for fewer now", "for more"])
+def test_of_a_pod_with_several_ranks_each_ones_last_lines_are_kept(now: int, tmp_path: Path) -> None:
     """One says much more than the other; what has no mark is torchrun's."""
-    pair = JOB.model_copy(update={"spec": Spec(command=["python"], replicas=2, processes=2)})
+    status = JOB.status.model_copy(update={"attempts": [AttemptRecord(number=1, processes=2)]})
+    spec = Spec(command=["python"], replicas=2, processes=now)
+    pair = JOB.model_copy(update={"spec": spec, "status": status})
     loud = [f"[rank 2] line {number}" for number in range(200)]
     said = ["[rank 3] all is well", *loud, "torchrun: a rank has failed"]
 

@@ -163,8 +163,8 @@ class LastWords:
 
     async def _read(self, pod: Document, *, follow: bool) -> None:
         """Its last lines as they are now, or with `follow` as they are in the end; then note them."""
-        job = self._job_of(pod)
-        ranks = 1 if job is None else job.spec.processes_per_replica
+        whose, job = attempt_of(pod), self._job_of(pod)
+        ranks = 1 if whose is None or job is None else job.as_of(whose[1]).spec.processes_per_replica
         tail = LINES if ranks == 1 else LOOKED_AT
         last: deque[str] = deque(maxlen=tail)
         lines = pod_lines(self._connection, pod, tail=tail, follow=follow, over=lambda: True)

@@ -6,8 +6,9 @@ import copy
 from typing import Any
 
 from holdfast_controller.attempt_kind import AttemptKind
-from holdfast_controller.jobs import Verdict
+from holdfast_controller.jobs import TrainingJob, Verdict
 from holdfast_controller.kube.observation import attempt_observation
+from holdfast_controller.pod_template import attempt_labels
 from holdfast_controller.policy.classify import classify
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
 from holdfast_trainer.contract import Termination
@@ -49,6 +50,17 @@ def pod(index: int = 0, phase: str = "Running", state: dict[str, Any] | None = N
     if state is not None:
         status["containerStatuses"] = [{"name": "pytorch", "state": state}]
     return {"metadata": metadata, "spec": {}, "status": status}
+
+
+def of_attempt(job: TrainingJob, document: dict[str, Any]) -> dict[str, Any]:
+    """As the apiserver has it, of this job's attempt 1."""
+    document["metadata"] |= {
+        "namespace": job.metadata.namespace,
+        "uid": document["metadata"]["name"],
+        "resourceVersion": "5",
+        "labels": {**document["metadata"].get("labels", {}), **attempt_labels(job, 1)},
+    }
+    return document
 
 
 def in_kind(kind: AttemptKind, document: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from small_apiserver import connected, meanwhile
-from tests.kube.documents import FINISHED, RUNNING, SAVED, ended, pod
+from tests.kube.documents import FINISHED, RUNNING, SAVED, ended, of_attempt, pod
 
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
 from holdfast_controller.kube.endpoint import Endpoints
@@ -20,7 +20,6 @@ from holdfast_controller.kube.engine import KubeEngine
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import JOBS
-from holdfast_controller.pod_template import attempt_labels
 from holdfast_controller.policy.decide import Evidence, decide
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
@@ -41,17 +40,6 @@ def opened(job: TrainingJob) -> TrainingJob:
 
 def edited(job: TrainingJob, **spec: Any) -> TrainingJob:
     return job.model_copy(update={"spec": job.spec.model_copy(update=spec)})
-
-
-def of_attempt(job: TrainingJob, document: dict[str, Any]) -> dict[str, Any]:
-    """As the apiserver has it, of attempt 1."""
-    document["metadata"] |= {
-        "namespace": "team",
-        "uid": document["metadata"]["name"],
-        "resourceVersion": "5",
-        "labels": {**document["metadata"].get("labels", {}), **attempt_labels(job, 1)},
-    }
-    return document
 
 
 class Cluster:

@@ -3,7 +3,11 @@ its ranks from inside (`ranks.py`) is no taking, and leaves no such mark."""
 
 from __future__ import annotations
 
-from holdfast_controller.cluster import Invalid, NotReady
+from collections.abc import Sequence
+
+import structlog
+
+from holdfast_controller.cluster import HoldfastError, Invalid, NotReady
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.pod_settings import PodSettings
@@ -18,6 +22,8 @@ KILL_GRACE_SECONDS = 1
 """Not 0: the apiserver would call the pod gone at once, while its processes still run."""
 CORDONED = "holdfast.dev/cordoned-for"
 """On a node: the job of which a drill took it."""
+
+log = structlog.get_logger(__name__)
 
 
 def refuse(kind: DrillKind, settings: PodSettings) -> None:
@@ -56,12 +62,29 @@ async def take(
         hit = [pod for pod in pods if node_of(pod) == node]
         cordon = {"metadata": {"annotations": {CORDONED: job.key}}, "spec": {"unschedulable": True}}
         await connection.patch(f"/api/v1/nodes/{node}", cordon, MERGE_PATCH)
-    for pod in hit:  # all of them, before the first one's end can be taken for a fault
-        await connection.patch(
-            pod_path(pod), {"metadata": {"annotations": {DRILLED: kind.value}}}, MERGE_PATCH
-        )
-    for pod in hit:
-        await _end(connection, pod, kind)
+    left = list(hit)
+    try:
+        for pod in hit:  # all of them, before the first one's end can be taken for a fault
+            await _mark(connection, pod, kind.value)
+        while left:
+            await _end(connection, left[0], kind)
+            del left[0]
+    except BaseException:
+        await _unmark(connection, left)
+        raise
+
+
+async def _mark(connection: Connection, pod: Document, drilled: str | None) -> None:
+    await connection.patch(pod_path(pod), {"metadata": {"annotations": {DRILLED: drilled}}}, MERGE_PATCH)
+
+
+async def _unmark(connection: Connection, pods: Sequence[Document]) -> None:
+    """Of pods that stay, or whose end nobody can tell: what ends them later is none of the drill's."""
+    for pod in pods:
+        try:
+            await _mark(connection, pod, None)
+        except HoldfastError as error:
+            log.warning("a pod passes for drilled", pod=pod["metadata"]["name"], error=str(error))
 
 
 async def _end(connection: Connection, pod: Document, kind: DrillKind) -> None:

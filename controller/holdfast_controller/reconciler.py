@@ -240,31 +240,35 @@ class Reconciler:
             self._wrote[job.key] = now
         elif wait is not None:
             after = wait if after is None else min(after, wait)
-        if decision.suspend:
-            await suspend(self._store, job)
-        if decision.start is not None:
-            await self._start(job, decision.start)
-        for event in decision.events:
-            await self._tell(job, event)
+        try:
+            if decision.suspend:
+                await suspend(self._store, job)
+            if decision.start is not None:
+                await self._engine.start(job, decision.start)
+        except HoldfastError as error:
+            await self._tell(job, *decision.events)  # no other decision has them: this one is written
+            if decision.start is not None and not isinstance(error, Conflict):
+                await self._say_why(job, decision.start, error)
+            raise
+        await self._tell(job, *decision.events)
         return after
 
-    async def _start(self, job: TrainingJob, attempt: int) -> None:
-        """Start it, or say in the job's status what was in the way, and raise that."""
-        try:
-            await self._engine.start(job, attempt)
-        except Conflict:
-            raise
-        except HoldfastError as error:
-            message = could_not_start(attempt, error)
-            if message != job.status.message:
-                told = job.status.model_copy(update={"message": message})
-                job = await self._store.replace_status(job, told)
-                await self._tell(job, Event(self._clock(), "Warning", "StartFailed", message))
-            raise
+    async def _say_why(self, job: TrainingJob, attempt: int, error: HoldfastError) -> None:
+        """Put into the job's status what was in the way of an attempt's start."""
+        message = could_not_start(attempt, error)
+        if message != job.status.message:
+            told = job.status.model_copy(update={"message": message})
+            job = await self._store.replace_status(job, told)
+            await self._tell(job, Event(self._clock(), "Warning", "StartFailed", message))
 
-    async def _tell(self, job: TrainingJob, event: Event) -> None:
-        log.info(event.message, job=job.key, reason=event.reason)
-        await self._store.record_event(job, event)
+    async def _tell(self, job: TrainingJob, *events: Event) -> None:
+        """An event that cannot be told is in the log alone, and in the way of nothing."""
+        for event in events:
+            log.info(event.message, job=job.key, reason=event.reason)
+            try:
+                await self._store.record_event(job, event)
+            except HoldfastError as error:
+                log.warning("an event is not told", job=job.key, reason=event.reason, error=str(error))
 
     async def _gather(self, job: TrainingJob, observation: AttemptObservation | None) -> Evidence:
         """Read what the decision needs, and no more: steps and logs only of an attempt that is over."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fakes import MemoryEngine, MemoryStore
 
-from holdfast_controller.cluster import NotFound, NotReady
+from holdfast_controller.cluster import Event, NotFound, NotReady, Unavailable
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
 from holdfast_controller.reconciler import Reconciler
 
@@ -132,12 +132,32 @@ def test_an_attempt_that_the_engine_does_not_take_says_why_and_is_tried_again() 
             "admission webhook denied the request: no budget"
         )
         assert versions[1:] == versions[:1] * 3, "said once, not with every try"
-        assert ("StartFailed", 1) in await scene.told()
+        assert await scene.told() == [("AttemptOpened", 1), ("StartFailed", 1)]
 
         scene.engine.start = real  # type: ignore[method-assign]
         job = await scene.look()
         assert job.status.phase is Phase.STARTING
         assert "tried again" not in job.status.message
+
+    play(story)
+
+
+def test_an_event_that_the_store_refuses_keeps_no_other_one_from_being_told() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(retries={"failures": 0})
+        real = scene.store.record_event
+
+        async def refuse_failures(job: TrainingJob, event: Event) -> None:
+            if event.reason == "Failed":
+                raise Unavailable("etcdserver: request timed out")
+            await real(job, event)
+
+        scene.store.record_event = refuse_failures  # type: ignore[method-assign]
+        for replica in range(2):
+            scene.engine.end(job, 1, replica, 1)
+        job = await scene.look()
+        assert job.status.phase is Phase.FAILED
+        assert await scene.told() == [("AttemptOpened", 1), ("JobFailed", 1)]
 
     play(story)
 

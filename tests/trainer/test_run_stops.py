@@ -43,6 +43,14 @@ def test_a_notice_to_one_of_two_stops_both(workshop: Workshop, noticed: int) -> 
     assert_stopped_at_one_step(gang, gang.wait())
 
 
+def test_a_notice_of_more_than_ten_minutes_to_one_of_two_stops_both(workshop: Workshop) -> None:
+    """Of this grace 600.003 s are for the save: that is what the other rank knows, and this one has less."""
+    gang = workshop.start(ranks=2, **SLOW, hold_at=5, env={"HOLDFAST_GRACE_SECONDS": "666.67"})
+    gang.wait_for_text("step 5", rank=1)
+    gang.signal(NOTICE, [1])
+    assert_stopped_at_one_step(gang, gang.wait(60))
+
+
 def test_a_notice_in_the_first_step(workshop: Workshop) -> None:
     gang = workshop.start(ranks=2, **SLOW, hold_at=0)
     gang.wait_for_text("step 0", rank=1)

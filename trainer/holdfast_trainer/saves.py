@@ -239,15 +239,18 @@ class Saves:
         self.newest_step = step
 
     def now(
-        self, step: int, timeout: float = PART_TIMEOUT_SECONDS, random: dict[str, Any] | None = None
+        self, step: int, left: float | None = None, random: dict[str, Any] | None = None
     ) -> CheckpointError | None:
         """Save this step unless that was done, and wait until it is durable. Collective.
 
-        A save in flight is finished first, unless the time that is left is enough for the newer one alone.
+        `left`: the seconds that a notice leaves, of which ranks may know different numbers; None, on all
+        ranks, where none presses. A save in flight is finished first, unless what is left is enough for the
+        newer one alone.
         Returns why it is not durable, on every rank; None where it is. StorageUnavailable: that may pass.
         """
-        if step != self.newest_step and timeout < PART_TIMEOUT_SECONDS:  # a notice presses
-            self._make_way(step, timeout)
+        if step != self.newest_step and left is not None:
+            self._make_way(step, left)
+        timeout = PART_TIMEOUT_SECONDS if left is None else left
         self._saver.hurry(timeout)
         self._saver.join()
         mine = step != self.newest_step or self._saver.error is not None
@@ -295,7 +298,8 @@ class Saves:
             time.sleep(min(1.0, seconds))
 
     def _make_way(self, step: int, seconds: float) -> None:
-        """Give up the save in flight where that of `step` alone can be done in time: rank 0 decides."""
+        """Give up the save in flight where that of `step` alone can be done in time. Collective: rank 0
+        decides, by what it knows to be left."""
         if self._gang.broadcast(self._gang.rank == 0 and self._saver.makes_way(seconds)):
             log.info("giving up the save of step %d for that of step %d", self.newest_step, step)
             self._saver.give_up("given up for a newer step, as the notice left time for one of them")

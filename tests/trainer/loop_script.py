@@ -23,6 +23,7 @@ from torch import nn
 
 from holdfast_trainer.parallel import accumulate
 from holdfast_trainer.run import Run
+from holdfast_trainer.token_index import DataError
 
 DEFAULTS: dict[str, Any] = {
     "steps": 40,
@@ -170,6 +171,8 @@ for step in run.steps(options["steps"]):
     if step == options["fail_at"] and run.rank == options["fail_rank"]:
         if options["fail_as"] == "memory":
             torch.empty(2**46)  # more than any machine has
+        if options["fail_as"] == "data":
+            raise DataError("tokens.bin ends in the middle of a token")
         raise ZeroDivisionError("the loss of this step is no number")
     if step == options["hang_at"] and run.rank == options["hang_rank"]:
         wait_for_ever()

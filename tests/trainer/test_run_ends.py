@@ -42,6 +42,18 @@ def test_an_exception_is_told_with_its_traceback(workshop: Workshop) -> None:
     assert workshop.finish(ranks=2, steps=20).events("attempt_start", 2)[0]["resumed_step"] == 10
 
 
+@pytest.mark.parametrize(("fail_as", "status"), [("ZeroDivisionError", 1), ("data", EXIT_CONFIG_ERROR)])
+def test_an_error_while_a_save_is_under_way_loses_nothing_of_it(
+    workshop: Workshop, fail_as: str, status: int
+) -> None:
+    """What is saved of step 5 is copied while step 6 computes, which meets the error."""
+    gang = workshop.start(steps=40, save_every=5, fail_at=5, fail_as=fail_as)
+    assert gang.wait() == [status], gang.texts()
+    message = gang.termination()
+    assert (message.outcome, message.step, message.durable_step) == ("failed", 5, 5), message
+    assert workshop.finish(steps=12).events("attempt_start", 2)[0]["resumed_step"] == 5
+
+
 def test_sys_exit_with_a_status_is_no_success(workshop: Workshop) -> None:
     gang = workshop.start(steps=40, exit_at=12, exit_status=3)
     assert gang.wait() == [3], gang.texts()

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from . import contract
-from .checkpoint import CheckpointError, WrongConfiguration
+from .checkpoint import CheckpointError, Fenced, WrongConfiguration
 from .checkpoint.errors import StorageUnavailable
 from .contract import Progress, Termination
 from .faults import Explained
@@ -212,6 +212,8 @@ class Ending:
         if is_lost_peer(error) and self.hanging():
             time.sleep(HUNG_SECONDS)  # it ended because of the hang, of which that thread knows more
         if isinstance(error, (*CANNOT_BE_MENDED, CheckpointError)):
+            if not isinstance(error, Fenced):  # whose saves count no more
+                self._finish_saving()
             print(f"error: {error}", file=sys.stderr)  # it says what to do; the stack says nothing more
             mendable = not isinstance(error, CANNOT_BE_MENDED)
             later = isinstance(error, StorageUnavailable)

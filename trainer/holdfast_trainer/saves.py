@@ -317,6 +317,8 @@ class Saves:
 
     def await_commit(self) -> None:
         """Give a save in flight its last chance, so that what is told to be durable is the truth."""
+        if self._durable is not None and self._durable.step == self.newest_step:
+            return  # all ranks know what became of it
         bound = min(FAILURE_SECONDS, self._notice.remaining())
         deadline = time.monotonic() + bound
         self._saver.hurry(bound)

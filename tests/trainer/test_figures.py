@@ -60,6 +60,47 @@ def test_a_training_tells_how_often_it_went_through_its_data(workshop: Workshop,
     assert b"memory, at most" in board.read_bytes()
 
 
+TWO_LOOPS = """
+import time
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+run.steps_an_epoch = 2
+def train(total):
+    for step in run.steps(total):
+        with run.span("data"):
+            batch = torch.ones(3, 2)
+        model(batch).sum().backward()
+        optimizer.step()
+        run.log(tokens=6, samples=3)
+train(4)
+with run.span("data"):  # an hour of another's
+    seconds = time.perf_counter
+    time.perf_counter = lambda: seconds() + 3600
+train(8)
+"""
+
+
+def test_an_hour_between_two_loops_is_no_step_s(workshop: Workshop, tmp_path: Path) -> None:
+    script = tmp_path / "two_loops.py"
+    script.write_text(TWO_LOOPS)
+    gang = workshop.start(script=script, arguments=[])
+    assert gang.wait() == [0], gang.texts()
+    now = gang.termination().progress
+    assert now is not None
+    assert (now.step, now.phase) == (8, "finished")
+    assert (now.step_seconds or 0) < 3600 / 8
+    assert (now.tokens_per_second or 0) > 8 * 6 / 3600
+    assert (now.data_wait_fraction or 0) <= 1
+    told = {line["step"]: line["epoch_seconds"] for line in gang.history.steps() if "epoch_seconds" in line}
+    assert sorted(told) == [2, 4, 6, 8]
+    assert sum(told.values()) < 3600
+
+
 @pytest.mark.parametrize(
     ("length", "done", "told"),
     [

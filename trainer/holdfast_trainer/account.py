@@ -82,6 +82,7 @@ class Account:
             self._meter, self.steps.epoch_meter = Meter(self._use), Meter(self._use)
         if self._wants_tensorboard:
             self.steps.tensorboard = TensorBoard(self._run_dir.path / "tensorboard", self._attempt, step)
+        self.steps.restart_clock()
 
     def count_epochs(self, steps_an_epoch: float | None, done: int) -> None:
         """So many steps go through the data once (None: not known), and `done` were done before."""

@@ -79,6 +79,13 @@ class StepLog:
         self._epoch_told = float("-inf")
         self._off = os.environ.get(ENV_TELEMETRY) == "off"
 
+    def restart_clock(self) -> None:
+        """A loop begins: what was done before it, since the loop before, is no step's."""
+        self._time_last()
+        self._spans.end_step()
+        self._spans.collect()
+        self._previous_end = 0.0
+
     def begin(self) -> None:
         """A step begins now."""
         self._began = time.perf_counter()

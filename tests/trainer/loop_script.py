@@ -57,6 +57,7 @@ DEFAULTS: dict[str, Any] = {
     "exit_at": -1,
     "exit_status": 3,
     "run_dir": None,
+    "apart": False,  # each rank on a machine of its own: without the other's disk
     "config": "",
     "size": 32,  # from 4200 on, some of the state is copied while the next step computes
     "snapshot": "overlapped",
@@ -71,6 +72,8 @@ options = DEFAULTS | json.loads(sys.argv[1])
 if os.environ.get("RANK") == "1":
     options |= options["of_rank_1"]
 assert options.keys() == DEFAULTS.keys(), options.keys() - DEFAULTS.keys()
+if options["apart"] and os.environ["RANK"] != "0":
+    os.environ["HOLDFAST_LOCAL_DIR"] += f"-of-rank-{os.environ['RANK']}"
 
 run = Run(
     run_dir=options["run_dir"],

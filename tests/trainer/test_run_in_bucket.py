@@ -97,6 +97,19 @@ def test_killed_in_the_middle_of_an_upload_and_resumed_on_another_machine(
     assert main(["diff", bucket.url, str(twin.run.path)]) == 0
 
 
+def test_memory_that_sufficed_before_is_asked_for_again_on_a_machine_without_records(
+    bucket: InBucket,
+) -> None:
+    """Only rank 0 fetches them, and it is rank 1 that has no room: nothing was durable, steps were done."""
+    options = {"ranks": 2, "apart": True, "save_every": 50, "fail_rank": 1}
+    bucket.start(**options, fail_at=3).wait()
+    gang = bucket.start(**options, fail_at=0, fail_as="memory")
+    codes = gang.wait()
+    told = gang.termination(1)
+    assert "Steps of earlier attempts fitted, on this device or with more memory" in told.error, told
+    assert (codes[1], told.config_error) == (1, False)
+
+
 def test_training_goes_on_while_saves_fail(bucket: InBucket, server: ObjectServer) -> None:
     server.fail(
         {"method": "PUT", "path": "step-00000005", "answer": "slow-down", "times": 999},

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from . import contract
 from .checkpoint.bucket import Bucket, is_bucket
 from .checkpoint.errors import CheckpointError, StorageUnavailable, may_pass
 from .checkpoint.stores import admit
 from .contract import RunDir
+from .ledger import trained_before
 from .parallel import Gang
 from .records import Records
 from .schema import ConfigError
@@ -49,8 +50,8 @@ class Place:
             keep=_number(contract.ENV_CHECKPOINT_KEEP, int, 1),
         )
 
-    def admit(self, gang: Gang) -> int:
-        """This attempt's number, with the fence at it; alone, one more than the fence. Collective.
+    def admit(self, gang: Gang) -> Admitted:
+        """This attempt, with the fence at it; alone, one more than the fence. Collective.
 
         Raises CheckpointError on every rank where the run directory cannot be written, StorageUnavailable
         where that may pass, Fenced where a newer attempt was admitted already.
@@ -58,14 +59,16 @@ class Place:
         answer = gang.broadcast(self._admit() if gang.rank == 0 else None)
         if isinstance(answer, CheckpointError):
             raise answer
-        return int(answer)
+        assert isinstance(answer, Admitted)
+        return answer
 
-    def _admit(self) -> int | CheckpointError:
+    def _admit(self) -> Admitted | CheckpointError:
         run = self.run_dir
         try:
             attempt = admit(run, self.attempt)
             run.attempt(attempt).mkdir(parents=True, exist_ok=True)
             Records(run, attempt).fetch()
+            return Admitted(attempt, trained_before(run, attempt))
         except (OSError, ValueError) as error:
             if may_pass(error):
                 return StorageUnavailable(
@@ -77,7 +80,14 @@ class Place:
             )
         except CheckpointError as error:
             return error
-        return attempt
+
+
+class Admitted(NamedTuple):
+    """What rank 0 found when this attempt was admitted; the others may have no records of the past."""
+
+    attempt: int
+    trained_before: bool
+    """Whether an earlier attempt did a step."""
 
 
 def run_directory(text: str) -> RunDir:

@@ -49,7 +49,6 @@ from .ending import Ending
 from .environment import NOT_DETERMINISTIC, describe_environment
 from .faults import dead_worker, is_out_of_memory, not_deterministic, out_of_memory
 from .interruption import Exchange, Notice
-from .ledger import trained_before
 from .losses import Losses
 from .overflow import Overflow
 from .parallel import Gang, hear_waiting, join_gang, shard, wrap
@@ -140,7 +139,7 @@ class Run:
         require_alike(self.gang, {**(alike or {}), "the seed": seed, "the configuration's hash": config_hash})
         rng.seed_all(seed, self.rank)
         self.run_dir = place.run_dir
-        self.attempt = place.admit(self.gang)
+        self.attempt, self._trained_before = place.admit(self.gang)
         self._account = account = Account(
             self.run_dir, self.attempt, self.gang, place, profile=profile, tensorboard=tensorboard
         )
@@ -363,7 +362,7 @@ class Run:
             self.device,
             self.memory_remedy,
             fitted=self.step > self._started_at,
-            fitted_before=self._started_at > 0 or trained_before(self.run_dir, self.attempt),
+            fitted_before=self._started_at > 0 or self._trained_before,
         )
 
     def log(

@@ -9,6 +9,7 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 from aiohttp import web
 from small_apiserver import connected, meanwhile
 
+from holdfast_controller.cluster import Event
 from holdfast_controller.jobs import Phase
+from holdfast_controller.kube.events import EventLog
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import FINALIZER, JOBS
 from holdfast_controller.kube.store import IN_A_ROW, KubeStore
@@ -97,6 +100,32 @@ def test_a_job_of_kubectls_costs_one_request_more_once(tmp_path: Path) -> None:
         assert jobs.items["gpt"]["status"]["phase"] == "Running"
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "told", ["x" * 2000, "Прогресс " * 100, "€" * 341 + "xy€"], ids=["ascii", "cyrillic", "euros"]
+)
+def test_an_event_is_cut_by_its_bytes_as_the_apiserver_counts_them(told: str, tmp_path: Path) -> None:
+    """What a program of another language said last is told as well."""
+    messages: list[str] = []
+
+    async def post(request: web.Request) -> web.Response:
+        body = await request.json()
+        if len(body["message"].encode()) > 1024:
+            refusal = {"code": 422, "message": "message: Invalid value: can have at most 1024 characters"}
+            return web.json_response(refusal, status=422)
+        messages.append(body["message"])
+        return web.json_response(body, status=201)
+
+    async def story() -> None:
+        about = {"namespace": "team", "name": "gpt", "uid": "uid-gpt"}
+        async with connected([web.post("/api/v1/namespaces/team/events", post)], tmp_path) as connection:
+            await EventLog(connection).record(about, Event(datetime.now(UTC), "Warning", "Failed", told))
+
+    asyncio.run(story())
+    (message,) = messages
+    assert told.startswith(message)
+    assert len(message.encode()) > 1020, "and of its last character nothing, or all"
 
 
 async def listed(store: KubeStore) -> int:

@@ -22,8 +22,8 @@ from .reflector import pages
 KEPT = 200
 COMPONENT = "holdfast-controller"
 TRIES = 10
-MESSAGE_LIMIT = 1000
-"""The API takes at most 1024 characters of note."""
+MESSAGE_BYTES = 1024
+"""That the API takes at most of a message, in UTF-8."""
 
 
 def events_path(namespace: str) -> str:
@@ -105,7 +105,7 @@ def _document(name: str, about: dict[str, str], event: Event) -> Document:
         "involvedObject": about,
         "type": event.type,
         "reason": event.reason,
-        "message": event.message[:MESSAGE_LIMIT],
+        "message": event.message.encode()[:MESSAGE_BYTES].decode(errors="ignore"),
         "count": event.count,
         "firstTimestamp": _second(event.time),
         "lastTimestamp": _second(event.time),

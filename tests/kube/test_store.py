@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from small_apiserver import connected, meanwhile
+from waiting import wait_until_async
 
 from holdfast_controller.cluster import Event
 from holdfast_controller.jobs import Phase
@@ -42,10 +44,24 @@ class Jobs:
         self.version = 10
         self.asked: list[str] = []
         """Methods and paths, without lists and watches."""
+        self._news: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
-    async def list_or_watch(self, request: web.Request) -> web.Response:
+    def replaced_by_kubectl(self, document: dict[str, Any]) -> None:
+        """All of it but its status, which is kept from who does not write that."""
+        self.version += 1
+        name, version = document["metadata"]["name"], str(self.version)
+        status = self.items[name].get("status", {})
+        new = {**document, "metadata": {**document["metadata"], "resourceVersion": version}, "status": status}
+        self.items[name] = new
+        self._news.put_nowait(new)
+
+    async def list_or_watch(self, request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
-            await asyncio.Event().wait()
+            answer = web.StreamResponse()
+            await answer.prepare(request)
+            while True:
+                event = {"type": "MODIFIED", "object": await self._news.get()}
+                await answer.write(json.dumps(event).encode() + b"\n")
         return web.json_response(
             {"metadata": {"resourceVersion": str(self.version)}, "items": list(self.items.values())}
         )
@@ -97,6 +113,32 @@ def test_a_job_of_kubectls_costs_one_request_more_once(tmp_path: Path) -> None:
         held, *statuses = jobs.asked
         assert (held, statuses) == ("PATCH /trainingjobs/gpt", ["PATCH /trainingjobs/gpt/status"] * 2)
         assert jobs.items["gpt"]["metadata"]["finalizers"] == ["example.com/theirs", FINALIZER]
+        assert jobs.items["gpt"]["status"]["phase"] == "Running"
+
+    asyncio.run(story())
+
+
+def test_a_job_whose_finalizer_kubectl_replace_removed_gets_it_back(tmp_path: Path) -> None:
+    """Deleted without it, the job would be gone before its attempt had saved."""
+    document = made_by_kubectl()
+    jobs = Jobs(document)
+
+    async def story() -> None:
+        async with store_of(jobs, tmp_path) as store:
+            job = await store.get("team", "gpt")
+            await store.replace_status(job, job.status.model_copy(update={"phase": Phase.STARTING}))
+            assert jobs.items["gpt"]["metadata"]["finalizers"] == [FINALIZER]
+
+            jobs.replaced_by_kubectl(document)
+            version = jobs.items["gpt"]["metadata"]["resourceVersion"]
+
+            async def seen() -> bool:
+                return (await store.get("team", "gpt")).metadata.resource_version == version
+
+            await wait_until_async(seen, "the copy to have what kubectl wrote")
+            job = await store.get("team", "gpt")
+            await store.replace_status(job, job.status.model_copy(update={"phase": Phase.RUNNING}))
+        assert jobs.items["gpt"]["metadata"]["finalizers"] == [FINALIZER]
         assert jobs.items["gpt"]["status"]["phase"] == "Running"
 
     asyncio.run(story())

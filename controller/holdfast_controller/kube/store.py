@@ -284,6 +284,8 @@ class KubeStore:
     def _decode(self, document: Document) -> TrainingJob:
         if held(document):
             self._held.add(uid_of(document))
+        else:  # others may take our finalizer off: `kubectl replace` does, with a file that lacks it
+            self._held.discard(uid_of(document))
         return decode(document)
 
     def _newest(self, notice: Notice) -> Notice:

@@ -15,12 +15,15 @@ from small_apiserver import connected, meanwhile
 from tests.kube.documents import FINISHED, RUNNING, SAVED, ended, of_attempt, pod
 
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
+from holdfast_controller.kube import nodes
 from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.engine import KubeEngine
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import JOBS
+from holdfast_controller.pod_settings import PodSettings
 from holdfast_controller.policy.decide import Evidence, decide
+from holdfast_controller.prices import NodePrice, Prices
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
 NOW = datetime(2026, 5, 1, 12, 10, tzinfo=UTC)
@@ -52,6 +55,14 @@ class Cluster:
             PYTORCH_JOB.resource.path: [of_attempt(job, made)],
         }
 
+        self.nodes_answer = True
+
+    async def node(self, request: web.Request) -> web.Response:
+        if not self.nodes_answer:
+            return web.json_response({"code": 500, "message": "etcdserver: request timed out"}, status=500)
+        meta = {"name": request.match_info["name"]}
+        return web.json_response({"metadata": meta, "status": {"allocatable": {"cpu": "1"}}})
+
     async def list_or_watch(self, request: web.Request) -> web.Response:
         if "watch" in request.query:
             await asyncio.Event().wait()
@@ -60,12 +71,16 @@ class Cluster:
 
 
 @asynccontextmanager
-async def engine_of(cluster: Cluster, directory: Path) -> AsyncIterator[KubeEngine]:
+async def engine_of(
+    cluster: Cluster, directory: Path, settings: PodSettings | None = None
+) -> AsyncIterator[KubeEngine]:
     paths = (PODS, PYTORCH_JOB.resource.path, JOBS)
-    async with connected([web.get(path, cluster.list_or_watch) for path in paths], directory) as connection:
+    routes = [web.get(path, cluster.list_or_watch) for path in paths]
+    routes.append(web.get("/api/v1/nodes/{name}", cluster.node))
+    async with connected(routes, directory) as connection:
         jobs, pieces = Reflector(connection, JOBS), Pieces(connection)
         async with meanwhile(pieces.run()):
-            yield KubeEngine(connection, pieces, Endpoints(pieces, jobs), jobs)
+            yield KubeEngine(connection, pieces, Endpoints(pieces, jobs), jobs, settings)
 
 
 def has_finished(index: int) -> Any:
@@ -106,5 +121,28 @@ def test_peers_that_save_after_a_notice_have_the_grace_that_their_attempt_was_op
             seen = await engine.observe(job, 1)
         decision = decide(job, seen, Evidence(), NOW + timedelta(seconds=5))
         assert (decision.kill, decision.requeue_after) == (None, 25)
+
+    asyncio.run(story())
+
+
+def test_a_job_has_a_cost_though_the_apiserver_could_not_tell_of_its_node_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "UNREAD_SECONDS", 0.0)
+
+    async def story() -> None:
+        job = opened(submitted())
+        runs = pod(0, state=RUNNING)
+        runs["spec"] = {"nodeName": "n1"}
+        cluster = Cluster(job, runs)
+        settings = PodSettings(prices=Prices(per_hour=(NodePrice(price=0.5),)))
+        async with engine_of(cluster, tmp_path, settings) as engine:
+            for answers in (False, True):
+                cluster.nodes_answer = answers
+                seen = await engine.observe(job, 1)
+                job = job.model_copy(update={"status": decide(job, seen, Evidence(), NOW).status})
+        (record,) = job.status.attempts
+        assert record.whereabouts is not None
+        assert (record.whereabouts.nodes, record.whereabouts.price_per_hour) == (["n1"], 0.5)
 
     asyncio.run(story())

@@ -74,6 +74,27 @@ def test_a_node_is_read_once_and_what_was_known_of_it_outlives_it(tmp_path: Path
     asyncio.run(story())
 
 
+def test_a_node_that_the_apiserver_could_not_tell_of_is_asked_for_again(tmp_path: Path) -> None:
+    world, now = World(), [0.0]
+    world.put("n1")
+
+    async def story() -> None:
+        async with world.connected(tmp_path) as connection:
+            nodes = Nodes(connection, clock=lambda: now[0])
+            world.status = 500
+            for _ in range(3):
+                assert await nodes.of(["n1"]) == {}, "not that it has neither capacity nor price"
+            assert world.asked == ["n1"]
+            world.status = 200
+            now[0] += UNREAD_SECONDS + 1
+            assert (await nodes.of(["n1"]))["n1"].labels == LABELS
+            world.status = 500
+            now[0] += KEPT_SECONDS + 1
+            assert (await nodes.of(["n1"]))["n1"].labels == LABELS, "what was known of it holds"
+
+    asyncio.run(story())
+
+
 def test_where_nodes_may_not_be_read_none_is_asked_for(tmp_path: Path) -> None:
     world = World()
     world.put("n1")

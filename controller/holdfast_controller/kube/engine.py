@@ -155,13 +155,16 @@ class KubeEngine:
         return replace(self._endpoints.by_our_clock(job, seen), places=places)
 
     async def _places(self, job: TrainingJob, attempt: int, pods: list[Document]) -> tuple[Place, ...]:
-        """Where the replicas are, until the attempt's record has all of them."""
+        """Where the replicas are, until the attempt's record has all of them. None is told of while a node
+        cannot be read: what is on record is asked for no more, and a part has the price of a part."""
         named = [name for pod in pods if (name := node_of(pod)) is not None]
         record = job.status.record(attempt)
         where = record.whereabouts if record is not None else None
         if where is not None and sum(where.capacity.values()) >= len(named):
             return ()
         nodes = await self._nodes.of(named)
+        if any(name not in nodes for name in named):
+            return ()
         spec = job.as_of(attempt).spec
         return tuple(place_of(nodes[name], spec, self._settings.prices) for name in named)
 

@@ -1,7 +1,8 @@
 """What nodes say of themselves, asked for one by one when a pod lands there, and kept for a while.
 
 Of a thousand nodes those are read that a job runs on. Whoever does not let the controller read nodes
-(`jobs.readNodes` of the chart) gets attempts whose capacity and cost are unknown; nothing else changes.
+(`jobs.readNodes` of the chart) gets attempts whose capacity and cost are unknown; nothing else changes. What
+an apiserver in trouble does not answer is no such answer: it is asked again.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from holdfast_controller.cluster import HoldfastError, NotFound
 from holdfast_controller.policy.cost import Node
 
 from .connection import Connection
+from .errors import NotPermitted
 
 log = structlog.get_logger(__name__)
 
 KEPT_SECONDS = 600.0
 """Labels and sizes hardly ever change while a node lives."""
-UNREAD_SECONDS = 60.0
+UNREAD_SECONDS = 10.0
 """Until one that could not be read is asked for again."""
 NODES_KEPT = 10_000
 
@@ -34,20 +36,22 @@ class Nodes:
         self._connection = connection
         self._may_read = may_read
         self._clock = clock
-        self._known: dict[str, tuple[float, Node]] = {}
-        """Until when, and what."""
+        self._known: dict[str, tuple[float, Node | None]] = {}
+        """Until when, and what; None where nothing is known."""
         self._warned = False
 
     async def of(self, names: Iterable[str]) -> dict[str, Node]:
-        """By name. Of one that cannot be read nothing but the name is known."""
-        return {name: await self._one(name) for name in set(names)}
+        """By name; without those that could not be read this time. Of one that is gone, or that the
+        controller has no right to read, nothing but the name is known."""
+        found = {name: await self._one(name) for name in set(names)}
+        return {name: node for name, node in found.items() if node is not None}
 
-    async def _one(self, name: str) -> Node:
+    async def _one(self, name: str) -> Node | None:
         if not self._may_read:
             return Node(name, {}, {})
         now = self._clock()
         until, node = self._known.get(name, (0.0, None))
-        if node is not None and now < until:
+        if now < until:
             return node
         seconds = KEPT_SECONDS
         try:
@@ -58,7 +62,8 @@ class Nodes:
             if not self._warned:
                 log.warning("cannot read a node; its capacity is not known", node=name, error=str(error))
             self._warned, seconds = True, UNREAD_SECONDS
-            node = node or Node(name, {}, {})
+            if isinstance(error, NotPermitted):
+                node = node or Node(name, {}, {})
         if len(self._known) >= NODES_KEPT:
             self._known.clear()
         self._known[name] = (now + seconds, node)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import copy
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,15 @@ import pytest
 from aiohttp import web
 from small_apiserver import connected
 
+from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob
 from holdfast_controller.kube import objects
 from holdfast_controller.kube.errors import NotPermitted
 from holdfast_controller.kube.objects import Objects
 from holdfast_controller.kube.pieces import Pieces
-from holdfast_controller.manifests import attempt_manifests
+from holdfast_controller.manifests import KINDS, Manifests, attempt_manifests
 from holdfast_controller.pod_settings import JobsKind, PodSettings
+from holdfast_controller.pod_template import CONFIG_FILE
 from holdfast_controller.trainjobs import TRAIN_JOB
 
 JOB = TrainingJob(
@@ -80,3 +84,100 @@ def test_what_does_not_pass_is_told(
     with pytest.raises(NotPermitted, match=r"denied the request"):
         made(refuse, tmp_path)
     assert len(tries) == times
+
+
+class Server:
+    """Keeps what is made, and refuses attempt objects where a quota is used up."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, dict[str, Any]] = {}
+        self.quota = True
+        self.made = 0
+
+    def of_kind(self, kind: str) -> dict[str, Any]:
+        (found,) = (one for one in self.documents.values() if one["kind"] == kind)
+        return found
+
+    async def post(self, request: web.Request) -> web.Response:
+        body: dict[str, Any] = await request.json()
+        path = f"{request.path}/{body['metadata']['name']}"
+        if path in self.documents:
+            exists = {"code": 409, "reason": "AlreadyExists", "message": "it exists"}
+            return web.json_response(exists, status=409)
+        if self.quota and body["kind"] in KINDS:
+            return web.json_response({"code": 403, "message": "exceeded quota"}, status=403)
+        self.made += 1
+        body["metadata"] |= {"uid": f"uid-{self.made}", "resourceVersion": "5"}
+        for container in _containers(body):
+            container["imagePullPolicy"] = "IfNotPresent"  # the apiserver's default
+        self.documents[path] = body
+        return web.json_response(body, status=201)
+
+    async def get(self, request: web.Request) -> web.Response:
+        found = self.documents.get(request.path)
+        return web.json_response(found or {"code": 404}, status=200 if found else 404)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        assert (await request.json())["preconditions"]["uid"] == self.documents[request.path]["metadata"][
+            "uid"
+        ]
+        return web.json_response(self.documents.pop(request.path))
+
+    @asynccontextmanager
+    async def objects(self, directory: Path) -> AsyncIterator[Objects]:
+        path = "/{path:.*}"
+        routes = [web.post(path, self.post), web.get(path, self.get), web.delete(path, self.delete)]
+        async with connected(routes, directory) as connection:
+            yield Objects(connection, Pieces(connection))
+
+
+def _containers(body: dict[str, Any]) -> list[dict[str, Any]]:
+    if body["kind"] != "TrainingRuntime":
+        return []
+    (pods,) = body["spec"]["template"]["spec"]["replicatedJobs"]
+    found: list[dict[str, Any]] = pods["template"]["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def asked(kind: AttemptKind, **spec: Any) -> tuple[TrainingJob, int, AttemptKind, Manifests]:
+    job = JOB.model_copy(update={"spec": JOB.spec.model_copy(update=spec)})
+    settings = PodSettings(kind=JobsKind(kind.resource.kind), default_claim="runs")
+    return job, 1, kind, attempt_manifests(job, 1, settings)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_an_attempt_that_was_refused_starts_with_what_was_corrected_meanwhile(
+    kind: AttemptKind, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        server = Server()
+        async with server.objects(tmp_path) as objects:
+            for _ in range(2):
+                with pytest.raises(NotPermitted, match="exceeded quota"):
+                    await objects.create(*asked(kind, config={"lr": 1}))
+            assert server.made == len(kind.beside) + 1, "what is as it should be is not made again"
+            server.quota = False
+            await objects.create(*asked(kind, config={"lr": 2}, image="a:2"))
+        assert server.of_kind("ConfigMap")["data"] == {CONFIG_FILE: "lr: 2\n"}
+        assert server.of_kind(kind.resource.kind)
+        if kind.beside:
+            (container,) = _containers(server.of_kind("TrainingRuntime"))
+            assert container["image"] == "a:2"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_what_an_attempt_has_begun_with_is_not_changed_under_it(kind: AttemptKind, tmp_path: Path) -> None:
+    """It was made, and nobody heard of it: its answer was lost."""
+
+    async def story() -> None:
+        server = Server()
+        server.quota = False
+        async with server.objects(tmp_path) as objects:
+            await objects.create(*asked(kind, config={"lr": 1}))
+            before = copy.deepcopy(server.documents)
+            await objects.create(*asked(kind, config={"lr": 2}, image="a:2"))
+        assert server.documents == before
+
+    asyncio.run(story())

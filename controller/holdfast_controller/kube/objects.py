@@ -6,6 +6,8 @@ Names are functions of job, attempt and kind, so everything here may be asked fo
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Literal
@@ -23,6 +25,8 @@ from .last_words import ledger_name
 from .pieces import Pieces, attempt_of, object_path
 from .reflector import uid_of
 
+CONTENT = "holdfast.dev/content"
+"""On what is made before the attempt object: a digest of what we wrote, to which defaults are added there."""
 LATE_TRIES = 30
 LATE_SECONDS = 0.2
 """Between two tries to make an attempt object whose operator has yet to see what was made before it."""
@@ -40,8 +44,11 @@ class Objects:
 
     async def create(self, job: TrainingJob, attempt: int, kind: AttemptKind, manifests: Manifests) -> None:
         """Make what is not there yet. Raises NotReady where something else has a name of these."""
+        whose = (
+            f"{kind.resource.within(job.metadata.namespace)}/{manifests.attempt_object['metadata']['name']}"
+        )
         for body, resource in zip(manifests.beside, (CONFIG_MAPS, *kind.beside), strict=True):
-            await self._create(job, attempt, resource, body)
+            await self._create_beside(job, attempt, resource, body, whose)
 
         tries = AsyncRetrying(
             retry=retry_if_exception(lambda error: _is_late(kind, error)),
@@ -50,6 +57,23 @@ class Objects:
             reraise=True,
         )
         self._pieces.wrote(await tries(self._create, job, attempt, kind.resource, manifests.attempt_object))
+
+    async def _create_beside(
+        self, job: TrainingJob, attempt: int, resource: Resource, body: Document, whose: str
+    ) -> None:
+        """As the job asks now: what an earlier try has left may be from before its spec was corrected. But
+        where the attempt object, at the path `whose`, is there, it goes by what it found."""
+        body = _with_digest(body)
+        found = await self._create(job, attempt, resource, body)
+        if _digest_of(found) == _digest_of(body):
+            return
+        with suppress(NotFound):
+            await self._connection.get(whose)
+            return
+        with suppress(NotFound):
+            path = f"{resource.within(job.metadata.namespace)}/{body['metadata']['name']}"
+            await self._connection.delete(path, {"preconditions": {"uid": uid_of(found)}})
+        await self._create(job, attempt, resource, body)
 
     async def _create(self, job: TrainingJob, attempt: int, resource: Resource, body: Document) -> Document:
         path = resource.within(job.metadata.namespace)
@@ -114,6 +138,18 @@ class Objects:
     async def _delete(self, resource: Resource, job: TrainingJob, name: str) -> None:
         with suppress(NotFound):
             await self._connection.delete(f"{resource.within(job.metadata.namespace)}/{name}")
+
+
+def _with_digest(body: Document) -> Document:
+    said = json.dumps([body.get("data"), body.get("spec")], sort_keys=True)
+    meta = body["metadata"]
+    marks = {**meta.get("annotations", {}), CONTENT: hashlib.sha256(said.encode()).hexdigest()}
+    return {**body, "metadata": {**meta, "annotations": marks}}
+
+
+def _digest_of(document: Document) -> str | None:
+    found: str | None = (document["metadata"].get("annotations") or {}).get(CONTENT)
+    return found
 
 
 def _is_late(kind: AttemptKind, error: BaseException) -> bool:

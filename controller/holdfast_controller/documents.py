@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import re
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar
@@ -21,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from .cluster import Invalid
 from .jobs import API_VERSION, KIND, TrainingJob
+from .yaml_text import Loader
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -34,21 +34,6 @@ _NAME_RULE = (
     "is no name: lower-case letters, digits and '-', first a letter, last no '-', at most 50 characters"
 )
 _NAMESPACE_RULE = "is no namespace: lower-case letters, digits and '-', no '-' at the ends, at most 63"
-
-
-class _Loader(yaml.CSafeLoader):
-    """YAML as people mean it: `1e-3` is a number (PyYAML reads a string), a date stays text."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
-)
 
 
 def parse(data: bytes, source: str, syntax: Literal["json", "yaml"] = "yaml") -> dict[str, Any]:
@@ -91,7 +76,7 @@ def _parse_json(text: str, source: str) -> object:
 
 
 def _parse_yaml(text: str, source: str) -> object:
-    loader = _Loader(text)
+    loader = Loader(text)
     try:
         _check_depth(text, source)
         node = loader.get_single_node()
@@ -112,7 +97,7 @@ def _parse_yaml(text: str, source: str) -> object:
 def _check_depth(text: str, source: str) -> None:
     """Bounded nesting, seen in the events: the composer of libyaml's binding overflows the C stack."""
     depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
+    for event in yaml.parse(text, Loader=Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):

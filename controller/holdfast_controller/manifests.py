@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from .attempt_kind import CONFIG_MAPS, AttemptKind, Document
 from .cluster import Invalid
 from .jobs import API_VERSION, KIND, TrainingJob
@@ -23,6 +21,7 @@ from .pod_template import CONFIG_FILE, attempt_labels, pod_template
 from .policy.refusals import refusals
 from .pytorchjobs import PYTORCH_JOB
 from .trainjobs import TRAIN_JOB
+from .yaml_text import dump
 
 KINDS = {kind.resource.kind: kind for kind in (PYTORCH_JOB, TRAIN_JOB)}
 """All kinds, by the name that the setting `kind` and their documents have."""
@@ -30,8 +29,6 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 CONFIG_LIMIT = 1024 * 1024
 """Kubernetes keeps at most 1 MiB in a ConfigMap."""
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml's, five times as fast, where PyYAML has it; both write what safe_load reads."""
 _LABEL_LIMIT = 63
 
 
@@ -73,7 +70,7 @@ def attempt_manifests(job: TrainingJob, attempt: int, settings: PodSettings) -> 
     """What one attempt needs. Raises Invalid where the cluster's operator does not allow the job."""
     job = job.as_of(attempt)
     faults = list(refusals(job, settings))
-    config = yaml.dump(job.spec.config, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
+    config = dump(job.spec.config)
     if len(config.encode()) > CONFIG_LIMIT // 2:
         faults.append(
             f"spec.config has {len(config.encode())} bytes and may have {CONFIG_LIMIT // 2}: "

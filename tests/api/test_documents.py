@@ -7,11 +7,13 @@ import json
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast_controller.cluster import Invalid
 from holdfast_controller.documents import parse, to_job
+from holdfast_controller.yaml_text import dump
+from holdfast_trainer.schema import parse_scalar
 
 
 def faults_of(text: str, namespace: str | None = None) -> list[str]:
@@ -110,6 +112,43 @@ def test_what_get_shows_can_be_submitted_again() -> None:
     again = to_job(parse(yaml.safe_dump(first.to_dict()).encode(), "job.yaml"), "team-a")
     assert again.spec == first.spec
     assert again.metadata.uid != first.metadata.uid
+
+
+ODD = st.text() | st.text(
+    st.sampled_from("0123456789eE+-._xXobBafFyYnN~<=:#&*[]{}|,'\" \t\n\r\x85\u2028\ufeffé")
+)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | ODD
+    | st.from_regex(r"[-+]?[0-9]{0,3}(\.[0-9]{0,3})?([eE][-+]?[0-9]{1,5})?", fullmatch=True)
+)
+
+
+@example({"run": "1e5", "sha": "7e12345", "lr": "1e-3", "commit": "12345e67", ".5e3": "1_0e1"})
+@given(
+    st.dictionaries(
+        ODD,
+        st.recursive(
+            SCALARS,
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ODD, inner, max_size=2),
+            max_leaves=6,
+        ),
+        max_size=3,
+    )
+)
+def test_what_is_written_as_yaml_is_what_all_read(config: dict[str, object]) -> None:
+    """A commit such as 7e12345 is text: for `submit`, and for the trainer, which takes it for infinity."""
+    text = dump({"config": config})
+    for read in (parse(text.encode(), "job.yaml"), parse_scalar(text)):
+        assert repr(read) == repr({"config": config})
+
+
+@pytest.mark.parametrize("text", ["089", "y", "N", "0o17", "0X1F", ".5e3", "1e5", "on", "0x_1", "1_000"])
+def test_what_kubectl_takes_for_a_number_or_a_truth_is_written_in_quotes(text: str) -> None:
+    assert dump([text, {text: text}]) == f"- '{text}'\n- '{text}': '{text}'\n"
 
 
 def test_two_namespaces_are_a_contradiction() -> None:

@@ -90,10 +90,14 @@ def test_submit_from_a_pipe_with_changes(holdfast: Holdfast) -> None:
 
 
 def test_what_get_prints_can_be_submitted(holdfast: Holdfast, job_file: Path) -> None:
-    holdfast("submit", str(job_file))
+    commit, run = "--set=metadata.labels.commit='12345e67'", "--set=spec.config.run='1e5'"
+    holdfast("submit", str(job_file), commit, run)
     text = holdfast("get", "gpt-small", "-o", "yaml").stdout
     holdfast("submit", "-", "--set", "metadata.name=twin", given=text)
     assert holdfast("get", "-o", "name").stdout == "gpt-small\ntwin\n"
+    twin = json.loads(holdfast("get", "twin", "-o", "json").stdout)
+    assert twin["metadata"]["labels"] == {"commit": "12345e67"}
+    assert twin["spec"]["config"] == {"run": "1e5"}, "text stays text"
 
 
 def test_a_dry_run_shows_the_plan(holdfast: Holdfast, job_file: Path) -> None:

@@ -294,7 +294,7 @@ def test_what_an_attempt_finds_in_its_directory_and_environment(
         job = waiting_job(
             replicas=1,
             command=["sh", "-c", "env; command -v python; cat $HOLDFAST_CONFIG"],
-            config={"model": {"layers": 6}, "text": "ünïcode"},
+            config={"model": {"layers": 6}, "text": "ünïcode", "run": "1e5"},
             env={"MY_KEY": "mine", "PATH": "/nowhere", "PYTHONUNBUFFERED": "0"},
             checkpoint={"every": "90s", "keep": 2},
             resources={"cpu": "2"},
@@ -321,6 +321,7 @@ def test_what_an_attempt_finds_in_its_directory_and_environment(
                 str(Path(sys.executable).parent / "python"),
                 "model:",
                 "text: ünïcode",
+                "run: '1e5'",
             ):
                 assert line in said
             assert not any("secret" in line for line in said)

@@ -369,3 +369,9 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(Invalid) as refused:
         attempt_manifests(a_job(image="", storage=None, gpus=4), 1, PodSettings(limits=Limits(gpus=1)))
     assert len(refused.value.errors) == 3
+
+
+def test_a_text_of_the_configuration_stays_text() -> None:
+    """The trainer would take a bare 1e5 for a number."""
+    configuration = next(iter(attempt_manifests(a_job(config={"run": "1e5", "lr": 1e-5}), 1, PodSettings())))
+    assert configuration["data"] == {"config.yaml": "run: '1e5'\nlr: 1.0e-05\n"}

@@ -15,7 +15,6 @@ def print_document(document: Any, output: str) -> None:
         return
     if output != "yaml":
         raise typer.BadParameter(f"{output!r} is no output format: json or yaml")
-    import yaml
+    from ..yaml_text import dump
 
-    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
-    typer.echo(text, nl=False)
+    typer.echo(dump(document, width=100), nl=False)

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import structlog
-import yaml
 
 from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.policy.quantity import quantity
+from holdfast_controller.yaml_text import dump
 from holdfast_trainer.contract import RunDir, raise_fence
 
 from .launch import HOST, ReplicaLaunch, Runtime, config_path, replica_launches
@@ -55,8 +55,7 @@ def start_attempt(
     files = AttemptFiles(run, attempt)
     files.directory.mkdir(parents=True, exist_ok=True)
     raise_fence(run, attempt)
-    text = yaml.safe_dump(job.spec.config, sort_keys=False, allow_unicode=True)
-    config_path(run, attempt).write_text(text, encoding="utf-8")
+    config_path(run, attempt).write_text(dump(job.spec.config), encoding="utf-8")
     launch = Launch(
         key=job.key,
         uid=attempt_uid(job, attempt),

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 import yaml
@@ -20,13 +19,13 @@ from pydantic import BaseModel, ValidationError
 
 from .cluster import Invalid
 from .jobs import API_VERSION, KIND, TrainingJob
+from .json_values import DEPTH_LIMIT, check_json, kind_of, summary
 from .yaml_text import Loader
 
 M = TypeVar("M", bound=BaseModel)
 
 NODE_LIMIT = 100_000
 """Values in one document after aliases are expanded."""
-DEPTH_LIMIT = 100
 SERVER_OWNED = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 """Metadata that `holdfast get -o yaml` shows and no user sets; left out on submit, as Kubernetes does."""
 
@@ -49,7 +48,7 @@ def parse(data: bytes, source: str, syntax: Literal["json", "yaml"] = "yaml") ->
     except RecursionError:
         raise Invalid(f"{source} is nested too deeply") from None
     if not isinstance(body, dict):
-        raise Invalid(f"{source} holds a {_kind(body)}, not the mapping of a TrainingJob")
+        raise Invalid(f"{source} holds a {kind_of(body)}, not the mapping of a TrainingJob")
     return body
 
 
@@ -148,6 +147,7 @@ def to_job(document: Mapping[str, Any], namespace: str | None = None) -> Trainin
     Status and server-owned metadata are left out. Raises Invalid with one line per fault: the key's
     path, the value, and for an unknown key the nearest right one.
     """
+    check_json(document)
     if faults := _wrong_kind(document):
         raise Invalid(f"this is no {KIND} of {API_VERSION}: {faults[0]}", faults)
     body = {key: value for key, value in document.items() if key != "status"}
@@ -160,22 +160,21 @@ def to_job(document: Mapping[str, Any], namespace: str | None = None) -> Trainin
                 f"{namespace!r}: leave it out of the document or send it there"
             )
         body["metadata"] = metadata
-    if faults := list(_not_json(body, "")):
-        raise Invalid(_summary(faults), faults)
-    return validate(TrainingJob, body)
+    return _valid(TrainingJob, body)
 
 
 def validate(model: type[M], body: object) -> M:
     """A value of `model`. Raises Invalid with one line per fault."""
+    check_json(body)
+    return _valid(model, body)
+
+
+def _valid(model: type[M], body: object) -> M:
     try:
         return model.model_validate(body)
     except ValidationError as error:
         faults = describe_faults(error, model)
-        raise Invalid(_summary(faults), faults) from None
-
-
-def _summary(faults: list[str]) -> str:
-    return faults[0] if len(faults) == 1 else f"{len(faults)} faults; the first: {faults[0]}"
+        raise Invalid(summary(faults), faults) from None
 
 
 def _wrong_kind(document: Mapping[str, Any]) -> list[str]:
@@ -184,31 +183,6 @@ def _wrong_kind(document: Mapping[str, Any]) -> list[str]:
         if document.get(key, right) != right:
             faults.append(f"{key}: {document[key]!r} should be {right!r}")
     return faults
-
-
-def _not_json(value: object, path: str, depth: int = 0) -> Iterator[str]:
-    """What JSON cannot say, so that storing it would change it."""
-    if depth > DEPTH_LIMIT:
-        yield f"{path[:40]}...: nested deeper than {DEPTH_LIMIT} levels"
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if isinstance(key, str):
-                yield from _not_json(item, f"{path}.{key}" if path else key, depth + 1)
-            else:
-                yield f"{path}: the key {key!r} is a {_kind(key)}; write it in quotes"
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _not_json(item, f"{path}[{index}]", depth + 1)
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield f"{path}: {value} is no JSON number; leave the key out or write it in quotes"
-    elif not isinstance(value, str | int | float | None):
-        yield f"{path}: a {_kind(value)} cannot be kept as JSON; write it in quotes"
-
-
-def _kind(value: object) -> str:
-    names = {dict: "mapping", list: "list", str: "string", bool: "true/false value", type(None): "null"}
-    names |= {int: "number", float: "number"}
-    return names.get(type(value), type(value).__name__)
 
 
 def describe_faults(error: ValidationError, model: type[BaseModel]) -> list[str]:
@@ -229,7 +203,7 @@ def _describe(fault: Any, location: tuple[int | str, ...], path: str, model: typ
     if fault["type"] == "missing":
         return "this key is needed and missing"
     if fault["type"] in ("model_type", "dict_type"):
-        return f"a {_kind(fault['input'])} stands where a mapping is needed"
+        return f"a {kind_of(fault['input'])} stands where a mapping is needed"
     if fault["type"] == "value_error":
         return str(fault["msg"]).removeprefix("Value error, ")
     value = repr(fault["input"])

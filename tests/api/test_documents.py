@@ -60,6 +60,15 @@ GOOD = "metadata: {name: j}\nspec: {command: [python, t.py]}\n"
             "metadata: {name: j}\nspec: {command: [x], config: {1: 2}}",
             "the key 1 is a number; write it in quotes",
         ),
+        (
+            f"metadata: {{name: j}}\nspec: {{command: [x], config: {{seed: 0x{'f' * 5000}}}}}",
+            "spec.config.seed: an integer of 20000 bits does not fit into 64; write it in quotes",
+        ),
+        (
+            f"metadata: {{name: j}}\nspec: {{command: [x], config: {{? 0x{'f' * 5000} : 1}}}}",
+            "spec.config: the key 0xffffff",
+        ),
+        (f"apiVersion: 0x{'f' * 5000}", "apiVersion: an integer of 20000 bits"),
     ],
 )
 def test_a_faulty_document_is_told_where_and_what(text: str, told: str) -> None:
@@ -112,6 +121,26 @@ def test_what_get_shows_can_be_submitted_again() -> None:
     again = to_job(parse(yaml.safe_dump(first.to_dict()).encode(), "job.yaml"), "team-a")
     assert again.spec == first.spec
     assert again.metadata.uid != first.metadata.uid
+
+
+HALF = "\\ud800"  # as JSON escapes it
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (f'{{"a": ["b", "c{HALF}"]}}', r"spec.config.a[1]: 'c\ud800' holds half a surrogate pair"),
+        (f'{{"{HALF}": 1}}', r"spec.config: the key '\ud800' holds half a surrogate pair"),
+    ],
+)
+def test_half_a_character_is_refused(config: str, told: str) -> None:
+    """JSON can name it in an escape, and nobody can write it again."""
+    with pytest.raises(Invalid) as caught:
+        to_job(parse(f'{{"spec": {{"config": {config}}}}}'.encode(), "the body", "json"))
+    assert told in str(caught.value)
+    assert to_job(
+        parse(b'{"metadata": {"name": "j"}, "spec": {"command": ["\\ud83d\\ude00"]}}', "x", "json")
+    ).spec.command == ["\U0001f600"], "the two halves of one are a character"
 
 
 ODD = st.text() | st.text(

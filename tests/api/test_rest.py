@@ -18,6 +18,7 @@ from holdfast_controller.cluster import Event
 from holdfast_controller.drills import DrillKind
 
 YAML = {"Content-Type": "application/yaml"}
+JSON = {"Content-Type": "application/json"}
 JOBS = "/v1/namespaces/default/jobs"
 
 
@@ -174,6 +175,35 @@ def test_an_unknown_key_names_the_nearest(http: httpx.Client) -> None:
             422,
             "invalid",
             "knd: unknown key; did you mean 'kind'?",
+        ),
+        # Half a surrogate pair, as JSON can name it and nobody can write it again.
+        (
+            "POST",
+            JOBS,
+            {"content": rb'{"spec": {"env": {"A": "\ud800"}}}', "headers": JSON},
+            422,
+            "invalid",
+            r"spec.env.A: '\ud800' holds half a surrogate pair",
+        ),
+        (
+            "POST",
+            JOBS + "/j/drill",
+            {"content": rb'{"\ud800": "kill"}', "headers": JSON},
+            422,
+            "invalid",
+            r"the key '\ud800' holds half",
+        ),
+        # With a key a digest is made of the job: no number may be too long for it.
+        (
+            "POST",
+            JOBS,
+            {
+                "content": job_yaml("k") + f"  config: {{seed: 0x{'f' * 5000}}}\n",
+                "headers": YAML | {"Idempotency-Key": "seed"},
+            },
+            422,
+            "invalid",
+            "spec.config.seed: an integer of 20000 bits does not fit into 64",
         ),
         ("POST", JOBS + "/j/drill", {}, 409, "not-ready", "default/j is Queued: nothing of it runs"),
         ("GET", JOBS + "/j/logs", {}, 404, "not-found", "default/j has had no attempt yet"),

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from .cluster import Change, HoldfastError
 from .jobs import TrainingJob
+from .json_values import check_json
 from .problem import error_of
 
 SUBMIT_TRIES = 3
@@ -218,7 +219,9 @@ _JSON = {"Content-Type": "application/json"}
 
 
 def _json(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, allow_nan=True).encode()
+    """Raises Invalid where JSON would change it: the server could not know."""
+    check_json(document)
+    return json.dumps(document).encode()
 
 
 def _jobs(namespace: str | None) -> str:

@@ -100,6 +100,25 @@ def test_what_get_prints_can_be_submitted(holdfast: Holdfast, job_file: Path) ->
     assert twin["spec"]["config"] == {"run": "1e5"}, "text stays text"
 
 
+@pytest.mark.parametrize(
+    ("more", "words", "told"),
+    [
+        ("  env: {NO: '1'}\n", [], "spec.env: the key False is a true/false value; write it in quotes"),
+        ("  config: {1: a}\n", [], "spec.config: the key 1 is a number; write it in quotes"),
+        ("  config: {a: !!binary aGk=}\n", [], "spec.config.a: a bytes cannot be kept as JSON"),
+        ("  config: {a: !!set {b}}\n", [], "spec.config.a: a set cannot be kept as JSON"),
+        ("", ["--set", "spec.env={ON: x}"], "spec.env: the key True is a true/false value"),
+        ("", ["--set", "spec.config.lr=.inf", "--dry-run"], "spec.config.lr: inf is no JSON number"),
+    ],
+)
+def test_what_json_would_change_is_refused_as_rest_refuses_it(
+    holdfast: Holdfast, more: str, words: list[str], told: str
+) -> None:
+    """`NO` is false to YAML. The job must not run without it, under a variable `false`."""
+    assert told in holdfast("submit", "-", *words, given=job_yaml() + more, code=1).stderr
+    assert holdfast("get", "-o", "name").stdout == ""
+
+
 def test_a_dry_run_shows_the_plan(holdfast: Holdfast, job_file: Path) -> None:
     shown = holdfast("submit", str(job_file), "--dry-run")
     assert "- torchrun" in shown.stdout

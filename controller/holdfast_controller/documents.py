@@ -12,7 +12,7 @@ import difflib
 import json
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -26,6 +26,8 @@ M = TypeVar("M", bound=BaseModel)
 
 NODE_LIMIT = 100_000
 """Values in one document after aliases are expanded."""
+CHARACTER_LIMIT = 1024 * 1024
+"""Characters of all its keys and values, counted so too; the API reads no longer document anyway."""
 SERVER_OWNED = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 """Metadata that `holdfast get -o yaml` shows and no user sets; left out on submit, as Kubernetes does."""
 
@@ -106,23 +108,37 @@ def _check_depth(text: str, source: str) -> None:
             raise Invalid(f"{source}: {line}nested deeper than {DEPTH_LIMIT} levels")
 
 
+class _Extent(NamedTuple):
+    """Of a node, its aliases expanded."""
+
+    values: int
+    characters: int
+
+    def and_of(self, other: _Extent) -> _Extent:
+        return _Extent(self.values + other.values, self.characters + other.characters)
+
+
 def _check_nodes(root: yaml.Node, source: str) -> None:
-    """No key twice in one mapping, no alias that contains itself, not too many values in all."""
-    sizes: dict[int, int] = {}
+    """No key twice in one mapping, no alias that contains itself, not too much in all.
+
+    An alias stands for all that its anchor names: parsed it costs nothing, and written as JSON it is there
+    as often as it was named, each value and each character of it.
+    """
+    known: dict[int, _Extent] = {}
     open_nodes: set[int] = set()
 
     def at(node: yaml.Node) -> str:
         return f"{source}: line {node.start_mark.line + 1}, column {node.start_mark.column + 1}"
 
-    def size(node: yaml.Node) -> int:
+    def extent(node: yaml.Node) -> _Extent:
         if isinstance(node, yaml.ScalarNode):
-            return 1
-        if id(node) in sizes:
-            return sizes[id(node)]
+            return _Extent(1, len(node.value))
+        if id(node) in known:
+            return known[id(node)]
         if id(node) in open_nodes:
             raise Invalid(f"{at(node)}: an alias stands inside what it names")
         open_nodes.add(id(node))
-        total = 1
+        total = _Extent(1, 0)
         if isinstance(node, yaml.MappingNode):
             keys: set[tuple[str, str]] = set()
             for key, value in node.value:
@@ -130,15 +146,21 @@ def _check_nodes(root: yaml.Node, source: str) -> None:
                     if (key.tag, key.value) in keys:
                         raise Invalid(f"{at(key)}: the key {key.value!r} is given twice in one mapping")
                     keys.add((key.tag, key.value))
-                total += size(key) + size(value)
+                total = total.and_of(extent(key)).and_of(extent(value))
         else:
-            total += sum(size(item) for item in node.value)
+            for item in node.value:
+                total = total.and_of(extent(item))
         open_nodes.discard(id(node))
-        sizes[id(node)] = total
+        if total.values > NODE_LIMIT:
+            raise Invalid(f"{at(node)}: too many values, its aliases expanded; at most {NODE_LIMIT}")
+        if total.characters > CHARACTER_LIMIT:
+            raise Invalid(
+                f"{at(node)}: too much text, its aliases expanded; at most {CHARACTER_LIMIT} characters"
+            )
+        known[id(node)] = total
         return total
 
-    if (total := size(root)) > NODE_LIMIT:
-        raise Invalid(f"{source} stands for {total} values, its aliases expanded; at most {NODE_LIMIT}")
+    extent(root)
 
 
 def to_job(document: Mapping[str, Any], namespace: str | None = None) -> TrainingJob:

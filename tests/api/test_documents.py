@@ -90,6 +90,21 @@ def test_a_small_document_cannot_stand_for_a_large_one() -> None:
     assert "its aliases expanded; at most 100000" in fault
 
 
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        "[" + ",".join(["*a"] * 1000) + "]",
+        "[{*a : 1}, " + ",".join([f"{{x{n}: 1, *a : 1}}" for n in range(1000)]) + "]",
+    ],
+    ids=["a text", "a key"],
+)
+def test_a_long_text_cannot_be_repeated_by_aliases(repeated: str) -> None:
+    """Few values, and gigabytes once they are written as JSON: 1,000 times half a megabyte."""
+    (fault,) = faults_of(f'metadata: {{name: j}}\nx: &a "{"x" * 500_000}"\ny: {repeated}\n')
+    assert "too much text, its aliases expanded; at most 1048576 characters" in fault
+    assert "line 3" in fault
+
+
 def test_deep_nesting_is_refused_not_a_crash() -> None:
     """The binding of libyaml would end the process: its composer recurses in C."""
     told = r"nested too deeply|nested deeper than 100 levels|did not find"

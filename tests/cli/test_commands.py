@@ -321,6 +321,27 @@ def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     assert max(map(len, shown.splitlines())) < 200, "nothing is padded to the width of a pipe"
 
 
+def test_brackets_are_shown_as_they_were_written(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    """As Hydra's lists have them; to a console that takes them for markup they are a style, or a fault."""
+    words = ["python", "t.py", "data.paths=[/data/a,/data/b]", "--betas=[beta1,beta2]", "--say=:warning:"]
+    odd = "[red]step[/] 3 of [/data/a] :warning:"
+    holdfast("submit", str(job_file), f"--set=spec.command={json.dumps(words)}")
+    server.set_status(
+        "gpt-small", phase="Running", attempt=1, message=odd, progress={"step": 1, "verdict": odd},
+        attempts=[{"number": 1, "started_at": datetime.now(UTC), "verdict": "Failed", "reason": odd,
+                   "resumed_step": 1, "resume_differences": [odd], "log_tail": {"0": odd}}],
+    )  # fmt: skip
+    server.run(
+        server.store.record_event(server.job("gpt-small"), Event(datetime.now(UTC), "Warning", "Odd", odd))
+    )
+    shown = holdfast("describe", "gpt-small").stdout
+    assert f"command      {' '.join(words)}" in shown
+    assert shown.count(odd) == 6, "message, diagnosis, resumed, attempt, event, last words"
+    assert odd in holdfast("get", "-o", "wide").stdout
+    assert odd in holdfast("top", "--once").stdout
+    assert odd in holdfast("ledger", "gpt-small").stdout
+
+
 def test_get_wide_and_of_all_namespaces(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     holdfast("submit", str(job_file))
     holdfast("submit", str(job_file), "-n", "team-a", "--set", "metadata.labels.team=a")

@@ -46,9 +46,17 @@ VERDICT_STYLES = {
 
 
 def console() -> Console:
-    """Standard output; as wide as the terminal, or unbounded into a pipe."""
+    """Standard output; as wide as the terminal, or unbounded into a pipe.
+
+    What users and programs wrote is shown as it is: neither `[bold]` nor `:warning:` means anything here.
+    """
     return Console(
-        file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=False
+        file=sys.stdout,
+        width=None if sys.stdout.isatty() else PIPE_WIDTH,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        soft_wrap=False,
     )
 
 

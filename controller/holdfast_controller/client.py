@@ -211,7 +211,7 @@ class Client:
             if not answer.is_success:
                 answer.read()
                 self._check(answer)
-            for event, data in server_sent(answer.iter_lines()):
+            for event, data in server_sent(line.removesuffix("\r") for line in _lines(answer)):
                 yield Change(event, self._job(json.loads(data)))
 
 

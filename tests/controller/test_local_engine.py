@@ -21,7 +21,7 @@ from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid, shutdown_timeout
 from holdfast_controller.jobs import TrainingJob, Verdict
 from holdfast_controller.local import engine as engine_module
-from holdfast_controller.local import process
+from holdfast_controller.local import logs, process
 from holdfast_controller.local.engine import LocalEngine
 from holdfast_controller.local.launch import Runtime, replica_environment, run_directory
 from holdfast_controller.local.memory import MemoryGroup, parent_group
@@ -491,6 +491,19 @@ def test_logs_are_followed_to_their_end_and_a_tail_is_a_tail(tmp_path: Path) -> 
             assert [line async for line in lines] == ["the end"]
             assert [line async for line in engine.logs(job, 1, 0, tail=1)] == ["the end"]
             assert [line async for line in engine.logs(job, 1, 0, tail=0)] == []
+
+    asyncio.run(story())
+
+
+def test_a_progress_bar_that_never_ends_its_line_is_cut_between_characters(tmp_path: Path) -> None:
+    async def story() -> None:
+        log = tmp_path / "rank-0.log"
+        bar = "|" + "\u2588" * 60_000
+        log.write_bytes(bar.encode() + b"\xe2\x96\nnext\n")
+        *pieces, last = [line async for line in logs.read(log, tail=None, over=None)]
+        assert len(pieces) > 1
+        assert "".join(pieces) == bar + "\ufffd", "what the program itself cut is marked"
+        assert last == "next"
 
     asyncio.run(story())
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 BLOCK = 65536
 LONGEST_LINE = 65536
-"""A longer line (a progress bar that never ends its line) is handed out in pieces of this many bytes."""
+"""A line that is longer so far (a progress bar that never ends it) is handed out in pieces, whole characters
+each."""
 FOLLOW_SECONDS = 0.1
 
 
@@ -52,8 +54,9 @@ async def read(path: Path, *, tail: int | None, over: Callable[[], bool] | None)
             for line in whole:
                 yield _text(line)
             if len(rest) > LONGEST_LINE:
-                yield _text(rest)
-                rest = b""
+                text, used = codecs.utf_8_decode(rest, "replace")
+                yield text.rstrip("\r")
+                rest = rest[used:]
             await asyncio.sleep(0)
         if ended:
             break

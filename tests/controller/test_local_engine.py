@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -190,6 +193,39 @@ def test_kill_9_from_outside_is_a_disruption(tmp_path: Path, depth: int, reason:
             await engine.kill(job, 1)
             incident = classify(await until(engine, job, 1, "the end", gone))
             assert (incident.verdict, incident.replica) == (Verdict.DISRUPTED, 1)
+
+    asyncio.run(story())
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """As where a thousand clients are connected."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(lowest_free)
+
+
+def test_a_controller_that_can_open_no_file_takes_no_job_for_lost(tmp_path: Path) -> None:
+    async def story() -> None:
+        job, other = waiting_job(), waiting_job("b")
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            with no_descriptor_left():
+                with pytest.raises(OSError, match="Too many open files"):
+                    await engine.observe(job, 1)
+                await engine.start(other, 1)
+            assert (await engine.observe(other, 1)).waiting.endswith("Too many open files")
+            assert all_running(await engine.observe(job, 1))
+            assert not list(run_directory(tmp_path, job).attempt(1).glob("engine-*"))
+            await engine.kill(other, 1)
+            await engine.kill(job, 1)
+            await until(engine, job, 1, "the end", gone)
 
     asyncio.run(story())
 

@@ -21,6 +21,9 @@ from holdfast_trainer.contract import ENV_ATTEMPT_UID, ENV_REPLICA
 PROC = Path("/proc")
 EXEC_TRIES, EXEC_SECONDS = 50, 0.001
 """How often a process that is becoming another program is looked at again, and how soon."""
+NOT_TO_BE_SEEN = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""How /proc says that a process has ended, or is another user's. What else keeps us from looking, as where
+this process has no file descriptor left, says nothing of it, and who took it for an end would end a job."""
 INSIDE = Path(holdfast_controller.__file__).with_name("inside.py")
 
 
@@ -38,10 +41,11 @@ def boot_id() -> str:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The identity of a live process; None where there is none, or only a zombie."""
+    """The identity of a live process; None where there is none, or only a zombie. Raises OSError where nobody
+    can tell."""
     try:
         stat = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except NOT_TO_BE_SEEN:
         return None
     fields = stat[stat.rindex(")") + 2 :].split()  # the command's name may hold spaces and brackets
     if fields[0] in "ZX":
@@ -86,7 +90,10 @@ def _has_program(pid: int) -> bool:
 
 
 def find(uid: str, replica: int | None = None, rank: int | None = None) -> list[ProcessId]:
-    """Live processes of an attempt (of one replica, or rank). Costs about 20 microseconds a process here."""
+    """Live processes of an attempt (of one replica, or rank). Costs about 20 microseconds a process here.
+
+    Raises OSError where nobody can tell.
+    """
     wanted = {f"{ENV_ATTEMPT_UID}={uid}".encode()}
     if replica is not None:
         wanted.add(f"{ENV_REPLICA}={replica}".encode())
@@ -96,7 +103,7 @@ def find(uid: str, replica: int | None = None, rank: int | None = None) -> list[
     for entry in os.scandir(PROC):
         if not entry.name.isdigit():
             continue
-        with suppress(OSError):  # ended meanwhile, or another user's
+        with suppress(*NOT_TO_BE_SEEN):
             if wanted <= environment(int(entry.name)) and (process := identify(int(entry.name))):
                 found.append(process)
     return found
@@ -133,7 +140,7 @@ def ranks_of(uid: str, replica: int | None = None) -> list[ProcessId]:
     """What the ranks of an attempt (of a replica) run, without those that supervise it."""
     found = []
     for entry in find(uid, replica):
-        with suppress(OSError):
+        with suppress(*NOT_TO_BE_SEEN):
             supervises = b"holdfast_trainer.supervise" in _read(entry.pid, "cmdline")
             if not supervises and any(one.startswith(b"RANK=") for one in environment(entry.pid)):
                 found.append(entry)

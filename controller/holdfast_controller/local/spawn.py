@@ -157,7 +157,12 @@ def spawn(launch: ReplicaLaunch, run: RunDir, attempt: int) -> ProcessId:
         setsigmask=[],
         setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
     )
-    return identify(pid) or ProcessId(pid, 0)  # ended already: an identity that no process has
+    try:
+        return identify(pid) or ProcessId(pid, 0)  # ended already: an identity that no process has
+    except OSError:
+        os.kill(pid, signal.SIGKILL)  # or it would run, and nobody know it
+        os.waitpid(pid, 0)
+        raise
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:

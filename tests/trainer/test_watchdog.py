@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 from gangs import KILL, Gang, Workshop
+from waiting import wait_until
 
+from holdfast_trainer.contract import RunDir
 from holdfast_trainer.schema import ConfigError
-from holdfast_trainer.watchdog import AUTO_SECONDS, Clock, HangAfter, compare, last_of, telling_most
+from holdfast_trainer.watchdog import (
+    AUTO_SECONDS,
+    Clock,
+    HangAfter,
+    Watchdog,
+    compare,
+    last_of,
+    telling_most,
+)
 
 QUICK = {"HOLDFAST_HANG_SECONDS": "10"}
 
@@ -53,6 +65,33 @@ def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
     assert clock.beat() == 10
     now += 1
     assert clock.look(5) == 1
+
+
+def test_whoever_is_watched_no_more_has_no_timer_left_that_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop ends in the moment in which the thread is about to set it anew."""
+    told: list[str] = []
+    setting, cancelled = threading.Event(), threading.Event()
+
+    def set_anew(seconds: float, *, exit: bool) -> None:
+        setting.set()
+        assert cancelled.wait(60)
+        told.append("set")
+
+    def cancel() -> None:
+        told.append("cancelled")
+        cancelled.set()
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", set_anew)
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", cancel)
+    run = RunDir(tmp_path)
+    watchdog = Watchdog(run, 1, 0, 1, HangAfter(), lambda *told: None)
+    watchdog.start()
+    assert setting.wait(60)
+    watchdog.stop()
+    wait_until(lambda: not any(thread.name == "watchdog" for thread in threading.enumerate()), "its end")
+    assert told[-2:] == ["set", "cancelled"]
 
 
 # ------------------------------------------------------------------ who stands where

@@ -147,6 +147,8 @@ class Watchdog:
         """Watch no more. Safe to call twice, and from the thread itself."""
         self._ended.set()
         faulthandler.cancel_dump_traceback_later()
+        if self._thread not in (None, threading.current_thread()) and not self.telling:
+            self._thread.join()
 
     def beat(self, *, step: bool = True) -> None:
         """Something was done: a step, or (`step=False`) a part of one that may be long."""
@@ -185,6 +187,7 @@ class Watchdog:
             look = min(LONGEST_LOOK_SECONDS, patience / 10)
             faulthandler.dump_traceback_later(native, exit=True)
             if ended.wait(look):
+                faulthandler.cancel_dump_traceback_later()  # it may have been set after `stop` did so
                 return
             with self._lock:
                 if self._pauses:

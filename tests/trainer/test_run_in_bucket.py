@@ -110,6 +110,22 @@ def test_memory_that_sufficed_before_is_asked_for_again_on_a_machine_without_rec
     assert (codes[1], told.config_error) == (1, False)
 
 
+@pytest.mark.slow
+def test_a_rank_that_hangs_on_another_machine_is_not_taken_for_one_that_says_nothing(
+    bucket: InBucket,
+) -> None:
+    """It says where it stands on a disk of its own; so does who waits for it, and blames nobody."""
+    env = {"HOLDFAST_HANG_SECONDS": "4"}
+    gang = bucket.start(ranks=2, apart=True, hang_at=3, hang_rank=1, env=env)
+    assert gang.wait() == [1, 1], gang.texts()
+    for rank, where, other in ((0, "loop_script.py:", 1), (1, "wait_for_ever", 0)):
+        told = gang.termination(rank)
+        assert told.outcome == "hung"
+        assert "every rank of this replica stands at loop_script.py:" in told.error, told.error
+        assert where in told.error
+        assert told.error.endswith(f"; not seen from here: rank {other}")
+
+
 def test_training_goes_on_while_saves_fail(bucket: InBucket, server: ObjectServer) -> None:
     server.fail(
         {"method": "PUT", "path": "step-00000005", "answer": "slow-down", "times": 999},

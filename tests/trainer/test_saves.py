@@ -41,7 +41,7 @@ class Training:
             ALONE,
             Cadence(),
             Notice(30, lambda: None),
-            Watchdog(run, 1, 0, 1, HangAfter.parse("auto"), lambda *told: None),
+            Watchdog(run, 1, ALONE, HangAfter.parse("auto"), lambda *told: None),
             self.account,
             attempt=1,
             config_hash="",

@@ -9,9 +9,11 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from gangs import KILL, Gang, Workshop
 from waiting import wait_until
 
+from holdfast_trainer import parallel
 from holdfast_trainer.contract import RunDir
 from holdfast_trainer.schema import ConfigError
 from holdfast_trainer.watchdog import (
@@ -86,7 +88,7 @@ def test_whoever_is_watched_no_more_has_no_timer_left_that_ends_it(
     monkeypatch.setattr(faulthandler, "dump_traceback_later", set_anew)
     monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", cancel)
     run = RunDir(tmp_path)
-    watchdog = Watchdog(run, 1, 0, 1, HangAfter(), lambda *told: None)
+    watchdog = Watchdog(run, 1, parallel.Gang(0, 1, 0, torch.device("cpu")), HangAfter(), lambda *told: None)
     watchdog.start()
     assert setting.wait(60)
     watchdog.stop()
@@ -113,6 +115,17 @@ def test_whoever_is_watched_no_more_has_no_timer_left_that_ends_it(
 )
 def test_the_one_that_holds_up_the_others_is_named(stands: list[str | None], said: str) -> None:
     assert compare(dict(enumerate(stands))).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("stands", "said"),
+    [
+        ({2: "a", 3: "a"}, "every rank of this replica stands at a; not seen from here: ranks 0, 1"),
+        ({2: "a", 3: None}, "rank 3 says nothing: stopped, gone, or stuck outside Python; not seen from"),
+    ],
+)
+def test_who_cannot_be_seen_from_here_is_not_blamed(stands: dict[int, str | None], said: str) -> None:
+    assert compare(stands, [0, 1]).startswith(said)
 
 
 # ------------------------------------------------------------------------ the real thing

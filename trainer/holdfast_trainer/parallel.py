@@ -36,6 +36,13 @@ class Gang:
     device: torch.device
     control: dist.ProcessGroup | None = None
     """gloo; None where there is one rank."""
+    local_world_size: int = 1
+
+    @property
+    def of_this_replica(self) -> range:
+        """The ranks that the same torchrun has started, on one machine: it numbers them in a row."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_world_size)
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value (picklable), on every rank."""
@@ -102,9 +109,14 @@ def device_for(rank: int, local_rank: int, gpus: int) -> torch.device:
 
 def join_gang() -> Gang:
     """Meet the other ranks as torchrun's environment says; one rank where there is no torchrun."""
-    rank, world_size, local_rank = (
+    rank, world_size, local_rank, local_world_size = (
         int(os.environ.get(name, default))
-        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+        for name, default in (
+            ("RANK", "0"),
+            ("WORLD_SIZE", "1"),
+            ("LOCAL_RANK", "0"),
+            ("LOCAL_WORLD_SIZE", "1"),
+        )
     )
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = device_for(rank, local_rank, gpus)
@@ -121,7 +133,7 @@ def join_gang() -> Gang:
         group = dist.new_group(backend="gloo", timeout=RENDEZVOUS_TIMEOUT)
         assert isinstance(group, dist.ProcessGroup)
         control = group
-    return Gang(rank, world_size, local_rank, device, control)
+    return Gang(rank, world_size, local_rank, device, control, local_world_size)
 
 
 def wrap(

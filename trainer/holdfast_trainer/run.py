@@ -148,9 +148,7 @@ class Run:
         self._notice = Notice(place.grace_seconds, self._ending.out_of_time)
         self._notice.install()
         self._exchange = Exchange(self.gang, self._notice)
-        self._watchdog = Watchdog(
-            self.run_dir, self.attempt, self.rank, self.world_size, hang_after, self._ending.hung
-        )
+        self._watchdog = Watchdog(self.run_dir, self.attempt, self.gang, hang_after, self._ending.hung)
         account.quiet = self._watchdog.quiet
         self._saves = Saves(
             self.run_dir,

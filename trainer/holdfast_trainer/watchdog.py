@@ -4,7 +4,8 @@ Every rank of a gang waits for the slowest in each step, so a hang of one stops 
 watches itself: where no step has ended for longer than `patience` allows, it writes the Python stacks of
 all its threads to `rank-N.stacks` in the attempt's directory and to its log, waits a moment for its peers
 to do the same, and compares: whoever stands elsewhere than the others, or wrote nothing, is named. Then
-it ends, so that the attempt can be judged as hung and the next one begin.
+it ends, so that the attempt can be judged as hung and the next one begin. Where the run directory is a
+bucket these files are on the disk of each machine: a rank then compares its own replica, and says so.
 
 What the thread cannot see is a rank whose interpreter is stuck in native code. For that faulthandler's own
 timer, which needs no interpreter, is set a little later and set anew as long as the thread runs. Time in
@@ -21,12 +22,13 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from .contract import RunDir
+from .parallel import Gang
 from .schema import ConfigError
 
 AUTO_SECONDS = 600.0
@@ -114,15 +116,17 @@ class Watchdog:
         self,
         run_dir: RunDir,
         attempt: int,
-        rank: int,
-        world_size: int,
+        gang: Gang,
         after: HangAfter,
         on_hang: Callable[[str, float, str, str], None],
     ) -> None:
         """`on_hang` is told, in the thread: who holds the gang up, in a sentence; the seconds without a
         step; where this rank stands; its stacks, as far as the ledger is to have them."""
-        self._stacks = [run_dir.stacks(attempt, number) for number in range(world_size)]
-        self._rank = rank
+        everybody = range(gang.world_size)
+        seen = gang.of_this_replica if run_dir.objects else everybody
+        self._stacks = {rank: run_dir.stacks(attempt, rank) for rank in seen}
+        self._unseen = [rank for rank in everybody if rank not in seen]
+        self._rank = gang.rank
         self._after = after
         self._on_hang = on_hang
         self._lock = threading.Lock()
@@ -200,7 +204,10 @@ class Watchdog:
                 return
 
     def _peer_told(self) -> bool:
-        return any(path.exists() for path in self._stacks)
+        return any(path.exists() for path in self._stacks.values())
+
+    def _all_told(self) -> bool:
+        return not self._unseen and all(path.exists() for path in self._stacks.values())
 
     def _tell(self, waited: float, peers_seconds: float) -> None:
         self.telling = True
@@ -209,11 +216,11 @@ class Watchdog:
         print(f"no step for {waited:.0f} s; all stacks of this rank:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(all_threads=True)
         deadline = time.monotonic() + peers_seconds
-        while not all(path.exists() for path in self._stacks) and time.monotonic() < deadline:
+        while not self._all_told() and time.monotonic() < deadline:
             time.sleep(0.05)
-        stands = {rank: read_standing(path) for rank, path in enumerate(self._stacks)}
+        stands = {rank: read_standing(path) for rank, path in self._stacks.items()}
         kept = last_of(self._stacks[self._rank]) if self._rank in telling_most(stands) else ""
-        self._on_hang(compare(stands), waited, mine, kept)
+        self._on_hang(compare(stands, self._unseen), waited, mine, kept)
 
 
 def standing_of_main_thread() -> str:
@@ -285,8 +292,18 @@ def telling_most(stands: Mapping[int, str | None], most: int = TOLD_RANKS) -> li
     return [rank for _, rank in sorted(told)[:most]]
 
 
-def compare(stands: Mapping[int, str | None]) -> str:
-    """Who holds the gang up, in a sentence. `stands` is where each rank's main thread is; None: silent."""
+def compare(stands: Mapping[int, str | None], unseen: Sequence[int] = ()) -> str:
+    """Who holds the gang up, in a sentence. `stands` is where each rank's main thread is; None: silent.
+
+    Of those `unseen` nothing can be told: what they wrote is on other machines.
+    """
+    if unseen:
+        said = _compare(stands, "every rank of this replica")
+        return f"{said}; not seen from here: {_ranks(unseen)}"
+    return _compare(stands, "every rank")
+
+
+def _compare(stands: Mapping[int, str | None], everybody: str) -> str:
     silent = [rank for rank, where in stands.items() if where is None]
     if silent:
         verb = "says" if len(silent) == 1 else "say"
@@ -294,7 +311,7 @@ def compare(stands: Mapping[int, str | None]) -> str:
     places = Counter(where for where in stands.values())
     (common, many), *others = places.most_common()
     if not others:
-        return f"every rank stands at {common}"
+        return f"{everybody} stands at {common}"
     told = [f"{_ranks(_at(stands, where))} at {where}" for where, _ in others]
     if many == others[0][1]:  # nobody is alone against the rest
         first = _at(stands, common)
@@ -306,7 +323,7 @@ def _at(stands: Mapping[int, str | None], where: str | None) -> list[int]:
     return [rank for rank, place in stands.items() if place == where]
 
 
-def _ranks(numbers: list[int]) -> str:
+def _ranks(numbers: Sequence[int]) -> str:
     """`rank 3`, `ranks 1, 2`; of many the first few."""
     shown = ", ".join(str(number) for number in numbers[:8])
     more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""

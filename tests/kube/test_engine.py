@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 from small_apiserver import connected, meanwhile
-from tests.kube.documents import FINISHED, RUNNING, SAVED, ended, of_attempt, pod
+from tests.kube.documents import FINISHED, NOON, RUNNING, SAVED, ended, of_attempt, pod
 
-from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
+from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob, Verdict
 from holdfast_controller.kube import nodes
 from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.engine import KubeEngine
@@ -56,6 +56,7 @@ class Cluster:
         }
 
         self.nodes_answer = True
+        self.operator = True
 
     async def node(self, request: web.Request) -> web.Response:
         if not self.nodes_answer:
@@ -66,6 +67,8 @@ class Cluster:
     async def list_or_watch(self, request: web.Request) -> web.Response:
         if "watch" in request.query:
             await asyncio.Event().wait()
+        if request.path not in (PODS, JOBS) and not self.operator:
+            return web.json_response({"code": 404}, status=404)
         items = self.objects.get(request.path, [])
         return web.json_response({"metadata": {"resourceVersion": "9"}, "items": items})
 
@@ -144,5 +147,34 @@ def test_a_job_has_a_cost_though_the_apiserver_could_not_tell_of_its_node_at_fir
         (record,) = job.status.attempts
         assert record.whereabouts is not None
         assert (record.whereabouts.nodes, record.whereabouts.price_per_hour) == (["n1"], 0.5)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "goes on"])
+def test_an_attempt_whose_operator_was_uninstalled_is_over_when_its_pods_have_saved(
+    suspended: bool, tmp_path: Path
+) -> None:
+    """With its CRD went the PyTorchJob, and the garbage collector deletes the pods: with their grace."""
+
+    async def story() -> None:
+        job = opened(submitted(suspend=False))
+        job.status.attempts[0].started_at = NOW
+        saves = pod(0, state=RUNNING, deleted=("2026-05-01T12:10:30Z", 30))
+        cluster = Cluster(job, saves)
+        cluster.operator = False
+        job = edited(job, suspend=suspended)
+        async with engine_of(cluster, tmp_path) as engine:
+            seen = await engine.observe(job, 1)
+        assert not seen.gone
+        (record,) = decide(job, seen, Evidence(), NOW).status.attempts
+        assert record.verdict is None
+
+        cluster.objects[PODS] = [of_attempt(job, pod(0, "Failed", ended(1, SAVED), deleted=(NOON, 30)))]
+        async with engine_of(cluster, tmp_path) as engine:
+            seen = await engine.observe(job, 1)
+        record = decide(job, seen, Evidence(), NOW).status.attempts[0]
+        assert record.verdict is Verdict.DISRUPTED
+        assert record.reason == "replica 0: Deleted: somebody deleted the pod"
 
     asyncio.run(story())

@@ -135,12 +135,11 @@ class KubeEngine:
 
     async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
         await self._pieces.synced()
-        attempt_object = self._pieces.object_of(job, attempt)
-        if attempt_object is None and self._pieces.lacks(self._kind):
+        attempt_object, pods = self._pieces.object_of(job, attempt), self._pieces.pods_of(job, attempt)
+        if attempt_object is None and not pods and self._pieces.lacks(self._kind):
             if job.metadata.deletion_timestamp is not None or job.spec.suspend:
                 return AttemptObservation(attempt, exists=False, gone=True)
             return AttemptObservation(attempt, exists=True, gone=False, waiting=no_operator(self._kind))
-        pods = self._pieces.pods_of(job, attempt)
         seen = attempt_observation(
             attempt,
             job.as_of(attempt).spec.replicas,

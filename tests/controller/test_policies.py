@@ -273,7 +273,8 @@ def replica(index: int, state: str = "Running", **facts: object) -> ReplicaObser
 
 
 def ends(*replicas: ReplicaObservation) -> float | None:
-    return kill_at(AttemptObservation(1, True, False, replicas), 1, grace_seconds=30, settle_seconds=1)
+    seen = AttemptObservation(1, True, False, replicas)
+    return kill_at(seen, 1, grace_seconds=30, known_at=10, settle_seconds=1)
 
 
 NOTICED = Termination("interrupted", 5, 5)

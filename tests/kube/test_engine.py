@@ -122,8 +122,8 @@ def test_peers_that_save_after_a_notice_have_the_grace_that_their_attempt_was_op
         noticed = pod(0, "Failed", ended(1, SAVED))
         async with engine_of(Cluster(job, noticed, pod(1, state=RUNNING)), tmp_path) as engine:
             seen = await engine.observe(job, 1)
-        decision = decide(job, seen, Evidence(), NOW + timedelta(seconds=5))
-        assert (decision.kill, decision.requeue_after) == (None, 25)
+        decision = decide(job, seen, Evidence(), NOW)
+        assert (decision.kill, decision.requeue_after) == (None, 30)
 
     asyncio.run(story())
 
@@ -176,5 +176,26 @@ def test_an_attempt_whose_operator_was_uninstalled_is_over_when_its_pods_have_sa
         record = decide(job, seen, Evidence(), NOW).status.attempts[0]
         assert record.verdict is Verdict.DISRUPTED
         assert record.reason == "replica 0: Deleted: somebody deleted the pod"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "taken"])
+@pytest.mark.parametrize("behind", [-90, 0, 90], ids=["ahead", "right", "behind"])
+def test_peers_that_save_after_a_notice_have_their_grace_whatever_time_a_node_has(
+    behind: int, suspended: bool, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        job = edited(opened(submitted(replicas=2)), suspend=suspended)
+        at = (NOW - timedelta(seconds=behind)).isoformat()
+        noticed, saves = pod(0, "Failed", ended(1, SAVED, at=at)), pod(1, state=RUNNING)
+        async with engine_of(Cluster(job, noticed, saves), tmp_path) as engine:
+            seen = await engine.observe(job, 1)
+        killed = []
+        for seconds in (0, 29, 30):
+            decision = decide(job, seen, Evidence(), NOW + timedelta(seconds=seconds))
+            killed.append(decision.kill)
+            job = job.model_copy(update={"status": decision.status})
+        assert killed == [None, None, 1]
 
     asyncio.run(story())

@@ -133,7 +133,7 @@ class _Deciding:
         return self._done(start=record.number, requeue_after=1.0)
 
     def _carry_on(self, record: AttemptRecord, observation: AttemptObservation) -> Decision:
-        at = self._kill_at(observation)
+        at = self._kill_at(record, observation)
         if self.spec.suspend:
             self._phase(Phase.SUSPENDING, "Suspending", "stops after a checkpoint")
             self.books.take_progress(record, observation, self.evidence.ledger)
@@ -151,7 +151,6 @@ class _Deciding:
             given_up = seconds_left(observation, self.now, self.place_seconds) if at is None else None
             return self._done(requeue_after=given_up)
         if at is not None:
-            self.books.detected(record)
             self._phase(Phase.RECOVERING, "AttemptEnding", explain.ending(observation))
         elif record.first_step_at is not None:
             self._phase(Phase.RUNNING, "Training", explain.training(observation))
@@ -190,13 +189,17 @@ class _Deciding:
             return None
         return SILENT_SECONDS - (self.now - record.started_at).total_seconds()
 
-    def _kill_at(self, observation: AttemptObservation) -> float | None:
+    def _kill_at(self, record: AttemptRecord, observation: AttemptObservation) -> float | None:
         """When to end the rest of a broken attempt, in seconds since the epoch; None: it is in order."""
-        lost = lost_at(observation)
-        if lost is not None and lost <= self.now.timestamp():
-            return lost
-        opened = self.job.as_of(observation.attempt).spec
-        return kill_at(observation, opened.processes_per_replica, opened.grace_seconds, self.settle_seconds)
+        at = lost_at(observation)
+        if at is None or at > self.now.timestamp():
+            opened = self.job.as_of(record.number).spec
+            known_at = (record.detected_at or self.now).timestamp()
+            ranks, grace = opened.processes_per_replica, opened.grace_seconds
+            at = kill_at(observation, ranks, grace, known_at, self.settle_seconds)
+        if at is not None:
+            self.books.detected(record)
+        return at
 
     def _with_kill(self, record: AttemptRecord, at: float | None, stop: int | None = None) -> Decision:
         """Kill what is left of a broken attempt from `at` on (see `_kill_at`); else come back for it."""
@@ -326,7 +329,7 @@ class _Deciding:
         stop = None if observation.stopping else record.number
         if observation.waiting:
             return self._done(stop=stop, requeue_after=0.1)
-        return self._with_kill(record, self._kill_at(observation), stop=stop)
+        return self._with_kill(record, self._kill_at(record, observation), stop=stop)
 
     # --------------------------------------------------------------- writing
 

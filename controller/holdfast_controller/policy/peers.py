@@ -2,7 +2,8 @@
 
 It cannot go on, and every second it lingers delays the next attempt. Peers mostly crash by themselves
 on the broken connection, and get a moment for that: a first cause is easier to read when nobody killed
-the witnesses. Ranks that agreed to stop on a notice are saving, and have the whole grace.
+the witnesses. Ranks that agreed to stop on a notice are saving, and have the whole grace: from when we knew
+of it, for a node's clock may be behind ours, and by that alone their grace would be over.
 
 A replica whose grace is long over and of which nobody says that it has ended is on a lost node. It may even
 train on, where the node is cut off from Kubernetes alone: it is given up all the same, for nobody can tell.
@@ -25,9 +26,13 @@ def kill_at(
     observation: AttemptObservation,
     processes_per_replica: int,
     grace_seconds: float,
+    known_at: float,
     settle_seconds: float = SETTLE_SECONDS,
 ) -> float | None:
-    """Seconds since the epoch from which on what is left should be killed; None: it is in order."""
+    """Seconds since the epoch from which on what is left should be killed; None: it is in order.
+
+    `known_at`: when it was first seen that it is not.
+    """
     ends = [end for replica in observation.replicas if (end := trouble_at(replica)) is not None]
     running = [replica for replica in observation.replicas if replica.state is ReplicaState.RUNNING]
     if not running and all(replica.state is not ReplicaState.PENDING for replica in observation.replicas):
@@ -39,7 +44,7 @@ def kill_at(
         last = max(rank.ended for replica in running for rank in replica.ranks)
         return max(last, min(ends)) + min(OVER_SECONDS, settle_seconds)
     if any(_noticed(replica) for replica in observation.replicas):
-        return min(ends) + max(grace_seconds, settle_seconds)
+        return known_at + max(grace_seconds, settle_seconds)
     return min(ends) + settle_seconds
 
 

@@ -25,11 +25,12 @@ from holdfast_controller.kube import last_words
 from holdfast_controller.kube.connection import connect
 from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.engine import KubeEngine
-from holdfast_controller.kube.last_words import TAIL, LastWords
+from holdfast_controller.kube.last_words import LEDGER_FILE, TAIL, LastWords
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.pod_state import index_of
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import JOBS, status_document
+from holdfast_controller.manifests import config_map
 from holdfast_controller.pod_template import attempt_labels
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
 from holdfast_controller.trainjobs import TRAIN_JOB
@@ -73,6 +74,8 @@ class Server:
         self.refused = 0
         """So many writes of a ConfigMap are refused before the first is taken."""
         self.config_maps: dict[str, dict[str, Any]] = {}
+        self.clashes = 0
+        """Writes of one that was there."""
         self.end = asyncio.Event()
 
     def tail(self, index: int) -> str | None:
@@ -113,6 +116,7 @@ class Server:
             self.refused -= 1
             return web.json_response({"message": "etcdserver: request timed out"}, status=500)
         if body["metadata"]["name"] in self.config_maps:
+            self.clashes += 1
             return web.json_response({"reason": "AlreadyExists", "message": "exists"}, status=409)
         self.config_maps[body["metadata"]["name"]] = body
         return web.json_response(body)
@@ -372,6 +376,42 @@ def test_the_ledger_of_a_finished_job_outlives_the_controller(
         async with running(server, tmp_path) as (engine, _, _):
             assert await engine.ledger(done) == lines
             assert await engine.ledger(JOB) == lines, "rank 0 has ended, though nobody has judged it yet"
+
+    asyncio.run(story())
+
+
+def test_what_is_kept_of_an_earlier_job_of_the_name_is_not_taken_for_this_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleted and submitted again, before the garbage collector came by."""
+    monkeypatch.setattr(last_words, "KEEP_AGAIN_SECONDS", 0.01)
+    lines = [{"event": "attempt_start", "attempt": 1}]
+
+    async def heard(self: Endpoints, job: TrainingJob) -> list[dict[str, Any]]:
+        return list(lines)
+
+    def kept(name: str, data: dict[str, str]) -> dict[str, Any]:
+        earlier = JOB.model_copy(update={"metadata": Metadata(name="gpt", namespace="team", uid="job-0")})
+        return config_map(earlier, 1, data, name=name)
+
+    async def story() -> None:
+        server = Server()
+        server.config_maps = {
+            "gpt-1-ledger": kept("gpt-1-ledger", {LEDGER_FILE: '{"event": "stop", "attempt": 1}'}),
+            "gpt-1-tails": kept("gpt-1-tails", {"0": "its last words"}),
+        }
+        async with running(server, tmp_path) as (engine, words, _):
+            assert await words.ledger(JOB) == []
+            with pytest.raises(NotFound, match=r"rank-0.log"):
+                await lines_of(engine, JOB, 0)
+        server.pods = {"gpt-1-worker-0": pod(0, "terminated")}
+        with monkeypatch.context() as patch:
+            patch.setattr(Endpoints, "ledger_of", heard)
+            async with running(server, tmp_path) as (_, words, _):
+                await wait_until_async(lambda: server.clashes > 1, "the ledger to be written")
+                server.config_maps.clear()
+                await wait_until_async(lambda: server.config_maps, "the ledger to be kept")
+                assert await words.ledger(JOB) == lines
 
     asyncio.run(story())
 

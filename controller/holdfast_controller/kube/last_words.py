@@ -150,7 +150,7 @@ class LastWords:
     async def kept_tail(self, job: TrainingJob, attempt: int, replica: int) -> list[str] | None:
         """What `keep_tails` wrote down; None where it did not."""
         with suppress(NotFound):
-            text = (await self._read_map(job, tails_name(job, attempt))).get(str(replica))
+            text = (await self._read_map(job, attempt, tails_name(job, attempt))).get(str(replica))
             return text.split("\n") if text else None
         return None
 
@@ -204,7 +204,8 @@ class LastWords:
             raise
 
     async def _write(self, path: str, body: Document) -> None:
-        """Unless it is there; an apiserver that is away is asked again."""
+        """Unless it is there; an apiserver that is away is asked again, and so is one that has yet to remove
+        an earlier job's."""
         again = AsyncRetrying(
             wait=wait_fixed(KEEP_AGAIN_SECONDS),
             stop=stop_after_attempt(KEEP_TRIES),
@@ -212,20 +213,28 @@ class LastWords:
             reraise=True,
         )
         async for attempt in again:
-            with attempt, suppress(AlreadyExists):
-                await self._connection.post(path, body)
+            with attempt:
+                try:
+                    await self._connection.post(path, body)
+                except AlreadyExists:
+                    if attempt_of(await self._connection.get(f"{path}/{body['metadata']['name']}")) != (
+                        attempt_of(body)
+                    ):
+                        raise
 
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         """What was kept of it when its newest attempt, or the one before, ended; empty where nothing was."""
         for attempt in range(job.status.attempt, max(0, job.status.attempt - 2), -1):
             with suppress(NotFound):
-                kept = await self._read_map(job, ledger_name(job, attempt))
+                kept = await self._read_map(job, attempt, ledger_name(job, attempt))
                 return parse_lines(kept.get(LEDGER_FILE, ""))
         return []
 
-    async def _read_map(self, job: TrainingJob, name: str) -> dict[str, str]:
-        """What a ConfigMap of the job's namespace holds. Raises NotFound."""
+    async def _read_map(self, job: TrainingJob, attempt: int, name: str) -> dict[str, str]:
+        """What a ConfigMap of this attempt holds. Raises NotFound, also where it is an earlier job's."""
         kept = await self._connection.get(f"{_config_maps(job)}/{name}")
+        if attempt_of(kept) != (job.metadata.uid, attempt):
+            raise NotFound(f"ConfigMap {job.metadata.namespace}/{name} is an earlier job's")
         return dict(kept.get("data") or {})
 
 

@@ -19,7 +19,8 @@ from holdfast_controller.jobs import TrainingJob
 
 
 class ScriptedEngine:
-    """Runs nothing. `running` are the replicas of each job that could be drilled."""
+    """Runs nothing. `running` are the replicas of each job that could be drilled; `no_steps` is why none is
+    told."""
 
     name = "scripted"
 
@@ -30,6 +31,7 @@ class ScriptedEngine:
         self.open_attempts: set[tuple[str, int]] = set()
         self.ledger_lines: dict[str, list[dict[str, Any]]] = {}
         self.step_lines: dict[str, list[dict[str, Any]]] = {}
+        self.no_steps: str | None = None
         self.followers = 0
 
     def plan(self, job: TrainingJob) -> Plan:
@@ -67,6 +69,8 @@ class ScriptedEngine:
         return self.ledger_lines.get(job.key, [])
 
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+        if self.no_steps is not None:
+            raise NotReady(self.no_steps)
         return self.step_lines.get(job.key, [])
 
     async def keep_logs(self, job: TrainingJob, attempt: int) -> None:

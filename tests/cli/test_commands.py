@@ -404,6 +404,31 @@ def test_drill_suspend_resume_delete(holdfast: Holdfast, server: Served, job_fil
     )
 
 
+def test_a_drill_whose_job_ends_with_it_is_reported_without_the_steps(
+    holdfast: Holdfast, server: Served, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cluster rank 0 tells the steps, and it has gone with the job: the notice came at the last step."""
+    holdfast("submit", str(job_file))
+    history(server)
+    server.engine.running["default/gpt-small"] = [0, 1]
+    monkeypatch.setattr(server.engine, "no_steps", "no rank 0 runs that could tell its steps")
+
+    def finish_once_drilled() -> None:
+        wait_until(lambda: server.engine.drills, "the drill")
+        *before, last = server.job("gpt-small").status.model_dump()["attempts"]
+        last |= {"verdict": "Finished", "ended_at": datetime.now(UTC)}
+        server.set_status("gpt-small", phase="Succeeded", attempts=[*before, last])
+
+    server.engine.drills.clear()
+    reconciler = threading.Thread(target=finish_once_drilled, daemon=True)
+    reconciler.start()
+    result = holdfast("drill", "gpt-small", "--kind", "notice", "--wait")
+    reconciler.join(300)
+    assert "verdict   Finished" in result.stdout
+    assert "resume    not known" in result.stdout
+    assert "no proof: no rank 0 runs that could tell its steps" in result.stderr
+
+
 def test_delete_waits_until_it_is_gone(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     holdfast("submit", str(job_file))
 

@@ -18,18 +18,20 @@ from urllib.parse import quote, urlsplit
 import httpx
 from pydantic import ValidationError
 
-from .cluster import Change, HoldfastError
+from .cluster import Change, HoldfastError, Unavailable
 from .jobs import TrainingJob
 from .json_values import check_json
 from .problem import error_of
 
 SUBMIT_TRIES = 3
 PAGE = 200
+RETRY_AFTER_LIMIT = 30.0
+"""Seconds; nobody has to believe that a controller stays away for an hour."""
 QUIET_SECONDS = 20.0
 """A stream sends a sign of life every 5 s; after this long without one its server is gone."""
 
 
-class Unreachable(HoldfastError):
+class Unreachable(Unavailable):
     """Nothing answers at the server's address."""
 
 
@@ -40,7 +42,8 @@ class NotHoldfast(HoldfastError):
 class Client:
     """One connection pool to one controller. Use it as a context manager.
 
-    Every method raises the error that the controller answered, or Unreachable, or NotHoldfast.
+    Every method raises the error that the controller answered, or Unreachable, or NotHoldfast. Unavailable,
+    of which Unreachable is one, tells that the same may be asked again.
     """
 
     def __init__(self, server: str, token: str | None, *, timeout: float = 10.0):
@@ -96,7 +99,10 @@ class Client:
             document = answer.json()
         except ValueError:
             document = None
-        raise error_of(document, answer.status_code)
+        error = error_of(document, answer.status_code)
+        if isinstance(error, Unavailable):
+            error.retry_after = _seconds(answer.headers.get("Retry-After", ""))
+        raise error
 
     def _job(self, document: object) -> TrainingJob:
         try:
@@ -222,6 +228,11 @@ def _json(document: Mapping[str, Any]) -> bytes:
     """Raises Invalid where JSON would change it: the server could not know."""
     check_json(document)
     return json.dumps(document).encode()
+
+
+def _seconds(retry_after: str) -> float:
+    """Of the header; 0 where there is none, or a date."""
+    return min(RETRY_AFTER_LIMIT, float(retry_after)) if retry_after.isdecimal() else 0.0
 
 
 def _jobs(namespace: str | None) -> str:

@@ -57,7 +57,8 @@ class NotReady(HoldfastError):
 
 
 class Unavailable(HoldfastError):
-    pass
+    retry_after = 0.0
+    """Seconds after which to ask again, where whoever refused said so."""
 
 
 # ------------------------------------------------------------------ job store

@@ -52,6 +52,8 @@ class ProblemType:
     title: str
 
 
+GATEWAY_STATUSES = (502, 504)
+"""What an ingress answers while the controller behind it is replaced; 503 too."""
 PROBLEM_TYPES: Mapping[type[HoldfastError], ProblemType] = {
     Unauthorized: ProblemType("unauthorized", 401, "A valid bearer token is needed"),
     Forbidden: ProblemType("forbidden", 403, "Not allowed"),
@@ -95,7 +97,7 @@ def error_of(document: object, status: int) -> HoldfastError:
     body: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
     detail = str(body.get("detail") or body.get("title") or f"the server answered {status} without a reason")
     slug = str(body.get("type", "")).removeprefix(TYPE_PREFIX)
-    by_status: type[HoldfastError] | None = None
+    by_status: type[HoldfastError] | None = Unavailable if status in GATEWAY_STATUSES else None
     for cls, kind in PROBLEM_TYPES.items():
         if kind.slug == slug:
             by_status = cls

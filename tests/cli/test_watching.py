@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,14 @@ from typing import Any
 import pytest
 import yaml
 from served import TOKEN, Served, job_yaml, served
+from waiting import wait_until
 
+from holdfast_controller.cli.connection import JobAddress
+from holdfast_controller.cli.watching import looks
 from holdfast_controller.client import Client
+from holdfast_controller.cluster import Unavailable
+from holdfast_controller.jobs import Phase
+from holdfast_controller.local.ports import free_port
 
 
 @pytest.fixture
@@ -31,3 +40,55 @@ def test_a_watch_survives_any_character(server: Served) -> None:
     with Client(server.url, TOKEN) as client:
         submit(client, config={"odd": odd})
         assert next(client.watch("default")).job.spec.config == {"odd": odd}
+
+
+@contextlib.contextmanager
+def ingress(port: int, status: int) -> Iterator[list[str]]:
+    """What stands before a controller that is being replaced, and the requests that it answered itself."""
+    asked: list[str] = []
+
+    class Refusal(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.send_header("Retry-After", "1")
+            self.end_headers()
+            self.wfile.write(b"<html>Bad Gateway</html>")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Refusal) as standing:
+        serving = threading.Thread(target=standing.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        serving.start()
+        try:
+            yield asked
+        finally:
+            standing.shutdown()
+            serving.join(300)
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_wait_outlives_what_an_ingress_says_during_a_rollout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: int
+) -> None:
+    port = free_port()
+    place = JobAddress("default", "gpt-small")
+    with Client(f"http://127.0.0.1:{port}", TOKEN) as client:
+        with ingress(port, status), pytest.raises(Unavailable) as refused:
+            next(looks(client, place))
+        assert refused.value.retry_after == 1
+        seen = looks(client, place)
+        with served(tmp_path, port=port) as first:
+            submit(client)
+            assert next(seen).status.phase == Phase.QUEUED
+            first.set_status("gpt-small", phase="Running")
+        phases: list[Phase] = []
+        waiting = threading.Thread(target=lambda: phases.append(next(seen).status.phase), daemon=True)
+        with ingress(port, status):
+            waiting.start()
+            told = f"the server answered {status} without a reason; waiting for it"
+            wait_until(lambda: told in capsys.readouterr().err, "the wait to notice")
+        with served(tmp_path, port=port):
+            waiting.join(300)
+    assert phases == [Phase.RUNNING]

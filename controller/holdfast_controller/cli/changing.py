@@ -9,8 +9,7 @@ import typer
 
 from .connection import Job, NamespaceOption, locate
 from .exits import TIMED_OUT
-
-POLL_SECONDS = 0.3
+from .watching import looks
 
 
 def add_to(cli: typer.Typer) -> None:
@@ -58,12 +57,13 @@ def delete(
         end = time.monotonic() + timeout
         for place, uid in asked if wait else []:
             try:
-                # A new job may take the name at once; it is not the one waited for.
-                while client.get(place.namespace, place.name).metadata.uid == uid:
-                    if time.monotonic() > end:
-                        typer.echo(f"error: {place} is not gone after {timeout:g} s", err=True)
-                        raise typer.Exit(TIMED_OUT)
-                    time.sleep(POLL_SECONDS)
+                for found in looks(client, place, end, seen=True):
+                    # A new job may take the name at once; it is not the one waited for.
+                    if found.metadata.uid != uid:
+                        break
+                else:
+                    typer.echo(f"error: {place} is not gone after {timeout:g} s", err=True)
+                    raise typer.Exit(TIMED_OUT)
             except NotFound:
                 pass
             typer.echo(f"{place} is gone")

@@ -12,11 +12,11 @@ import typer
 from ..drills import KINDS, DrillKind, DrillReport, drill_report
 from .connection import Job, JobAddress, NamespaceOption, locate
 from .exits import TIMED_OUT
+from .watching import answers
 
 if TYPE_CHECKING:
     from ..client import Client
 
-POLL_SECONDS = 0.3
 DONE = {
     DrillKind.KILL: "killed",
     DrillKind.NOTICE: "given notice",
@@ -68,27 +68,24 @@ def drill(
 
 def _wait(client: Client, place: JobAddress, attempt: int, timeout: float) -> DrillReport:
     end = time.monotonic() + timeout
-    while True:
-        account = client.ledger(place.namespace, place.name)
+    for account in answers(lambda: client.ledger(place.namespace, place.name), end, seen=True):
         if drill_report(attempt, account["attempts"], ()) is not None:
-            report = drill_report(attempt, account["attempts"], _steps(client, place))
+            report = drill_report(attempt, account["attempts"], _steps(client, place, end))
             assert report is not None
             return report
         if (phase := account["phase"]) in ("Failed", "Succeeded", "Suspended"):
             typer.echo(f"error: {place} is {phase}: no attempt goes on where {attempt} ended", err=True)
             raise typer.Exit(1)
-        if time.monotonic() > end:
-            typer.echo(f"error: {place} does not train again after {timeout:g} s", err=True)
-            raise typer.Exit(TIMED_OUT)
-        time.sleep(POLL_SECONDS)
+    typer.echo(f"error: {place} does not train again after {timeout:g} s", err=True)
+    raise typer.Exit(TIMED_OUT)
 
 
-def _steps(client: Client, place: JobAddress) -> list[dict[str, Any]]:
+def _steps(client: Client, place: JobAddress, end: float) -> list[dict[str, Any]]:
     """None where nobody tells them now: on a cluster it is rank 0 that does, and the job may have ended."""
     from ..cluster import NotReady
 
     try:
-        return client.steps(place.namespace, place.name)
+        return next(answers(lambda: client.steps(place.namespace, place.name), end, seen=True), [])
     except NotReady as error:
         typer.echo(f"no proof: {error}", err=True)
         return []

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..cluster import Change
+from ..cluster import Change, Unavailable
 from ..jobs import Phase, TrainingJob
 from . import formats
 from .description import step_bar
@@ -30,8 +30,6 @@ BAR_WIDTH = 14
 
 def show_top(client: Client, namespace: str | None, interval: float, once: bool) -> None:
     """Draw all jobs again and again; a controller that stops answering is told, its last figures stay."""
-    from ..client import Unreachable
-
     screen = console()
     jobs = client.list_jobs(namespace)
     answered = datetime.now(UTC)
@@ -39,15 +37,15 @@ def show_top(client: Client, namespace: str | None, interval: float, once: bool)
         screen.print(top_view(jobs, client.server, screen.width, None))
         return
     with Live(console=screen, screen=True, auto_refresh=False) as live:
-        silent = None
+        silent, pause = None, interval
         while True:
             live.update(top_view(jobs, client.server, screen.width, silent), refresh=True)
-            time.sleep(interval)
+            time.sleep(pause)
             try:
                 jobs = client.list_jobs(namespace)
-                answered, silent = datetime.now(UTC), None
-            except Unreachable:
-                silent = answered
+                answered, silent, pause = datetime.now(UTC), None, interval
+            except Unavailable as error:
+                silent, pause = answered, max(interval, error.retry_after)
 
 
 def top_view(

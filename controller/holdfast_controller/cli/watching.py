@@ -1,15 +1,15 @@
 """`holdfast top`, `wait`, and what -w does: staying with jobs while they change.
 
-All of it survives a restart of the controller: jobs run on meanwhile, so whoever waits for one goes on
-waiting, and says so once.
+All of it survives a restart of the controller, and an apiserver that blinks: jobs run on meanwhile, so
+whoever waits for one goes on waiting, and says so once.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ..client import Client
     from ..jobs import TrainingJob
     from .showing import Output
+
+T = TypeVar("T")
 
 POLL_SECONDS = 0.5
 FRAME_SECONDS = 1.0
@@ -80,37 +82,45 @@ def wait(
     raise typer.Exit(TIMED_OUT)
 
 
-def looks(client: Client, place: JobAddress, end: float | None = None) -> Iterator[TrainingJob]:
-    """The job again and again, until `end` (monotonic seconds).
+def looks(
+    client: Client, place: JobAddress, end: float | None = None, *, seen: bool = False
+) -> Iterator[TrainingJob]:
+    """The job again and again, as `answers`. Raises NotFound where it is gone."""
+    return answers(lambda: client.get(place.namespace, place.name), end, seen=seen)
 
-    The first look raises Unreachable where no controller answers; later ones wait for it to come back.
-    Raises NotFound where the job is gone.
+
+def answers(ask: Callable[[], T], end: float | None = None, *, seen: bool = False) -> Iterator[T]:
+    """What `ask` returns again and again, until `end` (monotonic seconds).
+
+    The first time it raises Unavailable where no controller answers, unless one was `seen` before; later
+    on the controller, or the apiserver behind it, is waited for.
     """
-    from ..client import Unreachable
+    from ..cluster import Unavailable
 
-    seen = told = False
+    told = False
     while True:
+        pause = POLL_SECONDS
         try:
-            yield client.get(place.namespace, place.name)
+            yield ask()
             seen, told = True, False
-        except Unreachable as error:
+        except Unavailable as error:
             if not seen:
                 raise
             if not told:
                 typer.echo(f"{error}; waiting for it", err=True)
             told = True
+            pause = max(pause, error.retry_after)
         if end is not None and time.monotonic() >= end:
             return
-        left = POLL_SECONDS if end is None else end - time.monotonic()
-        time.sleep(max(0.0, min(POLL_SECONDS, left)))
+        time.sleep(pause if end is None else max(0.0, min(pause, end - time.monotonic())))
 
 
 def stay(client: Client, place: JobAddress) -> None:
-    """Show a job until it ends; exits 3 where it failed."""
+    """Show a job that was submitted until it ends; exits 3 where it failed."""
     from ..jobs import Phase
     from .live import follow_job
 
-    job = follow_job(looks(client, place))
+    job = follow_job(looks(client, place, seen=True))
     if job.status.phase == Phase.FAILED:
         typer.echo(f"error: {place} failed: {job.status.message}", err=True)
         raise typer.Exit(JOB_FAILED)
@@ -118,30 +128,34 @@ def stay(client: Client, place: JobAddress) -> None:
 
 def watch_jobs(client: Client, area: str | None, name: str | None, selector: str, output: Output) -> None:
     """`get -w`: a row, a name or a document for each change, until Ctrl-C."""
-    from ..client import Unreachable
+    from ..cluster import Unavailable
     from .live import ChangeLines
 
     lines = ChangeLines(output, namespaces=area is None)
     connected = False
     while True:
+        pause = POLL_SECONDS
         try:
             for change in client.watch(area, selector=selector, name=name):
                 connected = True
                 lines.show(change)
             typer.echo("the controller ended the watch; connecting again", err=True)
-        except Unreachable as error:
+        except Unavailable as error:
             if not connected:
                 raise
             typer.echo(f"{error}; waiting for it", err=True)
+            pause = max(pause, error.retry_after)
+        connected = True
+        time.sleep(pause)
         _reconnect(client, area)
 
 
 def _reconnect(client: Client, area: str | None) -> None:
-    from ..client import Unreachable
+    from ..cluster import Unavailable
 
     while True:
         try:
             client.list_jobs(area)
             return
-        except Unreachable:
-            time.sleep(POLL_SECONDS)
+        except Unavailable as error:
+            time.sleep(max(POLL_SECONDS, error.retry_after))

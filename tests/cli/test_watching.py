@@ -15,11 +15,13 @@ from served import TOKEN, Served, job_yaml, served
 from waiting import wait_until
 
 from holdfast_controller.cli.connection import JobAddress
-from holdfast_controller.cli.watching import looks
+from holdfast_controller.cli.showing import Output
+from holdfast_controller.cli.watching import looks, watch_jobs
 from holdfast_controller.client import Client
 from holdfast_controller.cluster import Unavailable
 from holdfast_controller.jobs import Phase
 from holdfast_controller.local.ports import free_port
+from holdfast_controller.problem import Unauthorized
 
 
 @pytest.fixture
@@ -92,3 +94,38 @@ def test_a_wait_outlives_what_an_ingress_says_during_a_rollout(
         with served(tmp_path, port=port):
             waiting.join(300)
     assert phases == [Phase.RUNNING]
+
+
+def test_get_w_shows_what_went_while_the_controller_was_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A deletion that no connection was there to tell is told after it: the job is in no list any more."""
+    port = free_port()
+    shown: list[str] = []
+
+    def rows() -> list[list[str]]:
+        shown.append(capsys.readouterr().out)
+        return [line.split()[:2] for line in "".join(shown).splitlines()[1:]]
+
+    def watch() -> None:
+        with contextlib.suppress(Unauthorized):
+            watch_jobs(client, "default", None, "", Output.TABLE)
+
+    with Client(f"http://127.0.0.1:{port}", TOKEN) as client:
+        watching = threading.Thread(target=watch, daemon=True)
+        with served(tmp_path, port=port):
+            submit(client, "stays")
+            submit(client, "goes")
+            watching.start()
+            wait_until(lambda: rows() == [["stays", "Queued"], ["goes", "Queued"]], "both jobs")
+        with ingress(port, 503) as asked, served(tmp_path) as elsewhere:
+            wait_until(lambda: asked, "the watch to connect again")
+            elsewhere.run(elsewhere.store.remove(elsewhere.job("goes")))
+        with served(tmp_path, port=port):
+            wait_until(lambda: ["goes", "(gone)"] in rows(), "the row of the job that went")
+            submit(client, "comes")
+            wait_until(lambda: rows()[-1] == ["comes", "Queued"], "the watch to go on")
+        assert rows()[2:] == [["goes", "(gone)"], ["comes", "Queued"]], "what stayed as it was is no news"
+        with served(tmp_path, port=port, token="a-token-of-somebody-else"):
+            watching.join(300)
+    assert not watching.is_alive(), "it ends where it may not look"

@@ -165,17 +165,17 @@ class ChangeLines:
     def __init__(self, output: Output, *, namespaces: bool):
         self._output = output
         self._namespaces = namespaces
-        self._shown: dict[str, tuple[object, ...]] = {}
+        self._shown: dict[str, tuple[TrainingJob, tuple[object, ...]]] = {}
         self._titled = False
 
     def show(self, change: Change) -> None:
         job, status = change.job, change.job.status
         state = (change.type == "DELETED", status.phase, status.attempt, status.message, status.disruptions)
-        if self._shown.get(job.metadata.uid) == state:
+        _, before = self._shown.pop(job.metadata.uid, (job, ()))
+        if change.type != "DELETED":
+            self._shown[job.metadata.uid] = (job, state)
+        if before == state:
             return
-        self._shown[job.metadata.uid] = state
-        if change.type == "DELETED":
-            del self._shown[job.metadata.uid]
         match self._output:
             case Output.NAME:
                 typer.echo(job.key if self._namespaces else job.metadata.name)
@@ -185,6 +185,13 @@ class ChangeLines:
                 print_document(job.to_dict(), self._output.value)
             case _:
                 self._row(change)
+
+    def only(self, there: Sequence[TrainingJob]) -> None:
+        """All that were shown and are not `there` are gone: their deletion was told while nobody listened."""
+        uids = {job.metadata.uid for job in there}
+        for uid, (job, _) in list(self._shown.items()):
+            if uid not in uids:
+                self.show(Change("DELETED", job))
 
     def _row(self, change: Change) -> None:
         columns = job_columns([change.job], wide=self._output == Output.WIDE, namespaces=self._namespaces)

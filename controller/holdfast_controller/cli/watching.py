@@ -147,15 +147,14 @@ def watch_jobs(client: Client, area: str | None, name: str | None, selector: str
             pause = max(pause, error.retry_after)
         connected = True
         time.sleep(pause)
-        _reconnect(client, area)
+        lines.only(_once_back(client, area, selector))
 
 
-def _reconnect(client: Client, area: str | None) -> None:
+def _once_back(client: Client, area: str | None, selector: str) -> list[TrainingJob]:
     from ..cluster import Unavailable
 
     while True:
         try:
-            client.list_jobs(area)
-            return
+            return client.list_jobs(area, selector=selector)
         except Unavailable as error:
             time.sleep(max(POLL_SECONDS, error.retry_after))

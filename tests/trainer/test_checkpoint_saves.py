@@ -27,8 +27,9 @@ from holdfast_trainer.checkpoint import (
     load_newest,
 )
 from holdfast_trainer.checkpoint.storage import Storage
+from holdfast_trainer.checkpoint.stores import admit
 from holdfast_trainer.checkpoint.tensorfile import Written
-from holdfast_trainer.contract import RunDir, raise_fence
+from holdfast_trainer.contract import RunDir, raise_fence, read_fence
 
 
 @dataclass
@@ -118,7 +119,6 @@ def test_debris_of_the_past_goes_and_strangers_stay(run: RunDir) -> None:
     debris = (
         ".step-00000007.attempt-1",
         ".step-00000010.attempt-1.save-3",
-        ".bad-step-00000003.5",
         "step-00000005",
     )
     for name in debris:
@@ -271,6 +271,27 @@ def test_an_attempt_frozen_while_it_prunes_takes_nothing_of_the_newer_one(run: R
     older = make_saver(run, storage=Frozen(), keep=1)
     older.bad_steps = {20}
     save(older, 15)
+    loaded, skipped = load_newest(run, 2, Alone())
+    assert loaded is not None
+    assert (loaded.manifest.step, loaded.manifest.attempt, skipped) == (20, 2, [])
+
+
+def test_an_attempt_frozen_while_it_replaces_what_is_damaged_takes_nothing_of_the_newer_one(
+    run: RunDir,
+) -> None:
+    """It had read the fence for the last time when it froze; the newer attempt saved that step meanwhile."""
+
+    class Frozen(Storage):
+        def unlink(self, path: Path, held: int | None = None) -> None:
+            if path == run.checkpoint(20) / "manifest.json" and read_fence(run) == 1:
+                assert admit(run, None) == 2
+                save(make_saver(run, attempt=2), 20)
+            super().unlink(path, held)
+
+    save(make_saver(run), 20)
+    flip(run.checkpoint(20) / "rank-0.safetensors")
+    with pytest.raises(Fenced, match="attempt 1 was superseded by attempt 2"):
+        save(make_saver(run, storage=Frozen()), 20)
     loaded, skipped = load_newest(run, 2, Alone())
     assert loaded is not None
     assert (loaded.manifest.step, loaded.manifest.attempt, skipped) == (20, 2, [])

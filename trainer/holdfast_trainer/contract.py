@@ -234,7 +234,7 @@ def remove_unfinished(run: RunDir, attempt: int) -> int:
     removed = 0
     for path in list(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else []:
         match = UNFINISHED.fullmatch(path.name)
-        if (match and int(match[2]) <= attempt) or path.name.startswith(".bad-"):
+        if match and int(match[2]) <= attempt:
             shutil.rmtree(path, ignore_errors=True)
             removed += 1
     return removed

@@ -129,6 +129,9 @@ class CheckpointDirectory(CheckpointStore):
     def commit(self, partial: Path, manifest: Manifest) -> Manifest:
         """As the base says: another one stands where the step has a good checkpoint already, as what is
         durable is not replaced.
+
+        A bad one makes way. It is held before the fence is read again: an attempt that is frozen then may
+        wake up when a newer one has a good checkpoint of that name, and touches no other directory.
         """
         step = manifest.step
         final = self._run.checkpoint(step)
@@ -136,13 +139,15 @@ class CheckpointDirectory(CheckpointStore):
             self._storage.unlink(partial / part_record(rank))
         check_fence(self._run, self._attempt)
         self._storage.replace_durably(partial / MANIFEST, manifest.to_json())
-        check_fence(self._run, self._attempt)
-        if final.exists():
-            if self.fault(step) is None:
+        with ExitStack() as holding:
+            bad = self._hold(final, holding)
+            if bad is not None and self.fault(step) is None:
                 self.abandon(partial)
                 return manifests.read(final)
-            self._storage.rename(final, self._run.checkpoints / f".bad-step-{step:08d}.{time.time_ns()}")
-        self._storage.rename(partial, final)
+            check_fence(self._run, self._attempt)
+            if bad is not None:
+                self._remove(final, bad)
+        self._storage.rename(partial, final)  # fails where something has the name again
         self._storage.sync_directory(self._run.checkpoints)
         return manifest
 
@@ -167,7 +172,6 @@ class CheckpointDirectory(CheckpointStore):
     def prune(self, stays: Callable[[list[int]], set[int]], bad: Iterable[int] = ()) -> None:
         """As the base says.
 
-        The manifest goes first, so that a crash in the middle leaves debris and no false checkpoint.
         An attempt that is frozen here may wake up when a newer one has given such a name to a checkpoint
         of its own: what goes is held before the fence is read, and no other directory is touched.
         """
@@ -176,23 +180,31 @@ class CheckpointDirectory(CheckpointStore):
         doomed = [self.location(step) for step in gone_before([*good, *bad], stays(good), bad)]
         doomed += [path for path in self._run.checkpoints.iterdir() if self._is_debris(path, good)]
         with ExitStack() as holding:
-            held: list[tuple[Path, int]] = []
-            for path in dict.fromkeys(doomed):
-                try:
-                    held.append((path, self._storage.hold(path)))
-                except (FileNotFoundError, NotADirectoryError):
-                    continue
-                holding.callback(os.close, held[-1][1])
+            held = [(path, self._hold(path, holding)) for path in dict.fromkeys(doomed)]
             check_fence(self._run, self._attempt)
             for path, descriptor in held:
-                self._storage.unlink(path / MANIFEST, descriptor)
-                self._storage.sync_directory(path, descriptor)
-                self._storage.remove_held(path, descriptor)
+                if descriptor is not None:
+                    self._remove(path, descriptor)
+
+    def _hold(self, path: Path, holding: ExitStack) -> int | None:
+        """The directory that has this name now, until `holding` ends; None where there is none."""
+        try:
+            descriptor = self._storage.hold(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        holding.callback(os.close, descriptor)
+        return descriptor
+
+    def _remove(self, path: Path, held: int) -> None:
+        """A checkpoint or debris, whatever has its name by now. The manifest goes first, so that a crash in
+        the middle leaves debris and no false checkpoint."""
+        self._storage.unlink(path / MANIFEST, held)
+        self._storage.sync_directory(path, held)
+        self._storage.remove_held(path, held)
 
     def _is_debris(self, path: Path, good: Iterable[int]) -> bool:
         """Left by a save that failed or was killed, or by a removal; none of a newer attempt's."""
         if match := UNFINISHED.fullmatch(path.name):
             step, attempt = int(match[1]), int(match[2])
             return attempt < self._attempt or (attempt == self._attempt and step <= max(good, default=0))
-        headless = checkpoint_step(path) is not None and not (path / MANIFEST).exists()
-        return headless or path.name.startswith(".bad-")
+        return checkpoint_step(path) is not None and not (path / MANIFEST).exists()

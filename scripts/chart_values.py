@@ -92,6 +92,9 @@ class GpuSharing(_Values):
 
 
 class Dashboards(_Values):
+    # helm takes a null for a key that is not there, and without a label nobody finds a dashboard.
+    model_config = ConfigDict(json_schema_extra={"required": ["labels"]})
+
     enabled: bool = True
     labels: Labels = Field(default={"grafana_dashboard": "1"}, min_length=1)
     annotations: Labels = Field(default_factory=dict)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from golden import assert_golden
 from scripts.chart_values import Values
-from tests.chart.conftest import CHART, ELSEWHERE, Helm
+from tests.chart.conftest import CHART, ELSEWHERE, KUBERNETES, Helm
 
 from holdfast_controller.pod_settings import PodSettings, load_pod_settings
 
@@ -49,6 +49,33 @@ def test_lint(each_helm: Helm) -> None:
 def test_golden_render(helm: Helm, name: str, arguments: tuple[str, ...]) -> None:
     text = helm.render(*arguments)
     assert_golden(HERE / "golden" / f"{name}.yaml", without_generated(text))
+
+
+def test_names_of_digits_stay_names(helm: Helm) -> None:
+    """A namespace may be called 2024, a Secret 123, a pool of nodes 1e3: a number is refused, or another."""
+    done = helm.attempt(
+        "template", "7", str(CHART), "-n=2024", f"--kube-version={KUBERNETES}", *WITH_ALL,
+        "--set-string=image.pullSecrets[0]=123,ingress.tlsSecret=456,ingress.className=0x1",
+        "--set-string=exporter.runtimeClassName=8,gpuSharing.namespace=1e5",
+        "--set=exporter.enabled=true,gpuSharing.slices.1e3=2,replicas=2",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    documents = [one for one in yaml.safe_load_all(done.stdout) if one]
+    for one in documents:
+        metadata = one["metadata"]
+        assert metadata.get("namespace", "2024") in ("2024", "1e5")
+        assert metadata.get("labels", {}).get("app.kubernetes.io/instance", "7") == "7"
+        assert all(subject["namespace"] == "2024" for subject in one.get("subjects", ()))
+    pods = [one["spec"] for one in of_kind(documents, "Pod")]
+    for kind in ("Deployment", "DaemonSet"):
+        pods += [one["spec"]["template"]["spec"] for one in of_kind(documents, kind)]
+    assert [pod["imagePullSecrets"] for pod in pods] == [[{"name": "123"}]] * 3
+    assert {pod.get("runtimeClassName") for pod in pods} == {None, "8"}
+    (ingress,) = of_kind(documents, "Ingress")
+    assert (ingress["spec"]["ingressClassName"], ingress["spec"]["tls"][0]["secretName"]) == ("0x1", "456")
+    # Bare, 1e5 and 1e3 are text to PyYAML and numbers to helm.
+    assert '\n  namespace: "1e5"\n' in done.stdout
+    assert '\n  "1e3": |\n' in done.stdout
 
 
 def test_zero_values_need_no_other_chart(helm: Helm) -> None:
@@ -191,6 +218,7 @@ def test_the_controller_reads_what_helm_writes(helm: Helm, tmp_path: Path) -> No
         ("jobs.kind=JobSet", "value must be one of 'PyTorchJob', 'TrainJob'"),
         ("jobs.userId=0", "jobs/userId"),
         ("replicas=0", "replicas"),
+        ("dashboards.labels=null", "missing property 'labels'"),
         ("ingress.enabled=true", "ingress.host is the name under which REST is to be reached"),
         ("ingress.enabled=true,ingress.host=a.example.org", "ingress.tlsSecret names the Secret"),
         ("httpRoute.enabled=true", "httpRoute.parentRefs names the Gateway"),

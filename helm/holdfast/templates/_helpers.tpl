@@ -9,7 +9,7 @@
 
 {{- define "holdfast.selector" -}}
 app.kubernetes.io/name: holdfast
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: controller
 {{- end -}}
 

@@ -3,13 +3,15 @@
 `python object_server.py PORT FAULTS`: FAULTS is a JSON list of rules, read anew with each request:
 `{"method": "PUT", "path": regular expression, "query": likewise, "answer": ..., "times": how often}`; what is
 left out fits everything. Answers: `slow-down`, `forbidden` as Amazon's; `stall` answers when FAULTS changes;
-`unconditional` forgets If-None-Match, as servers do that do not know it.
+`cut` loses the connection in the middle of what is answered; `unconditional` forgets If-None-Match, as
+servers do that do not know it.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 import threading
 import time
@@ -42,12 +44,19 @@ class Faulty:
                 time.sleep(0.01)
         elif answer == "unconditional":
             environ.pop("HTTP_IF_NONE_MATCH", None)
+        elif answer == "cut":
+            return self._half(environ, start)
         elif answer is not None:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             status, body = ERRORS[answer]
             start(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
             return [body.encode()]
         return self._behind(environ, start)
+
+    def _half(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        whole = b"".join(self._behind(environ, start))
+        yield whole[: len(whole) // 2]
+        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> str:
         return self._faults.read_text() if self._faults.exists() else "[]"

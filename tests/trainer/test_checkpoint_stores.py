@@ -14,6 +14,7 @@ from object_stores import ObjectServer, server
 from holdfast_trainer.checkpoint import CheckpointError, Fenced, load_newest, tensorfile
 from holdfast_trainer.checkpoint.bucket import Bucket, ObjectPath
 from holdfast_trainer.checkpoint.checksums import BLOCK
+from holdfast_trainer.checkpoint.errors import may_pass
 from holdfast_trainer.checkpoint.manifest import Manifest
 from holdfast_trainer.checkpoint.retention import Retention
 from holdfast_trainer.checkpoint.store import CheckpointStore, part_file
@@ -185,6 +186,26 @@ def damage(path: Path | ObjectPath) -> None:
         raw = bytearray(path.bucket.get(path.key))
         raw[-5] ^= 4
         path.bucket.put(path.key, bytes(raw))
+
+
+def test_a_connection_that_is_lost_in_the_middle_of_an_answer_is_made_again(
+    objects: RunDir, server: ObjectServer
+) -> None:
+    """A request has three tries; where all are lost, the store is away, and nobody's checkpoint is bad."""
+    admit(objects, 1)
+    save(open_store(objects, 1), 10, 1)
+    file = {"method": "GET", "path": "rank-0.safetensors", "answer": "cut"}
+    listing = {"method": "GET", "query": "list-type=2", "answer": "cut"}
+    server.fail(file | {"times": 2}, listing | {"times": 2})
+    loaded, skipped = load_newest(objects, 1, Alone())
+    assert loaded is not None
+    assert (loaded.manifest.step, skipped) == (10, [])
+    for fault in (file, listing):
+        server.fail(fault | {"times": 99})
+        with pytest.raises(CheckpointError, match=r"no answer from \S+ in 3 tries") as raised:
+            load_newest(objects, 1, Alone())
+        assert may_pass(raised.value)
+    server.fail()
 
 
 # -------------------------------------------------------------------------- fence

@@ -3,7 +3,7 @@
 Where it is and who asks comes from the usual environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`,
 `AWS_PROFILE`, the role of a pod or a machine). Requests that fail for a reason that passes (a lost
 connection, a timeout, 503 SlowDown) are made again, with growing pauses of random length,
-`AWS_MAX_ATTEMPTS` times in all.
+`AWS_MAX_ATTEMPTS` times in all: by botocore, and where an object's bytes stop coming in the middle, here.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import random
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,10 @@ _TOO_FAST = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExcee
 _UNAVAILABLE = {"503", "500", "ServiceUnavailable", "InternalError", "InternalServerError"}
 _BUSY = _TOO_FAST | _UNAVAILABLE
 _MISSING = {"NoSuchKey", "404"}
+_CUT_SHORT = {"ClientPayloadError", "ResponseStreamingError", "IncompleteReadError", "AioReadTimeoutError"}
+"""Errors of an object that began to come: botocore tries again until the headers are there, and no longer."""
+_LONGEST_PAUSE = 20.0
+_random = random.Random()  # not the training's own
 
 
 def is_bucket(text: str) -> bool:
@@ -163,11 +169,16 @@ class Bucket:
             raise self._told(error, operation, key) from error
 
     def _cat(self, key: str, **limits: int) -> bytes:
-        try:
-            data: bytes = self._system.cat_file(f"{self.name}/{self._key(key)}", max_concurrency=1, **limits)
-        except Exception as error:
-            raise self._told(error, "get_object", key) from error
-        return data
+        name, left = f"{self.name}/{self._key(key)}", tries()
+        while True:
+            try:
+                data: bytes = self._system.cat_file(name, max_concurrency=1, **limits)
+                return data
+            except Exception as error:
+                left -= 1
+                if not left or type(error).__name__ not in _CUT_SHORT:
+                    raise self._told(error, "get_object", key) from error
+            time.sleep(_random.uniform(0, min(_LONGEST_PAUSE, 0.1 * 2 ** (tries() - left))))
 
     def _told(self, error: Exception, operation: str, key: str | None) -> Exception:
         """What is raised for `error`: a missing object, one that exists already, or an ObjectStoreError."""
@@ -220,9 +231,9 @@ def _in_words(code: str, message: str, what: str, bucket: str, error: Exception 
 
 
 def _no_answer(code: str, error: Exception | None) -> bool:
-    """Whether the store said nothing, not even what is wrong."""
+    """Whether the store did not say all it had to, nor what is wrong."""
     kind = "" if error is None else type(error).__name__
-    named = any(word in kind for word in ("Connect", "Timeout", "HTTP"))
+    named = kind in _CUT_SHORT or any(word in kind for word in ("Connect", "Timeout", "HTTP"))
     return not code and (isinstance(error, OSError) or named)
 
 

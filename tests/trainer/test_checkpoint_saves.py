@@ -304,6 +304,24 @@ def test_debris_of_a_newer_attempt_is_left_to_it(run: RunDir) -> None:
     assert writing.exists()
 
 
+def test_of_starts_at_once_each_is_an_attempt_of_its_own(run: RunDir) -> None:
+    """Two with one number would sweep away and write over each other's saves."""
+    starts = 8
+    together = Barrier(starts)
+
+    def start(_: int) -> int:
+        together.wait(300)
+        try:
+            return admit(run, None)
+        except Fenced as error:
+            return int(str(error).split()[1])
+
+    with ThreadPoolExecutor(starts) as pool:
+        numbers = list(pool.map(start, range(starts)))
+    assert sorted(numbers) == list(range(2, starts + 2)), "1 began before"
+    assert read_fence(run) == max(numbers)
+
+
 def test_an_unreadable_fence_stops_saves_with_a_reason(run: RunDir) -> None:
     run.fence.write_text("soon")
     with pytest.raises(

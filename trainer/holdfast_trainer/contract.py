@@ -203,24 +203,26 @@ NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 """How the system says that a disk is full, or what its user may have of it."""
 
 
-def raise_fence(run: RunDir, attempt: int) -> int:
+def raise_fence(run: RunDir, attempt: int | None) -> int:
     """Let `attempt` write and none before it; never lowers. Returns the fence now in force.
 
-    Where the disk is full, what earlier attempts left of their saves gives way.
+    None is the next attempt: of several that begin at once, each is another. Where the disk is full, what
+    earlier attempts left of their saves gives way.
     """
     run.path.mkdir(parents=True, exist_ok=True)
     lock = os.open(run.path / ".fence.lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         current = read_fence(run)
-        if attempt > current:
+        fence = current + 1 if attempt is None else max(attempt, current)
+        if fence > current:
             try:
-                replace_durably(run.fence, str(attempt))
+                replace_durably(run.fence, str(fence))
             except OSError as error:
-                if error.errno not in NO_ROOM or not remove_unfinished(run, attempt):
+                if error.errno not in NO_ROOM or not remove_unfinished(run, fence):
                     raise
-                replace_durably(run.fence, str(attempt))
-        return max(attempt, current)
+                replace_durably(run.fence, str(fence))
+        return fence
     finally:
         os.close(lock)
 

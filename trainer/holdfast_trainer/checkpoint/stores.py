@@ -28,8 +28,8 @@ def admit(run: RunDir, attempt: int | None) -> int:
     """
     if run.objects:
         return CheckpointObjects.admit(run, attempt)
-    number = attempt or contract.read_fence(run) + 1
-    contract.raise_fence(run, number)
+    fence = contract.raise_fence(run, attempt)
+    number = fence if attempt is None else attempt
     check_fence(run, number)
     run.checkpoints.mkdir(exist_ok=True)
     CheckpointDirectory(run, number).sweep()

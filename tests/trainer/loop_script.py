@@ -6,6 +6,7 @@ state of its own, gradients may be accumulated. `sys.argv[1]` has the options, a
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -46,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "fail_rank": 0,
     "hang_at": -1,
     "hang_rank": 0,
+    "hang_in": "Python",  # or "C": no thread of the interpreter can run
     "freeze_before_save": -1,  # the rank that is stopped when its first save is to begin
     "bad_at": -1,  # the step in which bad_rank's loss, or all gradients, are no number
     "bad_rank": 0,
@@ -178,6 +180,8 @@ for step in run.steps(options["steps"]):
             raise DataError("tokens.bin ends in the middle of a token")
         raise ZeroDivisionError("the loss of this step is no number")
     if step == options["hang_at"] and run.rank == options["hang_rank"]:
+        if options["hang_in"] == "C":
+            ctypes.PyDLL(None).sleep(10**6)  # a PyDLL's function keeps the interpreter to itself
         wait_for_ever()
     if step == options["exit_at"]:
         sys.exit(options["exit_status"])

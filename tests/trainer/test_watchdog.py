@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import re
 import signal
 import threading
 from pathlib import Path
 
 import pytest
 import torch
-from gangs import KILL, Gang, Workshop
+from gangs import KILL, LOOP, Gang, Workshop
 from waiting import wait_until
 
 from holdfast_trainer import parallel
@@ -199,6 +200,15 @@ def test_a_rank_that_freezes_where_a_save_is_agreed_on_is_named_too(workshop: Wo
     assert gang.history.events("hang")[0]["step"] == 5
     gang.signal(KILL, [1])
     assert gang.ranks[1].wait() == -KILL
+
+
+@pytest.mark.slow
+def test_a_rank_in_which_no_python_can_run_ends_too(workshop: Workshop) -> None:
+    """None of its threads can say so, and alone it has no peers: the log has where it stood."""
+    gang = workshop.start(steps=40, hang_at=7, hang_in="C", env={"HOLDFAST_HANG_SECONDS": "2"})
+    assert gang.wait() == [1], gang.texts()
+    assert re.search(rf"Timeout \(0:00:\d\d\)!(.|\n)+{LOOP.name}", gang.texts()), gang.texts()
+    assert workshop.finish(steps=12).events("attempt_start", 2)[0]["resumed_step"] == 5
 
 
 @pytest.mark.slow

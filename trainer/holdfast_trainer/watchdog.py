@@ -7,9 +7,14 @@ to do the same, and compares: whoever stands elsewhere than the others, or wrote
 it ends, so that the attempt can be judged as hung and the next one begin. Where the run directory is a
 bucket these files are on the disk of each machine: a rank then compares its own replica, and says so.
 
+Time in which the whole process was stopped does not count for that: nobody could have done a step in it.
+
 What the thread cannot see is a rank whose interpreter is stuck in native code. For that faulthandler's own
-timer, which needs no interpreter, is set a little later and set anew as long as the thread runs. Time in
-which the whole process was stopped does not count: nobody could have done a step in it.
+timer, which needs no interpreter, is set a little later (`HangAfter.native`) and set anew as long as the
+thread runs. It goes by the machine's clock, and cannot tell a process that is stuck from one that is stopped:
+whoever was stopped for longer than that (a suspended Slurm job, `docker pause`) ends with status 1 in the
+moment in which it goes on, with its stacks in the log, and the next attempt begins at the newest checkpoint.
+To tell the two apart would take a process beside each rank, which is stopped along with it.
 """
 
 from __future__ import annotations
@@ -78,7 +83,7 @@ class HangAfter:
         return max(AUTO_SECONDS, AUTO_STEPS * longest_step)
 
     def native(self, longest_step: float | None) -> float:
-        """Seconds after which a rank ends that is stuck outside Python."""
+        """Seconds after which a rank ends that is stuck outside Python, or was stopped."""
         patience = self.patience(longest_step)
         return 1.5 * patience + min(NATIVE_MARGIN_SECONDS, patience)
 

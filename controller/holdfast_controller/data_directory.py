@@ -19,10 +19,12 @@ import os
 import secrets
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast_trainer.contract import replace_durably
+from holdfast_trainer.contract import NO_ROOM, replace_durably
 
 
 class DataDirectoryError(Exception):
@@ -83,15 +85,16 @@ class DataDirectory:
     def lock(self) -> int:
         """Hold the directory until the returned descriptor is closed (or the process ends).
 
-        Raises DataDirectoryError where another controller holds it.
+        Raises DataDirectoryError where another controller holds it, or nobody can.
         """
-        descriptor = os.open(self.lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        with _writing(self.lock_file):
+            descriptor = os.open(self.lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
+                raise _cannot_write(self.lock_file, error) from error
             running = self.read_server_file()
             where = f" (process {running.pid}, at {running.url})" if running else ""
             raise DataDirectoryError(
@@ -101,8 +104,10 @@ class DataDirectory:
         return descriptor
 
     def write_server_file(self, server: ServerFile) -> None:
+        """Raises DataDirectoryError."""
         body = {"url": server.url, "tokenFile": server.token_file, "pid": server.pid}
-        replace_durably(self.server_file, json.dumps(body) + "\n")
+        with _writing(self.server_file):
+            replace_durably(self.server_file, json.dumps(body) + "\n")
 
     def read_server_file(self) -> ServerFile | None:
         """None where there is none, or what is there is not ours."""
@@ -130,22 +135,43 @@ def default_data_directory() -> Path:
     return root / "holdfast"
 
 
-def make_token(path: Path) -> None:
-    """Write a new token, for its owner's eyes, unless there is one; two starts at once agree on one."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # mkstemp makes the file readable by its owner alone.
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raises DataDirectoryError for an OSError of the block."""
     try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        # A link never replaces: whoever comes second keeps the first one's token.
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
-    finally:
-        os.unlink(temporary)
+        yield
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> DataDirectoryError:
+    remedy = "free some space" if error.errno in NO_ROOM else "make it yours"
+    return DataDirectoryError(
+        f"cannot write {path}: {error.strerror}; {remedy}, or give another data directory with --data-dir"
+    )
+
+
+def make_token(path: Path) -> None:
+    """Write a new token, for its owner's eyes, unless there is one; two starts at once agree on one.
+
+    Raises DataDirectoryError.
+    """
+    if path.exists():
+        return
+    with _writing(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # mkstemp makes the file readable by its owner alone.
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            # A link never replaces: whoever comes second keeps the first one's token.
+            with suppress(FileExistsError):
+                os.link(temporary, path)
+        finally:
+            os.unlink(temporary)
 
 
 def read_token(path: Path) -> str:

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from disks import fill, small_disk
 
 from holdfast_controller.data_directory import (
     DataDirectory,
@@ -240,6 +241,29 @@ def test_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:
         claim(load_settings(data_dir=tmp_path / "file/data", listen_port=0)),
     ):
         pass
+
+
+def test_a_disk_that_is_full_at_a_start_is_named_with_the_file_and_room_helps(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        data = disk / "data"
+        data.mkdir()
+        settings = load_settings(data_dir=data, listen_port=0)
+
+        def refused() -> str:
+            fill(disk / "filler")
+            with pytest.raises(DataDirectoryError) as told, claim(settings):
+                pass
+            (disk / "filler").unlink()
+            return str(told.value)
+
+        advice = "No space left on device; free some space, or give another data directory with --data-dir"
+        assert refused() == f"cannot write {data / 'token'}: {advice}"
+        with claim(settings) as listening:
+            token = listening.token
+            assert token
+        assert refused() == f"cannot write {data / 'server.json'}: {advice}"
+        with claim(settings) as listening:
+            assert listening.token == token
 
 
 def test_a_server_file_of_another_kind_is_no_server(tmp_path: Path) -> None:

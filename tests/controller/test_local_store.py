@@ -80,6 +80,24 @@ def test_a_file_of_a_newer_holdfast(tmp_path: Path) -> None:
     assert "has schema version 99, this Holdfast reads 1" in refusal(tmp_path / "jobs.db")
 
 
+def test_a_job_of_a_newer_holdfast_is_told_and_left_as_it_is(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "jobs.db") as store:
+            await store.create(job("a"))
+        with sqlite3.connect(tmp_path / "jobs.db") as db:
+            db.execute("UPDATE jobs SET body = json_set(body, '$.status.fromTheFuture', 1)")
+        db.close()
+        async with opened(tmp_path / "jobs.db") as store:
+            told = (
+                r"jobs\.db has a job that this Holdfast cannot read \(status\.fromTheFuture: .*; run the Hold"
+            )
+            for look in (store.list_jobs(), store.get("default", "a"), anext(aiter(store.watch()))):
+                with pytest.raises(Unavailable, match=told):
+                    await look
+
+    asyncio.run(story())
+
+
 def test_a_second_controller_is_refused_until_the_first_ends(tmp_path: Path) -> None:
     async def story() -> None:
         async with opened(tmp_path / "jobs.db"):

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import aiosqlite
+from pydantic import ValidationError
 
 from holdfast_controller.cluster import (
     AlreadyExists,
@@ -136,8 +137,7 @@ class LocalStore:
     async def list_jobs(self, namespace: str | None = None) -> list[TrainingJob]:
         query = "SELECT version, body FROM jobs WHERE ?1 IS NULL OR namespace = ?1 ORDER BY created, uid"
         async with self._read() as db:
-            rows = await db.execute_fetchall(query, (namespace,))
-        return [_decode(row) for row in rows]
+            return [_decode(row) for row in await db.execute_fetchall(query, (namespace,))]
 
     async def replace_spec(self, job: TrainingJob) -> TrainingJob:
         async with self._write() as db:
@@ -360,6 +360,12 @@ async def _prepare(db: aiosqlite.Connection, path: Path) -> None:
 
 
 def _unavailable(path: Path, error: Exception) -> Unavailable:
+    if isinstance(error, ValidationError):  # a later Holdfast of the same schema says more of a job
+        first = error.errors(include_url=False)[0]
+        return Unavailable(
+            f"{path} has a job that this Holdfast cannot read ({'.'.join(map(str, first['loc']))}: "
+            f"{first['msg']}); run the Holdfast that wrote it, or give this one another data directory"
+        )
     text = str(error)
     if "not a database" in text or "malformed" in text or "***" in text:
         return Unavailable(

@@ -108,8 +108,9 @@ def test_a_group_that_is_being_made_outlives_the_end_of_another_test() -> None:
 
 
 @limits_memory
+@pytest.mark.parametrize("deleted", [False, True], ids=["kept", "deleted"])
 def test_a_group_that_something_else_is_still_in_goes_when_that_has_ended(
-    tmp_path: Path, processes: Processes
+    tmp_path: Path, processes: Processes, deleted: bool
 ) -> None:
     """As a process is that the kernel takes apart, for which nobody can wait: its attempt is gone."""
 
@@ -123,6 +124,8 @@ def test_a_group_that_something_else_is_still_in_goes_when_that_has_ended(
             await until(engine, job, 1, "the end", lambda s: s.gone)
             await until(engine, job, 1, "the end of the other group", lambda _: limits(job)[1] is None)
             assert limits(job)[0] == 150 << 20
+            if deleted:
+                await engine.delete(job)
             other.kill()
             other.wait()
             await wait_until_async(lambda: limits(job)[0] is None, "the engine to remove it by itself")

@@ -87,6 +87,8 @@ class LocalEngine:
         self._runtime = runtime or Runtime.of(sys.executable)
         self._queue: dict[str, _Queued] = {}
         self._active: dict[str, ActiveAttempt] = {}
+        self._deleted: list[ActiveAttempt] = []
+        """Of jobs that are no more; looked after until nothing is left of them."""
         self._keys = Keys()
         self._targets = TargetsFile(data)
         self._memory = MemoryKills(process.out_of_memory_kills(), time.time())
@@ -139,7 +141,8 @@ class LocalEngine:
 
     async def _tend(self) -> None:
         while True:
-            for active in [one for one in self._active.values() if not one.cleared]:
+            self._deleted = [active for active in self._deleted if not active.cleared]
+            for active in [one for one in (*self._active.values(), *self._deleted) if not one.cleared]:
                 try:
                     active.tend()
                 except OSError as error:  # a full disk must not keep us from looking after the others
@@ -337,7 +340,7 @@ class LocalEngine:
             del self._queue[uid]
         for uid in [uid for uid in self._active if uid.startswith(prefix)]:
             self._active[uid].kill()
-            del self._active[uid]
+            self._deleted.append(self._active.pop(uid))
         directory = run_directory(self._data, job).path
         try:
             await asyncio.to_thread(_remove_tree, directory)

@@ -139,7 +139,7 @@ async def serve(
 ) -> None:
     """Answer and reconcile until `asked_to_end` is set. Calls `announce` once requests are answered.
 
-    Raises ReconcilerEnded where the reconciler ends first.
+    Raises ReconcilerEnded where the reconciler ends first, and what ends the API or `announce` raises.
     """
     server = _Server(
         uvicorn.Config(
@@ -158,6 +158,8 @@ async def serve(
     waiting = asyncio.create_task(asked_to_end.wait(), name="signals")
     try:
         await asyncio.wait((answering, reconciling, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            answering.result()  # that it cannot answer, or nobody be told of it, is no end as any other
         if waiting.done() and controller.before_exit is not None:
             asked_to_end.clear()
             await _unless_asked_again(controller.before_exit(), asked_to_end)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import stat
 import threading
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from disks import fill, small_disk
+from fastapi import FastAPI
 
 from holdfast_controller.data_directory import (
     DataDirectory,
@@ -18,7 +21,7 @@ from holdfast_controller.data_directory import (
     make_token,
     read_token,
 )
-from holdfast_controller.server import StartupError, bind, claim
+from holdfast_controller.server import Controller, StartupError, bind, claim, serve
 from holdfast_controller.settings import SettingsError, load_settings, unknown_names
 from holdfast_controller.visible_gpus import gpus_present, gpus_shown
 
@@ -264,6 +267,24 @@ def test_a_disk_that_is_full_at_a_start_is_named_with_the_file_and_room_helps(tm
         assert refused() == f"cannot write {data / 'server.json'}: {advice}"
         with claim(settings) as listening:
             assert listening.token == token
+
+
+def test_a_controller_that_cannot_say_where_it_answers_ends_with_the_reason(tmp_path: Path) -> None:
+    """As where its output goes to a full disk: it ended as if it had been asked to."""
+
+    def announce() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "up.out")
+
+    async def reconcile() -> None:
+        await asyncio.Event().wait()
+
+    async def story() -> None:
+        controller = Controller(FastAPI(), asyncio.Event(), reconcile)
+        with claim(load_settings(data_dir=tmp_path, listen_port=0)) as listening:
+            await serve(controller, listening.socket, announce, asyncio.Event())
+
+    with pytest.raises(OSError, match="No space left"):
+        asyncio.run(story())
 
 
 def test_a_server_file_of_another_kind_is_no_server(tmp_path: Path) -> None:

@@ -103,6 +103,34 @@ def test_ragged_sequences_are_padded() -> None:
     assert pad_ragged([[1]], dtype=torch.float16)[0].dtype == torch.float16
 
 
+def test_what_is_padded_keeps_its_values_whatever_the_first_sequence_is() -> None:
+    for samples, dtype in (
+        ([[1, 2], [0.5, 1.5, 2.5]], torch.float64),
+        ([np.array([7], np.int32), [2**40]], torch.int64),
+        ([[], [5, 6]], torch.int64),
+        ([np.array([], np.uint8), np.array([200], np.uint8)], torch.uint8),
+        ([[]], torch.float64),
+    ):
+        padded, lengths = pad_ragged(samples)
+        assert padded.dtype == dtype
+        for row, length, sample in zip(padded, lengths, samples, strict=True):
+            assert row[:length].tolist() == list(sample)
+
+
+def test_a_type_that_has_no_room_for_a_value_is_refused() -> None:
+    assert pad_ragged([[0, 255], []], dtype=torch.uint8)[0][0, :2].tolist() == [0, 255]
+    assert pad_ragged([[0.1]], dtype=torch.float32)[0][0, 0] == torch.tensor(0.1)
+    for samples, dtype, said in (
+        ([[1], [2**40]], torch.int32, "a sequence holds 1099511627776, and int32 has no room for that"),
+        ([[3, -1]], torch.uint8, "a sequence holds -1, and uint8 has no room for that"),
+        ([[1], [1.5]], torch.int64, "a sequence of float64 would lose its values as int64"),
+    ):
+        with pytest.raises(DataError, match=said):
+            pad_ragged(samples, dtype=dtype)
+    with pytest.raises(DataError, match=r"torch.uint16 has no room for fill=-100: give another dtype"):
+        pad_ragged([np.array([1, 2], np.uint16)], fill=-100)
+
+
 @pytest.mark.parametrize(
     ("cores", "ranks", "gpu", "workers"),
     [

@@ -157,15 +157,40 @@ def pad_ragged(
 
     The longest is rounded up to a multiple, for shapes that repeat; the tensor is allocated once, and each
     sequence (a list of numbers, an array, a tensor) is copied to its place. For use in a `collate`.
+
+    Where no `dtype` is given, it is one that can hold all sequences (as numpy has it for their types).
+    Raises DataError where it cannot hold a value or `fill`; that floats are rounded is no reason.
     """
     arrays = [np.asarray(sample) for sample in samples]
     lengths = torch.tensor([len(array) for array in arrays])
     longest = -(-max(1, int(lengths.max())) // multiple) * multiple
-    kind = dtype or torch.from_numpy(np.empty(0, arrays[0].dtype)).dtype
-    padded = torch.full((len(arrays), longest), fill, dtype=kind)
-    for row, array in zip(padded.numpy(), arrays, strict=True):
+    if dtype is None:
+        # An empty list has a type by default alone.
+        typed = {a.dtype for a, s in zip(arrays, samples, strict=True) if len(a) or hasattr(s, "dtype")}
+        dtype = torch.from_numpy(np.empty(0, np.result_type(*(typed or {arrays[0].dtype})))).dtype
+    padded = torch.full((len(arrays), longest), fill, dtype=dtype)
+    if not dtype.is_floating_point and padded[0, 0].item() != fill:
+        raise DataError(f"{dtype} has no room for fill={fill}: give another dtype")
+    rows = padded.numpy()
+    for kind in {array.dtype for array in arrays if len(array)}:
+        if not np.can_cast(kind, rows.dtype):
+            _check_room(np.concatenate([array for array in arrays if array.dtype == kind]), rows.dtype)
+    for row, array in zip(rows, arrays, strict=True):
         row[: len(array)] = array
     return padded, lengths
+
+
+def _check_room(values: np.ndarray[Any, Any], kind: np.dtype[Any]) -> None:
+    """Raises DataError where `kind` cannot have all `values`, or values of their type as a rule."""
+    if values.dtype.kind in "iu" and kind.kind in "iu":
+        room = np.iinfo(kind)
+        for value in (values.min(), values.max()):
+            if not room.min <= value <= room.max:
+                raise DataError(
+                    f"a sequence holds {value}, and {kind} has no room for that: give a wider dtype"
+                )
+    elif not np.can_cast(values.dtype, kind, "same_kind"):
+        raise DataError(f"a sequence of {values.dtype} would lose its values as {kind}: give another dtype")
 
 
 def workers_by_rule(cores: int, ranks: int, *, gpu: bool) -> int:

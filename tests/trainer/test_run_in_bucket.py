@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from holdfast_trainer.checkpoint.stores import admit, open_store
 from holdfast_trainer.checkpoint_command import main
 from holdfast_trainer.contract import RunDir
 from holdfast_trainer.place import Place
+from holdfast_trainer.records import Records
 from holdfast_trainer.schema import ConfigError
 
 __all__ = ["server"]
@@ -167,6 +169,28 @@ def test_a_loop_that_is_left_early_saves_when_the_interpreter_is_ending(
     by_name = {"AWS_ENDPOINT_URL": f"http://localhost:{server.port}"}  # which must be looked up
     history = bucket.finish(steps=20, save_every=50, break_at=7, env=by_name)
     assert history.stop()["durable_step"] == 8
+
+
+def test_a_ledger_that_could_not_be_written_whole_is_fetched_again(
+    environment: None, server: ObjectServer, tmp_path: Path
+) -> None:
+    """The disk of another machine has room for the beginning of it alone."""
+    url = f"s3://{server.bucket()}/run"
+    first = RunDir(tmp_path / "first", url)
+    first.attempt(1).mkdir(parents=True)
+    first.ledger(1).write_text('{"event": "checkpoint"}\n' * 100)
+    Records(first, 1).publish()
+    elsewhere = RunDir(tmp_path / "elsewhere", url)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            Records(elsewhere, 2).fetch()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    Records(elsewhere, 2).fetch()
+    assert elsewhere.ledger(1).read_text() == first.ledger(1).read_text()
+    assert list(elsewhere.attempt(1).iterdir()) == [elsewhere.ledger(1)]
 
 
 def test_the_command_reads_a_bucket(

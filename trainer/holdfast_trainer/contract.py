@@ -160,12 +160,12 @@ def checkpoint_steps(run: RunDir) -> list[int]:
     return sorted(found, reverse=True)
 
 
-def replace_durably(path: Path, data: str) -> None:
-    """Write `data` so that after a crash `path` holds all of it or what it held before."""
+def replace_durably(path: Path, data: str | bytes) -> None:
+    """Write `data`, text as UTF-8, so that after a crash `path` holds all of it or what it held before."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(data)
+        with open(temporary, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

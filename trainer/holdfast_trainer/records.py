@@ -14,7 +14,7 @@ import threading
 
 from .checkpoint.bucket import Bucket
 from .checkpoint.errors import ObjectStoreError
-from .contract import RunDir
+from .contract import RunDir, replace_durably
 
 log = logging.getLogger("holdfast")
 
@@ -64,4 +64,5 @@ class Records:
             path = self._run.attempt(attempt) / f"{name}.jsonl"
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(b"".join(self._bucket.get(key) for _, key in sorted(found)))
+                # Whole or not there: what is there is taken for whole by every later attempt.
+                replace_durably(path, b"".join(self._bucket.get(key) for _, key in sorted(found)))

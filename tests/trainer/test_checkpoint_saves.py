@@ -304,6 +304,22 @@ def test_debris_of_a_newer_attempt_is_left_to_it(run: RunDir) -> None:
     assert writing.exists()
 
 
+def test_the_directories_above_a_new_run_are_there_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By POSIX a new name is durable once the directory that has it is synced, however far above."""
+    synced, fsync = set[str](), os.fsync
+
+    def note(fd: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    run = RunDir(tmp_path / "team" / "job" / "run")
+    admit(run, None)
+    assert synced >= {str(path) for path in (tmp_path, tmp_path / "team", run.path.parent, run.path)}
+
+
 def test_of_starts_at_once_each_is_an_attempt_of_its_own(run: RunDir) -> None:
     """Two with one number would sweep away and write over each other's saves."""
     starts = 8

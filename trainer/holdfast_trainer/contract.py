@@ -184,6 +184,14 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def make_directory(path: Path) -> None:
+    """One that may exist already; what is missing of it is made, and is there after a crash."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        fsync_directory(path.parent)
+
+
 def read_fence(run: RunDir) -> int:
     """The highest attempt that may write; 0 where no attempt was ever admitted.
 
@@ -209,7 +217,7 @@ def raise_fence(run: RunDir, attempt: int | None) -> int:
     None is the next attempt: of several that begin at once, each is another. Where the disk is full, what
     earlier attempts left of their saves gives way.
     """
-    run.path.mkdir(parents=True, exist_ok=True)
+    make_directory(run.path)
     lock = os.open(run.path / ".fence.lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -31,6 +31,6 @@ def admit(run: RunDir, attempt: int | None) -> int:
     fence = contract.raise_fence(run, attempt)
     number = fence if attempt is None else attempt
     check_fence(run, number)
-    run.checkpoints.mkdir(exist_ok=True)
+    contract.make_directory(run.checkpoints)
     CheckpointDirectory(run, number).sweep()
     return number

@@ -58,7 +58,7 @@ class StandInCopies:
         stream = SimpleNamespace(wait_stream=lambda other: None, wait_event=lambda event: None)
         registers = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
         monkeypatch.setattr(torch, "_foreach_copy_", self._later)
-        monkeypatch.setattr(torch.cuda, "Event", lambda blocking: _Behind(self))
+        monkeypatch.setattr(torch.cuda, "Event", lambda **how: _Behind(self))
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
@@ -102,3 +102,6 @@ class _Behind:
 
     def synchronize(self) -> None:
         self._gpu.run_to(self._place)
+
+    def elapsed_time(self, end: _Behind) -> float:
+        return float(end._place - self._place)

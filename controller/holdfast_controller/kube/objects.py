@@ -44,9 +44,7 @@ class Objects:
 
     async def create(self, job: TrainingJob, attempt: int, kind: AttemptKind, manifests: Manifests) -> None:
         """Make what is not there yet. Raises NotReady where something else has a name of these."""
-        whose = (
-            f"{kind.resource.within(job.metadata.namespace)}/{manifests.attempt_object['metadata']['name']}"
-        )
+        whose = object_path(manifests.attempt_object)
         for body, resource in zip(manifests.beside, (CONFIG_MAPS, *kind.beside), strict=True):
             await self._create_beside(job, attempt, resource, body, whose)
 

@@ -39,6 +39,7 @@ from holdfast_controller.policy.cost import Node, place_of
 from holdfast_controller.policy.gpu_request import gpu_request, sharing_notes
 from holdfast_controller.prices import Prices
 from holdfast_controller.queueing import Keys
+from holdfast_controller.visible_gpus import VARIABLE
 from holdfast_trainer.contract import RunDir, read_lines
 
 from . import logs, process, progress
@@ -397,7 +398,7 @@ class LocalEngine:
 
 def _settled(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without what is chosen at the start."""
-    return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return {name: value for name, value in environment.items() if name != VARIABLE}
 
 
 def _remove_tree(directory: Path) -> None:

@@ -24,6 +24,7 @@ from holdfast_controller.gang import (
     supervised_rank,
 )
 from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.visible_gpus import VARIABLE
 from holdfast_trainer.contract import ENV_PORT, ENV_REPLICA, ENV_TERMINATION_LOG, RunDir
 
 from .slots import Grant, Machine
@@ -137,7 +138,7 @@ def replica_environment(
         ENV_REPLICA: str(replica),
         ENV_TERMINATION_LOG: str(run.termination(attempt, replica)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the numbers that NVML has, by which they are seen
-        "CUDA_VISIBLE_DEVICES": ",".join(str(device) for device in grant.gpus),
+        VARIABLE: ",".join(str(device) for device in grant.gpus),
         "PATH": path,
     }
     ours = {"OMP_NUM_THREADS": str(max(1, int(per_rank))), "PYTHONUNBUFFERED": "1"}

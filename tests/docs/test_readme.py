@@ -13,7 +13,7 @@ import yaml
 from holdfast_controller.jobs import TrainingJob
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs/figures.md"]
 JOBS = [
     path
     for path in sorted(ROOT.glob("k8s/examples/**/*.yaml"))
@@ -42,7 +42,7 @@ def test_every_target_exists(document: Path) -> None:
 def test_every_link_leads_somewhere(document: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
         if "://" not in link:
-            assert (ROOT / link).exists(), link
+            assert (document.parent / link).exists(), link
 
 
 def test_every_command_and_option_exists() -> None:

@@ -9,7 +9,8 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3.14; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& { command -v "$$python"; break; }; done)
-VENV := $(CURDIR)/.venv
+# In quotes: the path of a checkout may have spaces.
+VENV := "$(CURDIR)/.venv"
 RUN := $(VENV)/bin/python
 BENCHMARKS := $(filter-out report,$(basename $(notdir $(wildcard bench/[a-z]*.py))))
 ARGS ?=

@@ -44,6 +44,23 @@ def test_half_a_checkout_is_named(tmp_path: Path) -> None:
         fingerprint(root)
 
 
+def test_a_checkout_may_lie_in_a_directory_with_spaces(tmp_path: Path) -> None:
+    root = tmp_path / "my own" / "hold fast"
+    (root / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "Makefile", root)
+    (root / ".venv").symlink_to(sys.prefix)
+    (root / "scripts/install.py").touch()
+    (root / "scripts/verify.py").write_text("import os; print(f'verified in {os.getcwd()}')")
+    made = subprocess.run(
+        ["make", "--no-print-directory", f"PYTHON={sys.executable}", "ARGS=", "verify"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (made.returncode, made.stdout) == (0, f"verified in {root}\n"), made.stderr
+
+
 def test_uv_itself_is_pinned_with_hashes_by_the_lock_file() -> None:
     requirement = uv_requirement((ROOT / "uv.lock").read_text())
     assert requirement.startswith("uv==")

@@ -10,7 +10,7 @@ import pytest
 from tests.exporter.seen import Seen
 from tests.nvml.stand_in import CannotCompile, Script, build, busy_gpu
 
-from holdfast_controller.exporter.collector import Collector
+from holdfast_controller.exporter.collector import AllocationSource, Collector
 from holdfast_controller.exporter.running import LABELS
 from holdfast_controller.exporter.sampling import Sampler
 
@@ -18,9 +18,9 @@ from holdfast_controller.exporter.sampling import Sampler
 class Look:
     """The exporter's sources; each call looks once, as a scrape does."""
 
-    def __init__(self, sampler: Sampler):
+    def __init__(self, sampler: Sampler, kubelet: AllocationSource | None = None):
         self.sampler = sampler
-        self._collector = Collector(sampler.sample, LABELS)
+        self._collector = Collector(sampler.sample, LABELS, kubelet=kubelet)
 
     def __call__(self) -> Seen:
         return Seen.of(self._collector.look())

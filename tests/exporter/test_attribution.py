@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast_controller.exporter.allocations import Allocation, device_uuid, held_by
-from holdfast_controller.exporter.attribution import Holder, PodLabels, allocated, holder_of, uses
+from holdfast_controller.exporter.attribution import Holder, PodLabels, allocated, holder_of, parents_of, uses
 from holdfast_controller.exporter.pods import Pods, pods_of
 from holdfast_controller.exporter.processes import Origin, job_names, origins, pod_of_cgroup
 from holdfast_controller.exporter.readings import DeviceReading, MigReading, ProcessReading
@@ -144,7 +144,7 @@ def test_shares_are_counted_by_device(pods: Pods) -> None:
     assert [(one.uuid, one.shares) for one in held] == [("GPU-a", 1), ("GPU-b", 2)]
     strange = Allocation("MIG-x", "nvidia.com/mig-1g.10gb", "team-b", "unknown-pod", "main", 1)
     device = DeviceReading(0, "GPU-a", mig=(MigReading("MIG-x", 1, 1),))
-    found = allocated([*held, strange], [device], pods, LABELS)
+    found = allocated([*held, strange], parents_of([device]), pods, LABELS)
     assert [(one.uuid, one.mig, one.shares) for one in found] == [
         ("GPU-a", "", 1),
         ("GPU-b", "", 2),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -15,11 +16,14 @@ import pytest
 from processes import Processes
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from tests.exporter.conftest import Look
+from tests.exporter.kubelet import kubelet, pod
 from tests.exporter.seen import Seen
 from tests.nvml.stand_in import DRIVER_NOT_LOADED, GIB, GPU_IS_LOST, LIBRARY, NO_PERMISSION, Process, Script
 from waiting import wait_until
 
 from holdfast_controller.exporter import sampling
+from holdfast_controller.exporter.pod_resources import PodResources
+from holdfast_controller.exporter.sampling import Sampler
 
 SECONDS = 120
 FIGURES = ("utilization_ratio", "memory_used_bytes", "power_watts", "processes", "unattributed_processes")
@@ -135,6 +139,40 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_look(script: Script, look: Look) 
     script.gpus[1].faults.clear()
     script.write()
     assert look().by("uuid", "up") == {script.gpus[0].uuid: 0, script.gpus[1].uuid: 1}
+
+
+def test_a_share_of_a_mig_device_stays_its_gpu_s_while_that_cannot_be_read(
+    script: Script, tmp_path: Path
+) -> None:
+    """Two parts of one GPU are held: no fault of NVML makes them two GPUs."""
+    gpu = script.gpus[1]
+    for number, name in enumerate(("MIG-a", "MIG-b")):
+        gpu.figures |= {f"mig.{number}.uuid": name, f"mig.{number}.instance": number}
+    script.write()
+    pods = [pod("gpt-1-worker-0", "MIG-a"), pod("gpt-1-worker-1", "MIG-b")]
+    socket = tmp_path / "kubelet.sock"
+    with (
+        kubelet(socket, lambda: pods, ["MIG-a", "MIG-b"]),
+        closing(PodResources(socket, timeout=60)) as client,
+        closing(Sampler(deadline=60)) as sampler,
+    ):
+        look = Look(sampler, client)
+
+        def said() -> list[tuple[str, str, str]]:
+            seen = look()
+            shares = [(own["gpu"], own["uuid"], own["mig"]) for own, _ in seen.all("shares")]
+            assert shares == [
+                (own["gpu"], own["uuid"], own["mig"]) for own, _ in seen.all("shares_allocated")
+            ]
+            return sorted(shares)
+
+        held = [("1", gpu.uuid, "MIG-a"), ("1", gpu.uuid, "MIG-b")]
+        assert said() == held
+        gpu.faults["any"] = GPU_IS_LOST
+        script.write()
+        assert said() == held
+        script.remove()
+        assert said() == held
 
 
 def test_a_permission_that_is_denied_is_told_for_the_figure(script: Script, look: Look) -> None:

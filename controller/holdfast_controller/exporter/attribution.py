@@ -94,10 +94,12 @@ def uses(
 
 
 def allocated(
-    allocations: Iterable[Allocation], devices: Iterable[DeviceReading], pods: Pods, labels: PodLabels
+    allocations: Iterable[Allocation],
+    parents: Mapping[str, tuple[str, str]],
+    pods: Pods,
+    labels: PodLabels,
 ) -> tuple[Held, ...]:
-    """Allocations with the jobs they belong to; a MIG device's stand under its GPU."""
-    parents = parents_of(devices)
+    """Allocations with the jobs they belong to; a MIG device's stand under its GPU: `parents_of`."""
     found = []
     for one in allocations:
         pod = pods.by_name.get((one.namespace, one.pod))

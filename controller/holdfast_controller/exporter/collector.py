@@ -1,7 +1,7 @@
 """One look at everything, a scrape: NVML, the kubelet, the apiserver, /proc.
 
-What is kept between looks is only what has happened and cannot unhappen: which GPUs there were, how many
-Xids they had, how often a source failed. No figure is kept.
+What is kept between looks is only what has happened and cannot unhappen: which GPUs there were and of which
+of them each MIG device is a part, how many Xids they had, how often a source failed. No figure is kept.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Snapshot:
 @dataclass
 class _Past:
     known: dict[str, DeviceReading] = field(default_factory=dict)
+    parents: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """As of `parents_of`: what is held of a GPU is still of it while it cannot be read."""
     xids: Counter[tuple[str, int]] = field(default_factory=Counter)
     failures: Counter[tuple[str, Reason]] = field(default_factory=Counter)
 
@@ -99,20 +101,20 @@ class Collector:
             containers = {(one.pod_uid, one.container_id) for one in found.values() if one.pod_uid}
             names = {(one.namespace, one.pod) for one in allocations.held}
             pods, sources[APISERVER] = self._node_pods.covering(containers, names)
-        parents = parents_of(readable)
+        with self._lock:
+            devices = self._remember(sample, readable, sources)
+            failures, xids = dict(self._past.failures), dict(self._past.xids)
+            parents = dict(self._past.parents)
         shares = {
             (*parents.get(uuid, (uuid, "")), resource): n
             for (uuid, resource), n in allocations.shares.items()
         }
-        with self._lock:
-            devices = self._remember(sample, readable, sources)
-            failures, xids = dict(self._past.failures), dict(self._past.xids)
         return Snapshot(
             reading.driver,
             reading.cuda,
             devices,
             tuple(use for each in readable for use in uses(each, found, pods, self._labels)),
-            allocated(allocations.held, readable, pods, self._labels),
+            allocated(allocations.held, parents, pods, self._labels),
             shares,
             sources,
             failures,
@@ -125,14 +127,15 @@ class Collector:
     ) -> tuple[DeviceReading, ...]:
         """Count what happened; all devices there ever were, the unreadable with their fault."""
         past = self._past
+        past.parents.update(parents_of(readable))
         past.xids.update((event.uuid, event.code) for event in sample.xids)
         past.failures.update((source, fault.reason) for source, fault in sources.items() if fault)
-        now = {_key(device): device for device in readable}
         if sample.reading is not None:
             named = {device.index for device in readable if device.uuid}
             past.known = {
                 key: device for key, device in past.known.items() if device.uuid or device.index not in named
             }
+        now = {_key(device): device for device in readable}
         for key, device in now.items():
             past.known[key] = DeviceReading(device.index, device.uuid, device.name, device.bus)
         absent = sample.fault.reason if sample.fault else Reason.GONE

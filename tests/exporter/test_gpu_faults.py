@@ -141,6 +141,32 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_look(script: Script, look: Look) 
     assert look().by("uuid", "up") == {script.gpus[0].uuid: 0, script.gpus[1].uuid: 1}
 
 
+def test_a_lost_gpu_is_missed_once_also_by_a_reader_that_never_heard_its_name(
+    script: Script, look: Look
+) -> None:
+    """As after a hang: NVML does not tell a new reader the UUID of what is lost already."""
+    names = {gpu.uuid for gpu in script.gpus}
+    assert look().by("uuid", "up") == dict.fromkeys(names, 1)
+    for gpu in script.gpus:
+        gpu.faults["any"] = GPU_IS_LOST
+    script.write()
+    assert look().by("uuid", "up") == dict.fromkeys(names, 0)
+    (reader,) = readers()
+    os.kill(reader, signal.SIGKILL)
+    seen = wait_until(lambda: healthy(look()), "figures from another reader", seconds=SECONDS)
+    assert seen.by("uuid", "up") == dict.fromkeys(names, 0)
+    assert seen.by("uuid", "fault", reason="lost") == dict.fromkeys(names, 1)
+    assert {name: len(seen.all(name)) for name in ("up", "fault", "xid_errors_total")} == {
+        "up": 2, "fault": 2, "xid_errors_total": 2,
+    }  # fmt: skip
+    script.gpus = [script.gpus[1]]
+    script.gpus[0].faults.clear()
+    script.write()
+    seen = look()
+    assert seen.by("uuid", "up") == {script.gpus[0].uuid: 1, (names - {script.gpus[0].uuid}).pop(): 0}
+    assert [own["gpu"] for own, _ in seen.all("up")] == ["0", "0"], "NVML counts those that are there"
+
+
 def test_a_share_of_a_mig_device_stays_its_gpu_s_while_that_cannot_be_read(
     script: Script, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from .allocations import Allocations
@@ -135,6 +135,7 @@ class Collector:
             past.known = {
                 key: device for key, device in past.known.items() if device.uuid or device.index not in named
             }
+            readable = _named(readable, past.known.values())
         now = {_key(device): device for device in readable}
         for key, device in now.items():
             past.known[key] = DeviceReading(device.index, device.uuid, device.name, device.bus)
@@ -144,6 +145,19 @@ class Collector:
             for key, device in past.known.items()
         ]
         return tuple(sorted(every, key=lambda device: (device.index, device.uuid)))
+
+
+def _named(readable: tuple[DeviceReading, ...], known: Iterable[DeviceReading]) -> tuple[DeviceReading, ...]:
+    """Those that do not tell their name as the ones that were last seen in their place, unless they are seen
+    in another: a reader that is new never heard the name of a GPU that was lost before."""
+    seen = {device.uuid for device in readable}
+    missed = {device.index: device for device in known if device.uuid and device.uuid not in seen}
+    return tuple(
+        replace(device, uuid=was.uuid, name=was.name, bus=was.bus)
+        if not device.uuid and (was := missed.get(device.index))
+        else device
+        for device in readable
+    )
 
 
 def _key(device: DeviceReading) -> str:

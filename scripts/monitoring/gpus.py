@@ -10,6 +10,10 @@ UTILIZATION_GOAL = 0.85
 HELD = "(sum by (uuid) (holdfast_gpu_shares_allocated) > 0 or sum by (uuid) (holdfast_gpu_processes) > 0)"
 """GPUs of which a pod holds a share, or on which a job's processes are (on one machine, without pods)."""
 BUSY = "(max by (uuid) (holdfast_gpu_utilization_ratio))"
+"""How busy each is; of one that is cut by MIG, and of some cards, NVML does not say it."""
+READ = "(max by (uuid) (holdfast_gpu_up) == 1)"
+UNREAD = "count(max by (uuid, gpu, instance) (holdfast_gpu_up) == 0) or vector(0)"
+"""By their place too: a GPU that was lost before the exporter began never told its UUID."""
 IDLE_BELOW = 0.05
 HOLDERS = ("namespace", "job", "pod")
 
@@ -38,7 +42,7 @@ def _now() -> list[Panel]:
         figure(
             "Cannot be read",
             "Fell off the bus, or the driver does not answer for it.",
-            "count(max by (uuid) (holdfast_gpu_up) == 0) or vector(0)",
+            UNREAD,
             width=3,
         ),
         figure(
@@ -69,19 +73,24 @@ def _over(window: str) -> str:
 
 def _hours() -> str:
     """Mean number of GPUs held x hours. A GPU held in part is held: nobody else can have it whole."""
-    return f"sum_over_time(count({HELD})[$__range:1m]) / 60"
+    return f"sum_over_time((count({HELD}) or vector(0))[$__range:1m]) / 60"
 
 
 def _device() -> list[Panel]:
     return [
         graph(
             "GPUs by state",
-            "Held and busy, held and idle, free, and not to be read.",
+            "Held and busy, held and idle, held while NVML does not say how busy (as where MIG cuts it), "
+            "free, and not to be read.",
             [
                 (f"count(({BUSY} >= {IDLE_BELOW}) and on (uuid) {HELD}) or vector(0)", "busy"),
                 (f"count(({BUSY} < {IDLE_BELOW}) and on (uuid) {HELD}) or vector(0)", "held, idle"),
-                (f"count({BUSY} unless on (uuid) {HELD}) or vector(0)", "free"),
-                ("count(max by (uuid) (holdfast_gpu_up) == 0) or vector(0)", "cannot be read"),
+                (
+                    f"count({READ} and on (uuid) {HELD} unless on (uuid) {BUSY}) or vector(0)",
+                    "held, not known",
+                ),
+                (f"count({READ} unless on (uuid) {HELD}) or vector(0)", "free"),
+                (UNREAD, "cannot be read"),
             ],
             stacked=True,
         ),

@@ -29,7 +29,8 @@ def job() -> Panel:
 
 
 def _rose(series: str) -> str:
-    return f"{one(series, 'changes({}[1m])')} > 0"
+    # Not `changes`: a job that takes a deleted one's name begins at nought, and had no disruption yet.
+    return f"{one(series, 'increase({}[1m])')} > 0"
 
 
 def _standing() -> list[Panel]:

@@ -157,3 +157,14 @@ def test_every_gpu_is_in_one_state_and_one_that_nobody_holds_costs_nothing(tmp_p
     check_shown(tmp_path, series, 29, {**states(0, 0, 0, 2), **costs_nothing})
     costs = {("gpus", "GPU hours", ""): 0.5, ("gpus", "Cost", ""): 1.0, ("gpus", "Cannot be read", ""): 2.0}
     check_shown(tmp_path, series, 59, {**states(0, 0, 1, 1), **costs})
+
+
+def test_a_job_that_takes_a_deleted_one_s_name_was_not_disrupted(tmp_path: Path) -> None:
+    """The one before it was, twice."""
+    series = {
+        'holdfast_job_attempts_total{namespace="a",job="gpt"}': "1x20 2x20 3x20 0 1x20",
+        'holdfast_job_disruptions_total{namespace="a",job="gpt"}': "0x20 1x20 2x20 0 0x20",
+    }
+    attempts, disruptions = ("job", "marks", "Attempts"), ("job", "marks", "Disruptions")
+    for minute, new, lost in ((4, None, None), (6, 1, 1), (9, None, None), (16, 1, None)):
+        check_shown(tmp_path, series, minute, {attempts: new, disruptions: lost}, "count({})")

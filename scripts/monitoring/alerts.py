@@ -67,7 +67,8 @@ def _of_jobs() -> list[Alert]:
     at_rest = _running(f"{jobs('changes(holdfast_job_step[10m])')} == 0")
     between = jobs('holdfast_job_phase{phase=~"Starting|Recovering"}')
     disruptions, allowed = jobs("holdfast_job_disruptions_total"), jobs("holdfast_job_disruptions_allowed")
-    spent = f"{disruptions} >= on (namespace, job) {allowed}"
+    # A job that allows none from the start has spent nothing yet: nobody needs to be told of it.
+    spent = f"({disruptions} > 0) >= on (namespace, job) {allowed}"
     ended = jobs('holdfast_job_phase{phase=~"Succeeded|Failed"}')
     return [
         Alert(
@@ -180,7 +181,8 @@ def _of_gpus() -> list[Alert]:
             "critical",
             "GPUs at {{ $labels.instance }} cannot be read",
             "The exporter at {{ $labels.instance }} gets no figures of "
-            "{{ with $labels.source }}{{ . }}{{ else }}GPU {{ $labels.uuid }}{{ end }}.",
+            "{{ with $labels.source }}{{ . }}{{ else }}GPU {{ with $labels.uuid }}{{ . }}{{ else }}"
+            "number {{ $labels.gpu }}{{ end }}{{ end }}.",
         ),
     ]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from .jobs import Phase, TrainingJob
+from .policy.lost_work import lost_unheard
 from .policy.recovery import newest_recovery
 
 BATCH = 1000
@@ -30,7 +31,8 @@ class JobFigures:
     attempts: int
     disruptions: int
     failures: int
-    lost_steps: int
+    lost_steps: int | None
+    """None: not known of a program that tells nothing of its steps."""
     goodput: float | None
     step: int | None
     durable_step: int | None
@@ -60,7 +62,7 @@ class JobFigures:
             status.attempt,
             status.disruptions,
             status.failures,
-            status.lost_steps,
+            None if lost_unheard(status.attempts) else status.lost_steps,
             status.goodput,
             progress.step if progress else None,
             progress.durable_step if progress else None,

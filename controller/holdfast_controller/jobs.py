@@ -206,7 +206,7 @@ class Status(Model):
     attempt: int = Field(default=0, description="Number of the newest attempt opened.")
     disruptions: int = 0
     failures: int = 0
-    lost_steps: int = Field(default=0, description="Over all attempts.")
+    lost_steps: int = Field(default=0, description="Over all attempts, as far as they tell their steps.")
     useful_seconds: float | None = Field(
         default=None, description="Time spent on steps that count, over all attempts."
     )

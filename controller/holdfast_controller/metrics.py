@@ -8,7 +8,8 @@ and after a restart of the controller, and end with the job.
 | holdfast_jobs | phase | jobs in a phase |
 | holdfast_job_attempts_total | namespace, job | attempts opened |
 | holdfast_job_disruptions_total, holdfast_job_failures_total | namespace, job | incidents |
-| holdfast_job_lost_steps | namespace, job | a gauge: corrected when the next attempt resumes |
+| holdfast_job_lost_steps | namespace, job | a gauge: corrected when the next attempt resumes; none of a \
+program that was ended and tells nothing of its steps |
 | holdfast_job_goodput_ratio | namespace, job | time on steps that count / wall time |
 | holdfast_job_step, holdfast_job_durable_step | namespace, job | the newest known |
 | holdfast_job_tokens_per_second | namespace, job | of the running attempt |

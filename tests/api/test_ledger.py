@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from holdfast_controller.api.ledger import account
+from holdfast_controller.cli.description import totals_line
 from holdfast_controller.jobs import AttemptRecord, Metadata, Spec, Status, TrainingJob, Verdict
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -100,9 +101,22 @@ def test_a_suspension_is_no_recovery() -> None:
 
 
 def test_an_attempt_that_ended_before_it_could_speak() -> None:
-    told = account(job(Verdict.FAILED), [], [])
+    """Its image had a fault; the ones after it tell what they do."""
+    told = account(job(Verdict.FAILED, Verdict.DISRUPTED), [line | {"attempt": 2} for line in LINES[:3]], [])
     assert told.attempts[0].lost_steps == 0
     assert told.attempts[0].last_step is None
+    assert told.totals.lost_steps is not None
+
+
+def test_what_a_script_lost_that_tells_nothing_is_not_known() -> None:
+    """It has nothing of Holdfast in it, and was killed in the middle of its work."""
+    told = account(job(Verdict.DISRUPTED, None), [], [])
+    assert [attempt.lost_steps for attempt in told.attempts] == [None, None]
+    assert told.totals.lost_steps is None
+    assert "; lost steps not known" in totals_line(told.model_dump(by_alias=True)["totals"]).plain
+    assert account(job(None), [], []).totals.lost_steps == 0, "nothing of it has ended"
+    done = account(job(Verdict.FINISHED), [], [])
+    assert (done.attempts[0].lost_steps, done.totals.lost_steps) == (0, 0)
 
 
 def test_attempts_that_the_status_has_forgotten_are_in_the_account() -> None:

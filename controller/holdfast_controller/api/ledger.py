@@ -21,7 +21,7 @@ from holdfast_trainer.contract import is_count, is_time
 
 from ..breakdown import Breakdown, BreakdownOfStart, CostOfAttempt, Placed, RecoverySeconds
 from ..jobs import AttemptRecord, Model, Phase, TrainingJob, Verdict
-from ..policy.lost_work import Work, lost_steps, work_of
+from ..policy.lost_work import Work, lost_steps, lost_unheard, work_of
 from ..policy.recovery import breakdown
 
 Line = Mapping[str, Any]
@@ -40,7 +40,9 @@ class AttemptAccount(Model):
     first_step: int | None = None
     last_step: int | None = None
     durable_step: int | None = Field(default=None, description="Newest step covered by a checkpoint.")
-    lost_steps: int | None = Field(default=None, description="None while it runs.")
+    lost_steps: int | None = Field(
+        default=None, description="None while it runs, and of a program that tells nothing of its steps."
+    )
     checkpoints: int | None = Field(default=None, description="How many it made durable.")
     started_at: datetime | None = None
     first_step_at: datetime | None = None
@@ -62,7 +64,9 @@ class Totals(Model):
     attempts: int
     disruptions: int
     failures: int
-    lost_steps: int
+    lost_steps: int | None = Field(
+        description="None where a program was ended, or failed, that tells nothing of its steps."
+    )
     goodput: float | None
     recovery_seconds: list[float]
     wall_seconds: float | None = Field(description="From the first start to the end, or to now.")
@@ -117,11 +121,12 @@ def account(
     numbers = sorted(evidence.keys() | records.keys())
     attempts = [_attempt(number, evidence[number], records.get(number)) for number in numbers]
     last_signs = [_last_sign(evidence[number], records.get(number)) for number in numbers]
+    unheard = lost_unheard(attempts)
     for index, attempt in enumerate(attempts):
         later = attempts[index + 1 :]
         if later and attempt.ended_at is None:  # killed, and forgotten since
             attempt.ended_at = _moment(last_signs[index])
-        _book(attempt, later)
+        _book(attempt, later, unheard=unheard)
         if index:
             _time_recovery(attempt, attempts[index - 1], last_signs[index - 1])
     return LedgerDocument(
@@ -174,14 +179,15 @@ def _most(*figures: int | None) -> int | None:
     return max((figure for figure in figures if figure is not None), default=None)
 
 
-def _book(attempt: AttemptAccount, later: Sequence[AttemptAccount]) -> None:
+def _book(attempt: AttemptAccount, later: Sequence[AttemptAccount], *, unheard: bool) -> None:
     if attempt.ended_at is None and not later:
         return
     resumed = next((other.resumed_step for other in later if other.resumed_step is not None), None)
     finished = attempt.verdict == Verdict.FINISHED or attempt.outcome == "finished"
     work = Work(attempt.resumed_step, attempt.last_step, attempt.durable_step, None)
-    # An attempt that ended before it could say anything had nothing of its own to lose.
-    attempt.lost_steps = lost_steps(work, Verdict.FINISHED if finished else Verdict.DISRUPTED, resumed) or 0
+    lost = lost_steps(work, Verdict.FINISHED if finished else Verdict.DISRUPTED, resumed)
+    # One that ended before it could say anything had nothing of its own to lose, where others do say it.
+    attempt.lost_steps = 0 if lost is None and not (unheard and attempt.started_at) else lost
 
 
 def _last_sign(seen: _Evidence, record: AttemptRecord | None) -> float | None:
@@ -207,7 +213,7 @@ def _totals(job: TrainingJob, attempts: Sequence[AttemptAccount], now: datetime)
         attempts=max(job.status.attempt, len(attempts)),
         disruptions=job.status.disruptions,
         failures=job.status.failures,
-        lost_steps=sum(attempt.lost_steps or 0 for attempt in attempts),
+        lost_steps=None if lost_unheard(attempts) else sum(attempt.lost_steps or 0 for attempt in attempts),
         goodput=job.status.goodput,
         recovery_seconds=[a.recovery_seconds for a in attempts if a.recovery_seconds is not None],
         wall_seconds=((finished or now) - started).total_seconds() if started else None,

@@ -149,7 +149,9 @@ def totals_line(totals: dict[str, Any]) -> Text:
         _many(totals["attempts"], "attempt"),
         _many(totals["disruptions"], "disruption"),
         _many(totals["failures"], "failure"),
-        f"{_many(totals['lostSteps'], 'step')} lost",
+        "lost steps not known"
+        if totals["lostSteps"] is None
+        else f"{_many(totals['lostSteps'], 'step')} lost",
     ]
     if recoveries:
         shown = ", ".join(formats.duration(seconds) for seconds in recoveries[:5])

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from datetime import datetime
+from typing import Any, Protocol, get_args
 
 from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import JobProgress, Verdict
@@ -220,6 +221,29 @@ def lost_steps(work: Work, verdict: Verdict, next_resumed: int | None = None) ->
         return None
     kept = next_resumed if next_resumed is not None else (work.durable_step or 0)
     return max(0, work.last_step - kept)
+
+
+class Told(Protocol):
+    """What a record and an account of an attempt have in common."""
+
+    @property
+    def verdict(self) -> Verdict | None: ...
+    @property
+    def started_at(self) -> datetime | None: ...
+    @property
+    def ended_at(self) -> datetime | None: ...
+    @property
+    def resumed_step(self) -> int | None: ...
+    @property
+    def last_step(self) -> int | None: ...
+
+
+def lost_unheard(attempts: Iterable[Told]) -> bool:
+    """Whether work may be lost that nobody can count: a program was ended, or failed, and no attempt of it
+    ever told a step, as those of a script without Holdfast in it."""
+    told = [one for one in attempts if one.started_at is not None]
+    silent = all(one.resumed_step is None and one.last_step is None for one in told)
+    return silent and any(one.ended_at and one.verdict is not Verdict.FINISHED for one in told)
 
 
 def goodput(useful_seconds: float | None, wall_seconds: float) -> float | None:

@@ -65,6 +65,22 @@ def test_what_a_gpu_waits_for_the_copy_of_its_state_is_no_part_of_the_optimizer(
     assert spans.collect() == pytest.approx({"optimizer": 0.02, "checkpoint": 0.01})
 
 
+def test_a_loop_that_times_no_backward_pass_has_no_time_below_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DDP tells that it waits for the exchange, and the optimizer that it waited for a copy; of a loop of
+    one's own neither is within a span."""
+    QueuedEvent.instead_of_cuda(monkeypatch)
+    spans = Spans(torch.device("cuda"))
+    spans.turn("communication")
+    start, end = QueuedEvent(enable_timing=True), QueuedEvent(enable_timing=True)
+    for moment in (start, end):
+        moment.record()
+    spans.add_apart_on_gpu("checkpoint", start, end)
+    spans.end_step()
+    assert spans.collect() == pytest.approx({"checkpoint": 0.01})
+
+
 def test_one_rank_alone_waits_for_nobody(workshop: Workshop) -> None:
     gang = workshop.start(steps=500, hold_at=5)
     gang.wait_for_step(5)

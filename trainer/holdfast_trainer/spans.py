@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -37,9 +38,8 @@ class Spans:
         self.off = False
         self._seconds: dict[str, float] = {}
         self._apart = 0.0
-        self._turned: tuple[str, Any] | None = None
-        """What the rest of the open span is, and since when: an event, or seconds."""
-        self._open = ""
+        self._parts: list[tuple[str, Any]] = []
+        """The phases of the open span, and since when: by events, or seconds. Empty where none is open."""
         self._events: list[_Timed] = []
         self._ended: dict[str, float] = {}
         self._ended_events: list[_Timed] = []
@@ -50,40 +50,32 @@ class Spans:
         if self.off:
             yield
             return
-        with record_function(phase) if self.named else nullcontext():
-            self._turned = None
-            if self.late:
-                start = _moment()
-                self._open = phase
-                torch.cuda.nvtx.range_push(phase)  # type: ignore[no-untyped-call]
-                try:
-                    yield
-                finally:
-                    torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
-                    self._open = ""
-                    self._events += [_Timed(*part) for part in self._cut(phase, start, _moment())]
-                return
-            began, apart = time.perf_counter(), self._apart
+        named = record_function(phase) if self.named else nullcontext()
+        with named, torch.cuda.nvtx.range("{}", phase) if self.late else nullcontext():
+            around, self._parts = self._parts, [(phase, self._now())]
             try:
                 yield
             finally:
-                self.add(phase, apart - self._apart)
-                for part, start, end in self._cut(phase, began, time.perf_counter()):
-                    self.add(part, end - start)
+                self._close()
+                self._parts = around
 
     def turn(self, phase: str) -> None:
-        """What is left of the span that is open is of another phase; told from within what it times, on a GPU
-        on the stream that the work is queued on."""
-        if not self.off:
-            self._turned = phase, _moment() if self.late else time.perf_counter()
-            self._open = phase
+        """What is left of the span that is open, if one is, is of another phase; told from within what it
+        times, on a GPU on the stream that the work is queued on."""
+        if self._parts:
+            self._parts.append((phase, self._now()))
 
-    def _cut(self, phase: str, start: Any, end: Any) -> list[tuple[str, Any, Any]]:
-        """A span's parts: one, or two where it turned."""
-        if self._turned is None:
-            return [(phase, start, end)]
-        rest, since = self._turned
-        return [(phase, start, since), (rest, since, end)]
+    def _close(self) -> None:
+        """Count each part of the open span, until the next one begins."""
+        for (phase, start), (_, end) in pairwise([*self._parts, ("", self._now())]):
+            if self.late:
+                self._events.append(_Timed(phase, start, end))
+            else:
+                self.add(phase, end - start)
+
+    def _now(self) -> Any:
+        """The GPU's time, or the CPU's, which stands still in what is told apart."""
+        return _moment() if self.late else time.perf_counter() - self._apart
 
     def add(self, phase: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere, on the CPU."""
@@ -99,8 +91,8 @@ class Spans:
         if self.off:
             return
         self._events.append(_Timed(phase, start, end))
-        if self._open:
-            self._events.append(_Timed(self._open, start, end, -1))
+        if self._parts:
+            self._events.append(_Timed(self._parts[-1][0], start, end, -1))
 
     def end_step(self) -> None:
         """What comes now is of the next step."""

@@ -94,6 +94,12 @@ class TrainConfig:
         if self.profile is not None:
             parse_window(self.profile)
 
+    @property
+    def kernels(self) -> Literal["strict", False]:
+        """What `Run` is asked for, and what rehearses it: attention on a GPU repeats its bits only where
+        nothing else may vary either."""
+        return "strict" if self.deterministic else False
+
 
 @dataclass(frozen=True)
 class OptimConfig:

@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TextIO
+from typing import Literal, TextIO
 
 import torch
 
@@ -35,9 +35,13 @@ def make_deterministic(*, strict: bool = False) -> None:
         torch._C._set_deterministic_fill_uninitialized_memory(False)
 
 
-def let_kernels_vary() -> None:
-    """cuDNN measures its kernels for each shape and takes the fastest; runs may round differently."""
-    torch.backends.cudnn.benchmark = True
+def choose_kernels(deterministic: bool | Literal["strict"]) -> None:
+    """As `Run` is asked. False: cuDNN measures its kernels for each shape and takes the fastest; runs may
+    round differently."""
+    if deterministic:
+        make_deterministic(strict=deterministic == "strict")
+    else:
+        torch.backends.cudnn.benchmark = True
 
 
 def hear_of_operations(tell: Callable[[str], None]) -> None:

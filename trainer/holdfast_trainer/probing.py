@@ -22,7 +22,7 @@ import torch.distributed as dist
 from .allocator import preloaded
 from .assembly import Batches
 from .config import Config, ConfigError
-from .determinism import let_kernels_vary, make_deterministic
+from .determinism import choose_kernels
 from .diagnosis import Facts, out_of_memory
 from .faults import is_out_of_memory
 from .footprint import Footprint, warm_up
@@ -66,7 +66,7 @@ def probe(config: Config, directory: Path, *, steps: int) -> Facts | None:
 
 def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     settings = config.train
-    make_deterministic(strict=True) if settings.deterministic else let_kernels_vary()
+    choose_kernels(settings.kernels)
     compute = precision(settings.precision, gang.device, gang)
     if settings.threads:
         torch.set_num_threads(settings.threads)

@@ -44,7 +44,7 @@ from .alike import announced, require_alike
 from .checkpoint import Cadence, has_checkpoint, rng
 from .config import Snapshots
 from .deferred import defer_compiler
-from .determinism import hear_of_operations, let_kernels_vary, make_deterministic
+from .determinism import choose_kernels, hear_of_operations
 from .ending import Ending
 from .environment import NOT_DETERMINISTIC, describe_environment
 from .faults import dead_worker, is_out_of_memory, not_deterministic, out_of_memory
@@ -131,11 +131,9 @@ class Run:
         """What bits depend on besides configuration and state: kept with each checkpoint, and a resume with
         something else says so. Name more before `track`: words, numbers, true or false."""
         self.environment["deterministic"] = deterministic
+        choose_kernels(deterministic)
         if deterministic:
-            make_deterministic(strict=deterministic == "strict")
             hear_of_operations(self._cannot_repeat)
-        else:
-            let_kernels_vary()
         require_alike(self.gang, {**(alike or {}), "the seed": seed, "the configuration's hash": config_hash})
         rng.seed_all(seed, self.rank)
         self.run_dir = place.run_dir

@@ -38,7 +38,7 @@ def train(
         run_dir=run_dir,
         config_hash=f"{config.hash()}-{train_data.identity}",
         seed=settings.seed,
-        deterministic="strict" if settings.deterministic else False,
+        deterministic=settings.kernels,
         checkpoint_every=config.checkpoint.every,
         keep=config.checkpoint.keep,
         keep_every=config.checkpoint.keep_every,

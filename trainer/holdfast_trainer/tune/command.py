@@ -98,7 +98,7 @@ def _tune(arguments: argparse.Namespace, config: Config | None, gang: Any) -> in
 def gpt_subject(config: Config, gang: Any) -> Any:
     """The configured training. Raises ConfigError, DataError."""
     from ..data import TokenDataset
-    from ..determinism import let_kernels_vary, make_deterministic
+    from ..determinism import choose_kernels
     from ..precision import precision
     from .gpt import GptTrial, settings_of
     from .session import Subject
@@ -110,7 +110,7 @@ def gpt_subject(config: Config, gang: Any) -> Any:
         )
     shape = {"context": config.model.context, "vocab_size": config.model.vocab_size}
     data = TokenDataset(config.data.prepared, "train", **shape, verify=config.data.verify)
-    make_deterministic(strict=True) if config.train.deterministic else let_kernels_vary()
+    choose_kernels(config.train.kernels)
     compute = precision(config.train.precision, gang.device, gang)
     return Subject(
         build=lambda settings, alone: GptTrial(config, data, settings, gang, alone=alone),

@@ -320,6 +320,13 @@ def test_weights_of_another_shape_are_refused(
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(("layers", "place"), [(3, "checkpoint"), (1, "configuration")])
+def test_weights_of_another_depth_are_not_published(layers: int, place: str) -> None:
+    missing = f"the {place} has no blocks.{min(2, layers)}.attention.out.bias: give the configuration"
+    with pytest.raises(ConfigError, match=missing):
+        to_published(GPT(SHAPE).state_dict(), dataclasses.replace(SHAPE, layers=layers))
+
+
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not there; name a local model"):
         load_weights(GPT(SHAPE), tmp_path)
@@ -349,7 +356,7 @@ def test_a_run_begins_with_the_weights_and_is_exported(
     gang = start(workshop, file, *settings)
     assert gang.wait() == [0], gang.texts()
 
-    run, first = str(gang.history.run.path), "k" if family else "out"
+    run = str(gang.history.run.path)
     assert main([run, "--config", str(file), "--out", str(out), *settings]) == 0
     assert "step 2 is in " in capsys.readouterr().out
     before, after = (load_file(path / "model.safetensors") for path in (weights, out))
@@ -358,10 +365,11 @@ def test_a_run_begins_with_the_weights_and_is_exported(
 
     assert main([run, "--config", str(file), "--out", str(out), *family, "--step", "9"]) == 1
     assert "has no checkpoint of step 9" in capsys.readouterr().err
-    assert main([run, "--config", str(file), "--out", str(out), *family, "model.layers=3"]) == 78
-    assert f"the checkpoint has no blocks.2.attention.{first}.weight: give" in capsys.readouterr().err
-    assert main([run, "--config", str(file), "--out", str(out), *family, "model.layers=1"]) == 78
-    assert f"the configuration has no blocks.1.attention.{first}.weight: give" in capsys.readouterr().err
+    other = tmp_path / "other"
+    for change in ("model.layers=3", "model.heads=4"):  # of the heads no tensor tells
+        assert main([run, "--config", str(file), "--out", str(other), *settings, change]) == 78
+        assert "was written under another configuration" in capsys.readouterr().err
+    assert not other.exists()
     assert main([run, "--config", str(tmp_path / "none.yaml"), "--out", str(out)]) == 78
     missing = start(workshop, file, *settings, "train.init_from=/nowhere", name="missing")
     assert missing.wait() == [78], missing.texts()

@@ -10,7 +10,7 @@ from pathlib import Path
 from . import contract
 from .checkpoint.directory import CheckpointError
 from .checkpoint.inspection import Opened, choose, faults, open_run
-from .config import ConfigError, load
+from .config import Config, ConfigError, load
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,7 +24,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--config", type=Path, required=True, help="the YAML file that the run was given")
     parser.add_argument("--out", type=Path, required=True, metavar="DIRECTORY")
     parser.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as the run was given")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.key=value", help="all that the run was given"
+    )
     arguments = parser.parse_intermixed_args(argv)
     try:
         config = load(arguments.config, arguments.overrides)
@@ -33,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
         if bad := faults(run, step):
             raise CheckpointError(f"{run.checkpoint(step)} is damaged: {bad[0]}")
         with Opened(run, step) as opened:
+            _check_config(opened, config)
             parts = opened.shared()["parts"]
         if "model" not in parts:
             raise CheckpointError(f"step {step} has no part 'model', only {', '.join(parts)}")
@@ -47,3 +50,14 @@ def main(argv: Sequence[str]) -> int:
         return 1
     print(f"step {step} is in {arguments.out}")
     return 0
+
+
+def _check_config(opened: Opened, config: Config) -> None:
+    """Raises ConfigError for another one than the run's: the tensors would not tell how many heads they are
+    of, nor the base of rotary angles, and what is written would compute something else."""
+    trained, given = opened.manifest.config_hash.partition("-")[0], config.hash()
+    if trained and trained != given:
+        raise ConfigError(
+            f"{opened.path} was written under another configuration ({trained[:12]}, this is {given[:12]}): "
+            "give the file and the overrides that the run was given"
+        )

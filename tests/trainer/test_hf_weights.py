@@ -358,7 +358,9 @@ def test_a_run_begins_with_the_weights_and_is_exported(
 
     run = str(gang.history.run.path)
     assert main([run, "--config", str(file), "--out", str(out), *settings]) == 0
-    assert "step 2 is in " in capsys.readouterr().out
+    assert capsys.readouterr() == (f"step 2 is in {out}\n", "")
+    shape = json.loads((out / "config.json").read_text())
+    assert [shape["bos_token_id"], shape["eos_token_id"]] == [0, 0], "as the data has it, not as the family"
     before, after = (load_file(path / "model.safetensors") for path in (weights, out))
     for name, tensor in before.items():
         torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-6)

@@ -10,7 +10,10 @@ from pathlib import Path
 from . import contract
 from .checkpoint.directory import CheckpointError
 from .checkpoint.inspection import Opened, choose, faults, open_run
+from .checkpoint.manifest import Manifest
 from .config import Config, ConfigError, load
+from .data_config import DataConfig
+from .token_index import DataError, read_index
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,9 +42,10 @@ def main(argv: Sequence[str]) -> int:
             parts = opened.shared()["parts"]
         if "model" not in parts:
             raise CheckpointError(f"step {step} has no part 'model', only {', '.join(parts)}")
+        end = _end_of_text(config.data, opened.manifest)
         from .hf_weights import save_weights
 
-        save_weights(parts["model"], config.model, arguments.out)
+        save_weights(parts["model"], config.model, arguments.out, end_of_text=end)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return contract.EXIT_CONFIG_ERROR
@@ -49,7 +53,22 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"step {step} is in {arguments.out}")
+    if end is None:
+        print("note: config.json names no end of text: the data of the run is not here", file=sys.stderr)
     return 0
+
+
+def _end_of_text(config: DataConfig, manifest: Manifest) -> int | None:
+    """The token that ended each document; None where the data is not here, or no longer what it was."""
+    try:
+        if config.stream is not None:
+            from .prepare.tokenizer import end_of_text, read_tokenizer
+
+            return end_of_text(read_tokenizer(config.stream.tokenizer), config.stream.tokenizer)
+        index = read_index(config.prepared)
+    except DataError:
+        return None
+    return index.end_of_text if manifest.config_hash.endswith(index.identity) else None
 
 
 def _check_config(opened: Opened, config: Config) -> None:

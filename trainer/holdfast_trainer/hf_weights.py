@@ -196,12 +196,16 @@ def to_published(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str
     return out
 
 
-def save_weights(weights: Mapping[str, Tensor], config: ModelConfig, directory: Path) -> None:
+def save_weights(
+    weights: Mapping[str, Tensor], config: ModelConfig, directory: Path, *, end_of_text: int | None = None
+) -> None:
     """Write `model.safetensors` and `config.json` to `directory`, which `from_pretrained` reads.
 
+    `end_of_text` is the token that ended each document, and so began the next; None: not known, and then
+    what generates with the model ends at no token, where it would at one that its family has by itself.
     Raises OSError, ConfigError.
     """
     directory.mkdir(parents=True, exist_ok=True)
     save_file(to_published(weights, config), directory / FILE, {"format": "pt"})
-    text = json.dumps(layout(config).shape, indent=2) + "\n"
-    (directory / SHAPE).write_text(text, encoding="utf-8")
+    shape = {**layout(config).shape, "bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    (directory / SHAPE).write_text(json.dumps(shape, indent=2) + "\n", encoding="utf-8")

@@ -78,6 +78,10 @@ def test_without_a_file_the_overrides_are_the_whole_configuration() -> None:
         ("train.steps=true", "train.steps: expected an integer, found the boolean True"),
         ("train.steps=2.5", "train.steps: expected an integer, found the number 2.5"),
         ("train.steps=0", "train.steps: must be at least 1, found the integer 0"),
+        (
+            "train.seed=18446744073709551616",
+            "train.seed: must be at most 18446744073709551615, found the integer",
+        ),
         ("train.steps=", "train.steps: expected an integer, found nothing (null)"),
         ("train.micro_batch=x", "train.micro_batch: expected an integer, found the text 'x'"),
         (

@@ -56,7 +56,7 @@ class TrainConfig:
     init_from: Path | None = None
     """Weights to begin with instead of random ones: GPT-2's or Llama's, a local model.safetensors in Hugging
     Face's layout or the directory that holds it, in one file or several. A run that resumes has its own."""
-    seed: Count = 1337
+    seed: Annotated[int, Range(0, (1 << 64) - 1)] = 1337
     """Of the initial weights, of dropout and of the order of samples."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of the matrix products; weights stay fp32 (with fsdp a rank's share of them: they are gathered in bf16,

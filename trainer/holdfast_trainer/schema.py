@@ -46,9 +46,9 @@ class Range:
     def fault(self, value: float) -> str | None:
         """What is wrong with `value`, or None."""
         if self.low is not None and (value <= self.low if self.open_low else value < self.low):
-            return f"must be {'above' if self.open_low else 'at least'} {self.low:g}"
+            return f"must be {'above' if self.open_low else 'at least'} {self.low}"
         if self.high is not None and (value >= self.high if self.open_high else value > self.high):
-            return f"must be {'below' if self.open_high else 'at most'} {self.high:g}"
+            return f"must be {'below' if self.open_high else 'at most'} {self.high}"
         return None
 
 

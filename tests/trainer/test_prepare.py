@@ -194,6 +194,30 @@ def test_patterns_choose_and_exclusions_prune(corpus: Path) -> None:
     assert names(corpus, sources=(corpus / "deep" / "00.txt", corpus)) == 15  # none is taken twice
 
 
+def test_no_text_is_left_out_without_a_word(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe has its text once, a link may lead nowhere, and directories that are linked are not entered."""
+    pipe, elsewhere = corpus.parent / "pipe", corpus.parent / "elsewhere"
+    os.mkfifo(pipe)
+    with pytest.raises(
+        PrepareError, match="pipe is no file but a pipe or a device, and a source is read more"
+    ):
+        prepare(request(corpus, sources=(corpus, pipe)))
+
+    elsewhere.mkdir()
+    (elsewhere / "more.txt").write_text("more")
+    (corpus / "linked").symlink_to(elsewhere)
+    assert names(corpus) == 15
+    assert (
+        f"note: not followed, as links to directories: {corpus / 'linked'}; name" in capsys.readouterr().err
+    )
+    assert names(corpus, sources=(corpus, corpus / "linked")) == 16
+
+    (corpus / "gone.txt").symlink_to(elsewhere / "gone.txt")
+    with pytest.raises(PrepareError, match=r"gone\.txt cannot be read: No such file"):
+        prepare(request(corpus, "third"))
+    assert names(corpus, excludes=("gone.txt",)) == 15
+
+
 def test_a_long_text_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> None:
     lines = story(3, 700_000)
     unbroken = "äöü€😀" * 200_000
@@ -278,6 +302,7 @@ def test_the_line_is_right_beyond_the_first_piece(tmp_path: Path) -> None:
         ({"sources": (Path("/nowhere"),)}, "source /nowhere does not exist"),
         ({"patterns": ("*.rs",)}, r"no file in .* matches \*\.rs; choose others with --pattern"),
         ({"vocab_size": 256}, "--vocab-size 256: must be at least 257"),
+        ({"vocab_size": 10**20}, "--vocab-size 100000000000000000000: must be at most 16777216"),
         ({"workers": 0}, "--workers 0: must be at least 1"),
         ({"validation_fraction": 1.0}, "--validation-fraction 1.0: must be at least 0 and below 1"),
         ({"shard_tokens": 10}, "--shard-tokens 10: must be at least 1024"),

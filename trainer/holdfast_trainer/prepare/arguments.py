@@ -11,6 +11,8 @@ from .corpus import PIECE_BYTES, PrepareError, Request, SourceFile
 from .listing import corpus_digest
 from .tokenizer import LEAST_VOCABULARY, SAMPLE_BYTES, read_tokenizer
 
+MOST_VOCABULARY = 1 << 24
+"""Of a tokenizer that is trained, which takes memory for all of it before it begins."""
 LEAST_SHARD = 1024
 """Tokens; below it a large corpus would be a crowd of files."""
 
@@ -22,6 +24,8 @@ def check(request: Request) -> None:
             f"--vocab-size {request.vocab_size}: must be at least {LEAST_VOCABULARY}, which is every byte "
             f"and the end of text"
         )
+    if request.tokenizer is None and request.vocab_size > MOST_VOCABULARY:
+        raise PrepareError(f"--vocab-size {request.vocab_size}: must be at most {MOST_VOCABULARY}")
     if request.workers < 1:
         raise PrepareError(f"--workers {request.workers}: must be at least 1")
     if not 0 <= request.validation_fraction < 1:

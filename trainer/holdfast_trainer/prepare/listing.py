@@ -6,13 +6,14 @@ import dataclasses
 import fnmatch
 import hashlib
 import os
+import stat
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from .corpus import PrepareError, Request, SourceFile
-from .progress import reporting
+from .progress import reporting, say
 from .streams import blocks, telling
 from .tables import open_table, saved_files
 
@@ -50,18 +51,22 @@ def list_files(request: Request, *, digests: bool = True) -> list[SourceFile]:
 
 def _walk(root: Path, request: Request) -> list[tuple[str, Path]]:
     out = request.out.resolve()
-    found = []
+    found, links = [], []
     for directory, names, files in os.walk(root, onerror=_unreadable):
         here = Path(directory)
         relative = here.relative_to(root)
         names[:] = [n for n in names if not _excluded(relative / n, request) and (here / n).resolve() != out]
+        links += [here / name for name in names if (here / name).is_symlink()]
         for name in files:
             path = relative / name
             wanted = any(
                 fnmatch.fnmatch(name, p) or fnmatch.fnmatch(path.as_posix(), p) for p in request.patterns
             )
-            if wanted and not _excluded(path, request) and (here / name).is_file():
+            if wanted and not _excluded(path, request):
                 found.append((path.as_posix(), here / name))
+    if links:
+        more = f" and {len(links) - 1} more" if links[1:] else ""
+        say(f"note: not followed, as links to directories: {min(links)}{more}; name those as sources, too")
     return sorted(found)
 
 
@@ -81,6 +86,11 @@ def _stat(name: str, path: Path) -> SourceFile:
         status = path.stat()
     except OSError as error:
         raise PrepareError(f"source {path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise PrepareError(
+            f"source {path} is no file but a pipe or a device, and a source is read more than once: write "
+            "what comes from it to a file first"
+        )
     return SourceFile(name, path, status.st_size, status.st_mtime_ns)
 
 

@@ -34,7 +34,9 @@ class Reader:
         with telling(file.path):
             status = file.path.stat()
         if (status.st_size, status.st_mtime_ns) != (file.stored, file.mtime_ns):
-            raise PrepareError(f"source {file.path} changed while it was prepared; run prepare again")
+            raise PrepareError(
+                f"source {file.path} was changed meanwhile: start again once nobody writes to it"
+            )
         if file.kind == "table":
             yield from map(clean, self._rows(piece))
             return

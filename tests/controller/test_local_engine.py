@@ -23,6 +23,7 @@ from holdfast_controller.cluster import AttemptObservation, Invalid, ReplicaStat
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid, shutdown_timeout
 from holdfast_controller.jobs import TrainingJob, Verdict
+from holdfast_controller.lines import LONGEST_LINE
 from holdfast_controller.local import engine as engine_module
 from holdfast_controller.local import logs, process
 from holdfast_controller.local.engine import LocalEngine
@@ -534,7 +535,7 @@ def test_logs_are_followed_to_their_end_and_a_tail_is_a_tail(tmp_path: Path) -> 
 def test_a_progress_bar_that_never_ends_its_line_is_cut_between_characters(tmp_path: Path) -> None:
     async def story() -> None:
         log = tmp_path / "rank-0.log"
-        bar = "|" + "\u2588" * 60_000
+        bar = "|" + "\u2588" * (LONGEST_LINE // 2)
         log.write_bytes(bar.encode() + b"\xe2\x96\nnext\n")
         *pieces, last = [line async for line in logs.read(log, tail=None, over=None)]
         assert len(pieces) > 1

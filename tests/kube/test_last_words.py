@@ -30,6 +30,7 @@ from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.pod_state import index_of
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import JOBS, status_document
+from holdfast_controller.lines import LONGEST_LINE
 from holdfast_controller.manifests import config_map
 from holdfast_controller.pod_template import attempt_labels
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
@@ -214,6 +215,22 @@ def test_the_log_of_a_rank_is_that_of_the_pod_whose_labels_say_so(tmp_path: Path
             assert await lines_of(engine, JOB, 1) == ["gpt-1-node-0-1-b3q9z speaks"]
             assert await lines_of(engine, JOB, 0, tail=1) == ["gpt-1-node-0-0-x7k2p speaks"]
         assert server.containers == {"node"}
+
+    asyncio.run(story())
+
+
+def test_a_progress_bar_that_never_ends_its_line_is_shown_before_it_fills_the_memory(tmp_path: Path) -> None:
+    """A notebook's loop, or a file that somebody printed: one line of a pod's log, and it has no end yet."""
+
+    async def story() -> None:
+        server = Server(pod(0), pod(1))
+        bars = "".join(f"{n:9} \u2588\r" for n in range(8 * LONGEST_LINE // 13))
+        server.said["gpt-1-worker-0"] = [f"starts\n{bars}"]
+        async with running(server, tmp_path) as (engine, _, _):
+            first, *parts = await lines_of(engine, JOB, 0)
+        assert first == "starts"
+        assert max(map(len, parts)) < 2 * LONGEST_LINE
+        assert "".join(parts).replace("\r", "") == bars.replace("\r", ""), "whole characters, and all of them"
 
     asyncio.run(story())
 

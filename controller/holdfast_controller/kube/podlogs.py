@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from holdfast_controller.cluster import Invalid, NotFound
+from holdfast_controller.lines import Lines
 
 from .connection import Connection, Document
 from .pieces import pod_path
@@ -35,15 +36,14 @@ async def pod_lines(
     while True:
         try:
             async with aclosing(connection.stream(f"{path}/log", query, silence_seconds=None)) as chunks:
-                rest = b""
+                lines = Lines()
                 async for chunk in chunks:
-                    *whole, rest = (rest + chunk).split(b"\n")
-                    for line in whole:
-                        yield line.decode("utf-8", errors="replace")
-                if _LOST.fullmatch(rest):
+                    for line in lines.take(chunk):
+                        yield line
+                if _LOST.fullmatch(lines.rest):
                     raise NotFound(f"{path}: the node has removed its container, and the log with it")
-                if rest:
-                    yield rest.decode("utf-8", errors="replace")
+                for line in lines.end():
+                    yield line
                 return
         except Invalid:  # 400: it is waiting to start
             if not follow or over():

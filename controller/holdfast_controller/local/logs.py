@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import os
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
+from holdfast_controller.lines import Lines
+
 BLOCK = 65536
-LONGEST_LINE = 65536
-"""A line that is longer so far (a progress bar that never ends it) is handed out in pieces, whole characters
-each."""
 FOLLOW_SECONDS = 0.1
 
 
@@ -45,24 +43,19 @@ async def read(path: Path, *, tail: int | None, over: Callable[[], bool] | None)
     A file that is not there yet is empty. What follows the last line's end comes last.
     """
     offset = tail_offset(path, tail) if tail is not None else 0
-    rest = b""
+    lines = Lines()
     while True:
         ended = over is None or over()  # asked before reading: what was written before the end is read
         while block := _read(path, offset):
             offset += len(block)
-            *whole, rest = (rest + block).split(b"\n")
-            for line in whole:
-                yield _text(line)
-            if len(rest) > LONGEST_LINE:
-                text, used = codecs.utf_8_decode(rest, "replace")
-                yield text.rstrip("\r")
-                rest = rest[used:]
+            for line in lines.take(block):
+                yield line
             await asyncio.sleep(0)
         if ended:
             break
         await asyncio.sleep(FOLLOW_SECONDS)
-    if rest:
-        yield _text(rest)
+    for line in lines.end():
+        yield line
 
 
 def _read(path: Path, offset: int) -> bytes:
@@ -72,7 +65,3 @@ def _read(path: Path, offset: int) -> bytes:
             return file.read(BLOCK)
     except FileNotFoundError:
         return b""
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", errors="replace").rstrip("\r")

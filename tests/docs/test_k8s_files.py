@@ -48,6 +48,19 @@ def test_the_jobs_of_a_cluster_find_the_data_that_the_sample_prepares() -> None:
                 assert one["spec"]["config"]["model"]["vocab_size"] == vocabulary
 
 
+@pytest.mark.parametrize("told", ["README.md", "k8s/README.md", "helm/holdfast/templates/NOTES.txt"])
+def test_whoever_is_told_to_submit_the_sample_has_its_data_made_first(told: str) -> None:
+    """Without them the job fails, and no retry can mend it."""
+    commands = [line.strip() for line in (K8S.parent / told).read_text().splitlines() if "kubectl" in line]
+    steps = [
+        "examples/prepare-data.yaml",
+        "--for=condition=complete job/prepare-stdlib",
+        "gpt-stdlib-cluster",
+    ]
+    first = [next(n for n, line in enumerate(commands) if step in line) for step in steps]
+    assert first == sorted(first)
+
+
 @pytest.mark.parametrize("path", sorted(K8S.rglob("*.sh")), ids=lambda path: path.name)
 def test_scripts_parse(path: Path) -> None:
     assert subprocess.run(["sh", "-n", str(path)], check=False).returncode == 0

@@ -3,10 +3,12 @@ nothing is held against it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from fakes import MemoryEngine
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scene import Scene, make, play
@@ -15,8 +17,10 @@ from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, 
 from holdfast_controller.jobs import AttemptRecord, Phase, Spec, TrainingJob, Verdict
 from holdfast_controller.policy.half_placed import half_placed, seconds_left
 from holdfast_controller.policy.size import next_replicas
+from holdfast_controller.reconciler import Reconciler
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+STARTED = AttemptRecord(number=1, opened_at=NOON, started_at=NOON)
 UP = ReplicaObservation(0, ReplicaState.RUNNING)
 NO_ROOM = ReplicaObservation(1, ReplicaState.PENDING, "Unschedulable: 0/3 nodes", stuck=Verdict.UNSCHEDULABLE)
 NO_IMAGE = ReplicaObservation(1, ReplicaState.PENDING, "ErrImagePull: not found", stuck=Verdict.IMAGE_PULL)
@@ -44,8 +48,8 @@ NO_VOLUME = ReplicaObservation(
 def test_when_a_part_of_a_gang_is_given_up(
     replicas: tuple[ReplicaObservation, ...], seconds: float, verdict: Verdict | None
 ) -> None:
-    seen = AttemptObservation(1, True, False, replicas, started_at=NOON)
-    given_up = half_placed(seen, NOON + timedelta(seconds=seconds))
+    seen = AttemptObservation(1, True, False, replicas)
+    given_up = half_placed(STARTED, seen, NOON + timedelta(seconds=seconds))
     assert (None if given_up is None else given_up.verdict) is verdict
     if given_up is not None:
         assert given_up.reason.startswith("1 of 2 replicas ran for 300 s and waited for replica 1: ")
@@ -67,11 +71,11 @@ def test_when_a_gang_is_given_up_that_holds_places_and_cannot_start(
     replicas: tuple[ReplicaObservation, ...], seconds: float, verdict: Verdict | None
 ) -> None:
     seen = AttemptObservation(1, True, False, replicas, waiting="replica 1: ErrImagePull: not found")
-    given_up = half_placed(seen, NOON + timedelta(seconds=seconds))
+    given_up = half_placed(STARTED, seen, NOON + timedelta(seconds=seconds))
     assert (None if given_up is None else given_up.verdict) is verdict
     if given_up is not None:
         assert given_up.reason.startswith("it held places for 300 s and waited for replica 1: ")
-    assert half_placed(replace(seen, stopping=True), NOON + timedelta(seconds=9999)) is None
+    assert half_placed(STARTED, replace(seen, stopping=True), NOON + timedelta(seconds=9999)) is None
 
 
 @pytest.mark.parametrize(
@@ -84,8 +88,8 @@ def test_when_a_gang_is_given_up_that_holds_places_and_cannot_start(
     ],
 )
 def test_how_long_it_has_left(replicas: tuple[ReplicaObservation, ...], seconds: float | None) -> None:
-    seen = AttemptObservation(1, True, False, replicas, started_at=NOON)
-    assert seconds_left(seen, NOON + timedelta(seconds=100)) == seconds
+    seen = AttemptObservation(1, True, False, replicas)
+    assert seconds_left(STARTED, seen, NOON + timedelta(seconds=100)) == seconds
 
 
 async def leave_out(scene: Scene, job: TrainingJob, *replicas: int) -> TrainingJob:
@@ -94,6 +98,36 @@ async def leave_out(scene: Scene, job: TrainingJob, *replicas: int) -> TrainingJ
         scene.engine.leave_out(job, job.status.attempt, replica)
     scene.now += timedelta(seconds=301)
     return await scene.look(passes=4)
+
+
+class OtherTime(MemoryEngine):
+    """Its nodes' clocks are so many seconds ahead of the controller's."""
+
+    def __init__(self, ahead: float, clock: Callable[[], float]):
+        super().__init__(clock=clock)
+        self.ahead = timedelta(seconds=ahead)
+
+    async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
+        seen = await super().observe(job, attempt)
+        return replace(seen, started_at=seen.started_at and seen.started_at + self.ahead)
+
+
+@pytest.mark.parametrize("ahead", [-600, 600])
+def test_it_waits_for_as_long_where_its_nodes_have_another_time(ahead: float) -> None:
+    async def story(scene: Scene) -> None:
+        scene.engine = OtherTime(ahead, scene.seconds)
+        scene.reconciler = Reconciler(scene.store, scene.engine, clock=lambda: scene.now)
+        job = await scene.submit(make(replicas=2))
+        scene.engine.leave_out(job, 1, 1)
+        scene.now += timedelta(seconds=299)
+        job = await scene.look(passes=4)
+        assert len(scene.engine.running(job.metadata.uid)) == 1, "a node may still be added for the other"
+        scene.now += timedelta(seconds=2)
+        job = await scene.look(passes=4)
+        assert not scene.engine.running(job.metadata.uid), "what it held is free"
+        assert job.status.attempts[0].verdict is Verdict.UNSCHEDULABLE
+
+    play(story)
 
 
 def take(scene: Scene, job: TrainingJob) -> None:

@@ -148,7 +148,7 @@ class _Deciding:
             return self._end_it(record)
         if observation.waiting:
             self._phase(Phase.QUEUED, "Waiting", observation.waiting)
-            given_up = seconds_left(observation, self.now, self.place_seconds) if at is None else None
+            given_up = seconds_left(record, observation, self.now, self.place_seconds) if at is None else None
             return self._done(requeue_after=given_up)
         if at is not None:
             self._phase(Phase.RECOVERING, "AttemptEnding", explain.ending(observation))
@@ -158,7 +158,7 @@ class _Deciding:
             left = self._left_to_report(record, observation)
             if left is None or left > 0:
                 self._phase(Phase.STARTING, "Starting", explain.starting(observation))
-                given_up = seconds_left(observation, self.now, self.place_seconds)
+                given_up = seconds_left(record, observation, self.now, self.place_seconds)
                 return self._done(requeue_after=given_up if left is None else left)
             self._phase(Phase.RUNNING, "Unreported", explain.UNREPORTED)
         return self._with_kill(record, at)
@@ -167,7 +167,7 @@ class _Deciding:
         """Put on record that an attempt is to be ended that can neither go on nor end by itself."""
         if hung := hangs(observation):
             record.ending, record.reason = Verdict.HUNG, hung
-        elif left_out := half_placed(observation, self.now, self.place_seconds):
+        elif left_out := half_placed(record, observation, self.now, self.place_seconds):
             record.ending, record.reason = left_out.verdict, left_out.reason
             if left_out.verdict is Verdict.UNSCHEDULABLE and observation.up:
                 record.placed = observation.up

@@ -5,14 +5,17 @@ that each got half of what both need would wait for each other. A queue (Kueue) 
 that from happening; without one the attempt gives its places back after a while, and tries again later. Where
 nothing runs, a replica that has its node and cannot start there (a mistyped image) holds that node's GPUs,
 queue or not. An attempt without any node holds nothing: it waits as long as it takes, and says why.
+
+Since when, the record says by our clock: a node's may be minutes from it, and by that alone a gang would be
+given up at once, or much later.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from holdfast_controller.cluster import AttemptObservation, ReplicaState
-from holdfast_controller.jobs import Verdict
+from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
+from holdfast_controller.jobs import AttemptRecord, Verdict
 
 from .classify import Incident
 
@@ -21,10 +24,13 @@ PLACE_SECONDS = 300.0
 
 
 def half_placed(
-    observation: AttemptObservation, now: datetime, place_seconds: float = PLACE_SECONDS
+    record: AttemptRecord,
+    observation: AttemptObservation,
+    now: datetime,
+    place_seconds: float = PLACE_SECONDS,
 ) -> Incident | None:
     """The verdict that the attempt is to be ended with; None while it may go on."""
-    left, stuck = seconds_left(observation, now, place_seconds), _stuck(observation)
+    left, stuck = seconds_left(record, observation, now, place_seconds), _stuck(record, observation)
     if left is None or left > 0 or stuck is None:
         return None
     _, index, verdict, reason = stuck
@@ -38,23 +44,34 @@ def half_placed(
 
 
 def seconds_left(
-    observation: AttemptObservation, now: datetime, place_seconds: float = PLACE_SECONDS
+    record: AttemptRecord,
+    observation: AttemptObservation,
+    now: datetime,
+    place_seconds: float = PLACE_SECONDS,
 ) -> float | None:
     """Until the attempt is given up, should nothing change; None where it would not be."""
-    stuck = _stuck(observation)
+    stuck = _stuck(record, observation)
     if stuck is None or observation.stopping:
         return None
     return place_seconds - (now - stuck[0]).total_seconds()
 
 
-def _stuck(observation: AttemptObservation) -> tuple[datetime, int, Verdict, str] | None:
+def _stuck(
+    record: AttemptRecord, observation: AttemptObservation
+) -> tuple[datetime, int, Verdict, str] | None:
     """Since when places are held for nothing; the replica, what it lacks, and why.
 
     The first that finds no place where others run; else that which has been in its place for longest.
     """
     found = []
     for one in observation.replicas:
-        since = observation.started_at if observation.up else one.placed_at
+        since = record.started_at if observation.up else _placed(record, one)
         if one.state is ReplicaState.PENDING and one.stuck is not None and since is not None:
             found.append((since, one.index, one.stuck, one.reason))
     return min(found, key=lambda it: it[:2], default=None)
+
+
+def _placed(record: AttemptRecord, one: ReplicaObservation) -> datetime | None:
+    """When it got its node: not before the attempt was opened."""
+    at, opened = one.placed_at, record.opened_at
+    return at if at is None or opened is None else max(at, opened)

@@ -238,7 +238,11 @@ class MemoryEngine:
         if found is None:
             return AttemptObservation(attempt, exists=False, gone=True)
         if found.queued:
-            return AttemptObservation(attempt, True, False, waiting=f"waits for {job.spec.replicas} slots")
+            waiting = f"waits for {job.spec.replicas} slots"
+            replicas = tuple(
+                ReplicaObservation(index, ReplicaState.PENDING, waiting) for index in range(job.spec.replicas)
+            )
+            return AttemptObservation(attempt, True, False, replicas, waiting)
         return AttemptObservation(
             attempt,
             exists=True,
@@ -265,6 +269,8 @@ class MemoryEngine:
     async def kill(self, job: TrainingJob, attempt: int, *, stacks: bool = False) -> None:
         self._fuse.burn()
         found = self.attempts.get((job.metadata.uid, attempt))
+        if found is not None and found.queued:
+            del self.attempts[job.metadata.uid, attempt]
         for index in range(len(found.replicas) if found is not None else 0):
             assert found is not None
             self._end(found, index, None, None, reason="Killed: by Holdfast, with its peers")

@@ -97,6 +97,7 @@ class AttemptRecord(Model):
 
     number: int
     opened_at: datetime | None = Field(default=None, description="When it was decided that it should be.")
+    generation: int | None = Field(default=None, description="Of the spec that it was started with.")
     capacity: Capacity | None = Field(
         default=None, description="The nodes it was opened for, where they are others than the job asks for."
     )

@@ -179,3 +179,47 @@ def test_an_attempt_that_the_engine_does_not_take_starts_with_what_is_corrected_
         assert (record.replicas, len(attempt.replicas)) == (3, 3)
 
     play(story)
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["its pods are there", "nothing of it is made yet"])
+def test_an_attempt_that_waits_is_made_anew_when_its_spec_is_corrected(made: bool) -> None:
+    """As its message says: ask for less, name another claim, correct the image."""
+
+    async def story(scene: Scene) -> None:
+        scene.engine.slots = 4
+        other = TrainingJob(metadata=Metadata(name="b"), spec=Spec(command=["x"], replicas=1))
+        await scene.engine.start(other, 1)
+        job = await scene.submit(replicas=2 if made else 4, image="mistyped:1")
+        if made:
+            scene.engine.find_no_image(job, 1)
+            await scene.look()
+        job = await scene.look()
+        assert (job.status.phase, job.status.attempt) == (Phase.QUEUED, 1)
+
+        job = await scene.edit(replicas=2, image="correct:1")
+        job = await scene.look(passes=5)
+        (running,) = scene.engine.running(job.metadata.uid)
+        assert (running.number, running.job.spec.image, len(running.replicas)) == (2, "correct:1", 2)
+        first = job.status.attempts[0]
+        assert first.reason == "its spec was changed while it waited; the next one is as it asks now"
+        assert (job.status.failures, job.status.disruptions) == (0, 0)
+        job = await scene.edit(image="another:1")
+        assert [job.status.attempt, running.alive] == [2, True], "what has started goes on as it is"
+
+    play(story)
+
+
+@pytest.mark.parametrize("faults", [(FAULT,), ()], ids=["into one that cannot be read", "not at all"])
+def test_an_attempt_that_waits_is_left_alone_otherwise(faults: tuple[str, ...]) -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(image="mistyped:1")
+        scene.engine.find_no_image(job, 1)
+        job = await scene.edit(faults) if faults else await scene.look()
+        job = await scene.look(passes=5)
+        assert (job.status.phase, job.status.attempt, job.status.attempts[0].verdict) == (
+            Phase.QUEUED,
+            1,
+            None,
+        )
+
+    play(story)

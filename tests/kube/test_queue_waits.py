@@ -92,7 +92,7 @@ def test_an_attempt_with_a_queue_is_made_suspended_and_one_without_is_not() -> N
             [],
             "waits for Kueue, which its queue 'training' belongs to: the cluster has no API kueue.x-k8s.io, "
             "and without it no quota would be kept; install Kueue (k8s/kueue) and it goes on by itself, or "
-            "take queue out of the job, suspend and resume it",
+            "take queue out of the job",
             id="no Kueue",
         ),
         pytest.param(

@@ -34,6 +34,8 @@ from .tails import bound_tails
 SILENT_SECONDS = 120.0
 """A program that has not reported for so long since all replicas are up is not going to: it uses no `Run`."""
 
+CORRECTED = "its spec was changed while it waited; the next one is as it asks now"
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -121,6 +123,10 @@ class _Deciding:
     # ----------------------------------------------------- one attempt is open
 
     def _not_started(self, record: AttemptRecord) -> Decision:
+        if record.ending is not None:  # it waited, and nothing of it was made
+            incident = Incident(record.ending, record.reason)
+            self.books.judged(record, incident)
+            return self._after(record, incident)
         if self.spec.suspend:
             self.books.judged(record, Incident(Verdict.SUSPENDED, "suspended before it started"))
             return self._suspended()
@@ -165,6 +171,9 @@ class _Deciding:
 
     def _give_up(self, record: AttemptRecord, observation: AttemptObservation) -> None:
         """Put on record that an attempt is to be ended that can neither go on nor end by itself."""
+        if self._is_outdated(record, observation):
+            record.ending, record.reason = Verdict.SUSPENDED, CORRECTED
+            return  # the user knows; what came of it is told with the verdict
         if hung := hangs(observation):
             record.ending, record.reason = Verdict.HUNG, hung
         elif left_out := half_placed(record, observation, self.now, self.place_seconds):
@@ -173,6 +182,12 @@ class _Deciding:
                 record.placed = observation.up
         if record.ending is not None:
             self._tell("Warning", record.ending.value, f"attempt {record.number} is ended: {record.reason}")
+
+    def _is_outdated(self, record: AttemptRecord, observation: AttemptObservation) -> bool:
+        """Whether it waits, with nothing of it started, as the job asked before its spec was changed."""
+        if not observation.waiting or not observation.replicas or self.job.faults:
+            return False
+        return record.generation not in (None, self.job.metadata.generation)
 
     def _end_it(self, record: AttemptRecord) -> Decision:
         """Kill it once it is on record why: who finds it gone after a crash must not take it for a loss."""
@@ -286,6 +301,7 @@ class _Deciding:
         record.replicas = fewer or self.spec.replicas
         record.processes = self.spec.processes_per_replica
         record.grace_seconds = self.spec.grace_seconds
+        record.generation = self.job.metadata.generation
 
     def _refused(self) -> Decision:
         """Wait for another spec; told once, and again when the reason is another one."""

@@ -10,7 +10,7 @@ from .waits import Remedy, explain
 NO_KUEUE = (
     "waits for Kueue, which its queue {queue!r} belongs to: the cluster has no API kueue.x-k8s.io, and "
     "without it no quota would be kept; install Kueue (k8s/kueue) and it goes on by itself, or take queue "
-    "out of the job, suspend and resume it"
+    "out of the job"
 )
 NO_WORKLOAD = (
     "waits for Kueue, which has taken no notice of it: see that its controller runs, and that its "

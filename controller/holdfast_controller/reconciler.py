@@ -35,7 +35,7 @@ from .policy.decide import Evidence, decide, open_record, over
 from .policy.decision import Decision
 from .policy.half_placed import PLACE_SECONDS
 from .policy.peers import SETTLE_SECONDS
-from .policy.refused import could_not_start
+from .policy.refused import could_not_end, could_not_start
 from .policy.writes import PROGRESS_SECONDS, seconds_to_write
 from .queueing import WorkQueue
 from .stopping import suspend
@@ -217,10 +217,7 @@ class Reconciler:
 
     async def _carry_out(self, job: TrainingJob, decision: Decision) -> float | None:
         """Stop and kill, write, suspend or start, tell: so a crash between any two loses nothing."""
-        if decision.stop is not None:
-            await self._engine.stop(job, decision.stop)
-        if decision.kill is not None:
-            await self._engine.kill(job, decision.kill, stacks=decision.stacks)
+        await self._end(job, decision)
         if decision.remove:
             await self._engine.delete(job)
             await self._store.remove(job)
@@ -248,18 +245,29 @@ class Reconciler:
         except HoldfastError as error:
             await self._tell(job, *decision.events)  # no other decision has them: this one is written
             if decision.start is not None and not isinstance(error, Conflict):
-                await self._say_why(job, decision.start, error)
+                await self._say_why(job, "StartFailed", could_not_start(decision.start, error))
             raise
         await self._tell(job, *decision.events)
         return after
 
-    async def _say_why(self, job: TrainingJob, attempt: int, error: HoldfastError) -> None:
-        """Put into the job's status what was in the way of an attempt's start."""
-        message = could_not_start(attempt, error)
+    async def _end(self, job: TrainingJob, decision: Decision) -> None:
+        attempt = decision.stop if decision.kill is None else decision.kill
+        try:
+            if decision.stop is not None:
+                await self._engine.stop(job, decision.stop)
+            if decision.kill is not None:
+                await self._engine.kill(job, decision.kill, stacks=decision.stacks)
+        except HoldfastError as error:
+            if attempt is not None and not isinstance(error, Conflict):
+                await self._say_why(job, "StopFailed", could_not_end(attempt, error))
+            raise
+
+    async def _say_why(self, job: TrainingJob, reason: str, message: str) -> None:
+        """Put into the job's status what was in the way of an attempt's start or end."""
         if message != job.status.message:
             told = job.status.model_copy(update={"message": message})
             job = await self._store.replace_status(job, told)
-            await self._tell(job, Event(self._clock(), "Warning", "StartFailed", message))
+            await self._tell(job, Event(self._clock(), "Warning", reason, message))
 
     async def _tell(self, job: TrainingJob, *events: Event) -> None:
         """An event that cannot be told is in the log alone, and in the way of nothing."""

@@ -142,6 +142,42 @@ def test_an_attempt_that_the_engine_does_not_take_says_why_and_is_tried_again() 
     play(story)
 
 
+@pytest.mark.parametrize("wish", ["suspend", "delete"])
+def test_an_attempt_that_cannot_be_ended_says_why_and_is_tried_again(wish: str) -> None:
+    """The operator is down, and with it the webhook that every change of its objects goes through."""
+
+    async def story(scene: Scene) -> None:
+        job = await scene.submit()
+        real = scene.engine.stop
+
+        async def refuse(job: TrainingJob, attempt: int) -> None:
+            raise Unavailable("failed calling webhook: connection refused")
+
+        scene.engine.stop = refuse  # type: ignore[method-assign]
+        if wish == "delete":
+            await scene.store.mark_deleted("default", "a")
+        else:
+            job.spec = job.spec.model_copy(update={"suspend": True})
+            await scene.store.replace_spec(job)
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await scene.look(1)
+        job = await scene.store.get("default", "a")
+        assert job.status.message == (
+            "attempt 1 could not be ended and is tried again: failed calling webhook: connection refused"
+        )
+        assert (await scene.told())[-1] == ("StopFailed", 1), "said once, not with every try"
+
+        scene.engine.stop = real  # type: ignore[method-assign]
+        if wish == "suspend":
+            assert (await scene.look()).status.phase is Phase.SUSPENDED
+        else:
+            with pytest.raises(NotFound):
+                await scene.look()
+
+    play(story)
+
+
 def test_an_event_that_the_store_refuses_keeps_no_other_one_from_being_told() -> None:
     async def story(scene: Scene) -> None:
         job = await scene.submit(retries={"failures": 0})

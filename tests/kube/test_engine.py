@@ -14,6 +14,7 @@ from aiohttp import web
 from small_apiserver import connected, meanwhile
 from tests.kube.documents import FINISHED, NOON, RUNNING, SAVED, ended, of_attempt, pod
 
+from holdfast_controller.cluster import Unavailable
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob, Verdict
 from holdfast_controller.kube import nodes
 from holdfast_controller.kube.endpoint import Endpoints
@@ -57,12 +58,25 @@ class Cluster:
 
         self.nodes_answer = True
         self.operator = True
+        self.deleted: list[str] = []
 
     async def node(self, request: web.Request) -> web.Response:
         if not self.nodes_answer:
             return web.json_response({"code": 500, "message": "etcdserver: request timed out"}, status=500)
         meta = {"name": request.match_info["name"]}
         return web.json_response({"metadata": meta, "status": {"allocatable": {"cpu": "1"}}})
+
+    async def delete(self, request: web.Request) -> web.Response:
+        self.deleted.append(request.match_info["name"])
+        return web.json_response({})
+
+    async def mark(self, _: web.Request) -> web.Response:
+        """As an apiserver answers whose operator is down."""
+        refusal = {
+            "code": 500,
+            "message": 'failed calling webhook "validator.pytorchjob": connection refused',
+        }
+        return web.json_response(refusal, status=500)
 
     async def list_or_watch(self, request: web.Request) -> web.Response:
         if "watch" in request.query:
@@ -80,6 +94,9 @@ async def engine_of(
     paths = (PODS, PYTORCH_JOB.resource.path, JOBS)
     routes = [web.get(path, cluster.list_or_watch) for path in paths]
     routes.append(web.get("/api/v1/nodes/{name}", cluster.node))
+    routes.append(web.delete("/api/v1/namespaces/team/pods/{name}", cluster.delete))
+    routes.append(web.delete(f"{PYTORCH_JOB.resource.within('team')}/{{name}}", cluster.delete))
+    routes.append(web.patch(f"{PYTORCH_JOB.resource.within('team')}/{{name}}", cluster.mark))
     async with connected(routes, directory) as connection:
         jobs, pieces = Reflector(connection, JOBS), Pieces(connection)
         async with meanwhile(pieces.run()):
@@ -108,6 +125,26 @@ def test_an_attempt_that_runs_keeps_its_size_whatever_the_job_asks_for_meanwhile
             seen = await engine.observe(job, 1)
         assert len(seen.replicas) == asked
         assert decide(job, seen, Evidence(), NOW).status.phase is phase
+
+    asyncio.run(story())
+
+
+def test_a_job_can_be_deleted_while_its_operator_is_down_and_one_to_be_suspended_waits(
+    tmp_path: Path,
+) -> None:
+    """Every change of an attempt object goes through the operator's webhook; that of a job which is to go on
+    must say who ended it, or the next controller takes its end for a loss."""
+
+    async def story() -> None:
+        job = opened(submitted(replicas=2))
+        cluster = Cluster(job, pod(0, state=RUNNING), pod(1, state=RUNNING))
+        async with engine_of(cluster, tmp_path) as engine:
+            with pytest.raises(Unavailable, match="failed calling webhook"):
+                await engine.stop(edited(job, suspend=True), 1)
+            assert cluster.deleted == []
+            meta = job.metadata.model_copy(update={"deletion_timestamp": NOW})
+            await engine.stop(job.model_copy(update={"metadata": meta}), 1)
+        assert sorted(cluster.deleted) == ["gpt-1", "gpt-1-worker-0", "gpt-1-worker-1"]
 
     asyncio.run(story())
 

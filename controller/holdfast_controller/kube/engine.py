@@ -230,7 +230,8 @@ class KubeEngine:
             marks = set(attempt_object["metadata"].get("annotations") or {})
             if not {STOPPED, KILLED} & marks:
                 await self._note_taken(job, attempt, attempt_object)
-            await self._objects.mark(attempt_object, mark)
+            # Of a job that is deleted nobody will ask who ended it.
+            await self._objects.mark(attempt_object, mark, needed=job.metadata.deletion_timestamp is None)
             if stacks and KILLED not in marks:
                 pods = self._pieces.pods_of(job, attempt)
                 await ranks.abort(self._connection, [pod for pod in pods if running(pod)])

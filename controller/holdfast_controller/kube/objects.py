@@ -89,8 +89,8 @@ class Objects:
                 "the attempt starts when it is gone"
             ) from None
 
-    async def mark(self, attempt_object: Document, mark: str) -> None:
-        """Write the time under this name, once."""
+    async def mark(self, attempt_object: Document, mark: str, *, needed: bool) -> None:
+        """Write the time under this name, once. What is not `needed` keeps nobody from ending it."""
         if mark in (attempt_object["metadata"].get("annotations") or {}):
             return
         change = {"metadata": {"annotations": {mark: datetime.now(UTC).isoformat()}}}
@@ -99,9 +99,10 @@ class Objects:
             try:
                 self._pieces.wrote(await self._connection.patch(path, change, MERGE_PATCH))
             except HoldfastError as error:
-                if not _is_late(kind_of(attempt_object), error):
+                if needed and not _is_late(kind_of(attempt_object), error):
                     raise
-                # Somebody else has deleted what was made beside it: it has to end all the same.
+                # Its operator is down, whose webhook every change goes through; or somebody else has deleted
+                # what was made beside it. It has to end all the same.
                 log.warning("its end cannot be marked", object=path, error=str(error))
 
     async def end(self, attempt_object: Document, *, all_made: bool) -> None:

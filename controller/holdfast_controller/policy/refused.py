@@ -27,6 +27,11 @@ def could_not_start(attempt: int, error: Exception) -> str:
     return f"{_failed(attempt)}{error}"
 
 
+def could_not_end(attempt: int, error: Exception) -> str:
+    """Of an attempt whose end the engine could not bring about; it is tried again."""
+    return f"attempt {attempt} could not be ended and is tried again: {error}"
+
+
 def is_about_start(message: str, attempt: int) -> bool:
     """Whether the message is of `could_not_start`, so that trying again need not change it."""
     return message.startswith(_failed(attempt))

@@ -88,6 +88,23 @@ SAID = [
         "NetworkNotReady: network is not ready: container runtime network not ready: NetworkReady=false",
         "the node can make no pods: see its network plugin and container runtime, or cordon it",
     ),
+    (
+        'FailedCreatePod: pods "a-1-worker-0" is forbidden: exceeded quota: q0, requested: pods=1, used: '
+        "pods=0, limited: pods=0",
+        "the namespace's quota q0 has no room for it: wait until others end, ask for less (replicas, gpus, "
+        "resources), or have it raised",
+    ),
+    (
+        'FailedCreatePod: pods "a-1-worker-0" is forbidden: failed quota: q1: must specify limits.cpu for: '
+        "pytorch",
+        "the namespace's quota q1 is for pods that say what they take: give resources.cpu and "
+        "resources.memory, or have a LimitRange say the rest",
+    ),
+    (
+        'FailedCreatePod: pods "a-1-worker-0" is forbidden: maximum memory usage per Container is 100Mi, but '
+        "limit is 256Mi",
+        "the namespace's LimitRange allows other amounts of memory: change resources, or have it changed",
+    ),
     ("Gang: waits for 3 more replicas", ""),
 ]
 

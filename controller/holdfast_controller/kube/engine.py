@@ -62,6 +62,7 @@ from .reflector import Reflector
 from .slow_starts import slow_starts
 from .steps import read_steps
 from .taking import KILL_GRACE_SECONDS, refuse, take
+from .unmade import unmade
 
 log = structlog.get_logger(__name__)
 
@@ -102,6 +103,7 @@ class KubeEngine:
         self._nodes = Nodes(connection, may_read=self._settings.read_nodes)
         self._slow_starts = slow_starts(connection, pieces)
         self._queue_waits = queue_waits(connection, pieces)
+        self._unmade = unmade(connection, pieces)
 
     # -------------------------------------------------------------- starting
 
@@ -149,6 +151,7 @@ class KubeEngine:
             self._endpoints.silence_of(job, attempt),
             self._slow_starts.known,
             self._queue_waits.known,
+            self._unmade.known,
         )
         places = await self._places(job, attempt, pods)
         return replace(self._endpoints.by_our_clock(job, seen), places=places)
@@ -178,6 +181,7 @@ class KubeEngine:
             group.create_task(self._evidence.sweep())
             group.create_task(self._slow_starts.run())
             group.create_task(self._queue_waits.run())
+            group.create_task(self._unmade.run())
 
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         known = await self._endpoints.ledger_of(job)

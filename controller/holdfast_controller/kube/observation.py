@@ -16,10 +16,12 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 from holdfast_controller.heartbeat import Silence
+from holdfast_controller.jobs import Verdict
 from holdfast_controller.manifests import QUEUE_LABEL, Manifests, kind_of
 from holdfast_controller.policy.queue_waits import in_queue
 from holdfast_trainer.contract import Progress, Termination
@@ -71,14 +73,18 @@ def attempt_observation(
     silence: Silence | None = None,
     slow: Slow | None = None,
     queued: Mapping[str, str] | None = None,
+    unmade: Mapping[str, str] | None = None,
 ) -> AttemptObservation:
     """A snapshot. `replicas` is how many there should be; `slow`: what keeps pods from starting, `queued`:
-    why its queue does not admit it, both by uid."""
+    why its queue does not admit it, `unmade`: why its pods are not made, all by uid."""
     ours = _asked_by_us(attempt_object)
     by_index = {index_of(pod): pod for pod in pods}
     whole = attempt_object is not None and not _has_ended(attempt_object, len(pods) >= replicas)
+    missing = _missing(attempt_object if whole else None, unmade or {})
     seen = tuple(
-        _replica(index, by_index.get(index), ours, attempt_object, whole, slow or {})
+        _replica(index, by_index[index], ours, attempt_object, slow or {})
+        if index in by_index
+        else replace(missing, index=index)
         for index in range(replicas)
     )
     exists = attempt_object is not None or bool(pods)
@@ -107,18 +113,17 @@ def with_evidence(manifests: Manifests) -> Manifests:
     return manifests
 
 
+def _missing(attempt_object: Document | None, unmade: Mapping[str, str]) -> ReplicaObservation:
+    """A replica without a pod; `attempt_object`: whose operator may still make it."""
+    if attempt_object is None:
+        return ReplicaObservation(0, ReplicaState.FAILED, "Missing: it was never made, or is forgotten")
+    why = unmade.get(attempt_object["metadata"].get("uid", ""), "")
+    return ReplicaObservation(0, ReplicaState.PENDING, why, stuck=Verdict.UNSCHEDULABLE if why else None)
+
+
 def _replica(
-    index: int,
-    pod: Document | None,
-    ours: bool,
-    attempt_object: Document | None,
-    whole: bool,
-    slow: Slow,
+    index: int, pod: Document, ours: bool, attempt_object: Document | None, slow: Slow
 ) -> ReplicaObservation:
-    if pod is None:
-        if whole:
-            return ReplicaObservation(index, ReplicaState.PENDING)
-        return ReplicaObservation(index, ReplicaState.FAILED, "Missing: it was never made, or is forgotten")
     taken, reason = _taken(pod, ours, attempt_object)
     end = container_state(pod).get("terminated")
     phase = pod["status"].get("phase", "Pending")
@@ -225,8 +230,9 @@ def _waiting(
         if is_suspended(attempt_object):
             meta = attempt_object["metadata"]
             return queued.get(meta.get("uid", "")) or in_queue(meta.get("labels", {}).get(QUEUE_LABEL, ""))
-        operator = kind_of(attempt_object).operator
-        return f"waits for {operator} to make its pods; is it installed and running?"
+        if not any(one.reason for one in seen):
+            operator = kind_of(attempt_object).operator
+            return f"waits for {operator} to make its pods; is it installed and running?"
     known = sorted((one for one in seen if one.reason), key=lambda one: one.stuck is None)
     if not known:
         return ""

@@ -127,12 +127,29 @@ STARTING = (
         "the node is fetching the image: wait; it is quick where the node has it already",
     ),
 )
+MAKING = (
+    Remedy(
+        r"exceeded quota: ([\w.-]+)",
+        "the namespace's quota {1} has no room for it: wait until others end, ask for less (replicas, gpus, "
+        "resources), or have it raised",
+    ),
+    Remedy(
+        r"failed quota: ([\w.-]+): must specify",
+        "the namespace's quota {1} is for pods that say what they take: give resources.cpu and "
+        "resources.memory, or have a LimitRange say the rest",
+    ),
+    Remedy(
+        r"(?:maximum|minimum) ([\w.-]+) usage per ",
+        "the namespace's LimitRange allows other amounts of {1}: change resources, or have it changed",
+    ),
+)
 
 
 def explain_wait(reason: str) -> str:
     """`reason` (`Unschedulable: ...`, `ErrImagePull: ...`) with what would help; alone where nobody knows."""
-    scheduling = reason.startswith(("Unschedulable", "SchedulerError", "Pending"))
-    return explain(reason, SCHEDULING if scheduling else STARTING)
+    if reason.startswith(("Unschedulable", "SchedulerError", "Pending")):
+        return explain(reason, SCHEDULING)
+    return explain(reason, MAKING if reason.startswith("FailedCreatePod: ") else STARTING)
 
 
 def explain(reason: str, remedies: Sequence[Remedy]) -> str:

@@ -35,6 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "dropout": 0.1,
     "norm": False,
     "chunks": 1,
+    "step_every": 1,  # in how many steps the optimizer takes one, and gradients add up meanwhile
     "bf16": False,
     "fp16": False,  # with a scaler whose scale grows until gradients overflow, again and again
     "settle": False,
@@ -188,8 +189,9 @@ for step in run.steps(options["steps"]):
     with run.span("data"):
         time.sleep(options["pause"])
     total = torch.zeros(())
+    steps_now = (step + 1) % options["step_every"] == 0
     for chunk in range(options["chunks"]):
-        with accumulate(model, last=chunk == options["chunks"] - 1):
+        with accumulate(model, last=steps_now and chunk == options["chunks"] - 1):
             loss = loss_of(model, step, chunk)
             loss = loss * (1 + 0.01 * random.random() + 0.01 * float(np.random.rand()))
             with run.span("backward"):
@@ -203,10 +205,11 @@ for step in run.steps(options["steps"]):
     run.log(loss=total, tokens=5 * (run.rank + 1), samples=12, grad_norm=norm)
     if options["overflow"]:
         next(model.parameters()).grad[0] = float("inf")
-    scaler.step(optimizer)
-    scaler.update()
-    scheduler.step()
-    optimizer.zero_grad()
+    if steps_now:
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        optimizer.zero_grad()
     if options["validate_late"]:
         validate()
     if step == options["break_at"]:

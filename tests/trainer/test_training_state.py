@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from holdfast_trainer.checkpoint import Loaded
 from holdfast_trainer.checkpoint.manifest import Manifest
@@ -42,3 +43,44 @@ def test_a_gradient_scaler_goes_on_or_begins_anew(
     state = TrainingState({"scaler": here}, rank=0 if own is None else 1)
     assert state.restore(loaded(saved, own)) == []
     assert here.get_scale() == scale
+
+
+def carried(state: TrainingState) -> Any:
+    """Of the gradients, what a save now has."""
+    state.end_step()
+    return state.capture(1).shared.get("gradients", {}).get("optimizer")
+
+
+def test_gradients_are_saved_while_they_add_up_and_not_once_they_were_stepped_with() -> None:
+    """A loop that steps its optimizer every second step, and one that leaves gradients to its next step."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    state = TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+    assert carried(state) is None
+
+    def backward() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+
+    backward()
+    assert {number: gradient.tolist() for number, gradient in carried(state).items()} == {0: [[1, 1]], 1: [1]}
+    optimizer.step()
+    assert carried(state) is None, "they are there, and spent"
+    backward()
+    assert carried(state)[1].tolist() == [2], "added to what was stepped with, by a loop that clears nothing"
+    optimizer.step()
+    optimizer.zero_grad()
+    assert carried(state) is None
+    backward()
+    assert carried(state)[1].tolist() == [1]
+    optimizer.zero_grad(set_to_none=False)
+    assert carried(state) is None, "nothing has been added up yet"
+
+
+def test_of_a_step_that_the_loop_has_left_in_its_middle_no_gradients_are_saved() -> None:
+    """By `break`, say: the step will be done again, from its beginning."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    state = TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+    state.end_step()
+    model(torch.ones(1, 2)).sum().backward()
+    assert "gradients" not in state.capture(1).shared

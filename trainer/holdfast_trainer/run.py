@@ -323,7 +323,9 @@ class Run:
             self._begin_sum()  # else all of the step is to be known when it ends
 
     def _end_step(self, *, leaving: bool = False) -> None:
+        assert self._saves.state is not None
         self._saves.settle()
+        self._saves.state.end_step()
         self._contribute(stepped=False)
         agreed = self._exchange.finish()
         self._step_seconds = time.monotonic() - self._step_began

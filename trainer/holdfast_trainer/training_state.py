@@ -4,7 +4,7 @@ Under DDP parameters and optimizer are the same on every rank, so they are writt
 together. Under FSDP2 each rank writes its shards, which load as whole tensors: so either loads what the
 other wrote. Each rank adds its random state and, where it is not rank 0, what may differ: buffers of models
 (running statistics of its own batches) and parts that are neither model nor optimizer (the position of a
-data loader); rank 0's go with what is shared.
+data loader); rank 0's go with what is shared. So it is with gradients that are still being added up.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .checkpoint import CheckpointError, Loaded, rng
 from .checkpoint.tree import pack
 from .late import Late
 from .parallel import shard_like, unwrap
+from .unspent import Unspent
 
 
 class Stateful(Protocol):
@@ -50,6 +51,8 @@ class TrainingState:
             name: unwrap(part) if isinstance(part, nn.Module) else part for name, part in parts.items()
         }
         self._rank = rank
+        optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}
+        self._unspent = {name: Unspent(optimizer) for name, optimizer in optimizers.items()}
         pack(self._shared(0))  # an unsupported value is told now, not when the first save is due
 
     @property
@@ -98,6 +101,11 @@ class TrainingState:
         text = "\n".join([", ".join(self._parts), *tensors])
         return f"{', '.join(self._parts)} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
 
+    def end_step(self) -> None:
+        """A step has ended: gradients that no optimizer has stepped with are part of the state after it."""
+        for unspent in self._unspent.values():
+            unspent.end_step()
+
     def capture(self, step: int, random: dict[str, Any] | None = None) -> Captured:
         """The state after `step` steps; its tensors are the live ones.
 
@@ -106,10 +114,16 @@ class TrainingState:
         own: dict[str, Any] = {"rng": rng.capture() if random is None else random}
         buffers = {n: _buffers(p) for n, p in self._parts.items() if isinstance(p, nn.Module)}
         parts = {n: p.state_dict() for n, p in self._parts.items() if _differs_by_rank(p)}
+        gradients = {name: unspent.gradients() for name, unspent in self._unspent.items()}
         if self._rank != 0:
-            own |= {"buffers": buffers, "parts": parts}
-        names = [*pack({"shared": {"parts": buffers}})[1], *pack({"shared": {"parts": parts}})[1]]
-        return Captured(self._shared(step), own, frozenset(names))
+            whole = {name: of for name, of in gradients.items() if not self._unspent[name].in_shards}
+            own |= {"buffers": buffers, "parts": parts, "gradients": whole}
+        shared = self._shared(step)
+        if any(gradients.values()):
+            shared["gradients"] = gradients
+        differ = [{"parts": buffers}, {"parts": parts}, {"gradients": gradients}]
+        names = [name for some in differ for name in pack({"shared": some})[1]]
+        return Captured(shared, own, frozenset(names))
 
     def _shared(self, step: int) -> dict[str, Any]:
         return {"step": step, "parts": {name: part.state_dict() for name, part in self._parts.items()}}
@@ -136,6 +150,9 @@ class TrainingState:
                 with torch.no_grad():
                     for key, value in own.get("buffers", {}).get(name, {}).items():
                         part.get_buffer(key).copy_(value)
+        for name, unspent in self._unspent.items():
+            shared = loaded.shared.get("gradients", {}).get(name, {})
+            unspent.restore(own.get("gradients", {}).get(name, shared))
         return [name for name in saved if name not in self._parts]
 
 

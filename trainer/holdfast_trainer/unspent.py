@@ -1,0 +1,78 @@
+"""Gradients that an optimizer has not stepped with yet.
+
+A loop that steps its optimizer in every fourth step of the run, say, carries gradients from one step to the
+next: they are part of its state, and in no `state_dict`. Other loops leave gradients behind that were stepped
+with, and clear them before they compute more: those are worth nothing. The first and the last gradient of an
+optimizer tell which they are. PyTorch counts the writes to a tensor: where these two are the tensors that
+there were when its newest step ended, with no write since, nothing has been added.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+
+from .parallel import shard_like
+
+
+class Unspent:
+    """Of one optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = optimizer.param_groups
+        self._stepped_with: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self._carried = False
+        optimizer.register_step_post_hook(self._after_step)
+
+    def _after_step(self, *_: object) -> None:
+        self._stepped_with = [(weakref.ref(gradient), gradient._version) for gradient in self._ends()]
+
+    def end_step(self) -> None:
+        """A step of the run has ended: gradients that are carried on now are part of the state after it."""
+        now = [(gradient, gradient._version) for gradient in self._ends()]
+        then = [(gradient(), version) for gradient, version in self._stepped_with]
+        spent = len(now) == len(then) and all(
+            a is b and writes == known for (a, writes), (b, known) in zip(now, then, strict=True)
+        )
+        self._carried = not spent
+
+    @property
+    def in_shards(self) -> bool:
+        return any(hasattr(p, "placements") for group in self._groups for p in group["params"])
+
+    def gradients(self) -> dict[int, torch.Tensor]:
+        """By the number of their parameter; none where zero_grad(set_to_none=False) has cleared them."""
+        if not self._carried:
+            return {}
+        parameters = chain.from_iterable(group["params"] for group in self._groups)
+        found = {number: p.grad for number, p in enumerate(parameters) if p.grad is not None}
+        # What is in shards would ask the other ranks, which may not ask.
+        carried = self.in_shards or any(bool(gradient.any()) for gradient in found.values())
+        return found if carried else {}
+
+    def restore(self, gradients: Mapping[int, Any]) -> None:
+        """Go on with what `gradients` gave."""
+        parameters = list(chain.from_iterable(group["params"] for group in self._groups))
+        for number, gradient in gradients.items():
+            parameters[number].grad = shard_like(gradient, parameters[number]).to(parameters[number].device)
+        self._carried = bool(gradients)
+
+    def _ends(self) -> list[torch.Tensor]:
+        """This rank's memory of the first gradient and of the last, empty where there are none."""
+        there = [_first(group["params"] for group in self._groups)]
+        there.append(_first(reversed(group["params"]) for group in reversed(self._groups)))
+        with torch.no_grad():  # else what is in shards gives another tensor each time
+            return [_local(gradient) for gradient in there if gradient is not None]
+
+
+def _first(groups: Iterable[Iterable[torch.Tensor]]) -> torch.Tensor | None:
+    return next((p.grad for p in chain.from_iterable(groups) if p.grad is not None), None)
+
+
+def _local(gradient: Any) -> torch.Tensor:
+    local: torch.Tensor = gradient.to_local() if hasattr(gradient, "placements") else gradient
+    return local

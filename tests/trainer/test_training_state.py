@@ -84,3 +84,27 @@ def test_of_a_step_that_the_loop_has_left_in_its_middle_no_gradients_are_saved()
     state.end_step()
     model(torch.ones(1, 2)).sum().backward()
     assert "gradients" not in state.capture(1).shared
+
+
+class Counting(nn.Linear):
+    """Of the user's own: what it counts is saved as PyTorch has it for what is no tensor."""
+
+    calls = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+def test_a_module_with_state_that_is_no_tensor_is_tracked_and_goes_on() -> None:
+    model = Counting(2, 1)
+    model.calls = 3
+    state = TrainingState({"model": model}, rank=0)
+    assert state.describe().startswith("model (")
+    saved = state.capture(1).shared
+    model.calls = 0
+    manifest = Manifest(step=1, attempt=1, world_size=1, config_hash="", files={}, time=0.0)
+    assert state.restore(Loaded(manifest, saved, None)) == []
+    assert model.calls == 3

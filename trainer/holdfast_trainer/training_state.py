@@ -97,7 +97,9 @@ class TrainingState:
     def describe(self) -> str:
         """Names, types and shapes of the models' tensors, as a short hash that ranks can compare."""
         models = [(n, p) for n, p in self._parts.items() if isinstance(p, nn.Module)]
-        tensors = [f"{n}.{k} {v.dtype} {list(v.shape)}" for n, p in models for k, v in p.state_dict().items()]
+        values = [(f"{n}.{k}", v) for n, p in models for k, v in p.state_dict().items()]
+        # What a module's get_extra_state gives need be no tensor.
+        tensors = [f"{k} {v.dtype} {list(v.shape)}" for k, v in values if isinstance(v, torch.Tensor)]
         text = "\n".join([", ".join(self._parts), *tensors])
         return f"{', '.join(self._parts)} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
 

@@ -108,3 +108,16 @@ def test_a_module_with_state_that_is_no_tensor_is_tracked_and_goes_on() -> None:
     manifest = Manifest(step=1, attempt=1, world_size=1, config_hash="", files={}, time=0.0)
     assert state.restore(Loaded(manifest, saved, None)) == []
     assert model.calls == 3
+
+
+def test_a_buffer_that_two_modules_share_is_each_ranks_own_under_both_names() -> None:
+    """Batch norm that is used twice, and counts each rank's own batches: one name alone had rank 0's."""
+    norm = nn.BatchNorm1d(2)
+    state = TrainingState({"model": nn.ModuleDict({"a": norm, "b": norm})}, rank=1)
+    captured = state.capture(1)
+    assert set(captured.own["buffers"]["model"]) == {
+        f"{module}.{name}"
+        for module in "ab"
+        for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    assert captured.rank_0_only == {f"shared.parts.model.{name}" for name in captured.own["buffers"]["model"]}

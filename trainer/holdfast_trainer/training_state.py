@@ -182,5 +182,7 @@ def placed_as(part: Stateful, saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Under each of its names, as a model's state has one that two modules share under both."""
     saved = module.state_dict().keys()
-    return {name: buffer for name, buffer in module.named_buffers() if name in saved}
+    named = module.named_buffers(remove_duplicate=False)
+    return {name: buffer for name, buffer in named if name in saved}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import shutil
 import sys
@@ -191,6 +192,20 @@ def test_a_ledger_that_could_not_be_written_whole_is_fetched_again(
     Records(elsewhere, 2).fetch()
     assert elsewhere.ledger(1).read_text() == first.ledger(1).read_text()
     assert list(elsewhere.attempt(1).iterdir()) == [elsewhere.ledger(1)]
+
+
+def test_a_store_that_is_slow_leaves_the_random_numbers_of_the_training_alone(
+    environment: None, server: ObjectServer
+) -> None:
+    """How long to wait before a request is made again is drawn, and not from what a script draws from."""
+    random.seed(7)
+    before = random.getstate()
+    bucket = Bucket(f"s3://{server.bucket()}/run")
+    server.fail({"answer": "slow-down", "times": 2})
+    bucket.put("a", b"whole")
+    server.fail({"answer": "slow-down", "times": 2})
+    assert bucket.get("a") == b"whole"
+    assert random.getstate() == before
 
 
 def test_the_command_reads_a_bucket(

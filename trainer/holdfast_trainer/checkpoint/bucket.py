@@ -2,8 +2,9 @@
 
 Where it is and who asks comes from the usual environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`,
 `AWS_PROFILE`, the role of a pod or a machine). Requests that fail for a reason that passes (a lost
-connection, a timeout, 503 SlowDown) are made again, with growing pauses of random length,
-`AWS_MAX_ATTEMPTS` times in all: by botocore, and where an object's bytes stop coming in the middle, here.
+connection, also in the middle of an object, a timeout, 503 SlowDown) are made again, with growing pauses of
+random length, `AWS_MAX_ATTEMPTS` times in all. Not by botocore: it ends once the headers are there, and draws
+its pauses from `random`, as a training script may, which would then not repeat its bits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,18 @@ _REFUSED = {
     "AuthFailure", "TokenRefreshRequired", "UnrecognizedClientException",
 }  # fmt: skip
 _FORBIDDEN = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "403"}
-_TOO_FAST = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
-_UNAVAILABLE = {"503", "500", "ServiceUnavailable", "InternalError", "InternalServerError"}
+_TOO_FAST = {
+    "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "429",
+    "RequestThrottled", "BandwidthLimitExceeded",
+}  # fmt: skip
+_UNAVAILABLE = {
+    "500", "502", "503", "504", "ServiceUnavailable", "InternalError", "InternalServerError",
+    "RequestTimeout", "RequestTimeoutException", "PriorRequestNotComplete",
+}  # fmt: skip
 _BUSY = _TOO_FAST | _UNAVAILABLE
 _MISSING = {"NoSuchKey", "404"}
 _CUT_SHORT = {"ClientPayloadError", "ResponseStreamingError", "IncompleteReadError", "AioReadTimeoutError"}
-"""Errors of an object that began to come: botocore tries again until the headers are there, and no longer."""
+"""Errors of an object that began to come."""
 _LONGEST_PAUSE = 20.0
 _random = random.Random()  # not the training's own
 
@@ -158,27 +165,33 @@ class Bucket:
     @functools.cached_property
     def _system(self) -> Any:
         who = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
-        return _connect(os.getpid(), endpoint(), who, timeout(), tries())
+        return _connect(os.getpid(), endpoint(), who, timeout())
 
     def _call(self, operation: str, key: str | None, **fields: Any) -> Any:
         if key is not None:
             fields["Key"] = self._key(key)
-        try:
-            return self._system.call_s3(operation, Bucket=self.name, **fields)
-        except Exception as error:
-            raise self._told(error, operation, key) from error
+        return self._asked(
+            lambda: self._system.call_s3(operation, Bucket=self.name, **fields), operation, key
+        )
 
     def _cat(self, key: str, **limits: int) -> bytes:
-        name, left = f"{self.name}/{self._key(key)}", tries()
-        while True:
+        name = f"{self.name}/{self._key(key)}"
+        data: bytes = self._asked(
+            lambda: self._system.cat_file(name, max_concurrency=1, **limits), "get_object", key
+        )
+        return data
+
+    def _asked(self, ask: Callable[[], Any], operation: str, key: str | None) -> Any:
+        """What the store answers, asked again where it does not say all that it has to."""
+        for number in range(1, tries() + 1):
             try:
-                data: bytes = self._system.cat_file(name, max_concurrency=1, **limits)
-                return data
+                return ask()
             except Exception as error:
-                left -= 1
-                if not left or type(error).__name__ not in _CUT_SHORT:
-                    raise self._told(error, "get_object", key) from error
-            time.sleep(_random.uniform(0, min(_LONGEST_PAUSE, 0.1 * 2 ** (tries() - left))))
+                told = self._told(error, operation, key)
+                if number == tries() or not isinstance(told, ObjectStoreAway):
+                    raise told from error
+            time.sleep(_random.uniform(0, min(_LONGEST_PAUSE, 2 ** (number - 1))))
+        raise AssertionError("there is one try at least")
 
     def _told(self, error: Exception, operation: str, key: str | None) -> Exception:
         """What is raised for `error`: a missing object, one that exists already, or an ObjectStoreError."""
@@ -262,7 +275,7 @@ def tries() -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def _connect(pid: int, where: str, who: object, patience: float, tries: int) -> Any:
+def _connect(pid: int, where: str, who: object, patience: float) -> Any:
     """The client of a process, which takes half a second to make. Raises ObjectStoreError without s3fs."""
     try:
         import s3fs
@@ -274,13 +287,13 @@ def _connect(pid: int, where: str, who: object, patience: float, tries: int) -> 
         "connect_timeout": min(10.0, patience),
         "read_timeout": patience,
         "max_pool_connections": CONNECTIONS,
-        "retries": {"mode": "standard", "total_max_attempts": tries},  # with jitter, where s3fs has none
+        "retries": {"mode": "standard", "total_max_attempts": 1},
         "connector_args": {"resolver": _resolver()},
     }
     system = s3fs.S3FileSystem(
         anon=False, config_kwargs=config, skip_instance_cache=True, use_listings_cache=False
     )
-    system.retries = 1  # else each of the tries is made five times
+    system.retries = 1  # requests are made again by `Bucket`
     return system
 
 

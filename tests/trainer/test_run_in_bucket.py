@@ -23,6 +23,7 @@ from holdfast_trainer.checkpoint.store import CheckpointStore
 from holdfast_trainer.checkpoint.stores import admit, open_store
 from holdfast_trainer.checkpoint_command import main
 from holdfast_trainer.contract import RunDir
+from holdfast_trainer.ledger import Journal, trained_before
 from holdfast_trainer.place import Place
 from holdfast_trainer.records import Records
 from holdfast_trainer.schema import ConfigError
@@ -192,6 +193,24 @@ def test_a_ledger_that_could_not_be_written_whole_is_fetched_again(
     Records(elsewhere, 2).fetch()
     assert elsewhere.ledger(1).read_text() == first.ledger(1).read_text()
     assert list(elsewhere.attempt(1).iterdir()) == [elsewhere.ledger(1)]
+
+
+def test_a_first_step_is_known_on_another_machine_though_its_attempt_was_killed(
+    environment: None, server: ObjectServer, tmp_path: Path
+) -> None:
+    """A step that does not fit the memory there is then no fault that every machine would have."""
+    url = f"s3://{server.bucket()}/run"
+    here, elsewhere = RunDir(tmp_path / "here", url), RunDir(tmp_path / "elsewhere", url)
+    journal = Journal(here, 1)
+    journal.event("attempt_start")
+    journal.event("first_step", step=1)
+
+    def known() -> bool:
+        shutil.rmtree(elsewhere.path, ignore_errors=True)
+        Records(elsewhere, 2).fetch()
+        return trained_before(elsewhere, 2)
+
+    wait_until(known, "the next attempt to hear of the first step")
 
 
 def test_a_store_that_is_slow_leaves_the_random_numbers_of_the_training_alone(

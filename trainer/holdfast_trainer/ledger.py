@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .checkpoint.spread import start_thread
 from .contract import RunDir, line_of, read_lines
 from .records import EVENTS, Records
 
@@ -41,7 +42,11 @@ class Journal:
     def event(self, event: str, **fields: Any) -> None:
         """Append a ledger line, durably."""
         self._ledger.append({"event": event, "time": time.time(), "attempt": self._attempt, **fields})
-        if self._records is not None and event in EVENTS:
+        if self._records is None or event not in EVENTS:
+            return
+        if event == "first_step":  # all ranks would wait for a store that does not answer
+            start_thread(self._records.publish, "records")
+        else:
             self._records.publish()
 
     def steps(self, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -22,7 +22,7 @@ from holdfast_trainer.checkpoint.bucket import Bucket
 from holdfast_trainer.checkpoint.store import CheckpointStore
 from holdfast_trainer.checkpoint.stores import admit, open_store
 from holdfast_trainer.checkpoint_command import main
-from holdfast_trainer.contract import RunDir
+from holdfast_trainer.contract import RunDir, read_lines
 from holdfast_trainer.ledger import Journal, trained_before
 from holdfast_trainer.place import Place
 from holdfast_trainer.records import Records
@@ -211,6 +211,22 @@ def test_a_first_step_is_known_on_another_machine_though_its_attempt_was_killed(
         return trained_before(elsewhere, 2)
 
     wait_until(known, "the next attempt to hear of the first step")
+
+
+def test_a_ledger_is_fetched_where_another_rank_has_left_lines_of_its_own(
+    environment: None, server: ObjectServer, tmp_path: Path
+) -> None:
+    """Rank 1's machine is rank 0's in the next attempt: that must not begin without a past."""
+    url = f"s3://{server.bucket()}/run"
+    first, second = RunDir(tmp_path / "first", url), RunDir(tmp_path / "second", url)
+    Journal(second, 1, first=False).event("failure", rank=1)
+    journal = Journal(first, 1)
+    journal.event("attempt_start")
+    journal.event("checkpoint", step=5)
+    for _ in range(2):
+        Records(second, 2).fetch()
+        told = [line["event"] for line in read_lines(second.ledger(1))]
+        assert told == ["attempt_start", "checkpoint", "failure"]
 
 
 def test_a_store_that_is_slow_leaves_the_random_numbers_of_the_training_alone(

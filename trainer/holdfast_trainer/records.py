@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from pathlib import Path
 
 from .checkpoint.bucket import Bucket
 from .checkpoint.errors import ObjectStoreError
-from .contract import RunDir, replace_durably
+from .contract import RunDir, read_lines, replace_durably
 
 log = logging.getLogger("holdfast")
 
@@ -53,7 +54,10 @@ class Records:
                 self._told = True
 
     def fetch(self) -> None:
-        """Get the records of earlier attempts that are not on this disk. Raises ObjectStoreError, OSError."""
+        """Get rank 0's records of earlier attempts, where they are not on this disk.
+
+        Raises ObjectStoreError, OSError.
+        """
         if self._bucket is None:
             return
         pieces: dict[tuple[int, str], list[tuple[int, str]]] = {}
@@ -62,7 +66,18 @@ class Records:
                 pieces.setdefault((int(match[1]), match[2]), []).append((int(match[3]), key))
         for (attempt, name), found in pieces.items():
             path = self._run.attempt(attempt) / f"{name}.jsonl"
-            if not path.exists():
+            if not _whole(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # Whole or not there: what is there is taken for whole by every later attempt.
-                replace_durably(path, b"".join(self._bucket.get(key) for _, key in sorted(found)))
+                fetched = b"".join(self._bucket.get(key) for _, key in sorted(found))
+                there = path.read_bytes() if path.exists() else b""
+                known = set(fetched.splitlines())
+                more = [line for line in there.splitlines(keepends=True) if line.rstrip() not in known]
+                # All at once: what has rank 0's lines is taken for whole by every later attempt.
+                replace_durably(path, fetched + b"".join(more))
+
+
+def _whole(path: Path) -> bool:
+    """Whether rank 0's lines are there. Another rank adds its own to the ledger of its machine."""
+    if path.name != "ledger.jsonl":
+        return path.exists()
+    return any(line.get("event") == "attempt_start" for line in read_lines(path))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import math
 import struct
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from holdfast_trainer.checkpoint import manifest as manifests
 from holdfast_trainer.checkpoint import rng, tensorfile
 from holdfast_trainer.checkpoint.cadence import Cadence, young_interval
 from holdfast_trainer.checkpoint.manifest import BadManifest, Manifest
+from holdfast_trainer.checkpoint.spread import Spread
 from holdfast_trainer.checkpoint.tensorfile import DTYPES, UnreadableFile, Written
 from holdfast_trainer.checkpoint.tree import UnsupportedState, pack, unpack
 
@@ -195,6 +199,28 @@ MANIFEST = Manifest(
     time=1760000000.123456,
     environment={"torch": "2.15.0", "device": "cpü", "threads": 1, "small": 1e-07},
 )
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_memory_of_what_could_not_be_read_is_free_for_the_checkpoint_before_it(blocks: int) -> None:
+    """At once, and not when Python collects garbage: the two may not fit beside each other."""
+
+    def read_into(memory: torch.Tensor) -> None:
+        def block(number: int) -> None:
+            raise UnreadableFile(f"block {number} of {len(memory)} bytes")
+
+        Spread(block, blocks, name="read").finish()
+
+    memory = torch.empty(8)
+    there = weakref.ref(memory)
+    gc.disable()
+    try:
+        with contextlib.suppress(UnreadableFile):
+            read_into(memory)
+        del memory
+        assert there() is None
+    finally:
+        gc.enable()
 
 
 def test_a_manifest_reads_back() -> None:

@@ -66,12 +66,18 @@ class Spread(Generic[T]):
             thread.join()
 
     def finish(self) -> list[T]:
-        """Help, wait, and give the results by number. Raises what `work` raised first."""
+        """Help, wait, and give the results by number.
+
+        Raises what `work` raised first. To be called once.
+        """
         self._help()
         for thread in self._threads:
             thread.join()
         if self._errors:
-            raise self._errors[0]
+            try:
+                raise self._errors[0]
+            finally:  # its traceback leads here: what was worked on would stay until garbage is collected
+                self._errors = []
         return [self._results[number] for number in sorted(self._results)]
 
 

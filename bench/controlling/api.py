@@ -27,6 +27,23 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class Account:
+    """What a kubeconfig with a token holds."""
+
+    server: str
+    authority: str
+    """The file with the certificate that the server's is signed by."""
+    token: str
+
+
+def account(kubeconfig: Path) -> Account:
+    """Read it."""
+    config = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    return Account(cluster["server"], cluster["certificate-authority"], user["token"])
+
+
+@dataclass(frozen=True)
 class Api:
     """One cluster, as its kubeconfig names it. Make it with `api`."""
 
@@ -68,13 +85,12 @@ class Api:
 @asynccontextmanager
 async def api(kubeconfig: Path) -> AsyncIterator[Api]:
     """By a kubeconfig with a token."""
-    config = yaml.safe_load(await asyncio.to_thread(kubeconfig.read_text, encoding="utf-8"))
-    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-    trust = ssl.create_default_context(cafile=cluster["certificate-authority"])
+    known = await asyncio.to_thread(account, kubeconfig)
+    trust = ssl.create_default_context(cafile=known.authority)
     connector = aiohttp.TCPConnector(ssl=trust, limit=200)
-    headers = {"Authorization": f"Bearer {user['token']}"}
+    headers = {"Authorization": f"Bearer {known.token}"}
     async with aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=2**21) as session:
-        yield Api(session, cluster["server"])
+        yield Api(session, known.server)
 
 
 async def side_by_side(work: Iterable[T], act: Callable[[T], Awaitable[None]], clients: int) -> None:

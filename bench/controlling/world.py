@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import psutil
 import yaml
+from bench.controlling.api import account
 from bench.controlling.jobs import NAMESPACES, POD_SETTINGS, namespace_of, raw_crd
 from bench.report import ROOT, ReportError
 from prometheus_client.parser import text_string_to_metric_families
@@ -185,7 +186,7 @@ class World:
         ]  # fmt: skip
         started = start(self.site, "controller", command)
         process = psutil.Process(started.process.pid)
-        token = yaml.safe_load(self.kubeconfig.read_text(encoding="utf-8"))["users"][0]["user"]["token"]
+        token = account(self.kubeconfig).token
         found: list[Controller] = []
 
         def ready() -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import structlog
+from disks import fill_whole, real_disk
 from local_world import TINY, all_running, at_work, end, local_engine, ranks_up, until, waiting_job
 from processes import Processes
 from waiting import wait_until, wait_until_async
@@ -441,6 +442,32 @@ def test_a_machine_that_refuses_a_start_is_asked_again(
             await until(engine, job, 1, "the end", gone)
 
     asyncio.run(story())
+
+
+def test_what_a_killed_save_left_on_a_full_disk_gives_way_to_the_next_attempt(tmp_path: Path) -> None:
+    """There is no room for a directory either, until the fence has made it. An ext4: a tmpfs has some."""
+
+    async def story(data: Path) -> None:
+        job = waiting_job()
+        run = run_directory(data, job)
+        async with at_work(local_engine(data)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, data, job)
+            await engine.kill(job, 1)
+            await until(engine, job, 1, "the end", gone)
+            half = run.checkpoints / ".step-00000020.attempt-1"
+            half.mkdir(parents=True)
+            fill_whole(half)
+
+            await engine.start(job, 2)
+            seen = await until(engine, job, 2, "its start", lambda seen: seen.waiting or all_running(seen))
+            assert seen.waiting == ""
+            assert not half.exists()
+            await engine.kill(job, 2)
+            await until(engine, job, 2, "the end", gone)
+
+    with real_disk(tmp_path / "disk", 8 << 20) as disk:
+        asyncio.run(story(disk))
 
 
 def groups_of(job: TrainingJob) -> list[int]:

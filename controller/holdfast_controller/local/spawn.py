@@ -17,7 +17,7 @@ from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.policy.quantity import quantity
 from holdfast_controller.yaml_text import dump
-from holdfast_trainer.contract import RunDir, raise_fence
+from holdfast_trainer.contract import RunDir, make_directory, raise_fence
 
 from .launch import HOST, ReplicaLaunch, Runtime, config_path, replica_launches
 from .memory import MemoryGroup, parent_group
@@ -53,8 +53,8 @@ def start_attempt(
     replicas could be started they are killed, and the record says that the start was cut short.
     """
     files = AttemptFiles(run, attempt)
-    files.directory.mkdir(parents=True, exist_ok=True)
-    raise_fence(run, attempt)
+    raise_fence(run, attempt)  # first: where the disk is full, it makes the room that a directory takes
+    make_directory(files.directory)
     config_path(run, attempt).write_text(dump(job.spec.config), encoding="utf-8")
     launch = Launch(
         key=job.key,

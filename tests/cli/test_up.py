@@ -205,3 +205,51 @@ def test_a_job_outlives_the_controller_unless_told_otherwise(
     assert holdfast(tmp_path, "delete", "count", "--wait").returncode == 0
     assert not list((tmp_path / "data/runs").glob("*/*"))
     end(third, tmp_path)
+
+
+SLOW_TO_SAVE = """#!PYTHON
+import os, signal, sys, time
+def notice(*_):
+    print("saves", flush=True)
+    while not os.path.exists("SAVED"):
+        time.sleep(0.02)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, notice)
+print("attempt", os.environ["HOLDFAST_ATTEMPT"], flush=True)
+while True:
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait_for_the_jobs_that_are_being_suspended(
+    up: Up, tmp_path: Path, deadline: Deadline
+) -> None:
+    """They save and end without the controller, which says so; the next one has them suspended."""
+    script, saved = tmp_path / "slow.py", tmp_path / "saved"
+    script.write_text(SLOW_TO_SAVE.replace("PYTHON", sys.executable).replace("SAVED", str(saved)))
+    script.chmod(0o755)
+    job = tmp_path / "job.yaml"
+    job.write_text(JOB.replace("SCRIPT", str(script)).replace("graceSeconds: 5", "graceSeconds: 600"))
+
+    def said(word: str) -> bool:
+        return any(word in log.read_text() for log in tmp_path.glob("data/runs/*/*/attempts/*/rank-0.log"))
+
+    first = up("--stop-jobs")
+    assert holdfast(tmp_path, "submit", str(job)).stdout == "default/count submitted\n"
+    deadline.wait_until(lambda: said("attempt 1"), "the job to start")
+    first.send_signal(signal.SIGINT)
+    deadline.wait_until(lambda: said("saves"), "the job to be told")
+    output = end(first, tmp_path)
+    assert "Suspending all jobs; a second Ctrl-C does not wait for them." in output
+    assert "Stopped. default/count is still being suspended: it ends after a checkpoint" in output
+    saved.touch()
+
+    second = up()
+
+    def suspended() -> bool:
+        shown = json.loads(holdfast(tmp_path, "get", "count", "-o", "json").stdout)
+        return bool(shown["status"]["phase"] == "Suspended")
+
+    deadline.wait_until(suspended, "the job to be suspended")
+    end(second, tmp_path)

@@ -48,19 +48,32 @@ class Voice:
         typer.echo("\n".join(lines))
 
     def suspending(self) -> None:
-        typer.echo("Suspending all jobs; a second Ctrl-C leaves them running.")
+        typer.echo("Suspending all jobs; a second Ctrl-C does not wait for them.")
 
-    def ended(self, running: Sequence[TrainingJob]) -> None:
-        """What goes on without the controller."""
-        if not running:
-            typer.echo("Stopped. No job runs.")
-            return
-        names = ", ".join(job.key for job in running[:JOBS_NAMED])
-        more = f" and {len(running) - JOBS_NAMED} more" if len(running) > JOBS_NAMED else ""
-        verb = "goes" if len(running) == 1 else "go"
-        typer.echo(
-            f"Stopped. {names}{more} {verb} on without the controller; `holdfast up` finds them again."
-        )
+    def ended(self, active: Sequence[TrainingJob]) -> None:
+        """What goes on without the controller, and what comes to an end without it."""
+        going_on = [job for job in active if not job.spec.suspend]
+        stopping = [job for job in active if job.spec.suspend]
+        sentences = ["Stopped."]
+        if not active:
+            sentences.append("No job runs.")
+        if going_on:
+            verb = "goes" if len(going_on) == 1 else "go"
+            sentences.append(
+                f"{_names(going_on)} {verb} on without the controller; `holdfast up` finds them again."
+            )
+        if stopping:
+            verb, they = ("is", "it ends") if len(stopping) == 1 else ("are", "they end")
+            sentences.append(
+                f"{_names(stopping)} {verb} still being suspended: {they} after a checkpoint, or under the "
+                "next `holdfast up`; `holdfast resume` lets a job go on then."
+            )
+        typer.echo(" ".join(sentences))
+
+
+def _names(jobs: Sequence[TrainingJob]) -> str:
+    more = f" and {len(jobs) - JOBS_NAMED} more" if len(jobs) > JOBS_NAMED else ""
+    return ", ".join(job.key for job in jobs[:JOBS_NAMED]) + more
 
 
 def up_command(start_controller: StartController) -> Callable[..., None]:
@@ -91,7 +104,8 @@ def up_command(start_controller: StartController) -> Callable[..., None]:
         """Start the controller and the local engine in this process.
 
         Ctrl-C ends the controller. Jobs that run go on without it, and the next `holdfast up` finds
-        them again; with --stop-jobs they are suspended first, after a checkpoint.
+        them again; with --stop-jobs they are suspended first, after a checkpoint. A second Ctrl-C does
+        not wait for that.
         """
         from ..settings import load_settings
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from .jobs import Phase, TrainingJob
-from .policy.lost_work import lost_unheard
+from .policy.lost_work import known_lost_steps
 from .policy.recovery import newest_recovery
 
 BATCH = 1000
@@ -62,7 +62,7 @@ class JobFigures:
             status.attempt,
             status.disruptions,
             status.failures,
-            None if lost_unheard(status.attempts) else status.lost_steps,
+            known_lost_steps(status),
             status.goodput,
             progress.step if progress else None,
             progress.durable_step if progress else None,

@@ -275,6 +275,29 @@ def test_the_ledger(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     )
 
 
+def test_what_a_plain_script_lost_is_not_called_nothing(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """It has never told of a step: what it did before it was killed is done again."""
+    holdfast("submit", str(job_file))
+    shown = holdfast("get").stdout.splitlines()
+    assert shown[1].split()[2:6] == ["-", "0", "0", "0"], "nothing was begun, so nothing is lost"
+    now = datetime.now(UTC)
+    server.set_status(
+        "gpt-small", phase="Running", attempt=2, disruptions=1, first_started_at=now,
+        attempts=[
+            {"number": 1, "started_at": now, "ended_at": now, "verdict": "Disrupted", "reason": "killed"},
+            {"number": 2, "started_at": now},
+        ],
+    )  # fmt: skip
+    server.engine.ledger_lines["default/gpt-small"] = server.engine.step_lines["default/gpt-small"] = []
+    shown = holdfast("get").stdout.splitlines()
+    assert shown[1].split()[2:6] == ["-", "2", "1", "-"]
+    lines = holdfast("ledger", "gpt-small").stdout.splitlines()
+    assert lines[1].split()[:8] == ["1", "Disrupted", "-", "-", "-", "-", "-", "-"]
+    assert lines[-1].startswith("2 attempts; 1 disruption; 0 failures; lost steps not known")
+
+
 def test_an_attempt_of_which_nobody_knows_the_end_does_not_run(
     holdfast: Holdfast, server: Served, job_file: Path
 ) -> None:

@@ -15,7 +15,7 @@ from waiting import wait_until_async
 
 from holdfast_controller.cli.tables import job_columns
 from holdfast_controller.job_series import BATCH, JobFigures
-from holdfast_controller.jobs import AttemptRecord, Phase, Status, TrainingJob
+from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, Status, TrainingJob
 from holdfast_controller.local.launch import run_directory
 from holdfast_controller.local.targets import TargetsFile
 from holdfast_controller.metrics import Metrics
@@ -64,22 +64,27 @@ def test_a_job_s_own_bounds_are_series_where_it_has_them() -> None:
 
 
 def test_what_a_script_lost_that_tells_nothing_has_no_series_and_a_dash() -> None:
-    """One has nothing of Holdfast in it, another tells its steps; a node was taken from each."""
+    """One has nothing of Holdfast in it; another tells its steps; a third told them so long ago that of those
+    attempts no record is left. A node was taken from each."""
     status = Status(phase=Phase.RUNNING, attempts=[attempt(1, None, 5), attempt(2, None, None)])
-    silent = TrainingJob.model_validate({"metadata": {"name": "silent"}, "spec": {"command": ["python"]}})
-    told = TrainingJob.model_validate({"metadata": {"name": "told"}, "spec": {"command": ["python"]}})
-    silent.status, told.status = status, status.model_copy(deep=True)
-    told.status.attempts[0].last_step, told.status.lost_steps = 7, 3
+    jobs = [
+        TrainingJob.model_validate({"metadata": {"name": name}, "spec": {"command": ["python"]}})
+        for name in ("silent", "told", "told-once")
+    ]
     metrics = Metrics()
-    for one in (silent, told):
+    for one in jobs:
+        one.status = status.model_copy(deep=True)
+    jobs[1].status.attempts[0].last_step, jobs[1].status.lost_steps = 7, 3
+    jobs[2].status.progress, jobs[2].status.lost_steps = JobProgress(step=7), 3
+    for one in jobs:
         metrics.jobs[one.key] = JobFigures.of(one)
     lost = {
         name: sample(metrics, "holdfast_job_lost_steps", {"namespace": "default", "job": name})
-        for name in ("silent", "told")
+        for name in ("silent", "told", "told-once")
     }
-    assert lost == {"silent": None, "told": 3}
-    (column,) = (one for one in job_columns([silent, told]) if one.title == "LOST")
-    assert [cell.plain for cell in column.cells] == ["-", "3"]
+    assert lost == {"silent": None, "told": 3, "told-once": 3}
+    (column,) = (one for one in job_columns(jobs) if one.title == "LOST")
+    assert [cell.plain for cell in column.cells] == ["-", "3", "3"]
 
 
 def test_every_series_of_many_jobs_is_one_group_however_many_pieces_it_takes() -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..jobs import JobProgress, Phase, TrainingJob
-from ..policy.lost_work import lost_unheard
+from ..policy.lost_work import known_lost_steps
 from . import formats
 
 GAP = 2
@@ -139,8 +139,8 @@ def job_columns(
         cells.append(
             Text(formats.steps(progress.step, progress.total_steps) if progress else formats.UNKNOWN)
         )
-        lost = None if lost_unheard(status.attempts) else status.lost_steps
-        cells += [Text(formats.integer(n)) for n in (status.attempt, status.disruptions, lost)]
+        counted = (status.attempt, status.disruptions, known_lost_steps(status))
+        cells += [Text(formats.integer(n)) for n in counted]
         cells.append(Text(formats.percent(status.goodput)))
         if wide:
             cells += [Text(str(status.failures)), *_speed(job, progress)]

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any, Protocol, get_args
 
 from holdfast_controller.cluster import AttemptObservation
-from holdfast_controller.jobs import JobProgress, Verdict
+from holdfast_controller.jobs import JobProgress, Status, Verdict
 from holdfast_trainer.contract import Outcome, Progress, is_count, is_figure, is_time, legible
 
 Line = Mapping[str, Any]
@@ -244,6 +244,12 @@ def lost_unheard(attempts: Iterable[Told]) -> bool:
     told = [one for one in attempts if one.started_at is not None]
     silent = all(one.resumed_step is None and one.last_step is None for one in told)
     return silent and any(one.ended_at and one.verdict is not Verdict.FINISHED for one in told)
+
+
+def known_lost_steps(status: Status) -> int | None:
+    """Over all attempts; None where nobody knows. Progress is remembered longer than attempts are."""
+    unheard = status.progress is None and lost_unheard(status.attempts)
+    return None if unheard else status.lost_steps
 
 
 def goodput(useful_seconds: float | None, wall_seconds: float) -> float | None:

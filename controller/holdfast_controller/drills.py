@@ -80,11 +80,14 @@ class DrillReport:
         return "not known: no step has a loss on record from both attempts"
 
 
-def drill_report(attempt: int, accounts: Sequence[Line], steps: Sequence[Line]) -> DrillReport | None:
+def drill_report(
+    attempt: int, phase: str, accounts: Sequence[Line], steps: Sequence[Line]
+) -> DrillReport | None:
     """Of the drill that hit `attempt`; None until the attempts after it have done again what was lost.
 
-    `accounts` are the ledger's attempts and `steps` the step lines of the job, as the API gives them. A job
-    that ended with the drilled attempt has its report at once: its verdict says so.
+    `phase` is the job's, `accounts` are the ledger's attempts and `steps` its step lines, as the API gives
+    them. A job that ended with the drilled attempt has its report at once: its verdict says so. A program
+    that tells nothing of its steps has it once an attempt after that one is taken to run.
     """
     by_number = {int(account["attempt"]): account for account in accounts}
     hit = by_number.get(attempt)
@@ -92,7 +95,12 @@ def drill_report(attempt: int, accounts: Sequence[Line], steps: Sequence[Line]) 
     after = next((account for account in later if account.get("firstStepAt")), None)
     if hit is None or hit.get("verdict") is None:
         return None
-    if hit["verdict"] not in LAST and (after is None or _behind(later, hit.get("lastStep"))):
+    unheard = later and all(account.get("lastStep") is None for account in accounts)
+    if unheard and after is None:
+        there = phase in ("Running", "Succeeded")
+    else:
+        there = after is not None and not _behind(later, hit.get("lastStep"))
+    if hit["verdict"] not in LAST and not there:
         return None
     before = {int(line["step"]): line["loss_hex"] for line in steps if _of(line, 1, attempt)}
     since = {int(line["step"]): line["loss_hex"] for line in steps if _of(line, attempt + 1, None)}

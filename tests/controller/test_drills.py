@@ -27,7 +27,7 @@ AFTER = attempt(2, 60, resumedStep=40, firstStepAt="2026-01-01T00:00:09Z", recov
 
 
 def report(*accounts: dict[str, Any], lines: list[dict[str, Any]]) -> DrillReport:
-    found = drill_report(1, accounts, lines)
+    found = drill_report(1, "Running", accounts, lines)
     assert found is not None
     return found
 
@@ -77,7 +77,7 @@ def test_without_losses_on_record_nothing_is_claimed() -> None:
     ],
 )
 def test_there_is_no_report_before_the_lost_steps_are_done_again(accounts: list[dict[str, Any]]) -> None:
-    assert drill_report(1, accounts, steps(1, 1, 57)) is None
+    assert drill_report(1, "Running", accounts, steps(1, 1, 57)) is None
 
 
 def test_disrupted_once_more_on_the_way_it_is_reported_when_it_got_there() -> None:
@@ -90,6 +90,18 @@ def test_disrupted_once_more_on_the_way_it_is_reported_when_it_got_there() -> No
 def test_a_job_that_finished_all_the_same_says_so() -> None:
     told = report(attempt(1, 90, "Finished", lostSteps=0, durableStep=90), lines=steps(1, 1, 90))
     assert (told.verdict, told.resumed_step, told.proof[:9]) == ("Finished", None, "not known")
+
+
+def test_a_script_that_tells_nothing_has_its_report_once_it_is_taken_to_run() -> None:
+    """It has nothing of Holdfast in it: no attempt of it ever says a step, or that it did the first one."""
+    accounts = [attempt(1, None, "Disrupted"), attempt(2, None)]
+    assert drill_report(1, "Recovering", accounts[:1], []) is None
+    assert drill_report(1, "Starting", accounts, []) is None
+    for phase in ("Running", "Succeeded"):
+        told = drill_report(1, phase, accounts, [])
+        assert told is not None
+        assert (told.verdict, told.lost_steps, told.recovery_seconds) == ("Disrupted", None, None)
+        assert told.proof.startswith("not known")
 
 
 def test_every_kind_is_told_in_words() -> None:

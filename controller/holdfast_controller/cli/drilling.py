@@ -69,11 +69,12 @@ def drill(
 def _wait(client: Client, place: JobAddress, attempt: int, timeout: float) -> DrillReport:
     end = time.monotonic() + timeout
     for account in answers(lambda: client.ledger(place.namespace, place.name), end, seen=True):
-        if drill_report(attempt, account["attempts"], ()) is not None:
-            report = drill_report(attempt, account["attempts"], _steps(client, place, end))
+        phase, attempts = account["phase"], account["attempts"]
+        if drill_report(attempt, phase, attempts, ()) is not None:
+            report = drill_report(attempt, phase, attempts, _steps(client, place, end))
             assert report is not None
             return report
-        if (phase := account["phase"]) in ("Failed", "Succeeded", "Suspended"):
+        if phase in ("Failed", "Succeeded", "Suspended"):
             typer.echo(f"error: {place} is {phase}: no attempt goes on where {attempt} ended", err=True)
             raise typer.Exit(1)
     typer.echo(f"error: {place} does not train again after {timeout:g} s", err=True)

@@ -80,17 +80,17 @@ def _device() -> list[Panel]:
     return [
         graph(
             "GPUs by state",
-            "Held and busy, held and idle, held while NVML does not say how busy (as where MIG cuts it), "
-            "free, and not to be read.",
+            "Held and busy, held and idle, free, not to be read, and held while NVML does not say how busy "
+            "(as where MIG cuts it).",
             [
                 (f"count(({BUSY} >= {IDLE_BELOW}) and on (uuid) {HELD}) or vector(0)", "busy"),
                 (f"count(({BUSY} < {IDLE_BELOW}) and on (uuid) {HELD}) or vector(0)", "held, idle"),
+                (f"count({READ} unless on (uuid) {HELD}) or vector(0)", "free"),
+                (UNREAD, "cannot be read"),
                 (
                     f"count({READ} and on (uuid) {HELD} unless on (uuid) {BUSY}) or vector(0)",
                     "held, not known",
                 ),
-                (f"count({READ} unless on (uuid) {HELD}) or vector(0)", "free"),
-                (UNREAD, "cannot be read"),
             ],
             stacked=True,
         ),

@@ -35,7 +35,8 @@ _MARKS = {"blue": "#3274d9", "orange": "#ff780a", "red": "#e02f44"}
 
 def draw(dashboard: Panel, prometheus: Prometheus, begin: float, end: float, path: Path) -> None:
     """Write the dashboard, as it was between two moments, to a PNG file."""
-    rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in dashboard["panels"]) + 1
+    rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in dashboard["panels"])
+    rows += 2  # the title, and the lowest legends
     with mpl.rc_context(_STYLE):
         picture = Figure(figsize=(WIDTH_INCHES, rows * UNIT_INCHES), dpi=72, layout=None)
         picture.text(0.008, 1 - 0.6 / rows, dashboard["title"], fontsize=12, weight="bold", va="center")

@@ -97,7 +97,7 @@ def _of_jobs() -> list[Alert]:
         ),
         Alert(
             "HoldfastDisruptedOften",
-            f"{jobs('increase(holdfast_job_disruptions_total[1h])')} > {OFTEN}",
+            f"{jobs('round(increase(holdfast_job_disruptions_total[1h]))')} > {OFTEN}",
             "0m",
             "warning",
             f"{JOB} is disrupted often",
@@ -167,7 +167,7 @@ def _of_gpus() -> list[Alert]:
         ),
         Alert(
             "HoldfastGpuXid",
-            f"{device} (increase(holdfast_gpu_xid_errors_total[15m])) > 0",
+            f"{device} (round(increase(holdfast_gpu_xid_errors_total[15m]))) > 0",
             "0m",
             "critical",
             f"The driver reports errors of {GPU}",

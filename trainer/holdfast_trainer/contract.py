@@ -341,7 +341,7 @@ class Progress:
     Measured in this attempt, but for `useful_seconds` and `durable_seconds`. None means not known yet,
     never zero. `tokens_per_second` and `samples_per_second` are over the recent steps, of all ranks
     together; `data_wait_fraction` is the share of step time spent waiting for data; `eta_seconds` covers
-    the steps that are left.
+    the steps that are left, with validations and saves between them as often as there were so far.
     """
 
     attempt: int

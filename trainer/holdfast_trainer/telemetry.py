@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from .checkpoint import Saved
 from .contract import Progress
+from .pace import Pace
 from .verdict import CAUSES, Verdict
 
 LOSS_DECAY = 0.98
@@ -44,6 +45,7 @@ class Telemetry:
         self._lock = threading.Lock()  # the saver's thread tells too
         self._world_size = world_size
         self._walls: deque[float] = deque(maxlen=WINDOW)
+        self._pace = Pace(WINDOW)
         self._recent: deque[StepFigures] = deque(maxlen=WINDOW)
         self._waits: deque[tuple[float, float | None]] = deque(maxlen=WINDOW)
         """Wall seconds of a step, and those of them that waited for data, where the loop tells them."""
@@ -221,13 +223,11 @@ class Telemetry:
         if epoch is not None:
             self._epoch.set(epoch)
         useful = self.progress.useful_seconds
-        total = self.progress.total_steps
         self._update(
             step=step,
             phase="training",
             step_seconds=per_step,
             epoch=epoch,
-            eta_seconds=None if total is None else per_step * (total - step),
             useful_seconds=None if useful is None else useful + seconds,
         )
 
@@ -275,7 +275,12 @@ class Telemetry:
         self._waits.append((wall_seconds, spans.get("data")))
         waits = [data for _, data in self._waits if data is not None]
         elapsed = sum(wall for wall, _ in self._waits)
-        self._update(data_wait_fraction=sum(waits) / elapsed if waits else None)
+        self._pace.add(wall_seconds, spans)
+        total, step = self.progress.total_steps, self.progress.step
+        self._update(
+            data_wait_fraction=sum(waits) / elapsed if waits else None,
+            eta_seconds=None if total is None else self._pace.seconds_a_step() * (total - step),
+        )
 
     def count(self, step: int) -> None:
         """A step was done, of which nothing else is told."""

@@ -80,14 +80,14 @@ def test_the_first_cause_that_applies_is_named(interval: Interval, cause: str, s
 
 def test_validation_is_no_part_of_a_step() -> None:
     one = Judge(1, interval_seconds=0.0)
-    verdict = one.step(100.0, {"validation": 90.0, "forward": 3.0, "backward": 6.0, "optimizer": 0.5}, None)
+    verdict = one.step(100.0, {"validation": 90.0, "forward": 3.0, "backward": 6.0, "optimizer": 0.5})
     assert verdict is not None
     assert "a step takes 10,000.0 ms, of which 95% computes" in verdict.sentence
 
 
 def test_a_verdict_comes_once_an_interval() -> None:
     one = Judge(1, interval_seconds=3600.0)
-    assert [one.step(1.0, {"forward": 1.0}, None) for _ in range(100)] == [None] * 100
+    assert [one.step(1.0, {"forward": 1.0}) for _ in range(100)] == [None] * 100
 
 
 def test_a_verdict_is_served() -> None:
@@ -110,6 +110,7 @@ def test_it_is_logged_where_it_changes_and_the_first_step_counts_for_nothing(
         spans.add("forward", 1e-9)
         spans.add("data", 1e6 if step < 4 else 0.0)
         log.end(step)
+        log.tell()
         assert (telemetry.progress.verdict is None) == (step == 1)
     told = [record.message for record in caplog.records]
     assert len(told) == 2
@@ -173,6 +174,32 @@ def test_the_parts_of_a_step_are_weighed_against_that_step(
     assert [line["seconds"] for line in lines if "seconds" in line] == [seconds for seconds, _, _ in STEPS]
     waited = sum(step / 1000 for step in range(1, len(STEPS) + 1))
     assert telemetry.progress.data_wait_fraction == pytest.approx(waited / sum(s for s, _, _ in STEPS))
+
+
+def test_a_training_that_validates_for_long_is_not_told_that_its_device_idles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of a second uses 60% of the device; what validation takes is no part of one."""
+    clock = Clock()
+    for module in ("steplog", "verdict"):
+        monkeypatch.setattr(f"holdfast_trainer.{module}.time", clock)
+    telemetry, spans = Telemetry(1, 1), Spans(torch.device("cpu"))
+    telemetry.begin(0, 100, 0, 1.0, 1000.0)
+    log = StepLog(spans, telemetry, Journal(RunDir(tmp_path), 1), 1)
+    for step in range(1, 60):
+        log.begin()
+        for phase, took in {"forward": 0.3, "backward": 0.6, "validation": 10.0 * (step % 5 == 0)}.items():
+            spans.add(phase, took)
+            clock.now += took
+        clock.now += 0.1
+        log.end(step, owes_counts=True)
+        log.count(step, 600, 1)
+        log.tell()
+    assert telemetry.progress.verdict == (
+        "a step takes 1,000.0 ms, of which 90% computes at 60% of what the device can multiply: nothing "
+        "holds it back"
+    )
+    assert telemetry.progress.mfu == pytest.approx(0.2), "of all the time"
 
 
 def test_where_telling_is_switched_off_steps_are_counted_and_no_more(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,6 +44,7 @@ class _Line:
     awaits: set[str] = field(default_factory=set)
     """What is still to come: loss, counts, spans."""
     loss: float | None = None
+    spans: Mapping[str, float] = field(default_factory=dict)
     written: bool = False
     """As far as it was known at the step's end."""
 
@@ -67,7 +69,7 @@ class StepLog:
         """The step whose spans are still to be told."""
         self._began = self._previous_end = 0.0
         self._any = False
-        self._judge = judge or Judge(world_size)
+        self._judge = judge or Judge(world_size, mfu=telemetry.mfu)
         self._cause = ""
         self.tensorboard: TensorBoard | None = None
         """Gets the figures too, at most once in `TENSORBOARD_SECONDS`."""
@@ -152,8 +154,7 @@ class StepLog:
             return
         spans, line = self._spans.collect(), self._lines[step]
         self._telemetry.timed(line.wall_seconds, spans)
-        if line.judged:
-            self._hear(self._judge.step(line.wall_seconds, spans, self._telemetry.progress.mfu))
+        line.spans = spans
         line.fields["data_seconds"] = spans.get("data")
         line.awaits.discard("spans")
 
@@ -191,6 +192,8 @@ class StepLog:
         if not ready:
             return
         for step, line in ready.items():
+            if not line.awaits and line.judged:
+                self._hear(self._judge.step(line.wall_seconds, line.spans, line.tokens))
             if not line.awaits and self.epochs is not None:
                 ended = self.epochs.add(step, line.wall_seconds, line.tokens, line.samples, line.loss)
                 if ended is not None:

@@ -11,7 +11,7 @@ exchange.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 INTERVAL_SECONDS = 30.0
@@ -135,25 +135,32 @@ def _used(interval: Interval, took: str) -> Verdict:
 class Judge:
     """Adds up steps and judges them, at most once an interval."""
 
-    def __init__(self, world_size: int, interval_seconds: float = INTERVAL_SECONDS) -> None:
-        self._world_size, self._every = world_size, interval_seconds
+    def __init__(
+        self,
+        world_size: int,
+        interval_seconds: float = INTERVAL_SECONDS,
+        mfu: Callable[[float], float | None] = lambda _: None,
+    ) -> None:
+        """`mfu`: at so many tokens a second; None where that is not known."""
+        self._world_size, self._every, self._mfu = world_size, interval_seconds, mfu
         self._since = time.monotonic()
-        self._steps, self._seconds = 0, 0.0
+        self._steps, self._seconds, self._tokens = 0, 0.0, 0
         self._spans: dict[str, float] = {}
 
-    def step(self, seconds: float, spans: Mapping[str, float], mfu: float | None) -> Verdict | None:
-        """A step took `seconds` of wall time; a verdict where the interval is over.
-
-        Validation is left out of both: it is no part of a step.
+    def step(self, seconds: float, spans: Mapping[str, float], tokens: int = 0) -> Verdict | None:
+        """A step took `seconds` of wall time for the `tokens` of all ranks; a verdict where the interval is
+        over. Validation is left out of it: it is no part of a step.
         """
         spans = dict(spans)
         self._steps += 1
+        self._tokens += tokens
         self._seconds += max(0.0, seconds - spans.pop("validation", 0.0))
         for phase, took in spans.items():
             self._spans[phase] = self._spans.get(phase, 0.0) + took
         now = time.monotonic()
         if now - self._since < self._every or not self._seconds:
             return None
+        mfu = self._mfu(self._tokens / self._seconds)
         verdict = judge(Interval(self._steps, self._seconds, self._spans, mfu, self._world_size))
-        self._since, self._steps, self._seconds, self._spans = now, 0, 0.0, {}
+        self._since, self._steps, self._seconds, self._tokens, self._spans = now, 0, 0.0, 0, {}
         return verdict

@@ -357,9 +357,14 @@ def test_each_refusal_has_its_error() -> None:
     throttled = error_of("GET /x", 429, {}, "7")
     assert isinstance(throttled, Throttled)
     assert throttled.retry_after == 7
-    forbidden = error_of("GET /x", 403, {"message": "jobs is forbidden"}, None)
+    said = 'pods is forbidden: User "system:serviceaccount:h:h" cannot list resource "pods" in API group ""'
+    forbidden = error_of("GET /x", 403, {"message": said}, None)
     assert isinstance(forbidden, NotPermitted)
     assert "give its account the right" in str(forbidden)
+    said = 'pytorchjobs.kubeflow.org "a-1" is forbidden: exceeded quota: jobs'
+    forbidden = error_of("POST /x", 403, {"message": said}, None)
+    assert isinstance(forbidden, NotPermitted)
+    assert str(forbidden) == f"POST /x: the apiserver refuses it: {said}", "no right of ours would help"
     causes = {"details": {"causes": [{"field": "spec.gpus", "message": "must be a string"}]}}
     invalid = error_of("POST /x", 422, {"message": "is invalid", **causes}, None)
     assert isinstance(invalid, Invalid)

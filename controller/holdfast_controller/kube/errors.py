@@ -5,12 +5,14 @@ Errors beside those of cluster.py::
     Unavailable
     ├── Expired          410: the resourceVersion is too old to watch or to page from; list again
     ├── Throttled        429: `retry_after` seconds, as the server asks
-    ├── NotPermitted     401, 403: the controller's own rights do not reach; its role must be mended
+    ├── NotPermitted     401, 403: the controller's own rights do not reach, and its role must be mended; or
+    │                    a quota, an admission webhook and the like refuse it
     └── NotLeader        another replica leads; nothing may be written by this one
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +24,9 @@ from holdfast_controller.cluster import (
     NotFound,
     Unavailable,
 )
+
+_RIGHTS = re.compile(r"User \"[^\"]*\" cannot ")
+"""How an apiserver says that somebody may not do what others may."""
 
 
 class Expired(Unavailable):
@@ -58,6 +63,8 @@ def error_of(what: str, code: int, status: Mapping[str, Any], retry_after: str |
     if code == 429:
         return Throttled(f"{what}: the apiserver is busy: {said}", seconds_of(retry_after))
     if code in (401, 403):
+        if code == 403 and not _RIGHTS.search(said):
+            return NotPermitted(f"{what}: the apiserver refuses it: {said}")
         return NotPermitted(
             f"{what}: the apiserver refuses the controller: {said}; give its account the right to do this"
         )

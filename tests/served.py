@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.server
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -127,3 +128,29 @@ spec:
 
 def job_yaml(name: str = "gpt-small") -> str:
     return JOB.replace("NAME", name)
+
+
+@contextlib.contextmanager
+def ingress(port: int, status: int) -> Iterator[list[str]]:
+    """What stands before a controller that is being replaced, and the requests that it answered itself."""
+    asked: list[str] = []
+
+    class Refusal(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.send_header("Retry-After", "1")
+            self.end_headers()
+            self.wfile.write(b"<html>Bad Gateway</html>")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Refusal) as standing:
+        serving = threading.Thread(target=standing.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        serving.start()
+        try:
+            yield asked
+        finally:
+            standing.shutdown()
+            serving.join(300)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from served import TOKEN, Served, job_yaml, served
+from served import TOKEN, Served, ingress, job_yaml, served
 from typer.testing import CliRunner, Result
 from waiting import wait_until
 
@@ -463,6 +463,46 @@ def test_delete_waits_until_it_is_gone(holdfast: Holdfast, server: Served, job_f
     reconciler.start()
     assert holdfast("delete", "gpt-small", "--wait").stdout.endswith("default/gpt-small is gone\n")
     reconciler.join(300)
+
+
+@pytest.mark.parametrize("words", [["delete"], ["drill", "--kind", "kill"]], ids=["delete", "drill"])
+def test_who_waits_for_what_a_command_brings_about_outlives_the_controller(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is replaced after it took the request: the one that comes carries it out."""
+    port = free_port()
+    monkeypatch.setenv("HOLDFAST_SERVER", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("HOLDFAST_TOKEN", TOKEN)
+    ready, done = threading.Event(), threading.Event()
+
+    def asked_for(server: Served) -> bool:
+        return bool(server.engine.drills or server.job("gpt-small").metadata.deletion_timestamp)
+
+    def controllers() -> None:
+        with served(tmp_path, port=port) as first, Client(first.url, TOKEN) as client:
+            client.submit(yaml.safe_load(job_yaml()), "default")
+            first.set_status("gpt-small", phase="Running", attempt=1)
+            first.engine.running["default/gpt-small"] = [0, 1]
+            ready.set()
+            wait_until(lambda: asked_for(first), "the request")
+        with ingress(port, 503) as refused:
+            wait_until(lambda: refused, "the wait to ask while there is none")
+        with served(tmp_path, port=port) as second:
+            if words == ["delete"]:
+                second.run(second.store.remove(second.job("gpt-small")))
+            else:
+                history(second)
+            done.wait(300)
+
+    replaced = threading.Thread(target=controllers, daemon=True)
+    replaced.start()
+    assert ready.wait(300)
+    result = command(words[0], "gpt-small", *words[1:], "--wait", code=None)
+    done.set()
+    replaced.join(300)
+    assert "the server answered 503 without a reason; waiting for it" in result.stderr
+    told = "default/gpt-small is gone" if words == ["delete"] else "verdict   Disrupted: replica 1 was killed"
+    assert told in result.stdout
 
 
 # ----------------------------------------------------------------- waiting

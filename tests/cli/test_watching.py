@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from served import TOKEN, Served, job_yaml, served
+from served import TOKEN, Served, ingress, job_yaml, served
 from waiting import wait_until
 
 from holdfast_controller.cli.connection import JobAddress
@@ -42,32 +41,6 @@ def test_a_watch_survives_any_character(server: Served) -> None:
     with Client(server.url, TOKEN) as client:
         submit(client, config={"odd": odd})
         assert next(client.watch("default")).job.spec.config == {"odd": odd}
-
-
-@contextlib.contextmanager
-def ingress(port: int, status: int) -> Iterator[list[str]]:
-    """What stands before a controller that is being replaced, and the requests that it answered itself."""
-    asked: list[str] = []
-
-    class Refusal(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(status)
-            self.send_header("Retry-After", "1")
-            self.end_headers()
-            self.wfile.write(b"<html>Bad Gateway</html>")
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Refusal) as standing:
-        serving = threading.Thread(target=standing.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        serving.start()
-        try:
-            yield asked
-        finally:
-            standing.shutdown()
-            serving.join(300)
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

@@ -216,4 +216,6 @@ for step in run.steps(options["steps"]):
         break
 if options["last_loss"] is not None:
     run.log(val_loss=options["last_loss"])
-print("done", flush=True)
+print(
+    "done, and drew", float(torch.rand(())).hex(), random.random().hex(), np.random.rand().hex(), flush=True
+)

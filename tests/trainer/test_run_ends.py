@@ -19,11 +19,20 @@ def test_finished(workshop: Workshop) -> None:
     assert [line["step"] for line in gang.history.events("checkpoint")] == [5, 10, 12]
 
 
-def test_started_again_after_its_end_it_does_nothing(workshop: Workshop) -> None:
-    first = workshop.finish(steps=12)
-    again = workshop.finish(steps=12)
-    assert (again.steps(2), again.events("checkpoint", 2)) == ([], [])
-    assert again.stop(2)["digest"] == first.stop(1)["digest"]
+def test_started_again_after_its_end_it_does_no_step(workshop: Workshop) -> None:
+    """What comes after the loop is done again, and draws what it drew: samples from the model, say."""
+
+    def last_words(log: str) -> str:
+        return next(line for line in log.splitlines() if "done, and drew" in line)
+
+    first = workshop.start(steps=12)
+    assert first.wait() == [0], first.texts()
+    again = workshop.start(steps=12)
+    assert again.wait() == [0], again.texts()
+    history = again.history
+    assert (history.steps(2), history.events("checkpoint", 2)) == ([], [])
+    assert history.stop(2)["digest"] == history.stop(1)["digest"]
+    assert last_words(again.ranks[0].text()) == last_words(first.ranks[0].text())
 
 
 def test_an_exception_is_told_with_its_traceback(workshop: Workshop) -> None:

@@ -273,6 +273,7 @@ class Run:
             raise RuntimeError("call track(model=..., optimizer=...) before steps(): nothing would be saved")
         self.total_steps = total
         try:
+            self._set_random()  # where no step is left too, for what comes after the loop
             if self.step < total:
                 self._begin(total)
             while self.step < total:
@@ -294,14 +295,16 @@ class Run:
         """`describe` says which data this rank has in step `step` (0 is the first): for a fault's message."""
         self._losses.describe_batch = describe
 
-    def _begin(self, total: int) -> None:
-        self._completed = False
-        require_alike(self.gang, {"the number of steps": total, **announced()})
+    def _set_random(self) -> None:
         if self._resumed_rng is not None:
             rng.restore(self._resumed_rng)
         elif not self._seeded:
             rng.seed_all(self._seed + self.step, self.rank)
         self._resumed_rng, self._seeded = None, True
+
+    def _begin(self, total: int) -> None:
+        self._completed = False
+        require_alike(self.gang, {"the number of steps": total, **announced()})
         self._account.begin(
             self.step, total, self._saves.durable_step, self._flops_per_token, self.compute_dtype
         )

@@ -116,8 +116,20 @@ def test_arrays_that_torch_cannot_share_are_kept_by_value() -> None:
 
 
 @pytest.mark.parametrize(
+    "value", [np.float32(0.1), np.float16(3), np.int64(-5), np.uint8(7), np.bool_(True), np.float32("inf")]
+)
+def test_a_number_of_numpys_keeps_its_type(tmp_path: Path, value: np.generic) -> None:
+    """A mean of losses in float32 that goes on as Python's float is rounded otherwise from then on."""
+    skeleton, parts = pack({"mean": value})
+    tensorfile.write(tmp_path / "file", skeleton, parts)
+    back = unpack(*tensorfile.read(tmp_path / "file"))["mean"]
+    assert (type(back), back) == (type(value), value)
+
+
+@pytest.mark.parametrize(
     ("value", "message"),
     [
+        (np.datetime64(1, "s"), "optimizer.x: a datetime64 cannot be saved; keep tensors, numbers"),
         (object(), "optimizer.x: a object cannot be saved; keep tensors, numbers, strings, lists and dicts"),
         ({(1, 2): 3}, "optimizer.x: key (1, 2) is a tuple, not str or int"),
         (np.array(["a"], dtype=object), "optimizer.x: a numpy array of object cannot be saved"),

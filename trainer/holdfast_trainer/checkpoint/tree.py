@@ -23,7 +23,7 @@ import torch
 
 from .tensorfile import DTYPES, RESERVED
 
-_TAGS = ("$tensor", "$shards", "$array", "$tuple", "$dict")
+_TAGS = ("$tensor", "$shards", "$array", "$scalar", "$tuple", "$dict")
 _SHARD = re.compile(r"@\d+$")
 
 
@@ -71,8 +71,8 @@ def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
             return [visit(v, f"{path}.{i}") for i, v in enumerate(value)]
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        if isinstance(value, np.generic):
-            return value.item()
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
+            return {"$scalar": [value.dtype.str, value.item()]}  # in Python's place it would round otherwise
         raise UnsupportedState(
             f"{path}: a {type(value).__name__} cannot be saved; "
             "keep tensors, numbers, strings, lists and dicts"
@@ -165,6 +165,8 @@ def unpack(skeleton: Any, tensors: MutableMapping[str, torch.Tensor], *, cut: bo
                 return Piece(torch.cat(filled) if len(filled) > 1 else filled[0])
             if tag == "$array":
                 return tensors[body].numpy()
+            if tag == "$scalar":
+                return np.dtype(body[0]).type(body[1])
             if tag == "$tuple":
                 return tuple(unpack(v, tensors, cut=cut) for v in body)
             if tag == "$dict":

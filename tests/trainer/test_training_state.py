@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast_trainer.checkpoint import Loaded
+from holdfast_trainer.checkpoint import Loaded, WrongConfiguration
 from holdfast_trainer.checkpoint.manifest import Manifest
 from holdfast_trainer.training_state import TrainingState
 
@@ -84,6 +84,37 @@ def test_of_a_step_that_the_loop_has_left_in_its_middle_no_gradients_are_saved()
     state.end_step()
     model(torch.ones(1, 2)).sum().backward()
     assert "gradients" not in state.capture(1).shared
+
+
+@pytest.mark.parametrize(
+    ("hidden", "groups", "said"),
+    [
+        (3, 1, "'model' is not what it was when the checkpoint of step 1 was written: Error"),
+        (3, 1, "size mismatch for 0.weight: copying a param with shape"),
+        (2, 0, "'optimizer' is not what it was .* its groups had \\[4\\] parameters, and have \\[2\\] now"),
+        (2, 2, "its groups had \\[4\\] parameters, and have \\[2, 2\\] now. Build it as it was then, or use"),
+    ],
+    ids=["model", "how", "fewer parameters", "other groups"],
+)
+def test_a_model_or_optimizer_that_is_another_one_now_is_refused_by_name(
+    hidden: int, groups: int, said: str
+) -> None:
+    """No retry mends what somebody has changed in a script between two attempts."""
+
+    def state(hidden: int, groups: int) -> TrainingState:
+        model = nn.Sequential(nn.Linear(2, hidden), nn.Linear(hidden, 1))
+        parts = [{"params": list(layer.parameters())} for layer in model]
+        optimizer = torch.optim.AdamW(
+            [{"params": model.parameters()}] if groups == 1 else parts[: groups or 1]
+        )
+        sum(p.sum() for group in optimizer.param_groups for p in group["params"]).backward()
+        optimizer.step()
+        return TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+
+    manifest = Manifest(step=1, attempt=1, world_size=1, config_hash="", files={}, time=0.0)
+    saved = Loaded(manifest, state(2, 1).capture(1).shared, None)
+    with pytest.raises(WrongConfiguration, match=said):
+        state(hidden, groups).restore(saved)
 
 
 class Counting(nn.Linear):

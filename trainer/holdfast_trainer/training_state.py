@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from .checkpoint import CheckpointError, Loaded, rng
+from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
 from .checkpoint.tree import pack
 from .late import Late
 from .parallel import shard_like, unwrap
@@ -134,7 +134,7 @@ class TrainingState:
         """Load all parts; returns the names in the checkpoint that nothing tracks now.
 
         Random state is left alone: it is restored when the loop begins. Raises CheckpointError where the
-        checkpoint lacks a part.
+        checkpoint lacks a part, WrongConfiguration where a model or an optimizer is another one now.
         """
         saved = loaded.shared["parts"]
         own = loaded.own or {}
@@ -147,7 +147,7 @@ class TrainingState:
             state = own.get("parts", {}).get(name, saved[name])
             if isinstance(part, torch.amp.GradScaler) and not state:
                 continue  # saved where none was needed, as with bf16: it begins anew
-            part.load_state_dict(placed_as(part, state))
+            _load(name, part, state, loaded.manifest.step)
             if isinstance(part, nn.Module):
                 with torch.no_grad():
                     for key, value in own.get("buffers", {}).get(name, {}).items():
@@ -164,6 +164,31 @@ def _values(values: Any) -> list[Any]:
 
 def _differs_by_rank(part: Stateful) -> bool:
     return not isinstance(part, nn.Module | torch.optim.Optimizer)
+
+
+def _load(name: str, part: Stateful, state: dict[str, Any], step: int) -> None:
+    misfit = _other_groups(part, state) if isinstance(part, torch.optim.Optimizer) else ""
+    if not misfit:
+        try:
+            part.load_state_dict(placed_as(part, state))
+            return
+        except RuntimeError as error:
+            misfit = str(error)
+            if not (isinstance(part, nn.Module) and misfit.startswith("Error(s) in loading state_dict")):
+                raise
+    raise WrongConfiguration(
+        f"{name!r} is not what it was when the checkpoint of step {step} was written: {misfit}. Build it as "
+        "it was then, or use a new run directory"
+    )
+
+
+def _other_groups(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> str:
+    """How the parameters that it has differ from those it had, in words; empty where they do not."""
+    had, has = (
+        [len(group["params"]) for group in groups]
+        for groups in (saved["param_groups"], optimizer.param_groups)
+    )
+    return "" if had == has else f"its groups had {had} parameters, and have {has} now"
 
 
 def placed_as(part: Stateful, saved: dict[str, Any]) -> dict[str, Any]:

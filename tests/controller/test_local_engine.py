@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import structlog
-from disks import fill_whole, real_disk
+from disks import fill, fill_whole, real_disk, small_disk
 from local_world import TINY, all_running, at_work, end, local_engine, ranks_up, until, waiting_job
 from processes import Processes
 from waiting import wait_until, wait_until_async
@@ -467,6 +467,25 @@ def test_what_a_killed_save_left_on_a_full_disk_gives_way_to_the_next_attempt(tm
             await until(engine, job, 2, "the end", gone)
 
     with real_disk(tmp_path / "disk", 8 << 20) as disk:
+        asyncio.run(story(disk))
+
+
+def test_a_job_that_ends_well_on_a_full_disk_has_finished(tmp_path: Path) -> None:
+    """Nobody can write down there how it ended, and it was taken for killed, and run again."""
+
+    async def story(data: Path) -> None:
+        go = tmp_path / "go"
+        job = waiting_job(command=["sh", "-c", f"echo up; until [ -e {go} ]; do sleep 0.02; done"])
+        async with at_work(local_engine(data)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, data, job)
+            fill(data / "filler")
+            go.touch()
+            seen = await until(engine, job, 1, "the end", gone)
+            assert not run_directory(data, job).replica_exit(1, 0).exists()
+            assert classify(seen).verdict is Verdict.FINISHED
+
+    with small_disk(tmp_path / "disk") as disk:
         asyncio.run(story(disk))
 
 

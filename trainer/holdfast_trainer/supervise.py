@@ -325,13 +325,15 @@ def how_it_ended(code: int, peak_bytes: int | None = None) -> dict[str, float | 
 
 
 def record(path: Path | None, end: dict[str, float | None]) -> None:
-    """Write the exit file; on a full disk the exit code alone has to do."""
+    """Write the exit file; on a full disk the exit code alone has to do. There may be no room to say so
+    either, and what Python cannot write to sys.stderr would change that code."""
     if path is None:
         return
     try:
         replace_durably(path, json.dumps(end))
     except OSError as error:
-        print(f"supervise: cannot write {path}: {error.strerror}", file=sys.stderr)
+        with suppress(OSError):
+            write_all(2, f"supervise: cannot write {path}: {error.strerror}\n".encode())
 
 
 def main(argv: list[str], *, in_place: bool = False) -> int:

@@ -77,6 +77,8 @@ class ActiveAttempt:
         self._changed = changed
         self._running: dict[int, process.ProcessId] = {}
         self._exits: dict[int, Exit | None] = {}
+        self._ended_well: dict[int, Exit] = {}
+        """By replica, as the kernel told us: on a full disk a supervisor cannot write it down."""
         self._rank_exits: dict[int, RankExit] = {}
         self._stop = files.stop()
         self._killed = files.killed()
@@ -166,13 +168,15 @@ class ActiveAttempt:
         for replica, supervisor in list(self._running.items()):
             if process.alive(supervisor):
                 continue
-            process.reap(supervisor.pid)
+            if process.ended_well(supervisor.pid):
+                self._ended_well[replica] = Exit(now, code=0)
             del self._running[replica]
             changed = True
         for replica in range(self.launch.replicas):
             if replica in self._running or self._exits.get(replica):
                 continue
-            end = self._exits[replica] = self.files.replica_exit(replica)
+            end = self.files.replica_exit(replica) or self._ended_well.get(replica)
+            self._exits[replica] = end
             if end is None and replica not in self._lost:
                 theirs = self._killed is None and replica not in self._drills
                 self._write_lost(replica, Lost(now, theirs and self._out_of_memory(replica, now)))

@@ -160,10 +160,21 @@ def tell_stacks(uid: str, seconds: float) -> int:
 
 def reap(pid: int) -> bool:
     """Bury a child that has ended. False where it has not; a process that is no child of ours is no error."""
+    return _bury(pid)[0]
+
+
+def ended_well(pid: int) -> bool:
+    """Bury a child that has ended; whether its exit code was 0. Nobody knows it of one that is not ours."""
+    return _bury(pid)[1] == 0
+
+
+def _bury(pid: int) -> tuple[bool, int | None]:
+    """Whether it needs no more burying, and the exit code where it was ours."""
     try:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
+        buried, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return True
+        return True, None
+    return buried == pid, os.waitstatus_to_exitcode(status) if buried == pid else None
 
 
 def out_of_memory_kills() -> int:

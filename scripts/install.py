@@ -74,6 +74,19 @@ def index_environment(environment: Mapping[str, str], pip_config: str) -> dict[s
     return {name: value for name, value in settings.items() if name not in environment}
 
 
+def uv_environment(*pips: Command) -> dict[str, str]:
+    """This process's environment, and in it what lets uv go where pip goes: the first of `pips` that answers,
+    by default this Python's, that of the Python below .venv (which has none itself), or the one on PATH."""
+    below = getattr(sys, "_base_executable", sys.executable)
+    anyone: list[Command] = [[sys.executable, "-m", "pip"], [below, "-m", "pip"]]
+    anyone += [[found] for found in (shutil.which("pip"), shutil.which("pip3")) if found]
+    for pip in pips or anyone:
+        listing = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False)
+        if listing.returncode == 0:
+            return {**os.environ, **index_environment(os.environ, listing.stdout)}
+    return {**os.environ, **index_environment(os.environ, "")}
+
+
 def run(command: Command, environment: Mapping[str, str], remedy: str) -> None:
     """Raises InstallError with `remedy` where the command fails; its output is shown as it comes."""
     code = subprocess.run([str(word) for word in command], env=environment, cwd=ROOT, check=False).returncode
@@ -143,8 +156,7 @@ def install(root: Path, venv: Path) -> None:
     fetch = [*pip, "install", "--quiet", "--require-hashes", "-r", pinned]
     run(fetch, environment, "is the package index reachable? (pip config list)")
 
-    listing = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False)
-    environment = {**os.environ, **index_environment(os.environ, listing.stdout)}
+    environment = uv_environment(pip)
     environment.pop("VIRTUAL_ENV", None)
     locked = build / "requirements.txt"
     export: Command = [

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from scripts.install import uv_environment
 from tests.cluster.locks import locked
 from tests.cluster.site import cache_directory
 
@@ -87,19 +86,12 @@ def _export(root: Path, *choice: str) -> str:
 
 
 def _uv(root: Path, *arguments: str) -> str:
-    from scripts.install import index_environment
-
-    listing = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
-    )
-    outside = shutil.which("pip")
-    if listing.returncode and outside:  # .venv has no pip: the machine's own knows the index
-        listing = subprocess.run([outside, "config", "list"], capture_output=True, text=True, check=False)
-    environment = {**os.environ, **index_environment(os.environ, listing.stdout)}
     command = [sys.executable, "-m", "uv", *arguments]
     if arguments[0] == "pip":
         command += ["--python", sys.executable]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=root, env=uv_environment(), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise PeersError(
             f"`uv {arguments[0]} {arguments[1]}` ended with {done.returncode}: {done.stderr.strip()[-600:]}"

@@ -19,7 +19,7 @@ from tests.cluster.cluster import Cluster, down, named_cluster
 from tests.cluster.cluster import cluster as cluster_at
 from tests.cluster.component import end_all
 from tests.cluster.control_plane import ControlPlane, start_control_plane
-from tests.cluster.errors import CannotRunNode, MissingTool
+from tests.cluster.errors import CannotRunNode, ClusterError, MissingTool
 from tests.cluster.machine import Machine, erase, why_no_node
 from tests.cluster.nodes import share_image
 from tests.cluster.site import DEFAULT_NAME, Site, site, site_apart
@@ -119,10 +119,18 @@ def gather(target: Path) -> None:
             if logs.exists():
                 shutil.copytree(logs, target / where.name / logs.name, dirs_exist_ok=True)
         if where.kubeconfig.exists():
+            (target / where.name).mkdir(parents=True, exist_ok=True)
             for name, words in {
                 "events": ("get", "events", "-A", "--sort-by=.lastTimestamp"),
                 "pods": ("describe", "pods", "-A"),
             }.items():
-                done = cluster_at(where).kubectl.attempt(*words, "--request-timeout=5s")
-                (target / where.name).mkdir(parents=True, exist_ok=True)
-                (target / where.name / f"{name}.txt").write_text(done.stdout + done.stderr)
+                (target / where.name / f"{name}.txt").write_text(_asked(where, *words))
+
+
+def _asked(where: Site, *words: str) -> str:
+    """What kubectl says, or why nobody can ask: a test that failed must not end those after it."""
+    try:
+        done = cluster_at(where).kubectl.attempt(*words, "--request-timeout=5s")
+    except ClusterError as error:
+        return f"{error}\n"
+    return done.stdout + done.stderr

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scripts.install import uv_environment
 from tests.cluster.errors import ClusterError, MissingTool
 from tests.cluster.locks import locked
 from tests.cluster.site import cache_directory
@@ -134,7 +135,12 @@ def _install_go(home: Path, requirement: str) -> None:
         [str(uv), "pip", "install", "--quiet", "--python", str(home), requirement],
     ):
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            command,
+            env=uv_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
         if done.returncode:
             shutil.rmtree(home, ignore_errors=True)

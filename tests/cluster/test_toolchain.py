@@ -12,6 +12,7 @@ import pytest
 from processes import Processes
 from tests.cluster.build import asset, build, main
 from tests.cluster.errors import BuildFailed, ClusterError, MissingTool, NoRoom
+from tests.cluster.fixtures import gather
 from tests.cluster.oci import Image, write_image
 from tests.cluster.room import GB, need_room
 from tests.cluster.site import cache_directory, site, site_apart
@@ -146,3 +147,21 @@ def test_the_compilers_own_words_are_told(tmp_path: Path, monkeypatch: pytest.Mo
         build(broken)
     assert not broken.built.exists()
     assert wanted_go() >= (1, 26)
+
+
+def test_a_failed_test_leaves_what_there_is_where_nothing_can_ask_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's cluster, say, and no compiler for a kubectl: the run of tests ended in the middle."""
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+
+    def no_compiler() -> str:
+        raise MissingTool("no Go: install it yourself")
+
+    monkeypatch.setattr("tests.cluster.build.go", no_compiler)
+    where = site("nobodys")
+    where.kubeconfig.parent.mkdir(parents=True)
+    where.kubeconfig.touch()
+    monkeypatch.setattr("tests.cluster.fixtures._sites", [where])
+    gather(tmp_path / "kept")
+    assert "no Go" in (tmp_path / "kept/nobodys/events.txt").read_text()

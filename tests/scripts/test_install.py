@@ -16,6 +16,7 @@ from scripts.install import (
     index_environment,
     run,
     usable,
+    uv_environment,
     uv_requirement,
 )
 
@@ -136,3 +137,16 @@ def test_with_a_fresh_stamp_nothing_is_installed(tmp_path: Path) -> None:
         [sys.executable, root / "scripts" / "install.py"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_uv_goes_where_the_first_pip_that_answers_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual environment without a pip on a machine whose index has a certificate of its own."""
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    machines = tmp_path / "pip"
+    machines.write_text("#!/bin/sh\necho \"global.cert='/etc/ssl/ca.pem'\"\n")
+    machines.chmod(0o755)
+    absent = [sys.executable, "-m", "no_such_pip"]
+    assert uv_environment(absent, [machines])["SSL_CERT_FILE"] == "/etc/ssl/ca.pem"
+    assert "SSL_CERT_FILE" not in uv_environment(absent)

@@ -13,12 +13,14 @@ import pytest
 from aiohttp import web
 from small_apiserver import connected, meanwhile
 from tests.kube.documents import FINISHED, NOON, RUNNING, SAVED, ended, of_attempt, pod
+from waiting import wait_until_async
 
 from holdfast_controller.cluster import Unavailable
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob, Verdict
 from holdfast_controller.kube import nodes
 from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.engine import KubeEngine
+from holdfast_controller.kube.observation import STOPPED
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import JOBS
@@ -99,7 +101,7 @@ async def engine_of(
     routes.append(web.patch(f"{PYTORCH_JOB.resource.within('team')}/{{name}}", cluster.mark))
     async with connected(routes, directory) as connection:
         jobs, pieces = Reflector(connection, JOBS), Pieces(connection)
-        async with meanwhile(pieces.run()):
+        async with meanwhile(pieces.run()), meanwhile(jobs.run()):
             yield KubeEngine(connection, pieces, Endpoints(pieces, jobs), jobs, settings)
 
 
@@ -145,6 +147,42 @@ def test_a_job_can_be_deleted_while_its_operator_is_down_and_one_to_be_suspended
             meta = job.metadata.model_copy(update={"deletion_timestamp": NOW})
             await engine.stop(job.model_copy(update={"metadata": meta}), 1)
         assert sorted(cluster.deleted) == ["gpt-1", "gpt-1-worker-0", "gpt-1-worker-1"]
+
+    asyncio.run(story())
+
+
+def test_the_mark_of_a_stop_that_nobody_carries_out_goes_with_the_wish(tmp_path: Path) -> None:
+    """A controller died between the mark and the first pod. Left there, it would have whatever ends the
+    resumed attempt booked as a stop on request, at no cost; that of a job to be suspended stays."""
+
+    def named(name: str, suspend: bool) -> TrainingJob:
+        metadata = Metadata(name=name, namespace="team", uid=f"uid-of-{name}")
+        return opened(submitted(suspend=suspend).model_copy(update={"metadata": metadata}))
+
+    def stored(job: TrainingJob) -> dict[str, Any]:
+        metadata = {"name": job.metadata.name, "namespace": "team", "uid": job.metadata.uid}
+        return {**job.to_dict(), "metadata": {**metadata, "resourceVersion": "5"}}
+
+    def marked(job: TrainingJob) -> dict[str, Any]:
+        metadata = {"name": f"{job.metadata.name}-1", "annotations": {STOPPED: "2026-05-01T12:00:00Z"}}
+        return of_attempt(job, {"metadata": metadata, "spec": {}})
+
+    async def story() -> None:
+        jobs = [named("stays", suspend=True), named("goes-on", suspend=False)]
+        cluster = Cluster(jobs[1], pod(0, state=RUNNING))
+        cluster.objects[PYTORCH_JOB.resource.path] = [marked(job) for job in jobs]
+        cluster.objects[JOBS] = [stored(job) for job in jobs]
+        changes: list[tuple[str, Any]] = []
+
+        async def mark(request: web.Request) -> web.Response:
+            changes.append((request.match_info["name"], (await request.json())["metadata"]))
+            return web.json_response({**marked(jobs[1]), "kind": "PyTorchJob"})
+
+        cluster.mark = mark  # type: ignore[method-assign]
+        async with engine_of(cluster, tmp_path) as engine, meanwhile(engine.sweep()):
+            await wait_until_async(lambda: changes, "the mark to go")
+        unless_marked_anew = {"annotations": {STOPPED: None}, "resourceVersion": "5"}
+        assert changes == [("goes-on-1", unless_marked_anew)]
 
     asyncio.run(story())
 

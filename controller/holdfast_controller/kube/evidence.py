@@ -1,4 +1,8 @@
-"""Pods that have ended are held by our finalizer until their attempt has its verdict, then let go."""
+"""Pods that have ended are held by our finalizer until their attempt has its verdict, then let go.
+
+So is the mark of a stop that nobody carries out any more: its controller died before it deleted a pod, and
+the job was resumed before the next one looked. What ends the attempt now is not we, and would pass for it.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ import structlog
 
 from holdfast_controller.cluster import HoldfastError, Invalid, NotFound
 
-from .connection import JSON_PATCH, Connection, Document
-from .observation import EVIDENCE
-from .pieces import Pieces, attempt_of, job_of, pod_path
+from .connection import JSON_PATCH, MERGE_PATCH, Connection, Document
+from .observation import EVIDENCE, STOPPED
+from .pieces import Pieces, attempt_of, job_of, object_path, pod_path
+from .pod_state import is_wanted
 from .reflector import Reflector, uid_of
 
 log = structlog.get_logger(__name__)
@@ -38,7 +43,30 @@ class Evidence:
                         await self.release(pod)
                     except HoldfastError as error:
                         log.warning("a pod is still held", pod=pod["metadata"]["name"], error=str(error))
+            for objects in self._pieces.objects.values():
+                for one in objects.all():
+                    if self._goes_on(one):
+                        await self._unmark(one)
             await asyncio.sleep(SWEEP_SECONDS)
+
+    def _goes_on(self, attempt_object: Document) -> bool:
+        """Whether it has a mark of a stop that its job does not ask for and that has reached no pod."""
+        meta = attempt_object["metadata"]
+        if STOPPED not in (meta.get("annotations") or {}) or "deletionTimestamp" in meta:
+            return False
+        job = job_of(attempt_object, self._jobs)
+        if job is None or "deletionTimestamp" in job["metadata"] or job["spec"].get("suspend"):
+            return False
+        whose = attempt_of(attempt_object)
+        return all(is_wanted(pod) for pod in self._pieces.pods.all() if attempt_of(pod) == whose)
+
+    async def _unmark(self, attempt_object: Document) -> None:
+        path, version = object_path(attempt_object), attempt_object["metadata"]["resourceVersion"]
+        change = {"metadata": {"annotations": {STOPPED: None}, "resourceVersion": version}}
+        try:
+            self._pieces.wrote(await self._connection.patch(path, change, MERGE_PATCH))
+        except HoldfastError as error:
+            log.warning("the mark of a stop is still there", object=path, error=str(error))
 
     def _needed(self, pod: Document) -> bool:
         """Whether the attempt it belongs to is open: that has no verdict yet."""

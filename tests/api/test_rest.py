@@ -343,6 +343,17 @@ def test_logs_of_an_attempt(http: httpx.Client, server: Served) -> None:
     problem(http.get(f"{JOBS}/gpt-small/logs?attempt=2"), 404, "not-found")
 
 
+def test_logs_of_a_rank_that_an_attempt_has_and_the_edited_job_has_not(
+    http: httpx.Client, server: Served
+) -> None:
+    """On Kubernetes a job may be made smaller while it runs: what runs has as many ranks as before."""
+    submit(http)
+    server.engine.output["default/gpt-small", 1, 3] = ["one"]
+    server.set_status("gpt-small", attempt=1, attempts=[{"number": 1, "replicas": 4, "processes": 1}])
+    assert http.get(f"{JOBS}/gpt-small/logs?rank=3").text == "one\n"
+    assert "has 4, numbered" in problem(http.get(f"{JOBS}/gpt-small/logs?rank=4"), 422, "invalid")
+
+
 def test_followed_logs_go_on_through_a_preemption(http: httpx.Client, server: Served) -> None:
     submit(http)
     first, second = ("default/gpt-small", 1), ("default/gpt-small", 2)

@@ -37,8 +37,10 @@ async def logs(
     ] = False,
 ) -> StreamingResponse:
     """A rank's output as plain text."""
-    if rank >= job.spec.world_size:
-        raise Invalid(f"rank {rank}: {job.key} has {job.spec.world_size}, numbered from 0")
+    # What the job asks for now, or what the attempt has: the spec may have been changed since it was opened.
+    ranks = max(job.spec.world_size, job.as_of(attempt or job.status.attempt).spec.world_size)
+    if rank >= ranks:
+        raise Invalid(f"rank {rank}: {job.key} has {ranks}, numbered from 0")
     if attempt is not None and attempt > job.status.attempt:
         raise NotFound(f"{job.key} has had {job.status.attempt} attempts; there is no attempt {attempt}")
     if attempt is None and not follow and not job.status.attempt:

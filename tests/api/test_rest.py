@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 from served import TOKEN, Served, job_yaml, served
 from waiting import wait_until
 
-from holdfast_controller.cluster import Event
+from holdfast_controller.api.records import text_of
+from holdfast_controller.cluster import Event, Unavailable
 from holdfast_controller.drills import DrillKind
 
 YAML = {"Content-Type": "application/yaml"}
@@ -341,6 +343,32 @@ def test_logs_of_an_attempt(http: httpx.Client, server: Served) -> None:
     assert http.get(f"{JOBS}/gpt-small/logs?attempt=1").text == "one\n"
     assert "there is no attempt 3" in problem(http.get(f"{JOBS}/gpt-small/logs?attempt=3"), 404, "not-found")
     problem(http.get(f"{JOBS}/gpt-small/logs?attempt=2"), 404, "not-found")
+
+
+def test_a_long_log_comes_in_few_pieces(http: httpx.Client, server: Served) -> None:
+    """Line by line ten megabytes took most of a minute, on both sides."""
+    submit(http)
+    server.set_status("gpt-small", phase="Running", attempt=1)
+    lines = server.engine.output["default/gpt-small", 1, 0] = [f"step {n}" for n in range(20_000)]
+    with http.stream("GET", f"{JOBS}/gpt-small/logs") as stream:
+        pieces = list(stream.iter_raw())
+    assert b"".join(pieces).decode().splitlines() == lines
+    assert len(pieces) < 100
+
+
+def test_what_was_read_of_a_log_before_it_broke_is_told() -> None:
+    async def broken() -> AsyncIterator[str]:
+        yield "one"
+        yield "two"
+        raise Unavailable("the node is gone")
+
+    async def story() -> None:
+        pieces = text_of(broken(), 65536)
+        assert await anext(pieces) == "one\ntwo\n"
+        with pytest.raises(Unavailable):
+            await anext(pieces)
+
+    asyncio.run(story())
 
 
 def test_logs_of_a_rank_that_an_attempt_has_and_the_edited_job_has_not(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from contextlib import aclosing
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Query, Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -11,7 +12,7 @@ from starlette.responses import StreamingResponse
 
 from holdfast_trainer.contract import is_count
 
-from ..cluster import Event, Invalid, NotFound, NotReady
+from ..cluster import Event, HoldfastError, Invalid, NotFound, NotReady
 from ..jobs import TrainingJob
 from .backend import At, AttemptNumber, Backend, Found
 from .ledger import LedgerDocument, account
@@ -19,6 +20,9 @@ from .shapes import EventDocument, EventList, StepList
 from .streams import PING_SECONDS, follow_job, open_stream, pause, until_closing
 
 router = APIRouter(prefix="/v1/namespaces/{namespace}/jobs/{name}", tags=["records"])
+
+PIECE = 65536
+"""Characters of a log that are sent at once."""
 
 
 @router.get(
@@ -50,13 +54,29 @@ async def logs(
     else:
         number = attempt or job.status.attempt
         source = at.engine.logs(job, number, rank, follow=follow, tail=tail)
-    lines = await open_stream(until_closing(source, at.closing))
-    return StreamingResponse(_text(lines), media_type="text/plain")
+    text = await open_stream(until_closing(text_of(source, 1 if follow else PIECE), at.closing))
+    return StreamingResponse(text, media_type="text/plain")
 
 
-async def _text(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    async for line in lines:
-        yield line if line.endswith("\n") else line + "\n"
+async def text_of(lines: AsyncIterator[str], size: int) -> AsyncIterator[str]:
+    """In pieces of `size` characters, whole lines each. To send one costs more than to read a thousand lines,
+    but of a log that is followed a line is shown when it is there."""
+    held: list[str] = []
+    left = size
+    async with aclosing(cast("Any", lines)) as each:
+        try:
+            async for line in each:
+                held.append(line if line.endswith("\n") else line + "\n")
+                left -= len(held[-1])
+                if left <= 0:
+                    yield "".join(held)
+                    held, left = [], size
+        except HoldfastError:
+            if held:  # what was read before it broke is told
+                yield "".join(held)
+            raise
+    if held:
+        yield "".join(held)
 
 
 @router.get(

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 from processes import Processes
+from torch.distributed.elastic.utils import macros
 from waiting import wait_until
 
 from holdfast_controller.local.ports import free_port
@@ -246,6 +247,14 @@ def test_where_the_kernel_shows_no_forked_rank_as_it_is_every_rank_is_executed()
     assert forked[5:] == argv[2:]
     supervise = [sys.executable, "-m", "holdfast_trainer.supervise"]
     assert executed == ["--log-dir=logs", "--no-python", "--", *supervise, *argv[2:]]
+
+
+def test_a_command_reaches_its_rank_with_all_its_dollars() -> None:
+    """A shell's `$$` arrived as one `$`: of `echo > part.$$` all ranks wrote to one file."""
+    for command in (["sh", "-c", "echo $$ $HOME ${local_rank} $"], [*rank_command(FORKED), "$$"]):
+        for may_fork in (True, False):
+            words = arguments(["--log-dir=logs", "--", "--tee", "--", *command], may_fork=may_fork)
+            assert macros.substitute(words, "1")[-len(command) :] == command
 
 
 def test_an_attempt_leaves_nothing_in_the_directory_for_temporary_files(tmp_path: Path) -> None:

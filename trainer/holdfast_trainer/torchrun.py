@@ -62,7 +62,10 @@ def arguments(argv: list[str], *, may_fork: bool) -> list[str]:
     # By default each attempt leaves directories in /tmp, with nothing in them.
     if not any(word.startswith(("--log-dir", "--log_dir")) for word in own):
         own.append(f"--log-dir={os.devnull}")
-    if may_fork and in_place.program_of(rest[rest.index("--") + 1 :]) is not None:
+    forks = may_fork and in_place.program_of(rest[rest.index("--") + 1 :]) is not None
+    # torchrun fills in `${local_rank}`, and makes one dollar of two: a shell's `$$` is its process's number.
+    rest = [word.replace("$", "$$") for word in rest]
+    if forks:
         stub = Path(__file__).with_name("rank.py")
         return [*own, "--start-method=fork", "--run-path", "--", str(stub), *rest]
     return [*own, "--no-python", "--", sys.executable, "-m", supervise.__name__, *rest]

@@ -61,5 +61,14 @@ def looping() -> Workload:
     return Workload(Looping, Numbers(), loss, Settings(batch=4, fused=True, threads=1))
 
 
+def looping_at_most() -> Workload:
+    """The batch is as large as fits."""
+    return Workload(Looping, Numbers(), loss, Settings(batch=FITS, fused=True, threads=1))
+
+
+def too_few() -> Workload:
+    return Workload(lambda: nn.Linear(8, 8), Numbers(), loss, Settings(batch=600, threads=1))
+
+
 def nothing() -> int:
     return 3

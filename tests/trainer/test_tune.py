@@ -264,6 +264,7 @@ def test_ranks_tune_together(workshop: Workshop, tmp_path: Path) -> None:
         (["mine.py:make"], "there is no file mine.py"),
         ([f"{WORKLOADS}:made"], "has no attribute 'made'. Name a function, such as mine.py:make"),
         ([f"{WORKLOADS}:nothing"], "gave int; it should return a Workload"),
+        ([f"{WORKLOADS}:too_few"], "the dataset has 512 samples, too few for a batch of 600"),
         (["nowhere.yaml"], "nowhere.yaml"),
     ],
 )

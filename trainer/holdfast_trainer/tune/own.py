@@ -61,7 +61,14 @@ class OwnTrial:
             return next(self._batches)
         except StopIteration:
             self._batches = iter(self._loader)
+        try:
             return next(self._batches)
+        except StopIteration:
+            samples, ranks = len(self._workload.dataset), self._gang.world_size  # type: ignore[arg-type]
+            raise ValueError(
+                f"the dataset has {samples} samples, too few for a batch of {self._settings.batch} on "
+                f"{ranks} ranks"
+            ) from None
 
     def close(self) -> None:
         with ExitStack() as stack:

@@ -386,6 +386,8 @@ def test_a_loop_in_python_is_named_with_its_line(capsys: pytest.CaptureFixture[s
     )
     assert f"ragged_workload.py:{making}" in line
     assert "Pad or pack the samples into one batch" in line
+    assert main([f"{WORKLOADS}:looping_at_most", "--steps", "2"]) == 0
+    assert f"ragged_workload.py:{making}" in capsys.readouterr().out, "twice the batch does not fit"
     # Of a mean over many steps no busy neighbour changes the shares by much.
     assert main([f"{WORKLOADS}:make", "--steps", "200", "-o", "json"]) == 0
     causes = [finding["cause"] for finding in json.loads(capsys.readouterr().out)["findings"]]

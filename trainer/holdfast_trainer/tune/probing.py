@@ -32,16 +32,20 @@ def probe_workload(workload: Workload, gang: Gang, effort: Effort) -> WorkloadFa
         raise ConfigError(f"today's settings ({settings.told()}) cannot be measured: {outcome.fault}{remedy}")
     model = workload.model().to(gang.device)
     whole = _operations(workload, settings, model, gang)
-    double = _operations(workload, replace(settings, batch=2 * settings.batch), model, gang)
     count = sum(line.operations for line in whole)
-    more = sum(line.operations for line in double) - count
+    of_one = 0.0
+    for other in (2 * settings.batch, settings.batch // 2):
+        lines = _operations(workload, replace(settings, batch=other), model, gang) if other else []
+        if lines:
+            of_one = (sum(line.operations for line in lines) - count) / (other - settings.batch)
+            break
     return WorkloadFacts(
         settings=settings,
         times=outcome.times,
         samples_per_second=settings.samples * gang.world_size / outcome.times.seconds,
         operations=count,
         lines=whole,
-        operations_of_one=max(0, round(more / settings.batch)),
+        operations_of_one=max(0, round(of_one)),
         cores=len(os.sched_getaffinity(0)),
         fast_bf16=least(gang.gather(bf16_of(gang.device))) is Bf16.FAST,
         device_type=gang.device.type,

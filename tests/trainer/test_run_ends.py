@@ -23,7 +23,7 @@ def test_started_again_after_its_end_it_does_no_step(workshop: Workshop) -> None
     """What comes after the loop is done again, and draws what it drew: samples from the model, say."""
 
     def last_words(log: str) -> str:
-        return next(line for line in log.splitlines() if "done, and drew" in line)
+        return next(line for line in log.splitlines() if "done, and would draw from" in line)
 
     first = workshop.start(steps=12)
     assert first.wait() == [0], first.texts()
@@ -219,8 +219,11 @@ def test_another_configuration_is_refused_for_good(workshop: Workshop) -> None:
 def test_another_model_is_refused(workshop: Workshop) -> None:
     workshop.finish(steps=6)
     gang = workshop.start(steps=6, size=48)
-    assert gang.wait() == [1]
-    assert "size mismatch for 0.weight" in gang.termination().error
+    assert gang.wait() == [EXIT_CONFIG_ERROR]
+    message = gang.termination()
+    assert message.config_error
+    assert message.error.startswith("'model' is not what it was when the checkpoint of step 6 was written: ")
+    assert "size mismatch for 0.weight" in message.error
 
 
 def test_checkpoints_that_are_all_damaged_are_refused(workshop: Workshop) -> None:

@@ -27,6 +27,11 @@ COMPUTE = {"forward": 3.0, "backward": 6.0, "optimizer": 0.5}
             "a step takes 2,000.0 ms, of which 50% waits for",
         ),
         (
+            Interval(10, 10.0, COMPUTE | {"data": 1.0}, validation=0.6),
+            "validation",
+            "a step takes 1,000.0 ms, and 60% of all time is validation: validate less often (validation.ev",
+        ),
+        (
             Interval(10, 10.0, COMPUTE | {"checkpoint": 0.6}),
             "checkpoint",
             "6% is held up by saves: raise checkp",
@@ -85,6 +90,20 @@ def test_validation_is_no_part_of_a_step() -> None:
     assert "a step takes 10,000.0 ms, of which 95% computes" in verdict.sentence
 
 
+def test_how_much_is_validation_is_told_of_whole_cycles() -> None:
+    """20 s after every tenth step of a second, whatever part of that an interval has; one before the first
+    step is the whole of an attempt's beginning, and tells nothing."""
+    one, told = Judge(1, interval_seconds=0.0), []
+    for step in range(40):
+        seconds = {"validation": 20.0} if step % 10 == 0 else {}
+        spans = seconds | {"forward": 0.32, "backward": 0.6, "optimizer": 0.05}
+        verdict = one.step(1.0 + sum(seconds.values()), spans)
+        assert verdict is not None
+        told.append(verdict)
+    assert {verdict.sentence for verdict in told[:10]} == {COMPUTES}
+    assert all("and 67% of all time is validation" in verdict.sentence for verdict in told[10:])
+
+
 def test_a_verdict_comes_once_an_interval() -> None:
     one = Judge(1, interval_seconds=3600.0)
     assert [one.step(1.0, {"forward": 1.0}) for _ in range(100)] == [None] * 100
@@ -120,6 +139,7 @@ def test_it_is_logged_where_it_changes_and_the_first_step_counts_for_nothing(
 
 COMPUTES = "a step takes 1,000.0 ms, of which 97% computes: nothing holds it back"
 SAVES = "a step takes 3,000.0 ms, of which 67% is held up by saves"
+VALIDATES = "a step takes 1,000.0 ms, and 45% of all time is validation"
 STEPS: list[tuple[float, dict[str, float], str | None]] = [
     (5.0, {}, None),  # compiles
     (1.0, {}, COMPUTES),
@@ -127,7 +147,7 @@ STEPS: list[tuple[float, dict[str, float], str | None]] = [
     (1.0, {}, COMPUTES),
     (3.0, {"checkpoint": 2.0}, SAVES),
     (1.0, {}, COMPUTES),
-    (6.0, {"validation": 5.0}, COMPUTES),
+    (6.0, {"validation": 5.0}, VALIDATES),
 ]
 
 
@@ -176,7 +196,7 @@ def test_the_parts_of_a_step_are_weighed_against_that_step(
     assert telemetry.progress.data_wait_fraction == pytest.approx(waited / sum(s for s, _, _ in STEPS))
 
 
-def test_a_training_that_validates_for_long_is_not_told_that_its_device_idles(
+def test_the_device_is_judged_by_the_steps_without_validation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of a second uses 60% of the device; what validation takes is no part of one."""
@@ -188,7 +208,7 @@ def test_a_training_that_validates_for_long_is_not_told_that_its_device_idles(
     log = StepLog(spans, telemetry, Journal(RunDir(tmp_path), 1), 1)
     for step in range(1, 60):
         log.begin()
-        for phase, took in {"forward": 0.3, "backward": 0.6, "validation": 10.0 * (step % 5 == 0)}.items():
+        for phase, took in {"forward": 0.3, "backward": 0.6, "validation": 0.8 * (step % 5 == 0)}.items():
             spans.add(phase, took)
             clock.now += took
         clock.now += 0.1
@@ -199,7 +219,7 @@ def test_a_training_that_validates_for_long_is_not_told_that_its_device_idles(
         "a step takes 1,000.0 ms, of which 90% computes at 60% of what the device can multiply: nothing "
         "holds it back"
     )
-    assert telemetry.progress.mfu == pytest.approx(0.2), "of all the time"
+    assert telemetry.progress.mfu == pytest.approx(0.6 / 1.16), "of all the time"
 
 
 def test_where_telling_is_switched_off_steps_are_counted_and_no_more(

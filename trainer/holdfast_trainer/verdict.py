@@ -1,8 +1,10 @@
 """Where the time of a step goes and what holds it back: one sentence with the setting to change.
 
 The loop's spans are added up over an interval; what they do not cover is `other`. The causes are looked at
-in order: what is no computing at all first (data, saves, gaps), then what computing wastes (a slow
-optimizer, a network), then how well the rest uses the device. With DDP, what backward waits for the exchange
+in order: what is no computing at all first (validation, data, saves, gaps), then what computing wastes (a
+slow optimizer, a network), then how well the rest uses the device. Validation is no part of a step, and an
+interval has one or has none: it is weighed from the end of the attempt's first one to that of its newest.
+With DDP, what backward waits for the exchange
 of gradients is a phase of its own. Where nobody measured that, it is told from the rest: backward costs about
 twice what forward does (two matrix products for one), and what goes far beyond that with several ranks is the
 exchange.
@@ -16,6 +18,8 @@ from dataclasses import dataclass, field
 
 INTERVAL_SECONDS = 30.0
 """A verdict is given at most so often."""
+VALIDATION_SHARE = 0.2
+"""Of all time, not of a step's."""
 DATA_SHARE = 0.05
 SAVE_SHARE = 0.05
 OTHER_SHARE = 0.15
@@ -33,10 +37,12 @@ class Interval:
 
     steps: int
     seconds: float
-    """Wall time from the end of the step before the first to the end of the last."""
+    """Wall time from the end of the step before the first to the end of the last, without validation."""
     spans: Mapping[str, float] = field(default_factory=dict)
     mfu: float | None = None
     world_size: int = 1
+    validation: float = 0.0
+    """Its share of all time, of this interval and those before, 0 to 1."""
 
     def share(self, phase: str) -> float:
         """Of the wall time, 0 to 1."""
@@ -56,7 +62,10 @@ class Verdict:
     sentence: str
 
 
-CAUSES = ("data", "checkpoint", "other", "optimizer", "communication", "device idle", "compute", "unknown")
+CAUSES = (
+    "validation", "data", "checkpoint", "other", "optimizer", "communication", "device idle", "compute",
+    "unknown",
+)  # fmt: skip
 
 
 def judge(interval: Interval) -> Verdict:
@@ -70,6 +79,12 @@ def judge(interval: Interval) -> Verdict:
 
 def _not_computing(interval: Interval, took: str) -> Verdict | None:
     data, saves, other = interval.share("data"), interval.share("checkpoint"), interval.other
+    if interval.validation > VALIDATION_SHARE:
+        return Verdict(
+            "validation",
+            f"{took}, and {interval.validation:.0%} of all time is validation: validate less often "
+            "(validation.every), or on less (validation.batches)",
+        )
     if data > DATA_SHARE:
         return Verdict(
             "data",
@@ -132,6 +147,21 @@ def _used(interval: Interval, took: str) -> Verdict:
     return Verdict("compute", f"{took}, of which {share:.0%} computes{rate}: nothing holds it back")
 
 
+@dataclass
+class _Cycles:
+    """Whole ones, each from the end of a validation to that of the next: the first has no beginning."""
+
+    seconds: float = 0.0
+    validation: float = 0.0
+    share: float = 0.0
+
+    def add(self, seconds: float, validation: float) -> None:
+        self.seconds += seconds
+        self.validation += validation
+        if validation:
+            self.share = self.validation / self.seconds
+
+
 class Judge:
     """Adds up steps and judges them, at most once an interval."""
 
@@ -146,21 +176,28 @@ class Judge:
         self._since = time.monotonic()
         self._steps, self._seconds, self._tokens = 0, 0.0, 0
         self._spans: dict[str, float] = {}
+        self._cycles: _Cycles | None = None
 
     def step(self, seconds: float, spans: Mapping[str, float], tokens: int = 0) -> Verdict | None:
         """A step took `seconds` of wall time for the `tokens` of all ranks; a verdict where the interval is
         over. Validation is left out of it: it is no part of a step.
         """
         spans = dict(spans)
+        validation = spans.pop("validation", 0.0)
         self._steps += 1
         self._tokens += tokens
-        self._seconds += max(0.0, seconds - spans.pop("validation", 0.0))
+        self._seconds += max(0.0, seconds - validation)
+        if self._cycles is not None:
+            self._cycles.add(seconds, validation)
+        elif validation:
+            self._cycles = _Cycles()
         for phase, took in spans.items():
             self._spans[phase] = self._spans.get(phase, 0.0) + took
         now = time.monotonic()
         if now - self._since < self._every or not self._seconds:
             return None
         mfu = self._mfu(self._tokens / self._seconds)
-        verdict = judge(Interval(self._steps, self._seconds, self._spans, mfu, self._world_size))
+        share = self._cycles.share if self._cycles is not None else 0.0
+        verdict = judge(Interval(self._steps, self._seconds, self._spans, mfu, self._world_size, share))
         self._since, self._steps, self._seconds, self._tokens, self._spans = now, 0, 0.0, 0, {}
         return verdict

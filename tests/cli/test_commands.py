@@ -417,8 +417,10 @@ def test_drill_suspend_resume_delete(holdfast: Holdfast, server: Served, job_fil
         "default/gpt-small does not train again after 0 s"
         in holdfast("drill", "gpt-small", "--wait", "--timeout", "0", code=4).stderr
     )
-    holdfast("suspend", "gpt-small")
+    assert "gpt-small is being suspended; `holdfast resume gpt-s" in holdfast("suspend", "gpt-small").stdout
     assert server.job("gpt-small").spec.suspend
+    server.set_status("gpt-small", phase="Suspended", attempt=1)
+    assert "gpt-small is suspended; `holdfast resume gpt-small`" in holdfast("suspend", "gpt-small").stdout
     holdfast("resume", "gpt-small")
     assert not server.job("gpt-small").spec.suspend
     assert (
@@ -450,6 +452,16 @@ def test_a_drill_whose_job_ends_with_it_is_reported_without_the_steps(
     assert "verdict   Finished" in result.stdout
     assert "resume    not known" in result.stdout
     assert "no proof: no rank 0 runs that could tell its steps" in result.stderr
+
+
+def test_a_job_that_is_not_there_keeps_no_other_from_being_deleted(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    holdfast("submit", str(job_file))
+    done = holdfast("delete", "gone", "gpt-small", code=1)
+    assert done.stdout == "default/gpt-small is being deleted\n"
+    assert "error: no job default/gone" in done.stderr
+    assert server.job("gpt-small").metadata.deletion_timestamp
 
 
 def test_delete_waits_until_it_is_gone(holdfast: Holdfast, server: Served, job_file: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .connection import Job, NamespaceOption, locate
-from .exits import TIMED_OUT
+from .exits import ERROR, TIMED_OUT
 from .watching import looks
 
 
@@ -22,8 +22,9 @@ def suspend(ctx: typer.Context, job: Job, namespace: NamespaceOption = None) -> 
     """Stop a job after a checkpoint and keep everything."""
     place = locate(job, namespace)
     with ctx.obj.client() as client:
-        client.suspend(place.namespace, place.name)
-    typer.echo(f"{place} is being suspended; `holdfast resume {job}` lets it go on")
+        found = client.suspend(place.namespace, place.name)
+    state = "is" if found.status.phase == "Suspended" else "is being"
+    typer.echo(f"{place} {state} suspended; `holdfast resume {job}` lets it go on")
 
 
 def resume(ctx: typer.Context, job: Job, namespace: NamespaceOption = None) -> None:
@@ -48,9 +49,14 @@ def delete(
     from ..cluster import NotFound
 
     with ctx.obj.client() as client:
-        asked = []
+        asked, absent = [], False
         for place in [locate(job, namespace) for job in jobs]:
-            job = client.delete(place.namespace, place.name)
+            try:
+                job = client.delete(place.namespace, place.name)
+            except NotFound as error:  # it is gone, as was asked; the others are not
+                typer.echo(f"error: {error}", err=True)
+                absent = True
+                continue
             asked.append((place, job.metadata.uid))
             kept = "; what it wrote on a claim stays there" if job.spec.storage else ""
             typer.echo(f"{place} is being deleted{kept}")
@@ -67,3 +73,5 @@ def delete(
             except NotFound:
                 pass
             typer.echo(f"{place} is gone")
+    if absent:
+        raise typer.Exit(ERROR)

@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator, MultipleLocator
 
 from .live import Prometheus, Series
 from .panels import COLUMNS, Panel
@@ -105,7 +105,7 @@ def _graph(axes: Axes, panel: Panel, prometheus: Prometheus, begin: float, end: 
         axes.axhline(goal, color=_MARKS["red"], linewidth=0.8, linestyle="--")
         axes.set_ylim(top=max(axes.get_ylim()[1], 1.1 * goal) if "max" not in defaults else None)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(_ticks(axes.get_ylim()[1], defaults["unit"]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda minutes, _: f"{minutes:g} min" if minutes else "now"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, defaults["unit"])))
     axes.grid(alpha=0.25)
@@ -115,6 +115,11 @@ def _graph(axes: Axes, panel: Panel, prometheus: Prometheus, begin: float, end: 
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color="grey")
     elif any(name for _, name in lines):
         axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.1), ncols=4, frameon=False, fontsize=6)
+
+
+def _ticks(top: float, unit: str) -> Locator:
+    """Some five; of bytes at powers of two, which alone are round there."""
+    return MultipleLocator(2.0 ** math.ceil(math.log2(top / 5))) if unit == "bytes" else MaxNLocator(5)
 
 
 def _stack(axes: Axes, lines: list[tuple[Series, str]], step: float, end: float) -> None:
@@ -184,7 +189,7 @@ def _table(axes: Axes, panel: Panel, prometheus: Prometheus) -> None:
     made = axes.table(
         cells,
         colLabels=[*names, *columns],
-        colWidths=[1 / len(cells[0])] * len(cells[0]),
+        colWidths=[0.97 / len(cells[0])] * len(cells[0]),  # all of it would end beyond the picture's edge
         colLoc="left",
         cellLoc="left",
         loc="upper left",

@@ -97,7 +97,9 @@ class AttemptRecord(Model):
 
     number: int
     opened_at: datetime | None = Field(default=None, description="When it was decided that it should be.")
-    generation: int | None = Field(default=None, description="Of the spec that it was started with.")
+    made_of: str | None = Field(
+        default=None, description="A digest of what the spec asked of it when it was started."
+    )
     capacity: Capacity | None = Field(
         default=None, description="The nodes it was opened for, where they are others than the job asks for."
     )

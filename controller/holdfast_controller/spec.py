@@ -6,6 +6,8 @@ CRD are generated from these classes, so every description here is read by users
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from enum import StrEnum
 from fractions import Fraction
@@ -212,6 +214,15 @@ class Spec(Model):
     ttl_seconds_after_finished: int | None = Field(
         default=None, ge=0, description="Delete the job this long after it finished; never unless given."
     )
+
+    @property
+    def of_attempt(self) -> str:
+        """A digest of all that an attempt is made from: a change of anything else need not make it anew. Of
+        what says no more than a default, nothing: a later Holdfast, which has more keys, gives the same.
+        """
+        apart = {"retries", "idle", "idle_seconds", "suspend", "ttl_seconds_after_finished"}
+        asked = self.model_dump(mode="json", exclude=apart, exclude_defaults=True)
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
     @field_validator("gpus", mode="before")
     @classmethod

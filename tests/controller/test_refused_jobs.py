@@ -12,6 +12,7 @@ from fakes import MemoryEngine, MemoryStore
 from holdfast_controller.cluster import Event, NotFound, NotReady, Unavailable
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
 from holdfast_controller.reconciler import Reconciler
+from holdfast_controller.spec import Idle, Retries
 
 FAULT = "spec.gpus: '0.3' GPUs: a share is 1/N of a GPU"
 
@@ -245,12 +246,24 @@ def test_an_attempt_that_waits_is_made_anew_when_its_spec_is_corrected(made: boo
     play(story)
 
 
-@pytest.mark.parametrize("faults", [(FAULT,), ()], ids=["into one that cannot be read", "not at all"])
-def test_an_attempt_that_waits_is_left_alone_otherwise(faults: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("faults", "changes"),
+    [
+        ((FAULT,), {}),
+        ((), {"ttl_seconds_after_finished": 9, "retries": Retries(failures=7), "idle": Idle.STOP}),
+        ((), {}),
+    ],
+    ids=["into one that cannot be read", "in what makes no other attempt of it", "not at all"],
+)
+def test_an_attempt_that_waits_is_left_alone_where_its_spec_is_changed_otherwise(
+    faults: tuple[str, ...], changes: dict[str, Any]
+) -> None:
+    """It keeps its place in a queue."""
+
     async def story(scene: Scene) -> None:
         job = await scene.submit(image="mistyped:1")
         scene.engine.find_no_image(job, 1)
-        job = await scene.edit(faults) if faults else await scene.look()
+        job = await scene.edit(faults, **changes) if faults or changes else await scene.look()
         job = await scene.look(passes=5)
         assert (job.status.phase, job.status.attempt, job.status.attempts[0].verdict) == (
             Phase.QUEUED,

@@ -187,7 +187,7 @@ class _Deciding:
         """Whether it waits, with nothing of it started, as the job asked before its spec was changed."""
         if not observation.waiting or not observation.replicas or self.job.faults:
             return False
-        return record.generation not in (None, self.job.metadata.generation)
+        return record.made_of not in (None, self.spec.of_attempt)
 
     def _end_it(self, record: AttemptRecord) -> Decision:
         """Kill it once it is on record why: who finds it gone after a crash must not take it for a loss."""
@@ -301,7 +301,7 @@ class _Deciding:
         record.replicas = fewer or self.spec.replicas
         record.processes = self.spec.processes_per_replica
         record.grace_seconds = self.spec.grace_seconds
-        record.generation = self.job.metadata.generation
+        record.made_of = self.spec.of_attempt
 
     def _refused(self) -> Decision:
         """Wait for another spec; told once, and again when the reason is another one."""

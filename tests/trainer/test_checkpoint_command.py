@@ -99,7 +99,7 @@ def test_verify_reads_everything_and_names_the_bad_file(
     told = capsys.readouterr()
     assert f"step-00000010: BAD: {damaged.name}: checksum" in told.out
     assert "step-00000005: good" in told.out
-    assert "1 of 2 checkpoints are bad; a resume passes over them" in told.err
+    assert "1 of 2 checkpoints are bad; a resume passes over what is damaged" in told.err
     assert main(["checkpoint", "verify", f"{ddp.path}@5"]) == 0
 
 

@@ -275,7 +275,7 @@ def test_a_manifest_of_another_version_is_refused_by_its_number() -> None:
     del body["checksum"]
     body["version"] = 7
     text = json.dumps({**body, "checksum": manifests._checksum(body)}, indent=1)
-    with pytest.raises(BadManifest, match="version 7 is not 3: written by another Holdfast"):
+    with pytest.raises(BadManifest, match="version 7 is not 3 or 4: written by another Holdfast"):
         Manifest.from_json(text)
 
 

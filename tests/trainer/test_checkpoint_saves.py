@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from disks import fill, real_disk, remount
@@ -26,10 +28,11 @@ from holdfast_trainer.checkpoint import (
     WrongConfiguration,
     load_newest,
 )
+from holdfast_trainer.checkpoint import manifest as manifests
 from holdfast_trainer.checkpoint.storage import Storage
 from holdfast_trainer.checkpoint.stores import admit
 from holdfast_trainer.checkpoint.tensorfile import Written
-from holdfast_trainer.contract import RunDir, raise_fence, read_fence
+from holdfast_trainer.contract import MANIFEST, RunDir, raise_fence, read_fence
 
 
 @dataclass
@@ -549,3 +552,46 @@ def test_a_real_disk_fills_up_and_turns_read_only_and_comes_back(tmp_path: Path)
         save(saver, 40, size=size)
         assert listing(run) == ["step-00000040"]
         assert [saved.step for saved in told.saved] == [10, 40]
+
+
+@pytest.mark.parametrize(
+    ("more", "version"),
+    [
+        ({}, 3),
+        ({"gradients": {"optimizer": {0: torch.ones(2)}}}, 4),
+        ({"parts": {"meter": {"best": [np.float32(0.1)]}}}, 4),
+    ],
+    ids=["plain", "gradients that add up", "numpy's number"],
+)
+def test_a_holdfast_that_would_pass_over_some_of_a_checkpoint_is_told_not_to_read_it(
+    run: RunDir, more: dict[str, Any], version: int
+) -> None:
+    """Before version 4 a resume left out such gradients and made other numbers of such ones, and said
+    nothing. What has none of them is read by it as ever, so that a roll back loses nothing."""
+    saver = make_saver(run)
+    saver.save(10, {**state(1.0), **more}, {})
+    saver.wait()
+    assert json.loads((run.checkpoint(10) / MANIFEST).read_text())["version"] == version
+    loaded, skipped = load_newest(run, 1, Alone())
+    assert loaded is not None
+    assert not skipped
+    assert loaded.shared.keys() == {*state(1.0), *more}
+
+
+def test_the_checkpoint_of_a_later_holdfast_is_refused_and_stays(run: RunDir) -> None:
+    """Who rolls back: it passed for a damaged one, so the one before was gone on from, and it was removed."""
+    saver = make_saver(run)
+    save(saver, 10)
+    save(saver, 20)
+    written = run.checkpoint(20) / MANIFEST
+    body = json.loads(written.read_text())
+    del body["checksum"]
+    body["version"] = 5
+    written.write_text(json.dumps({**body, "checksum": manifests._checksum(body)}, indent=1))
+    with pytest.raises(WrongConfiguration) as raised:
+        load_newest(run, 2, Alone())
+    assert str(raised.value).endswith(
+        "step-00000020 cannot be read here: manifest.json: version 5 is not 3 or 4: written by another "
+        "Holdfast. Run that one, or remove this checkpoint to go on from the one before it"
+    )
+    assert listing(run) == ["step-00000010", "step-00000020"]

@@ -202,7 +202,10 @@ def _verify(options: argparse.Namespace) -> int:
             flush=True,
         )
     if bad:
-        print(f"{bad} of {len(steps)} checkpoints are bad; a resume passes over them", file=sys.stderr)
+        print(
+            f"{bad} of {len(steps)} checkpoints are bad; a resume passes over what is damaged",
+            file=sys.stderr,
+        )
     return 1 if bad else 0
 
 

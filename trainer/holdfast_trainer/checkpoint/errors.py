@@ -5,10 +5,11 @@
     ├── StorageUnavailable       not the job's fault, and later it may be otherwise: a disk was full
     ├── ObjectStoreError         the object store refuses, or does not answer
     │   └── ObjectStoreAway      the latter, which is StorageUnavailable too
-    └── WrongConfiguration       the run directory belongs to another configuration
+    └── WrongConfiguration       the run directory belongs to another configuration, or to another Holdfast
 
 `BadManifest` and `UnreadableFile` say that bytes are not what was written; a load then takes an older
-checkpoint. An object store that does not answer says nothing of the bytes: a load ends with that.
+checkpoint, but where a sound manifest is of a version that is not read here (`OtherVersion`): a load ends
+with that. An object store that does not answer says nothing of the bytes: a load ends with that.
 """
 
 from __future__ import annotations
@@ -48,4 +49,4 @@ class ObjectStoreAway(ObjectStoreError, StorageUnavailable):
 
 
 class WrongConfiguration(CheckpointError):
-    """The run directory belongs to another configuration: trying again cannot mend that."""
+    """The run directory belongs to another configuration, or Holdfast: trying again cannot mend that."""

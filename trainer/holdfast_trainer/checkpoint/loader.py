@@ -11,7 +11,7 @@ from . import tensorfile
 from .bucket import Location
 from .errors import CheckpointError, ObjectStoreError
 from .errors import WrongConfiguration as WrongConfiguration
-from .manifest import BadManifest, Manifest
+from .manifest import BadManifest, Manifest, OtherVersion
 from .store import CheckpointStore, part_file
 from .stores import open_store
 from .tensorfile import UnreadableFile
@@ -64,7 +64,8 @@ def load_newest(
     `in_shards`: the state is cut over the gang, and of what was saved in shards each keeps its own Piece, by
     however many ranks it was saved.
     Raises CheckpointError where checkpoints exist and none can be used: starting over would lose
-    work silently. Raises WrongConfiguration where the newest good one was written under another one.
+    work silently. Raises WrongConfiguration where the newest good one was written under another one, or by a
+    Holdfast whose checkpoints are not read here: it is no damaged one, and to go back would lose its work.
     An object store that does not answer is no damage: that raises ObjectStoreError, on every rank.
     """
     store = open_store(run, attempt)
@@ -75,6 +76,8 @@ def load_newest(
         for rank, unanswered in enumerate(faults):
             if isinstance(unanswered, ObjectStoreError):
                 raise type(unanswered)(f"step {step} cannot be loaded by rank {rank}: {unanswered}")
+        if any(isinstance(fault, OtherVersion) for fault in faults):
+            raise _written_by_another(store, step, faults)
         first = next((f"rank {rank}: {f}" for rank, f in enumerate(faults) if f), None)
         if first is not None:
             skipped.append(Skipped(step, first))
@@ -89,6 +92,14 @@ def load_newest(
             "Restore one from a backup, or remove the directory to start over"
         )
     return None, []
+
+
+def _written_by_another(store: CheckpointStore, step: int, faults: list[Any]) -> WrongConfiguration:
+    told = next(fault for fault in faults if isinstance(fault, OtherVersion))
+    return WrongConfiguration(
+        f"{store.location(step)} cannot be read here: {told}. Run that one, or remove this checkpoint to go "
+        "on from the one before it"
+    )
 
 
 def _all_steps(store: CheckpointStore, gang: Agreement) -> list[int]:
@@ -108,7 +119,7 @@ def _steps(store: CheckpointStore) -> list[int] | CheckpointError:
 
 def _try(
     store: CheckpointStore, step: int, gang: Agreement, *, in_shards: bool
-) -> tuple[Loaded | None, str | ObjectStoreError | None]:
+) -> tuple[Loaded | None, str | ObjectStoreError | OtherVersion | None]:
     try:
         path = store.location(step)
         manifest = manifests.read(path)
@@ -116,10 +127,10 @@ def _try(
             return None, f"manifest of step {manifest.step} in {path.name}"
         shared, own = read_state(path, manifest, gang.rank, gang.world_size, in_shards=in_shards)
         return Loaded(manifest, shared, own), None
+    except (ObjectStoreError, OtherVersion) as error:
+        return None, error
     except (BadManifest, UnreadableFile, KeyError) as error:
         return None, str(error)
-    except ObjectStoreError as error:
-        return None, error
 
 
 def read_state(

@@ -17,11 +17,17 @@ from ..contract import MANIFEST
 from .bucket import Location
 from .checksums import Written
 
-VERSION = 3
+PLAIN, VERSION = 3, 4
+"""VERSION is written where the state holds what a reader of PLAIN would pass over, and go on with other bits:
+gradients that still add up, numbers of a type of numpy's. Else PLAIN, so that an older Holdfast resumes."""
 
 
 class BadManifest(Exception):
     """Unreadable, torn or altered."""
+
+
+class OtherVersion(BadManifest):
+    """Whole, and of a version that is not read here."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Manifest:
     """What the numbers depend on besides the configuration: torch, device, threads."""
     losses: dict[str, float] = field(default_factory=dict)
     """Validation losses by step, of this and older checkpoints, as far as they were known."""
+    version: int = PLAIN
 
     @property
     def digest(self) -> str:
@@ -50,7 +57,8 @@ class Manifest:
         return sum(file.size for file in self.files.values())
 
     def to_json(self) -> str:
-        body = {"version": VERSION, **dataclasses.asdict(self), "digest": self.digest}
+        told = dataclasses.asdict(self)
+        body = {"version": told.pop("version"), **told, "digest": self.digest}
         return json.dumps({**body, "checksum": _checksum(body)}, indent=1)
 
     @classmethod
@@ -59,11 +67,12 @@ class Manifest:
         try:
             body = json.loads(text)
             checksum = body.pop("checksum")
-            version = body.pop("version")
-            if checksum != _checksum({"version": version, **body}):
+            if checksum != _checksum(body):
                 raise BadManifest("its own checksum does not match: a bit has flipped or it was edited")
-            if version != VERSION:
-                raise BadManifest(f"version {version} is not {VERSION}: written by another Holdfast")
+            if (version := body["version"]) not in (PLAIN, VERSION):
+                raise OtherVersion(
+                    f"version {version} is not {PLAIN} or {VERSION}: written by another Holdfast"
+                )
             body.pop("digest")
             body["files"] = {name: Written(**file) for name, file in body["files"].items()}
             manifest = cls(**body)
@@ -72,6 +81,19 @@ class Manifest:
             return manifest
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadManifest(f"not a manifest: {error}") from error
+
+
+def version_of(skeleton: Any) -> int:
+    """The one to write for what rank 0 packed (tree.py): its `shared`, and its own."""
+    shared = skeleton.get("shared")
+    adds_up = isinstance(shared, dict) and "gradients" in shared
+    return VERSION if adds_up or _has_scalars(skeleton) else PLAIN
+
+
+def _has_scalars(skeleton: Any) -> bool:
+    if isinstance(skeleton, dict):
+        return "$scalar" in skeleton or any(_has_scalars(value) for value in skeleton.values())
+    return isinstance(skeleton, list) and any(_has_scalars(value) for value in skeleton)
 
 
 def _checksum(body: dict[str, Any]) -> str:
@@ -87,4 +109,4 @@ def read(directory: Location) -> Manifest:
     try:
         return Manifest.from_json(text)
     except BadManifest as error:
-        raise BadManifest(f"{MANIFEST}: {error}") from error
+        raise type(error)(f"{MANIFEST}: {error}") from error

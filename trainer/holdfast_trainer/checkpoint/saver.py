@@ -31,7 +31,7 @@ from .bucket import Location
 from .checksums import Written
 from .errors import CheckpointError
 from .flight import Flight, StateChanged, makes_way
-from .manifest import Manifest
+from .manifest import Manifest, version_of
 from .retention import Retention
 from .shares import Share, part_of
 from .snapshot import GpuWait, Snapshot, watch
@@ -216,7 +216,9 @@ class Saver:
         def whole(path: Location) -> Written:
             return tensorfile.write(path, share.skeleton, share.tensors, self._writer.directory.files)
 
-        self._writer.write(Job(step, self._saves, whole, flight, began, share.division, blocking=True))
+        version = version_of(share.skeleton)
+        job = Job(step, self._saves, whole, flight, began, share.division, version, blocking=True)
+        self._writer.write(job)
 
     def _write_from_an_image(
         self,
@@ -236,7 +238,8 @@ class Saver:
             hooks = {"ready": image.wait, "heard": flight.advance, **store.how}
             return self._write_image(path, image.view, image.size, store.files, **hooks)
 
-        job = Job(step, self._saves, whole, flight, began, share.division, compare=snapshot.compare)
+        version = version_of(share.skeleton)
+        job = Job(step, self._saves, whole, flight, began, share.division, version, snapshot.compare)
         self._thread = start_thread(functools.partial(self._write, job), "checkpoint")
         try:
             snapshot.begin()

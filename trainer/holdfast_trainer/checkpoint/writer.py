@@ -17,7 +17,7 @@ from .bucket import Location
 from .checksums import Written
 from .errors import CheckpointError, Fenced
 from .flight import Flight, GivenUp, StateChanged
-from .manifest import Manifest
+from .manifest import PLAIN, Manifest
 from .retention import Retention
 from .storage import Storage
 from .store import part_file
@@ -53,6 +53,8 @@ class Job:
     """By `time.perf_counter`."""
     division: str = ""
     """Of the state among the ranks, as this rank has it."""
+    version: int = PLAIN
+    """Of the manifest, by what this rank's part holds."""
     compare: Callable[[], str] = lambda: ""
     """What was wrong with the copy, once all of it was written; empty where nothing was."""
     blocking: bool = False
@@ -148,6 +150,7 @@ class Writer:
             time=time.time(),
             environment=dict(self._environment),  # what is known of it may grow while the run goes on
             losses={str(step): loss for step, loss in self._known_losses().items()},
+            version=job.version,
         )
         return self.directory.commit(partial, manifest)
 

@@ -117,6 +117,43 @@ def test_a_model_or_optimizer_that_is_another_one_now_is_refused_by_name(
         state(hidden, groups).restore(saved)
 
 
+def optimized(kind: type[torch.optim.Optimizer]) -> TrainingState:
+    model = nn.Linear(2, 1)
+    optimizer = kind(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+
+
+def saved_by(state: TrainingState, *, without: tuple[str, ...] = ()) -> Loaded:
+    shared = state.capture(1).shared
+    for group in shared["parts"]["optimizer"]["param_groups"]:
+        for key in without:
+            del group[key]
+    return Loaded(Manifest(1, 1, 1, "", {}, 0.0), shared, None)
+
+
+@pytest.mark.parametrize(
+    ("had", "has", "lacking"),
+    [
+        (torch.optim.SGD, torch.optim.AdamW, "a AdamW needs betas, eps, which was not saved"),
+        (torch.optim.AdamW, torch.optim.SGD, "a SGD needs dampening, momentum, "),
+        (torch.optim.AdamW, torch.optim.NAdam, "a NAdam needs momentum_decay, mu_product, which"),
+    ],
+)
+def test_an_optimizer_of_another_kind_is_refused_by_what_it_needs(
+    had: type[torch.optim.Optimizer], has: type[torch.optim.Optimizer], lacking: str
+) -> None:
+    """It was loaded without a word, and a step failed with torch's own KeyError, if anything did."""
+    with pytest.raises(WrongConfiguration, match=lacking):
+        optimized(has).restore(saved_by(optimized(had)))
+
+
+def test_what_an_older_torch_did_not_save_is_filled_in_by_its_optimizer() -> None:
+    saved = saved_by(optimized(torch.optim.AdamW), without=("foreach", "maximize", "capturable", "fused"))
+    assert optimized(torch.optim.AdamW).restore(saved) == []
+
+
 class Counting(nn.Linear):
     """Of the user's own: what it counts is saved as PyTorch has it for what is no tensor."""
 

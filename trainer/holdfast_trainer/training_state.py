@@ -167,19 +167,46 @@ def _differs_by_rank(part: Stateful) -> bool:
 
 
 def _load(name: str, part: Stateful, state: dict[str, Any], step: int) -> None:
-    misfit = _other_groups(part, state) if isinstance(part, torch.optim.Optimizer) else ""
-    if not misfit:
-        try:
-            part.load_state_dict(placed_as(part, state))
-            return
-        except RuntimeError as error:
-            misfit = str(error)
-            if not (isinstance(part, nn.Module) and misfit.startswith("Error(s) in loading state_dict")):
-                raise
-    raise WrongConfiguration(
-        f"{name!r} is not what it was when the checkpoint of step {step} was written: {misfit}. Build it as "
-        "it was then, or use a new run directory"
-    )
+    if isinstance(part, torch.optim.Optimizer):
+        misfit = _other_groups(part, state) or _load_optimizer(part, state)
+    elif isinstance(part, nn.Module):
+        misfit = _load_model(part, state)
+    else:
+        part.load_state_dict(state)
+        return
+    if misfit:
+        raise WrongConfiguration(
+            f"{name!r} is not what it was when the checkpoint of step {step} was written: {misfit}. Build it "
+            "as it was then, or use a new run directory"
+        )
+
+
+def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
+    """Empty where it is loaded, else what does not fit, in torch's words."""
+    try:
+        model.load_state_dict(placed_as(model, state))
+    except RuntimeError as error:
+        if str(error).startswith("Error(s) in loading state_dict"):
+            return str(error)
+        raise
+    return ""
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> str:
+    """Empty where it is loaded, else why it is another optimizer's state: that lacks what this one needs, and
+    has what this one does not know. What a version of itself before did not save it has filled in by itself.
+    """
+    lacking: set[str] = set()
+    try:
+        optimizer.load_state_dict(placed_as(optimizer, state))
+    except KeyError as error:
+        lacking = {str(error.args[0])}
+    known = optimizer.defaults.keys()
+    for group in optimizer.param_groups:
+        if not group.keys() <= {"params", "initial_lr", *known}:
+            lacking |= known - group.keys()
+    needs = ", ".join(sorted(lacking))
+    return f"a {type(optimizer).__name__} needs {needs}, which was not saved" if needs else ""
 
 
 def _other_groups(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> str:

@@ -57,6 +57,8 @@ class Fuse:
 
 
 class MemoryStore:
+    fault: str | None = None
+
     def __init__(self, fuse: Fuse | None = None) -> None:
         self._fuse = fuse or Fuse()
         self._jobs: dict[tuple[str, str], TrainingJob] = {}

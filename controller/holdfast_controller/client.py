@@ -8,8 +8,9 @@ an idempotency key, so a torn connection never makes two jobs.
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -46,8 +47,17 @@ class Client:
     of which Unreachable is one, tells that the same may be asked again.
     """
 
-    def __init__(self, server: str, token: str | None, *, timeout: float = 10.0):
+    def __init__(
+        self,
+        server: str,
+        token: str | None,
+        *,
+        timeout: float = 10.0,
+        warned: Callable[[str], None] = lambda _: None,
+    ):
+        """`warned` is told what the controller adds to its answers, each once."""
         self.server = server.rstrip("/")
+        self._warned, self._warnings = warned, set[str]()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # A proxy for the world outside has no business between a machine and itself.
         beyond = urlsplit(self.server).hostname not in ("localhost", "127.0.0.1", "::1")
@@ -93,6 +103,10 @@ class Client:
             raise NotHoldfast(f"{self.server} answered {answer.text[:60]!r}, not JSON") from None
 
     def _check(self, answer: httpx.Response) -> None:
+        said = re.fullmatch(r'110 \S+ "(.*)"', answer.headers.get("Warning", ""))
+        if said and said[1] not in self._warnings:
+            self._warnings.add(said[1])
+            self._warned(said[1])
         if answer.is_success:
             return
         try:

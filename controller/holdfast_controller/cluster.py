@@ -98,6 +98,10 @@ class Idempotency:
 class JobStore(Protocol):
     """Where TrainingJobs are kept. Every write is checked against `resourceVersion`."""
 
+    @property
+    def fault(self) -> str | None:
+        """Why nothing can be written, so that what is read may be out of date; None as far as is known."""
+
     async def create(self, job: TrainingJob, *, idempotency: Idempotency | None = None) -> TrainingJob:
         """Keep a new job, or return the one that this key (within its namespace) made before.
 

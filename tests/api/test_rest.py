@@ -466,6 +466,25 @@ def test_ledger_and_steps(http: httpx.Client, server: Served) -> None:
 # ---------------------------------------------------------------- operations
 
 
+def test_what_may_be_old_as_nothing_can_be_written_is_said_with_it(server: Served) -> None:
+    """A full disk: jobs run on, and are shown as they were."""
+    full = "cannot write /data/jobs.db: the disk is full; free some space, nothing is lost so far"
+    with server.http() as http:
+        assert "Warning" not in http.get("/v1/jobs").headers
+        server.store.fault = full
+        try:
+            said = http.get("/v1/jobs").headers["Warning"]
+            assert said == f'110 holdfast "what is told of jobs may be out of date: {full}"'
+            # What was answered before is remembered for a second.
+            wait_until(lambda: http.get("/readyz").status_code == 503, "the probe to say so")
+            assert http.get("/readyz").json()["checks"] == {"store": "failed", "reconciler": "ok"}
+        finally:
+            server.store.fault = None
+        wait_until(
+            lambda: http.get("/readyz").status_code == 200, "the probe to say that there is room again"
+        )
+
+
 def test_ready_means_that_the_reconciler_works(server: Served) -> None:
     with server.http(token=None) as http:
         server.fault.append("it has ended")

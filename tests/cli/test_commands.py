@@ -454,6 +454,17 @@ def test_a_drill_whose_job_ends_with_it_is_reported_without_the_steps(
     assert "no proof: no rank 0 runs that could tell its steps" in result.stderr
 
 
+def test_what_may_be_out_of_date_is_said_once(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    holdfast("submit", str(job_file))
+    server.store.fault = "cannot write jobs.db: the disk is full"
+    done = holdfast("describe", "gpt-small")
+    assert done.stderr == (
+        "warning: what is told of jobs may be out of date: cannot write jobs.db: the disk is full\n"
+    )
+    server.store.fault = None
+    assert holdfast("describe", "gpt-small").stderr == ""
+
+
 def test_a_job_that_is_not_there_keeps_no_other_from_being_deleted(
     holdfast: Holdfast, server: Served, job_file: Path
 ) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from disks import fill, small_disk
 
 from holdfast_controller.cluster import Idempotency, Unavailable
 from holdfast_controller.jobs import Metadata, Phase, Spec, Status, TrainingJob
@@ -42,6 +44,29 @@ def test_a_restart_finds_everything_and_versions_go_on(tmp_path: Path) -> None:
             assert int(newer.metadata.resource_version) > int(made.metadata.resource_version)
 
     asyncio.run(story())
+
+
+async def until_refused(writes: Iterator[Awaitable[object]]) -> None:
+    for write in writes:
+        await write
+
+
+def test_a_full_disk_is_a_fault_until_there_is_room_again(tmp_path: Path) -> None:
+    async def story(disk: Path) -> None:
+        async with opened(disk / "jobs.db") as store:
+            made = await store.create(job("a"))
+            fill(disk / "filler")
+            more = (store.create(job(f"more-{number}")) for number in itertools.count())
+            with pytest.raises(Unavailable, match="the disk is full; free some space"):
+                await until_refused(more)
+            assert "the disk is full" in (store.fault or "")
+            assert await store.get("default", "a") == made, "what is there can be read"
+            (disk / "filler").unlink()
+            await store.replace_status(made, Status(phase=Phase.RUNNING))
+            assert store.fault is None
+
+    with small_disk(tmp_path / "disk") as disk:
+        asyncio.run(story(disk))
 
 
 def refusal(path: Path) -> str:

@@ -18,7 +18,7 @@ from fastapi.security import HTTPBearer
 from ..cluster import Engine, JobStore
 from . import lifecycle, operations, problems, records
 from .access import RECHECK_SECONDS, Access, Gate, TokenGate
-from .backend import Backend, only_known_query
+from .backend import Backend, only_known_query, say_what_is_old
 from .limits import BODY_LIMIT, BodyLimit
 from .requests import RequestLog
 
@@ -64,7 +64,7 @@ def create_app(
     for router in (lifecycle.router, records.router, operations.operations):
         app.include_router(
             router,
-            dependencies=[Depends(bearer), Depends(only_known_query)],
+            dependencies=[Depends(bearer), Depends(only_known_query), Depends(say_what_is_old)],
             responses=problems.RESPONSES,
         )
     problems.install(app)

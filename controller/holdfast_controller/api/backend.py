@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Path, Query, Request, Response
 
 from ..cluster import Engine, Invalid, JobStore
 from ..jobs import JobName, Namespace, TrainingJob
@@ -70,6 +70,13 @@ At = Annotated[Backend, Depends(backend)]
 InNamespace = Annotated[Namespace, Path(description="The namespace of the job.")]
 Named = Annotated[JobName, Path(description="The job's name.")]
 AttemptNumber = Annotated[int | None, Query(ge=1, description="By default the newest attempt.")]
+
+
+async def say_what_is_old(at: At, response: Response) -> None:
+    """Jobs that cannot be written any more are shown as they were: an answer with them says so, and why."""
+    if at.store.fault is not None:
+        said = at.store.fault.encode("ascii", "replace").decode().replace('"', "'")
+        response.headers["Warning"] = f'110 holdfast "what is told of jobs may be out of date: {said}"'
 
 
 async def only_known_query(request: Request) -> None:

@@ -36,7 +36,9 @@ async def healthz() -> str:
     responses={503: {"model": Readiness, "description": "Not ready; `checks` says which part."}},
 )
 async def readyz(at: At) -> JSONResponse:
-    """The store can be read and the reconciler works. Anybody may ask, so causes are in the log alone."""
+    """The store can be read, and as far as is known written, and the reconciler works. Anybody may ask, so
+    causes are in the log alone.
+    """
     checks = {"store": "ok", "reconciler": "ok"}
     # Asked at most once at a time and then not for a second: no stranger sets the pace of our reads.
     if await at.readiness.fresh(lambda: _store_fault(at)) is not None:
@@ -56,7 +58,9 @@ async def _store_fault(at: Backend) -> str | None:
         async with asyncio.timeout(STORE_SECONDS):
             await at.store.get(*ASKED_FOR)
     except NotFound:
-        pass
+        if (fault := at.store.fault) is not None:
+            log.warning("not ready: the store takes no writes", error=fault)
+        return fault
     except (HoldfastError, TimeoutError, OSError) as error:
         fault = str(error) or "timeout"
         log.warning("not ready: the store does not answer", error=fault)

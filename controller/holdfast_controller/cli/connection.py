@@ -56,7 +56,10 @@ class Connection:
     def client(self, timeout: float = 10.0) -> Client:
         from ..client import Client
 
-        return Client(self.address(), self.token(), timeout=timeout)
+        def warned(text: str) -> None:
+            typer.echo(f"warning: {text}", err=True)
+
+        return Client(self.address(), self.token(), timeout=timeout, warned=warned)
 
 
 @dataclass(frozen=True)

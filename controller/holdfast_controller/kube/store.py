@@ -67,6 +67,11 @@ class KubeStore:
         self._keys = KeyRecords(connection)
         self._held: set[str] = set()
 
+    @property
+    def fault(self) -> str | None:
+        """Who reads asks the apiserver, which tells by itself."""
+        return None
+
     # ---------------------------------------------------------------- jobs
 
     async def create(self, job: TrainingJob, *, idempotency: Idempotency | None = None) -> TrainingJob:

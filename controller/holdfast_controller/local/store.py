@@ -78,6 +78,8 @@ class LocalStore:
         self._lock = lock
         self._turn = asyncio.Lock()
         self._watchers = Watchers()
+        self.fault: str | None = None
+        """Of the newest write, as a full disk."""
 
     @classmethod
     async def open(cls, path: Path) -> LocalStore:
@@ -236,15 +238,20 @@ class LocalStore:
     @asynccontextmanager
     async def _write(self) -> AsyncIterator[aiosqlite.Connection]:
         """One transaction: all of it, or nothing where an error leaves the block."""
-        async with self._read() as db:
-            try:
-                await db.execute("BEGIN IMMEDIATE")
-                yield db
-                await db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):  # where a cancelled COMMIT went through there is none
-                    await db.execute("ROLLBACK")
-                raise
+        try:
+            async with self._read() as db:
+                try:
+                    await db.execute("BEGIN IMMEDIATE")
+                    yield db
+                    await db.execute("COMMIT")
+                except BaseException:
+                    with suppress(sqlite3.Error):  # where a cancelled COMMIT went through there is none
+                        await db.execute("ROLLBACK")
+                    raise
+        except Unavailable as error:
+            self.fault = str(error)
+            raise
+        self.fault = None
 
     async def _row(self, db: aiosqlite.Connection, namespace: str, name: str) -> sqlite3.Row:
         row = await _one(

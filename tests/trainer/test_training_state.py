@@ -76,6 +76,33 @@ def test_gradients_are_saved_while_they_add_up_and_not_once_they_were_stepped_wi
     assert carried(state) is None, "nothing has been added up yet"
 
 
+class Wrapped(torch.optim.Optimizer):
+    """As accelerate has it: an Optimizer by type alone, all else is another's."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.inner.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.inner.load_state_dict(state_dict)
+
+
+def test_an_optimizer_that_wraps_another_is_tracked_and_its_gradients_are_not_asked_for() -> None:
+    """Nobody tells when it steps, so nobody knows which gradients are spent."""
+    model = nn.Linear(2, 1)
+    optimizer = Wrapped(torch.optim.AdamW(model.parameters()))
+    state = TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+    model(torch.ones(1, 2)).sum().backward()
+    assert carried(state) is None
+    assert state.restore(saved_by(state)) == []
+
+
 def test_of_a_step_that_the_loop_has_left_in_its_middle_no_gradients_are_saved() -> None:
     """By `break`, say: the step will be done again, from its beginning."""
     model = nn.Linear(2, 1)

@@ -201,7 +201,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
         optimizer.load_state_dict(placed_as(optimizer, state))
     except KeyError as error:
         lacking = {str(error.args[0])}
-    known = optimizer.defaults.keys()
+    known = getattr(optimizer, "defaults", {}).keys()
     for group in optimizer.param_groups:
         if not group.keys() <= {"params", "initial_lr", *known}:
             lacking |= known - group.keys()

@@ -23,13 +23,21 @@ class Unspent:
     """Of one optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._groups = optimizer.param_groups
+        self._optimizer = optimizer
         self._stepped_with: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self._carried = False
-        optimizer.register_step_post_hook(self._after_step)
+        self._hears = True
+        try:
+            optimizer.register_step_post_hook(self._after_step)
+        except AttributeError:  # one that wraps another and was never set up itself (accelerate's)
+            self._hears = False
 
     def _after_step(self, *_: object) -> None:
         self._stepped_with = [(weakref.ref(gradient), gradient._version) for gradient in self._ends()]
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups  # another list after a load
 
     def end_step(self) -> None:
         """A step of the run has ended: gradients that are carried on now are part of the state after it."""
@@ -38,7 +46,7 @@ class Unspent:
         spent = len(now) == len(then) and all(
             a is b and writes == known for (a, writes), (b, known) in zip(now, then, strict=True)
         )
-        self._carried = not spent
+        self._carried = self._hears and not spent
 
     @property
     def in_shards(self) -> bool:

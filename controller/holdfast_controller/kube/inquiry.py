@@ -61,7 +61,8 @@ class Inquiry(Generic[Answer]):
         first_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`concerns` says which objects wait; each is asked about once it has for `first_seconds`."""
+        """`concerns` says which objects wait, of those that nobody has deleted; each is asked about once it
+        has for `first_seconds`."""
         self._connection = connection
         self._pieces = pieces
         self._kind = kind
@@ -124,7 +125,8 @@ class Inquiry(Generic[Answer]):
     def _take(self, notice: Notice) -> None:
         document = notice.object
         uid, attempt = uid_of(document), attempt_of(document)
-        if notice.type == "DELETED" or attempt is None or not self._concerns(document):
+        going = notice.type == "DELETED" or "deletionTimestamp" in document["metadata"]
+        if going or attempt is None or not self._concerns(document):
             self._waiting.pop(uid, None)
             self._known.pop(uid, None)
         elif uid not in self._waiting:

@@ -41,8 +41,7 @@ def queue_waits(
 
 
 def _is_queued(attempt_object: Document) -> bool:
-    meta = attempt_object["metadata"]
-    return "deletionTimestamp" not in meta and QUEUE_LABEL in meta["labels"] and is_suspended(attempt_object)
+    return QUEUE_LABEL in attempt_object["metadata"]["labels"] and is_suspended(attempt_object)
 
 
 async def _why(connection: Connection, attempt_object: Document) -> str | None:

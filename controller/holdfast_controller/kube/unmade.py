@@ -40,10 +40,8 @@ def unmade(
 
 
 def _is_in_the_making(attempt_object: Document) -> bool:
-    if "deletionTimestamp" in attempt_object["metadata"] or is_suspended(attempt_object):
-        return False
     known = (attempt_object.get("status") or {}).get("conditions") or []
-    return all(one["type"] == "Created" for one in known)
+    return not is_suspended(attempt_object) and all(one["type"] == "Created" for one in known)
 
 
 async def _why(connection: Connection, attempt_object: Document) -> str | None:

@@ -121,19 +121,19 @@ def account(
     numbers = sorted(evidence.keys() | records.keys())
     attempts = [_attempt(number, evidence[number], records.get(number)) for number in numbers]
     last_signs = [_last_sign(evidence[number], records.get(number)) for number in numbers]
+    for attempt, last_sign in list(zip(attempts, last_signs, strict=True))[:-1]:
+        if attempt.ended_at is None:  # killed, and forgotten since
+            attempt.ended_at = _moment(last_sign)
     unheard = lost_unheard(attempts)
     for index, attempt in enumerate(attempts):
-        later = attempts[index + 1 :]
-        if later and attempt.ended_at is None:  # killed, and forgotten since
-            attempt.ended_at = _moment(last_signs[index])
-        _book(attempt, later, unheard=unheard)
+        _book(attempt, attempts[index + 1 :], unheard=unheard)
         if index:
             _time_recovery(attempt, attempts[index - 1], last_signs[index - 1])
     return LedgerDocument(
         job=job.key,
         phase=job.status.phase,
         attempts=attempts,
-        totals=_totals(job, attempts, now or datetime.now(UTC)),
+        totals=_totals(job, attempts, now or datetime.now(UTC), unheard=unheard),
         lines=list(lines),
     )
 
@@ -207,13 +207,13 @@ def _time_recovery(attempt: AttemptAccount, before: AttemptAccount, ended: float
     attempt.recovery_seconds = round(attempt.first_step_at.timestamp() - ended, 3)
 
 
-def _totals(job: TrainingJob, attempts: Sequence[AttemptAccount], now: datetime) -> Totals:
+def _totals(job: TrainingJob, attempts: Sequence[AttemptAccount], now: datetime, *, unheard: bool) -> Totals:
     started, finished = job.status.first_started_at, job.status.finished_at
     return Totals(
         attempts=max(job.status.attempt, len(attempts)),
         disruptions=job.status.disruptions,
         failures=job.status.failures,
-        lost_steps=None if lost_unheard(attempts) else sum(attempt.lost_steps or 0 for attempt in attempts),
+        lost_steps=None if unheard else sum(attempt.lost_steps or 0 for attempt in attempts),
         goodput=job.status.goodput,
         recovery_seconds=[a.recovery_seconds for a in attempts if a.recovery_seconds is not None],
         wall_seconds=((finished or now) - started).total_seconds() if started else None,

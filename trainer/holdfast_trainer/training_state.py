@@ -183,8 +183,9 @@ def _load(name: str, part: Stateful, state: dict[str, Any], step: int) -> None:
 
 def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
     """Empty where it is loaded, else what does not fit, in torch's words."""
+    live = model.state_dict()
     try:
-        model.load_state_dict(placed_as(model, state))
+        model.load_state_dict({name: shard_like(value, live.get(name)) for name, value in state.items()})
     except RuntimeError as error:
         if str(error).startswith("Error(s) in loading state_dict"):
             return str(error)
@@ -196,9 +197,14 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
     """Empty where it is loaded, else why it is another optimizer's state: that lacks what this one needs, and
     has what this one does not know. What a version of itself before did not save it has filled in by itself.
     """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    placed = {
+        index: {key: shard_like(value, parameters[index]) for key, value in values.items()}
+        for index, values in state["state"].items()
+    }
     lacking: set[str] = set()
     try:
-        optimizer.load_state_dict(placed_as(optimizer, state))
+        optimizer.load_state_dict({**state, "state": placed})
     except KeyError as error:
         lacking = {str(error.args[0])}
     known = getattr(optimizer, "defaults", {}).keys()
@@ -216,21 +222,6 @@ def _other_groups(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> st
         for groups in (saved["param_groups"], optimizer.param_groups)
     )
     return "" if had == has else f"its groups had {had} parameters, and have {has} now"
-
-
-def placed_as(part: Stateful, saved: dict[str, Any]) -> dict[str, Any]:
-    """`saved`, with tensors cut into shards where `part` has shards."""
-    if isinstance(part, nn.Module):
-        live = part.state_dict()
-        return {name: shard_like(value, live.get(name)) for name, value in saved.items()}
-    if isinstance(part, torch.optim.Optimizer):
-        parameters = [p for group in part.param_groups for p in group["params"]]
-        state = {
-            index: {key: shard_like(value, parameters[index]) for key, value in values.items()}
-            for index, values in saved["state"].items()
-        }
-        return {**saved, "state": state}
-    return saved
 
 
 def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -39,6 +39,10 @@ class Unspent:
     def _groups(self) -> list[dict[str, Any]]:
         return self._optimizer.param_groups  # another list after a load
 
+    @property
+    def _parameters(self) -> list[torch.Tensor]:
+        return list(chain.from_iterable(group["params"] for group in self._groups))
+
     def end_step(self) -> None:
         """A step of the run has ended: gradients that are carried on now are part of the state after it."""
         now = [(gradient, gradient._version) for gradient in self._ends()]
@@ -50,21 +54,20 @@ class Unspent:
 
     @property
     def in_shards(self) -> bool:
-        return any(hasattr(p, "placements") for group in self._groups for p in group["params"])
+        return any(hasattr(p, "placements") for p in self._parameters)
 
     def gradients(self) -> dict[int, torch.Tensor]:
         """By the number of their parameter; none where zero_grad(set_to_none=False) has cleared them."""
         if not self._carried:
             return {}
-        parameters = chain.from_iterable(group["params"] for group in self._groups)
-        found = {number: p.grad for number, p in enumerate(parameters) if p.grad is not None}
+        found = {number: p.grad for number, p in enumerate(self._parameters) if p.grad is not None}
         # What is in shards would ask the other ranks, which may not ask.
         carried = self.in_shards or any(bool(gradient.any()) for gradient in found.values())
         return found if carried else {}
 
     def restore(self, gradients: Mapping[int, Any]) -> None:
         """Go on with what `gradients` gave."""
-        parameters = list(chain.from_iterable(group["params"] for group in self._groups))
+        parameters = self._parameters
         for number, gradient in gradients.items():
             parameters[number].grad = shard_like(gradient, parameters[number]).to(parameters[number].device)
         self._carried = bool(gradients)

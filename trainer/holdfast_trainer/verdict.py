@@ -4,10 +4,9 @@ The loop's spans are added up over an interval; what they do not cover is `other
 in order: what is no computing at all first (validation, data, saves, gaps), then what computing wastes (a
 slow optimizer, a network), then how well the rest uses the device. Validation is no part of a step, and an
 interval has one or has none: it is weighed from the end of the attempt's first one to that of its newest.
-With DDP, what backward waits for the exchange
-of gradients is a phase of its own. Where nobody measured that, it is told from the rest: backward costs about
-twice what forward does (two matrix products for one), and what goes far beyond that with several ranks is the
-exchange.
+With DDP, what backward waits for the exchange of gradients is a phase of its own. Where nobody measured that,
+it is told from the rest: backward costs about twice what forward does (two matrix products for one), and what
+goes far beyond that with several ranks is the exchange.
 """
 
 from __future__ import annotations

@@ -76,8 +76,12 @@ def load_newest(
         for rank, unanswered in enumerate(faults):
             if isinstance(unanswered, ObjectStoreError):
                 raise type(unanswered)(f"step {step} cannot be loaded by rank {rank}: {unanswered}")
-        if any(isinstance(fault, OtherVersion) for fault in faults):
-            raise _written_by_another(store, step, faults)
+        other = next((fault for fault in faults if isinstance(fault, OtherVersion)), None)
+        if other is not None:
+            raise WrongConfiguration(
+                f"{store.location(step)} cannot be read here: {other}. Run that one, or remove this "
+                "checkpoint to go on from the one before it"
+            )
         first = next((f"rank {rank}: {f}" for rank, f in enumerate(faults) if f), None)
         if first is not None:
             skipped.append(Skipped(step, first))
@@ -92,14 +96,6 @@ def load_newest(
             "Restore one from a backup, or remove the directory to start over"
         )
     return None, []
-
-
-def _written_by_another(store: CheckpointStore, step: int, faults: list[Any]) -> WrongConfiguration:
-    told = next(fault for fault in faults if isinstance(fault, OtherVersion))
-    return WrongConfiguration(
-        f"{store.location(step)} cannot be read here: {told}. Run that one, or remove this checkpoint to go "
-        "on from the one before it"
-    )
 
 
 def _all_steps(store: CheckpointStore, gang: Agreement) -> list[int]:

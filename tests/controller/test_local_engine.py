@@ -470,20 +470,28 @@ def test_what_a_killed_save_left_on_a_full_disk_gives_way_to_the_next_attempt(tm
         asyncio.run(story(disk))
 
 
-def test_a_job_that_ends_well_on_a_full_disk_has_finished(tmp_path: Path) -> None:
-    """Nobody can write down there how it ended, and it was taken for killed, and run again."""
+@pytest.mark.parametrize(
+    ("code", "verdict"), [(0, Verdict.FINISHED), (7, Verdict.FAILED)], ids=["well", "badly"]
+)
+def test_how_a_job_ends_on_a_full_disk_is_known_to_the_next_controller_too(
+    tmp_path: Path, code: int, verdict: Verdict
+) -> None:
+    """Nobody could write down there how it ended: it was taken for killed, and run again for ever."""
 
     async def story(data: Path) -> None:
         go = tmp_path / "go"
-        job = waiting_job(command=["sh", "-c", f"echo up; until [ -e {go} ]; do sleep 0.02; done"])
+        script = f"echo up; until [ -e {go} ]; do sleep 0.02; done; exit {code}"
+        job = waiting_job(command=["sh", "-c", script])
         async with at_work(local_engine(data)) as engine:
             await engine.start(job, 1)
             await ranks_up(engine, data, job)
             fill(data / "filler")
             go.touch()
             seen = await until(engine, job, 1, "the end", gone)
-            assert not run_directory(data, job).replica_exit(1, 0).exists()
-            assert classify(seen).verdict is Verdict.FINISHED
+            assert classify(seen).verdict is verdict
+        async with at_work(local_engine(data)) as engine:
+            seen = await until(engine, job, 1, "the end, read again", gone)
+            assert classify(seen).verdict is verdict
 
     with small_disk(tmp_path / "disk") as disk:
         asyncio.run(story(disk))

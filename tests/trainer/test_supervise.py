@@ -259,7 +259,24 @@ def test_a_line_without_an_end_is_shown_before_it_fills_the_memory(tmp_path: Pat
     assert "".join(line.removeprefix("[rank 1] ") for line in lines) == "x" * length
 
 
-def test_a_full_disk_for_the_exit_file_leaves_the_exit_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", ["", Termination("failed", 5, 0, "ValueError: nan").to_json()])
+def test_on_a_disk_that_fills_up_it_is_told_how_the_command_ended(tmp_path: Path, said: str) -> None:
+    with real_disk(tmp_path / "disk", 8 << 20) as disk:
+        message, up = disk / "message", tmp_path / "up"
+        script = (
+            f"touch {up}; while [ -e {up} ]; do sleep 0.02; done; printf %s '{said}' >> {message}; exit 9"
+        )
+        command = [*SUPERVISE, "--exit", str(disk / "exit"), "--tell-exit", "--", "sh", "-c", script]
+        with subprocess.Popen(command, env={**os.environ, ENV_TERMINATION_LOG: str(message)}) as supervisor:
+            wait_until(up.exists, "the command to start")
+            fill_whole(disk)
+            up.unlink()
+            assert supervisor.wait(300) == 9
+        assert ended(disk / "exit")["code"] == 9
+        assert message.read_text() == said if said else json.loads(message.read_text())["code"] == 9
+
+
+def test_an_exit_file_that_cannot_be_written_leaves_the_exit_code(tmp_path: Path) -> None:
     command = [*SUPERVISE, "--exit", str(tmp_path / "missing" / "exit"), "--", "sh", "-c", "exit 9"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 9

@@ -46,9 +46,9 @@ from .contract import (
     NO_ROOM,
     Termination,
     rank_mark,
-    replace_durably,
     write_termination,
 )
+from .kept_room import KeptFile, keep_room
 from .tee import MarkedLines, Sink, copy, write_all
 
 USAGE = (
@@ -249,20 +249,23 @@ def run(options: Options, *, in_place: bool = False) -> int:
             last = Termination("failed", 0, 0, message, storage_unavailable=error.errno in NO_ROOM)
             write_termination(_termination_log(), last)
             return EXIT_IO_ERROR
+    exit_file = KeptFile(options.exit) if options.exit is not None else None
+    if ENV_TERMINATION_LOG in os.environ:
+        keep_room(_termination_log())
     pipe = feed = None
     if options.tee and log is not None:
         pipe, feed = os.pipe()
     try:
         child = Child(options.command, log if feed is None else feed, in_place=in_place)
     except OSError as error:
-        return _refuse(options, error, log)
+        return _refuse(options, error, log, exit_file)
     if feed is not None and pipe is not None and log is not None:
         os.close(feed)
         code = _show(child, pipe, log)
     else:
         code = child.wait()
     end = how_it_ended(code, child.peak_bytes)
-    record(options.exit, end)
+    record(exit_file, end)
     if code != 0 and options.tell_exit:
         write_termination(_termination_log(), json.dumps({"rank": int(os.environ.get("RANK", "0")), **end}))
     if code == 0 and options.fail_on_notice and _was_interrupted():
@@ -302,7 +305,7 @@ def _termination_log() -> Path:
     return Path(os.environ.get(ENV_TERMINATION_LOG, DEFAULT_TERMINATION_LOG))
 
 
-def _refuse(options: Options, error: OSError, log: int | None) -> int:
+def _refuse(options: Options, error: OSError, log: int | None, exit_file: KeptFile | None) -> int:
     """The command cannot be executed, and no retry will mend that: say so everywhere it is read."""
     name = options.command[0]
     if isinstance(error, FileNotFoundError):
@@ -314,7 +317,7 @@ def _refuse(options: Options, error: OSError, log: int | None) -> int:
     message = f"cannot run {name!r}: {remedy}"
     write_all(2 if log is None else log, f"supervise: {message}\n".encode())
     write_termination(_termination_log(), Termination("failed", 0, 0, message, config_error=True))
-    record(options.exit, how_it_ended(EXIT_CONFIG_ERROR))
+    record(exit_file, how_it_ended(EXIT_CONFIG_ERROR))
     return EXIT_CONFIG_ERROR
 
 
@@ -324,16 +327,16 @@ def how_it_ended(code: int, peak_bytes: int | None = None) -> dict[str, float | 
     return {**how, "ended": time.time(), "peak_bytes": peak_bytes}
 
 
-def record(path: Path | None, end: dict[str, float | None]) -> None:
-    """Write the exit file; on a full disk the exit code alone has to do. There may be no room to say so
+def record(exit_file: KeptFile | None, end: dict[str, float | None]) -> None:
+    """Write the exit file; where that fails the exit code alone has to do. There may be no room to say so
     either, and what Python cannot write to sys.stderr would change that code."""
-    if path is None:
+    if exit_file is None:
         return
     try:
-        replace_durably(path, json.dumps(end))
+        exit_file.write(json.dumps(end))
     except OSError as error:
         with suppress(OSError):
-            write_all(2, f"supervise: cannot write {path}: {error.strerror}\n".encode())
+            write_all(2, f"supervise: cannot write {exit_file.path}: {error.strerror}\n".encode())
 
 
 def main(argv: list[str], *, in_place: bool = False) -> int:

@@ -66,6 +66,12 @@ class AttemptKind:
     """Where replica 0 is found, by the name of the attempt object."""
     suspend: tuple[str, ...]
     """Where its spec says that it is not to have pods: keys, from the outside in."""
+    maker: Callable[[str], tuple[str, str]]
+    """Kind and name of the object whose Events tell why pods are not made; by the attempt object's name."""
+    refused: str
+    """The reason of such an Event."""
+    has_made: Callable[[Mapping[str, Any]], bool]
+    """Whether the status of an attempt object says that all pods were made, or that no more are."""
     documents: Callable[[TrainingJob, Document, Document], tuple[Document, ...]]
     """Of a job as of the attempt, metadata and the pods' template: all beside, then the attempt object."""
     ends_with_pods: bool = False

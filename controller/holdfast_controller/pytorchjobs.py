@@ -13,6 +13,9 @@ end together, and finished pods stay for their evidence (`cleanPodPolicy: None`)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from .attempt_kind import AttemptKind, Document, Resource
 from .jobs import TrainingJob
 
@@ -40,6 +43,10 @@ def _documents(job: TrainingJob, metadata: Document, template: Document) -> tupl
     return (pytorch_job,)
 
 
+def _has_made(status: Mapping[str, Any]) -> bool:
+    return any(one["type"] != "Created" for one in status.get("conditions") or ())
+
+
 PYTORCH_JOB = AttemptKind(
     resource=RESOURCE,
     operator="the Kubeflow Training Operator",
@@ -50,5 +57,8 @@ PYTORCH_JOB = AttemptKind(
     longest_suffix="-worker-9999",
     address=lambda name: f"{name}-{REPLICA_TYPE.lower()}-0",
     suspend=("runPolicy", "suspend"),
+    maker=lambda name: (RESOURCE.kind, name),
+    refused="FailedCreatePod",
+    has_made=_has_made,
     documents=_documents,
 )

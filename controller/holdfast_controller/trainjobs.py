@@ -20,6 +20,8 @@ going. Nor does its runtime go before it: Trainer's webhook refuses every change
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from typing import Any
 
 from .attempt_kind import AttemptKind, Document, Resource
 from .jobs import TrainingJob
@@ -68,6 +70,12 @@ def _documents(job: TrainingJob, metadata: Document, template: Document) -> tupl
     return runtime, train_job
 
 
+def _has_made(status: Mapping[str, Any]) -> bool:
+    """JobSet counts its Job as ready when all pods of it are."""
+    jobs = status.get("jobsStatus") or ()
+    return any(job.get(count) for job in jobs for count in ("ready", "succeeded", "failed"))
+
+
 TRAIN_JOB = AttemptKind(
     resource=RESOURCE,
     operator="Kubeflow Trainer",
@@ -78,6 +86,9 @@ TRAIN_JOB = AttemptKind(
     longest_suffix=f"-{NODE}-0-9999-abcde",
     address=lambda name: f"{name}-{NODE}-0-0.{name}",
     suspend=("suspend",),
+    maker=lambda name: ("Job", f"{name}-{NODE}-0"),
+    refused="FailedCreate",
+    has_made=_has_made,
     documents=_documents,
     ends_with_pods=True,
     late="must be created before the TrainJob is created",

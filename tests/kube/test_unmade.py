@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 from small_apiserver import connected, meanwhile
-from tests.kube.documents import RUNNING, of_attempt, pod
+from tests.kube.documents import RUNNING, in_kind, of_attempt, pod
 
+from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.cluster import AttemptObservation, ReplicaState
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob, Verdict
 from holdfast_controller.kube.events import events_path
 from holdfast_controller.kube.observation import attempt_observation
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.unmade import FIRST_SECONDS, unmade
+from holdfast_controller.manifests import KINDS
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
+from holdfast_controller.trainjobs import TRAIN_JOB
 
 JOB = TrainingJob(
     metadata=Metadata(name="gpt", namespace="team", uid="job-1"),
@@ -29,6 +32,11 @@ SAID = (
     "for less (replicas, gpus, resources), or have it raised"
 )
 CREATED = {"type": "Created", "status": "True"}
+MAKERS = {
+    PYTORCH_JOB: "involvedObject.kind=PyTorchJob,involvedObject.name=gpt-1",
+    TRAIN_JOB: "involvedObject.kind=Job,involvedObject.name=gpt-1-node-0",
+}
+NOT_READY = {"jobsStatus": [{"name": "node", "active": 1, "ready": 0, "succeeded": 0, "failed": 0}]}
 
 
 def told(reason: str, message: str, second: int) -> dict[str, Any]:
@@ -40,33 +48,37 @@ def told(reason: str, message: str, second: int) -> dict[str, Any]:
     }
 
 
-EVENTS = [
-    told("SuccessfulCreatePod", "Created pod: gpt-1-worker-0", 1),
-    told("FailedCreatePod", f"Error creating: {NO_ROOM}", 2),
-]
+def refusal(kind: AttemptKind, second: int) -> list[dict[str, Any]]:
+    """What the maker of its pods tells: one was made, and one refused."""
+    made = told(kind.refused.replace("Failed", "Successful"), "Created pod: gpt-1-worker-0", 1)
+    return [made, told(kind.refused, f"Error creating: {NO_ROOM}", second)]
 
 
 def seen(
-    pods: list[Any], events: list[Any], conditions: list[Any], directory: Path
+    pods: list[Any],
+    events: list[Any],
+    status: dict[str, Any],
+    directory: Path,
+    kind: AttemptKind = PYTORCH_JOB,
 ) -> tuple[AttemptObservation, int]:
     """The attempt, and how often its Events were listed."""
-    metadata = {"name": "gpt-1", "creationTimestamp": "2026-05-01T12:00:00Z"}
-    made = of_attempt(JOB, {"metadata": metadata, "spec": {}, "status": {"conditions": conditions}})
+    metadata = {"name": "gpt-1", "creationTimestamp": "2026-05-01T12:00:01Z"}
+    made = of_attempt(JOB, {"metadata": metadata, "spec": {}, "status": status})
     now, asked = [1000.0], [0]
 
     async def listed(request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
             await asyncio.Event().wait()
-        items = [made] if request.path == PYTORCH_JOB.resource.path else []
+        items = [made] if request.path == kind.resource.path else []
         return web.json_response({"metadata": {"resourceVersion": "9"}, "items": items})
 
     async def tell(request: web.Request) -> web.Response:
-        assert request.query["fieldSelector"] == "involvedObject.uid=gpt-1"
+        assert request.query["fieldSelector"] == MAKERS[kind]
         asked[0] += 1
         return web.json_response({"metadata": {"resourceVersion": "9"}, "items": events})
 
     async def story() -> AttemptObservation:
-        routes = [web.get(path, listed) for path in (PODS, PYTORCH_JOB.resource.path)]
+        routes = [web.get(path, listed) for path in (PODS, *(one.resource.path for one in KINDS.values()))]
         async with connected([*routes, web.get(events_path("team"), tell)], directory) as connection:
             pieces = Pieces(connection)
             inquiry = unmade(connection, pieces, lambda: now[0])
@@ -81,14 +93,28 @@ def seen(
     return asyncio.run(story()), asked[0]
 
 
-def test_a_gang_that_its_quota_keeps_out_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        pytest.param(PYTORCH_JOB, {"conditions": [CREATED]}, id="PyTorchJob"),
+        pytest.param(TRAIN_JOB, {}, id="TrainJob"),
+        pytest.param(TRAIN_JOB, NOT_READY, id="TrainJob, its Job made"),
+    ],
+)
+def test_a_gang_that_its_quota_keeps_out_says_so(
+    kind: AttemptKind, status: dict[str, Any], tmp_path: Path
+) -> None:
     """It is not the operator, which is installed and running."""
-    observation, _ = seen([], EVENTS, [CREATED], tmp_path)
+    observation, _ = seen([], refusal(kind, 2), status, tmp_path, kind)
     assert observation.waiting == f"replica 0 (and 1 more replicas): {SAID}"
 
 
-def test_a_gang_of_which_a_quota_lets_a_part_in_can_give_its_place_back(tmp_path: Path) -> None:
-    observation, _ = seen([of_attempt(JOB, pod(0, state=RUNNING))], EVENTS, [], tmp_path)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_gang_of_which_a_quota_lets_a_part_in_can_give_its_place_back(
+    kind: AttemptKind, tmp_path: Path
+) -> None:
+    made = in_kind(kind, of_attempt(JOB, pod(0, state=RUNNING)))
+    observation, _ = seen([made], refusal(kind, 2), {}, tmp_path, kind)
     up, left_out = observation.replicas
     assert up.state is ReplicaState.RUNNING
     assert (left_out.state, left_out.stuck) == (ReplicaState.PENDING, Verdict.UNSCHEDULABLE)
@@ -96,17 +122,31 @@ def test_a_gang_of_which_a_quota_lets_a_part_in_can_give_its_place_back(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("events", "conditions", "asked"),
+    ("kind", "events", "status", "asked"),
     [
-        pytest.param(EVENTS[:1], [CREATED], 1, id="nothing is refused"),
-        pytest.param(EVENTS, [CREATED, {"type": "Running", "status": "True"}], 0, id="it has run"),
+        pytest.param(
+            PYTORCH_JOB, refusal(PYTORCH_JOB, 2)[:1], {"conditions": [CREATED]}, 1, id="nothing is refused"
+        ),
+        pytest.param(
+            PYTORCH_JOB,
+            refusal(PYTORCH_JOB, 2),
+            {"conditions": [CREATED, {"type": "Running", "status": "True"}]},
+            0,
+            id="it has run",
+        ),
+        pytest.param(
+            TRAIN_JOB, refusal(TRAIN_JOB, 2), {"jobsStatus": [{"ready": 1}]}, 0, id="all its pods are ready"
+        ),
+        pytest.param(
+            TRAIN_JOB, refusal(TRAIN_JOB, 0), {}, 1, id="a job of its name before it was refused a pod"
+        ),
     ],
 )
 def test_otherwise_its_operator_is_behind(
-    events: list[Any], conditions: list[Any], asked: int, tmp_path: Path
+    kind: AttemptKind, events: list[Any], status: dict[str, Any], asked: int, tmp_path: Path
 ) -> None:
-    observation, listed = seen([], events, conditions, tmp_path)
+    observation, listed = seen([], events, status, tmp_path, kind)
     assert observation.waiting == (
-        "waits for the Kubeflow Training Operator to make its pods; is it installed and running?"
+        f"waits for {kind.operator} to make its pods; is it installed and running?"
     )
     assert listed == asked

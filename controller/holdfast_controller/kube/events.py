@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -90,11 +91,27 @@ class EventLog:
 
     async def of(self, namespace: str, uid: str) -> list[Event]:
         """Of the object with this uid, oldest first, the newest 200."""
-        found: list[Event] = []
-        query = {"fieldSelector": f"involvedObject.uid={uid}"}
-        async for page in pages(self._connection, events_path(namespace), query):
-            found.extend(_event(document) for document in page["items"])
-        return sorted(found, key=lambda event: event.time)[-KEPT:]
+        return _in_order(await self._listed(namespace, f"involvedObject.uid={uid}"))
+
+    async def of_named(self, namespace: str, kind: str, name: str, since: str) -> list[Event]:
+        """Of an object whose uid is not known, as `of`. What was told first before `since` was of another one
+        of its name; both times are the apiserver's."""
+        told = await self._listed(namespace, f"involvedObject.kind={kind},involvedObject.name={name}")
+        begin = datetime.fromisoformat(since)
+        return _in_order(
+            document
+            for document in told
+            if datetime.fromisoformat(document["metadata"]["creationTimestamp"]) >= begin
+        )
+
+    async def _listed(self, namespace: str, fields: str) -> list[Document]:
+        query = {"fieldSelector": fields}
+        listed = pages(self._connection, events_path(namespace), query)
+        return [document async for page in listed for document in page["items"]]
+
+
+def _in_order(documents: Iterable[Document]) -> list[Event]:
+    return sorted(map(_event, documents), key=lambda event: event.time)[-KEPT:]
 
 
 def _document(name: str, about: dict[str, str], event: Event) -> Document:

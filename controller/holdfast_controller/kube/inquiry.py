@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Generic, TypeVar
@@ -48,13 +48,13 @@ class _Waiting:
 
 
 class Inquiry(Generic[Answer]):
-    """About objects of one kind of `pieces`."""
+    """About objects of some kinds of `pieces`."""
 
     def __init__(
         self,
         connection: Connection,
         pieces: Pieces,
-        kind: Callable[[Pieces], Reflector],
+        kinds: Callable[[Pieces], Iterable[Reflector]],
         *,
         concerns: Callable[[Document], bool],
         ask: Callable[[Connection, Document], Awaitable[Answer | None]],
@@ -65,7 +65,7 @@ class Inquiry(Generic[Answer]):
         has for `first_seconds`."""
         self._connection = connection
         self._pieces = pieces
-        self._kind = kind
+        self._kinds = kinds
         self._concerns = concerns
         self._ask = ask
         self._first_seconds = first_seconds
@@ -89,16 +89,13 @@ class Inquiry(Generic[Answer]):
     @contextmanager
     def followed(self) -> Iterator[Connection]:
         """Know which objects wait; gives the connection to ask over."""
-        reflector = self._kind(self._pieces)
-        stop = reflector.listen(self._take)
-        for document in reflector.all():
-            self._take(Notice("ADDED", document))
-        try:
+        with ExitStack() as listening:
+            listening.callback(self._forget)
+            for reflector in self._kinds(self._pieces):
+                listening.callback(reflector.listen(self._take))
+                for document in reflector.all():
+                    self._take(Notice("ADDED", document))
             yield self._connection.apart(PER_SECOND, BURST)
-        finally:
-            stop()
-            self._waiting.clear()
-            self._known.clear()
 
     async def look(self, connection: Connection) -> None:
         """Ask about those that are due, and have their jobs looked at where the answer is a new one."""
@@ -121,6 +118,10 @@ class Inquiry(Generic[Answer]):
                 if found is not None:
                     self._known[uid] = found
                 self._pieces.wake(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
+
+    def _forget(self) -> None:
+        self._waiting.clear()
+        self._known.clear()
 
     def _take(self, notice: Notice) -> None:
         document = notice.object

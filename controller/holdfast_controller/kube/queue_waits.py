@@ -32,7 +32,7 @@ def queue_waits(
     return Inquiry(
         connection,
         pieces,
-        lambda pieces: pieces.objects[PYTORCH_JOB],
+        lambda pieces: [pieces.objects[PYTORCH_JOB]],
         concerns=_is_queued,
         ask=_why,
         first_seconds=FIRST_SECONDS,

@@ -28,7 +28,7 @@ def slow_starts(
     return Inquiry(
         connection,
         pieces,
-        lambda pieces: pieces.pods,
+        lambda pieces: [pieces.pods],
         concerns=creating,
         ask=_told,
         first_seconds=SLOW_SECONDS,

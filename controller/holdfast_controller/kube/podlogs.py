@@ -1,4 +1,11 @@
-"""A pod's output as lines, as `kubectl logs` gives it."""
+"""A pod's output as lines, as `kubectl logs` gives it; one that is followed is followed to its end.
+
+A kubelet that is started again ends the log of a container that runs on as if that had ended, and an
+apiserver that goes tears it: `kubectl logs -f` stops there. So such a log comes with the time of each line,
+and where it stops before its container has, it is asked for again from the time of the last line on. That is
+by whole seconds, so lines that were shown come again, and are known by their times, in which the node writes
+all nine digits.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,7 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from holdfast_controller.cluster import Invalid, NotFound
+from holdfast_controller.cluster import Invalid, NotFound, Unavailable
 from holdfast_controller.lines import Lines
 
 from .connection import Connection, Document
@@ -15,37 +22,77 @@ from .pieces import pod_path
 from .pod_state import kind_of_pod
 
 FIRST_LINE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 5.0
+"""Between two tries to follow a log that was torn."""
 _LOST = re.compile(rb"unable to retrieve container logs for [\w-]+://[0-9a-f]+\s*")
 """What a kubelet sends, as if it were the log, once it has removed the container of a pod that is going."""
+_TIMED = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)) ?(.*)", re.DOTALL)
 
 
 async def pod_lines(
     connection: Connection, pod: Document, *, tail: int | None, follow: bool, over: Callable[[], bool]
 ) -> AsyncGenerator[str]:
-    """Lines without their ends; with `follow` until the container ends. Raises NotFound, also where the node
-    has the log no more.
+    """Lines without their ends; with `follow` until `over`, which says that no more will come. Raises
+    NotFound, also where the node has the log no more, and Unavailable where it cannot be read at all.
 
-    A container that has not started has no lines; with `follow` they are waited for until `over`.
+    A container that has not started has no lines; with `follow` they are waited for.
     """
     path = pod_path(pod)
     query: dict[str, str | int | bool] = {"container": kind_of_pod(pod).container}
     if tail is not None:
         query["tailLines"] = tail
     if follow:
-        query["follow"] = True
+        query |= {"follow": True, "timestamps": True}
+    times, pause = _Times(), FIRST_LINE_SECONDS
     while True:
+        before = times.last
         try:
             async with aclosing(connection.stream(f"{path}/log", query, silence_seconds=None)) as chunks:
                 lines = Lines()
                 async for chunk in chunks:
                     for line in lines.take(chunk):
-                        yield line
+                        if (text := times.new(line) if follow else line) is not None:
+                            yield text
                 if _LOST.fullmatch(lines.rest):
                     raise NotFound(f"{path}: the node has removed its container, and the log with it")
-                for line in lines.end():
-                    yield line
-                return
+                if not follow or over():
+                    for line in lines.end():
+                        if (text := times.new(line) if follow else line) is not None:
+                            yield text
+                    return
         except Invalid:  # 400: it is waiting to start
             if not follow or over():
                 return
-        await asyncio.sleep(FIRST_LINE_SECONDS)
+        except NotFound:
+            if not times.last:
+                raise
+            return
+        except Unavailable:
+            if not times.last or over():
+                raise
+        if times.last:
+            query.pop("tailLines", None)
+            query["sinceTime"] = times.last
+        pause = FIRST_LINE_SECONDS if times.last != before else min(2 * pause, LONGEST_PAUSE_SECONDS)
+        await asyncio.sleep(pause if times.last else FIRST_LINE_SECONDS)
+
+
+class _Times:
+    """Of the lines of one log, which may come again."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self._again = False
+
+    def new(self, line: str) -> str | None:
+        """The line without its time; None where it has come before. What has none goes on the one before it,
+        or is the kubelet's own."""
+        timed = _TIMED.fullmatch(line)
+        if timed is None:
+            return None if self._again else line
+        time, text = timed.groups()
+        self._again = time <= self.last
+        if self._again:
+            return None
+        self.last = time
+        return text

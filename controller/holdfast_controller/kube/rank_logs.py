@@ -14,8 +14,9 @@ from .connection import Connection
 from .last_words import LastWords
 from .observation import attempt_observation
 from .pieces import Pieces
-from .pod_state import index_of
+from .pod_state import index_of, terminated
 from .podlogs import pod_lines
+from .reflector import uid_of
 
 
 class RankLogs:
@@ -64,6 +65,9 @@ class RankLogs:
 
         def over() -> bool:
             pods = self._pieces.pods_of(job, attempt)
+            now = next((one for one in pods if uid_of(one) == uid_of(pod)), None)
+            if now is None or terminated(now):
+                return True
             attempt_object = self._pieces.object_of(job, attempt)
             return attempt_observation(attempt, job.spec.replicas, attempt_object, pods).gone
 

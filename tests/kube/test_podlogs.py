@@ -1,0 +1,95 @@
+"""A log that is followed is followed to its container's end; a server plays the apiserver and the kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from small_apiserver import connected
+from tests.kube.documents import pod
+
+from holdfast_controller.cluster import NotFound, Unavailable
+from holdfast_controller.kube import podlogs
+from holdfast_controller.kube.podlogs import pod_lines
+
+SAID = [f"2026-05-01T12:00:0{at}.{at}00000000{at}Z step {at}" for at in (1, 2, 3, 4)]
+SAID.insert(2, "2026-05-01T12:00:02.200000003Z a line of the same second")
+SHOWN = [line.partition(" ")[2] for line in SAID]
+
+
+def body(since: str = "", until: int = len(SAID), part: str = "") -> str:
+    """What a kubelet has of the log from `since` on, by whole seconds as it is told, and a part of a line."""
+    return "".join(f"{line}\n" for line in SAID[:until] if line[:19] >= since[:19]) + part
+
+
+class Log:
+    """Each connection takes the next of `ways` in which it goes; the last one is whole."""
+
+    def __init__(self, *ways: str) -> None:
+        self.ways = list(ways)
+        self.whole = False
+
+    async def read(self, request: web.Request) -> web.StreamResponse:
+        assert (request.query["follow"], request.query["timestamps"]) == ("true", "true")
+        way = self.ways.pop(0) if self.ways else "whole"
+        if way == "kubelet is down":
+            return web.json_response({"message": "dial tcp 10.0.0.2:10250: connection refused"}, status=500)
+        if way == "pod is gone":
+            return web.json_response({"message": "pods not found"}, status=404)
+        self.whole = way == "whole"
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        since = request.query.get("sinceTime", "")
+        text = body(since) if self.whole else body(since, 2, part="2026-05-01T12:00:02.2000")
+        await answer.write(text.encode())
+        if way == "apiserver killed":
+            assert request.transport is not None
+            request.transport.close()
+        return answer
+
+
+def followed(log: Log, directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(podlogs, "FIRST_LINE_SECONDS", 0.01)
+    monkeypatch.setattr(podlogs, "LONGEST_PAUSE_SECONDS", 0.01)
+
+    async def story() -> list[str]:
+        route = web.get("/api/v1/namespaces/team/pods/gpt-1-worker-0/log", log.read)
+        async with connected([route], directory) as connection:
+            one = pod(0)
+            one["metadata"]["namespace"] = "team"
+            lines = pod_lines(connection, one, tail=5, follow=True, over=lambda: log.whole)
+            return [line async for line in lines]
+
+    return asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        pytest.param(["kubelet restarted", "kubelet is down"], id="kubelet restarted"),
+        pytest.param(["apiserver killed"], id="apiserver killed"),
+        pytest.param(["kubelet restarted", "apiserver killed", "kubelet restarted"], id="again and again"),
+    ],
+)
+def test_a_log_goes_on_where_it_was_torn(
+    ways: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line once: a kubelet that starts again ends the log of a container that runs on."""
+    assert followed(Log(*ways), tmp_path, monkeypatch) == SHOWN
+
+
+def test_a_log_that_was_torn_ends_where_its_pod_has_gone_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log("kubelet restarted", "pod is gone")
+    assert followed(log, tmp_path, monkeypatch) == SHOWN[:2]
+
+
+@pytest.mark.parametrize(("way", "error"), [("pod is gone", NotFound), ("kubelet is down", Unavailable)])
+def test_a_log_that_cannot_be_read_at_all_says_so(
+    way: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(error):
+        followed(Log(way), tmp_path, monkeypatch)

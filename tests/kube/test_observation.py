@@ -35,6 +35,7 @@ from holdfast_controller.kube.observation import (
     deleted_by_others,
 )
 from holdfast_controller.manifests import KINDS
+from holdfast_controller.policy.classify import classify
 from holdfast_controller.trainjobs import TRAIN_JOB
 from holdfast_trainer.contract import Termination
 
@@ -465,3 +466,24 @@ def test_the_gang_has_its_place_when_the_last_replica_has() -> None:
     assert placed.timestamp() == NOON_SECONDS + 7
     assert attempt_observation(1, 2, job(), [first, waiting]).placed_at is None
     assert attempt_observation(1, 2, job(), [first]).placed_at is None
+
+
+@pytest.mark.parametrize("turn", [1, -1], ids=["as they came", "the other way round"])
+def test_pods_of_a_job_that_is_made_again_are_no_replicas(turn: int) -> None:
+    """Somebody deletes the Job of a TrainJob: JobSet makes another, and that pods of other names, which run
+    on as if nothing had been. What was interrupted counts, and it is over once these have ended too."""
+
+    def made(at: int, one: Any) -> Any:
+        one["metadata"]["creationTimestamp"] = f"2026-05-01T12:{at:02}:00Z"
+        return in_kind(TRAIN_JOB, one)
+
+    first = [made(0, pod(index, state=ended(1, SAVED), deleted=(NOON, 30))) for index in (0, 1)]
+    again = [made(10, pod(index, state=RUNNING)) for index in (0, 1)]
+    seen = attempt_observation(1, 2, in_kind(TRAIN_JOB, job()), [*first, *again][::turn])
+    assert not seen.gone
+    assert [(one.state, one.disrupted) for one in seen.replicas] == [(ReplicaState.FAILED, True)] * 2
+    killed = [made(10, pod(index, state=ended(137), deleted=(NOON, 1))) for index in (0, 1)]
+    attempt = in_kind(TRAIN_JOB, job(annotations={KILLED: NOON}))
+    over = attempt_observation(1, 2, attempt, [*first, *killed][::turn])
+    assert over.gone
+    assert classify(over).verdict is Verdict.DISRUPTED

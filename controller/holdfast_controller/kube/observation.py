@@ -2,7 +2,10 @@
 
 A pod that has ended is kept by our finalizer (`EVIDENCE`) until its attempt has a verdict: what it said
 last, and who took it, cannot get lost while no controller looks; and an operator that would make it again
-finds that it is there still, so no replica is ever restarted in place.
+finds that it is there still. Where pods' names end at random that keeps nobody off: of a Job or a JobSet
+that somebody deletes, Kubeflow Trainer makes another, and that its pods. Then the first pod of each replica
+is the replica, whose end ends the attempt, and those that came after it have to end too: no replica is ever
+restarted in place.
 
 Who ended a pod: the platform says so itself (a DisruptionTarget condition, a reason such as Evicted), or
 somebody deleted it before we did. Our own stops and kills are marked on the attempt object before they are
@@ -78,7 +81,7 @@ def attempt_observation(
     """A snapshot. `replicas` is how many there should be; `slow`: what keeps pods from starting, `queued`:
     why its queue does not admit it, `unmade`: why its pods are not made, all by uid."""
     ours = _asked_by_us(attempt_object)
-    by_index = {index_of(pod): pod for pod in pods}
+    by_index, again = _first_made(pods)
     whole = attempt_object is not None and not _has_ended(attempt_object, len(pods) >= replicas)
     missing = _missing(attempt_object if whole else None, unmade or {})
     seen = tuple(
@@ -88,7 +91,8 @@ def attempt_observation(
         for index in range(replicas)
     )
     exists = attempt_object is not None or bool(pods)
-    ended = all(one.state in (ReplicaState.SUCCEEDED, ReplicaState.FAILED) for one in seen)
+    others = [_replica(index_of(pod), pod, ours, attempt_object, slow or {}) for pod in again]
+    ended = all(one.state in (ReplicaState.SUCCEEDED, ReplicaState.FAILED) for one in (*seen, *others))
     gone = not exists or ended
     starts = [time for pod in pods if (time := started(pod)) is not None]
     # A controller may have died after its mark, before it deleted anything: then the stop is still to do.
@@ -111,6 +115,13 @@ def with_evidence(manifests: Manifests) -> Manifests:
     """With our finalizer on the pods that the operator will make."""
     manifests.pods["metadata"]["finalizers"] = [EVIDENCE]
     return manifests
+
+
+def _first_made(pods: Sequence[Document]) -> tuple[dict[int, Document], list[Document]]:
+    """The pod of each replica, and those that were made again."""
+    in_order = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+    first = {index_of(pod): pod for pod in reversed(in_order)}
+    return first, [pod for pod in in_order if first[index_of(pod)] is not pod]
 
 
 def _missing(attempt_object: Document | None, unmade: Mapping[str, str]) -> ReplicaObservation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,13 @@ def test_a_log_goes_on_where_it_was_torn(
 ) -> None:
     """Each line once: a kubelet that starts again ends the log of a container that runs on."""
     assert followed(Log(*ways), tmp_path, monkeypatch) == SHOWN
+
+
+def test_a_node_whose_clock_is_set_back_has_all_its_lines_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SAID", SAID[::-1])
+    assert followed(Log(), tmp_path, monkeypatch) == SHOWN[::-1]
 
 
 def test_a_log_that_was_torn_ends_where_its_pod_has_gone_meanwhile(

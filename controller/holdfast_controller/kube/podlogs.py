@@ -46,6 +46,7 @@ async def pod_lines(
     times, pause = _Times(), FIRST_LINE_SECONDS
     while True:
         before = times.last
+        times.begin()
         try:
             async with aclosing(connection.stream(f"{path}/log", query, silence_seconds=None)) as chunks:
                 lines = Lines()
@@ -78,21 +79,27 @@ async def pod_lines(
 
 
 class _Times:
-    """Of the lines of one log, which may come again."""
+    """Of the lines of one log, of which the newest come again where it is asked for anew."""
 
     def __init__(self) -> None:
         self.last = ""
-        self._again = False
+        self._known = ""
+        """Up to here the lines have come before; empty where no more of them will. Else times are not
+        compared: a node's clock may be set back."""
+
+    def begin(self) -> None:
+        """The log is asked for from `last` on."""
+        self._known = self.last
 
     def new(self, line: str) -> str | None:
         """The line without its time; None where it has come before. What has none goes on the one before it,
         or is the kubelet's own."""
         timed = _TIMED.fullmatch(line)
         if timed is None:
-            return None if self._again else line
+            return None if self._known else line
         time, text = timed.groups()
-        self._again = time <= self.last
-        if self._again:
+        if self._known and time <= self._known:
             return None
+        self._known = ""
         self.last = time
         return text

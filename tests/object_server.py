@@ -2,9 +2,10 @@
 
 `python object_server.py PORT FAULTS`: FAULTS is a JSON list of rules, read anew with each request:
 `{"method": "PUT", "path": regular expression, "query": likewise, "answer": ..., "times": how often}`; what is
-left out fits everything. Answers: `slow-down`, `forbidden` as Amazon's; `stall` answers when FAULTS changes;
-`cut` loses the connection in the middle of what is answered; `unconditional` forgets If-None-Match, as
-servers do that do not know it.
+left out fits everything. Answers: `slow-down`, `forbidden`, `conflict`, `bad-digest`, `not-deleted` as
+Amazon's; `slow-down-write` as MinIO's; `page` is a web server's in its place; `stall` answers when FAULTS
+changes; `cut` loses the connection in the middle of what is answered; `short` has only half of it; `flipped`
+has one bit of it otherwise; `unconditional` forgets If-None-Match, as servers do that do not know it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,14 @@ ERROR = "<?xml version='1.0'?><Error><Code>{}</Code><Message>{}</Message></Error
 ERRORS = {
     "slow-down": ("503 Slow Down", ERROR.format("SlowDown", "Please reduce your request rate.")),
     "forbidden": ("403 Forbidden", ERROR.format("AccessDenied", "Access Denied")),
+    "conflict": ("409 Conflict", ERROR.format("ConditionalRequestConflict", "A conflicting operation.")),
+    "bad-digest": ("400 Bad Request", ERROR.format("BadDigest", "The checksum did not match.")),
+    "slow-down-write": ("503 Slow Down", ERROR.format("SlowDownWrite", "Resource requested is unwritable.")),
+    "not-deleted": (
+        "200 OK",
+        "<DeleteResult><Error><Key>k</Key><Code>SlowDown</Code><Message>Slow.</Message></Error></DeleteResult>",
+    ),
+    "page": ("200 OK", "<html><body>We will be back soon.</body></html>"),
 }
 
 
@@ -46,6 +55,8 @@ class Faulty:
             environ.pop("HTTP_IF_NONE_MATCH", None)
         elif answer == "cut":
             return self._half(environ, start)
+        elif answer in ("short", "flipped"):
+            return self._spoilt(answer, environ, start)
         elif answer is not None:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             status, body = ERRORS[answer]
@@ -57,6 +68,18 @@ class Faulty:
         whole = b"".join(self._behind(environ, start))
         yield whole[: len(whole) // 2]
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+
+    def _spoilt(self, how: str, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        begun: list[Any] = []
+        data = bytearray(b"".join(self._behind(environ, lambda *told: begun.extend(told))))
+        if how == "short":
+            del data[len(data) // 2 :]
+        else:
+            data[len(data) // 2] ^= 4
+        status, headers = begun[:2]
+        kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
+        start(status, [*kept, ("Content-Length", str(len(data)))])
+        return [bytes(data)]
 
     def _read(self) -> str:
         return self._faults.read_text() if self._faults.exists() else "[]"

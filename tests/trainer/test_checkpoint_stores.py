@@ -208,6 +208,43 @@ def test_a_connection_that_is_lost_in_the_middle_of_an_answer_is_made_again(
     server.fail()
 
 
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (
+            {"query": "list-type=2", "answer": "page"},
+            "without IsTruncated, is not what an object store sends",
+        ),
+        ({"method": "PUT", "answer": "page"}, "without ETag, is not what an object store sends"),
+        ({"method": "GET", "path": "manifest.json", "answer": "page"}, "without ETag"),
+        ({"method": "GET", "path": "rank-0.safetensors", "answer": "page"}, "without ETag"),
+        ({"method": "GET", "path": "rank-0.safetensors", "answer": "short"}, "bytes where .* were asked for"),
+    ],
+)
+def test_what_no_store_answers_does_not_pass_for_an_empty_run_or_a_damaged_checkpoint(
+    objects: RunDir, server: ObjectServer, rule: dict[str, Any], said: str
+) -> None:
+    """A proxy says for a while, with status 200, that it will be back soon. An attempt that begins meanwhile
+    found no checkpoints, or bad ones: it began anew, and removed those that were there."""
+    admit(objects, 1)
+    save(open_store(objects, 1), 10, 1)
+
+    def resume() -> Any:
+        admit(objects, None)
+        return load_newest(objects, 0, Alone())
+
+    server.fail(rule | {"times": 99})
+    with pytest.raises(
+        CheckpointError, match=rf"no answer from \S+ in 3 tries \(OtherAnswer: .*{said}"
+    ) as told:
+        resume()
+    assert may_pass(told.value)
+    server.fail(rule | {"times": 1})
+    loaded, skipped = resume()
+    assert (loaded.manifest.step, skipped) == (10, [])
+    server.fail()
+
+
 # -------------------------------------------------------------------------- fence
 
 

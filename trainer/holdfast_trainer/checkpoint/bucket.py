@@ -52,8 +52,24 @@ _BUSY = _TOO_FAST | _UNAVAILABLE
 _MISSING = {"NoSuchKey", "404"}
 _CUT_SHORT = {"ClientPayloadError", "ResponseStreamingError", "IncompleteReadError", "AioReadTimeoutError"}
 """Errors of an object that began to come."""
+_PROMISED = {
+    "list_objects_v2": "IsTruncated",
+    "list_multipart_uploads": "IsTruncated",
+    "put_object": "ETag",
+    "get_object": "ETag",
+    "head_object": "ETag",
+    "create_multipart_upload": "UploadId",
+    "upload_part": "ETag",
+    "complete_multipart_upload": "ETag",
+}
+"""What an answer has in any case, if it is the store's. A proxy's page, or a web server's at a wrong
+address, has it not, and would pass for an empty list or for a put that was done."""
 _LONGEST_PAUSE = 20.0
 _random = random.Random()  # not the training's own
+
+
+class OtherAnswer(Exception):
+    """Success, it says, but it is not what an object store answers."""
 
 
 def is_bucket(text: str) -> bool:
@@ -95,8 +111,8 @@ class Bucket:
         return self._cat(key)
 
     def read(self, key: str, begin: int, end: int) -> bytes:
-        """The bytes from `begin` up to `end`. Raises FileNotFoundError."""
-        return self._cat(key, start=begin, end=end)
+        """The bytes from `begin` up to `end`. Raises as `get`."""
+        return self._cat(key, Range=f"bytes={begin}-{end - 1}", count=end - begin)
 
     def size(self, key: str) -> int:
         """Bytes. Raises FileNotFoundError."""
@@ -168,18 +184,38 @@ class Bucket:
         return _connect(os.getpid(), endpoint(), who, timeout())
 
     def _call(self, operation: str, key: str | None, **fields: Any) -> Any:
+        return self._asked(lambda: self._answer(operation, key, **fields), operation, key)
+
+    def _cat(self, key: str, *, count: int | None = None, **limits: str) -> bytes:
+        """What the object has, or of that the `limits`, which are `count` bytes."""
+
+        def ask() -> bytes:
+            from fsspec.asyn import sync
+
+            body = self._answer("get_object", key, **limits)["Body"]
+            try:
+                data: bytes = sync(self._system.loop, body.read)
+            finally:
+                self._system.loop.call_soon_threadsafe(body.close)
+            if count is not None and len(data) != count:
+                raise OtherAnswer(f"{len(data)} bytes where {count} were asked for")
+            return data
+
+        got: bytes = self._asked(ask, "get_object", key)
+        return got
+
+    def _answer(self, operation: str, key: str | None, **fields: Any) -> Any:
+        """What the store says to one request."""
         if key is not None:
             fields["Key"] = self._key(key)
-        return self._asked(
-            lambda: self._system.call_s3(operation, Bucket=self.name, **fields), operation, key
-        )
-
-    def _cat(self, key: str, **limits: int) -> bytes:
-        name = f"{self.name}/{self._key(key)}"
-        data: bytes = self._asked(
-            lambda: self._system.cat_file(name, max_concurrency=1, **limits), "get_object", key
-        )
-        return data
+        answer = self._system.call_s3(operation, Bucket=self.name, **fields)
+        promised = _PROMISED.get(operation)
+        if promised is not None and promised not in answer:
+            if "Body" in answer:
+                self._system.loop.call_soon_threadsafe(answer["Body"].close)
+            kind = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", "no type")
+            raise OtherAnswer(f"a page of {kind}, without {promised}, is not what an object store sends")
+        return answer
 
     def _asked(self, ask: Callable[[], Any], operation: str, key: str | None) -> Any:
         """What the store answers, asked again where it does not say all that it has to."""
@@ -247,7 +283,8 @@ def _no_answer(code: str, error: Exception | None) -> bool:
     """Whether the store did not say all it had to, nor what is wrong."""
     kind = "" if error is None else type(error).__name__
     named = kind in _CUT_SHORT or any(word in kind for word in ("Connect", "Timeout", "HTTP"))
-    return not code and (isinstance(error, OSError) or named)
+    named = named or isinstance(error, OSError | OtherAnswer)
+    return not code and named
 
 
 def endpoint() -> str:

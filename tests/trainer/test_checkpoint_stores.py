@@ -245,6 +245,49 @@ def test_what_no_store_answers_does_not_pass_for_an_empty_run_or_a_damaged_check
     server.fail()
 
 
+def test_a_request_that_may_do_better_another_time_is_made_again(
+    objects: RunDir, server: ObjectServer
+) -> None:
+    """MinIO has codes of its own where it is too busy: they passed for a refusal, which costs the job."""
+    bucket = Bucket(objects.objects)
+    bucket.put("k", b"there")
+    requests = {
+        "slow-down-write": lambda: bucket.put("k", b"there"),
+        "conflict": lambda: bucket.create("new", b""),
+        "bad-digest": lambda: bucket.put("k", b"there"),
+        "not-deleted": lambda: bucket.delete(["k"]),
+    }
+    for answer, request in requests.items():
+        server.fail({"answer": answer, "times": 99})
+        with pytest.raises(CheckpointError, match=r"(answered \S+ \(.*\)|in) 3 t(imes|ries)") as raised:
+            request()
+        assert may_pass(raised.value), answer
+        server.fail({"answer": answer, "times": 2})
+        request()
+    assert bucket.keys("") == ["new"]
+    server.fail()
+
+
+@pytest.mark.parametrize("file", ["rank-0.safetensors", "manifest.json"])
+def test_bytes_that_were_damaged_on_their_way_are_read_again(
+    objects: RunDir, server: ObjectServer, file: str
+) -> None:
+    """The checkpoint was passed over, and removed once a newer one was there; nothing was wrong with it.
+    What is damaged each time it is read is damaged where it lies: the one before is taken."""
+    admit(objects, 1)
+    store = open_store(objects, 1)
+    for number, step in enumerate((10, 20)):
+        save(store, step, number, size=1_500_000)  # the file is read in two pieces
+    header = {"method": "GET", "path": "safetensors", "answer": "unconditional", "times": 2}
+    flipped = {"method": "GET", "path": f"step-00000020/.*{file}", "answer": "flipped"}
+    for times, wanted in ((1, (20, [])), (99, (10, [20]))):
+        server.fail(header, flipped | {"times": times})
+        loaded, skipped = load_newest(objects, 1, Alone())
+        assert loaded is not None
+        assert (loaded.manifest.step, [skip.step for skip in skipped]) == wanted
+    server.fail()
+
+
 # -------------------------------------------------------------------------- fence
 
 

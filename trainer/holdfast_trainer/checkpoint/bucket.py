@@ -10,6 +10,7 @@ its pauses from `random`, as a training script may, which would then not repeat 
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
 import random
@@ -48,9 +49,21 @@ _UNAVAILABLE = {
     "500", "502", "503", "504", "ServiceUnavailable", "InternalError", "InternalServerError",
     "RequestTimeout", "RequestTimeoutException", "PriorRequestNotComplete",
 }  # fmt: skip
-_BUSY = _TOO_FAST | _UNAVAILABLE
+_MEANWHILE = {"ConditionalRequestConflict", "OperationAborted"}
+"""Another request for the same key was under way."""
+_SPOILT = {
+    "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch",
+}  # fmt: skip
+"""What was sent came otherwise than it went."""
+_BUSY = _TOO_FAST | _UNAVAILABLE | _MEANWHILE | _SPOILT
+_NEVER = 501
+"""The one status from 500 on that no later time changes."""
 _MISSING = {"NoSuchKey", "404"}
-_CUT_SHORT = {"ClientPayloadError", "ResponseStreamingError", "IncompleteReadError", "AioReadTimeoutError"}
+_MISMATCH = "FlexibleChecksumError"
+"""An object's bytes are not those of which the store tells the checksum."""
+_CUT_SHORT = {
+    "ClientPayloadError", "ResponseStreamingError", "IncompleteReadError", "AioReadTimeoutError", _MISMATCH,
+}  # fmt: skip
 """Errors of an object that began to come."""
 _PROMISED = {
     "list_objects_v2": "IsTruncated",
@@ -107,7 +120,7 @@ class Bucket:
         return True
 
     def get(self, key: str) -> bytes:
-        """Raises FileNotFoundError."""
+        """Raises FileNotFoundError, OSError where its bytes are not those of its checksum."""
         return self._cat(key)
 
     def read(self, key: str, begin: int, end: int) -> bytes:
@@ -135,9 +148,7 @@ class Bucket:
         doomed = [{"Key": self._key(key)} for key in keys]
         for start in range(0, len(doomed), _DELETED_AT_ONCE):
             body = {"Objects": doomed[start : start + _DELETED_AT_ONCE], "Quiet": True}
-            answer = self._call("delete_objects", None, Delete=body)
-            for error in answer.get("Errors", []):
-                raise self._said(error.get("Code", ""), error.get("Message", ""), error.get("Key", ""))
+            self._call("delete_objects", None, Delete=body)
 
     # ----------------------------------------------------------- uploads in parts
 
@@ -201,7 +212,12 @@ class Bucket:
                 raise OtherAnswer(f"{len(data)} bytes where {count} were asked for")
             return data
 
-        got: bytes = self._asked(ask, "get_object", key)
+        try:
+            got: bytes = self._asked(ask, "get_object", key)
+        except ObjectStoreAway as error:
+            if type(error.__cause__).__name__ == _MISMATCH:  # it came each time: so it lies there
+                raise OSError(errno.EIO, "its bytes are not those of its checksum", key) from error
+            raise
         return got
 
     def _answer(self, operation: str, key: str | None, **fields: Any) -> Any:
@@ -215,6 +231,9 @@ class Bucket:
                 self._system.loop.call_soon_threadsafe(answer["Body"].close)
             kind = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", "no type")
             raise OtherAnswer(f"a page of {kind}, without {promised}, is not what an object store sends")
+        for error in answer.get("Errors", []):  # of single keys, in an answer that is a success
+            if error.get("Code") not in _MISSING:
+                raise self._said(error.get("Code", ""), error.get("Message", ""), error.get("Key", ""))
         return answer
 
     def _asked(self, ask: Callable[[], Any], operation: str, key: str | None) -> Any:
@@ -225,7 +244,7 @@ class Bucket:
             except Exception as error:
                 told = self._told(error, operation, key)
                 if number == tries() or not isinstance(told, ObjectStoreAway):
-                    raise told from error
+                    raise told from (None if told is error else error)
             time.sleep(_random.uniform(0, min(_LONGEST_PAUSE, 2 ** (number - 1))))
         raise AssertionError("there is one try at least")
 
@@ -234,23 +253,28 @@ class Bucket:
         if isinstance(error, FileExistsError | ObjectStoreError):
             return error
         answer = getattr(error.__cause__ or error, "response", None)
-        code, message = "", f"{type(error).__name__}: {error}"
+        code, message, status = "", f"{type(error).__name__}: {error}", 0
         if isinstance(answer, dict):
             told = answer.get("Error", {})
             code, message = str(told.get("Code", "")), str(told.get("Message", ""))
-        return self._said(code, message, f"{operation} of {'a list' if key is None else key}", error)
+            status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        what = f"{operation} of {'a list' if key is None else key}"
+        return self._said(code, message, what, error, busy=status >= 500 and status != _NEVER)
 
-    def _said(self, code: str, message: str, what: str, error: Exception | None = None) -> Exception:
+    def _said(
+        self, code: str, message: str, what: str, error: Exception | None = None, *, busy: bool = False
+    ) -> Exception:
+        """`busy`: its status says so, whatever the code; MinIO has codes of its own."""
         if code in _MISSING or (code == "" and isinstance(error, FileNotFoundError)):
             return FileNotFoundError(2, "no such object", what)
         if code == "NoSuchUpload":
             return FileNotFoundError(2, "no such upload: somebody aborted it", what)
-        away = code in _BUSY or _no_answer(code, error)
-        kind = ObjectStoreAway if away else ObjectStoreError
-        return kind(f"{self.url}: {_in_words(code, message, what, self.name, error)}")
+        busy = busy or code in _BUSY
+        kind = ObjectStoreAway if busy or _no_answer(code, error) else ObjectStoreError
+        return kind(f"{self.url}: {_in_words(code, message, what, self.name, error, busy=busy)}")
 
 
-def _in_words(code: str, message: str, what: str, bucket: str, error: Exception | None) -> str:
+def _in_words(code: str, message: str, what: str, bucket: str, error: Exception | None, *, busy: bool) -> str:
     kind = "" if error is None else type(error).__name__
     if code == "NoSuchBucket":
         return f"there is no bucket {bucket!r} at {endpoint()}. Create it, or name another one"
@@ -269,7 +293,7 @@ def _in_words(code: str, message: str, what: str, bucket: str, error: Exception 
             f"{what} is not permitted ({code}: {message}). Needed are s3:GetObject, s3:PutObject, "
             "s3:DeleteObject, s3:AbortMultipartUpload, s3:ListBucket and s3:ListBucketMultipartUploads"
         )
-    if code in _BUSY:
+    if busy:
         return f"{what}: {endpoint()} answered {code} ({message}) {tries()} times"
     if _no_answer(code, error):
         return (

@@ -115,10 +115,10 @@ class ObjectFence:
         try:
             body = json.loads(self._bucket.get(key))
             return newest, frozenset(str(name) for name in body["accepts"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{self._bucket.url}/{key} cannot be read: {error}") from error
         except FileNotFoundError:  # a newer attempt has tidied up meanwhile
             return self.accepted()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{self._bucket.url}/{key} cannot be read: {error}") from error
 
     def tidy(self, attempt: int) -> None:
         """Forget the attempts before `attempt`, which has written down what it accepts."""

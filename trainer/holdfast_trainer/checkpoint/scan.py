@@ -49,6 +49,10 @@ class Opened(Protocol):
     def readers(self) -> int:
         """Threads at least that read it."""
 
+    @property
+    def looks(self) -> int:
+        """How often a block is read before it is called damaged."""
+
     def read(self, buffer: memoryview, offset: int, count: int) -> None:
         """`count` bytes at `offset` into `buffer`, whose rest up to the alignment may be overwritten."""
 
@@ -57,6 +61,7 @@ class Opened(Protocol):
 class _File:
     fd: int
     readers: int = READERS
+    looks: int = 1
 
     def read(self, buffer: memoryview, offset: int, count: int) -> None:
         room, done = buffer[: -(-count // _ALIGNMENT) * _ALIGNMENT], 0
@@ -71,6 +76,8 @@ class _File:
 class _Object:
     path: ObjectPath
     readers: int = OBJECT_READERS
+    looks: int = 2
+    """The object may be sound, and its bytes have come otherwise."""
 
     def read(self, buffer: memoryview, offset: int, count: int) -> None:
         data = self.path.bucket.read(self.path.key, offset, offset + count)
@@ -106,26 +113,30 @@ def scan(
 ) -> None:
     """Give all `size` bytes to `take(offset, bytes)`, in pieces, from several threads, in any order.
 
-    The bytes are the taker's only during the call. Raises UnreadableFile naming the block that differs from
-    `expected`, by then some of it was taken; OSError. `alone`: nobody else reads this file now.
+    The bytes are the taker's only during the call; those that come twice count as they come then. Raises
+    UnreadableFile naming the block that differs from `expected`, by then some of it was taken; OSError.
+    `alone`: nobody else reads this file now.
     """
     buffers = threading.local()
 
     def block(number: int) -> None:
         if not hasattr(buffers, "mine"):
             buffers.mine = memoryview(mmap.mmap(-1, PIECE))
-        begin, end = number * BLOCK, min((number + 1) * BLOCK, size)
+        for _ in range(file.looks):
+            found = once(number * BLOCK, min((number + 1) * BLOCK, size))
+            wanted = found if expected is None else expected.sum_of_block(number)
+            if found == wanted:
+                return
+        raise UnreadableFile(f"{path.name}: checksum {found} of block {number}, its manifest says {wanted}")
+
+    def once(begin: int, end: int) -> str:
         sums = xxhash.xxh3_128()
         for start in range(begin, end, PIECE):
             piece = buffers.mine[: min(PIECE, end - start)]
             file.read(buffers.mine, start, len(piece))
             sums.update(piece)
             take(start, np.frombuffer(piece, dtype=np.uint8))
-        wanted = sums.hexdigest() if expected is None else expected.sum_of_block(number)
-        if sums.hexdigest() != wanted:
-            raise UnreadableFile(
-                f"{path.name}: checksum {sums.hexdigest()} of block {number}, its manifest says {wanted}"
-            )
+        return sums.hexdigest()
 
     with opened(path, direct=alone and size >= BLOCK) as file:
         Spread(block, -(-size // BLOCK), name="read", least=file.readers).finish()

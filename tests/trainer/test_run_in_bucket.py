@@ -7,6 +7,7 @@ import random
 import resource
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from gangs import KILL, Gang, History, RankServer, Workshop
 from object_stores import ObjectServer, server
 from processes import Processes
 from waiting import wait_until
+from werkzeug.serving import make_server, make_ssl_devcert
 
 from holdfast_controller.local.ports import free_port
 from holdfast_trainer.checkpoint import CheckpointError
 from holdfast_trainer.checkpoint.bucket import Bucket
+from holdfast_trainer.checkpoint.errors import may_pass
 from holdfast_trainer.checkpoint.store import CheckpointStore
 from holdfast_trainer.checkpoint.stores import admit, open_store
 from holdfast_trainer.checkpoint_command import main
@@ -287,6 +290,26 @@ def test_what_is_said_of_a_store_that_refuses_or_is_not_there(
     monkeypatch.delenv("HOLDFAST_STORAGE_TIMEOUT_SECONDS")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     assert "Check AWS_ENDPOINT_URL and the network" in refused(url)
+
+
+def test_a_certificate_that_is_not_trusted_is_named_as_what_is_wrong(
+    environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passed for a store that does not answer, for which a job waits without end."""
+    certificate, key = make_ssl_devcert(str(tmp_path / "own"), host="localhost")
+    private = make_server("127.0.0.1", 0, lambda *_: [], threaded=True, ssl_context=(certificate, key))
+    thread = threading.Thread(target=private.serve_forever)
+    thread.start()
+    try:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://localhost:{private.port}")
+        with pytest.raises(CheckpointError, match="shows a certificate that is not trusted here") as raised:
+            admit(RunDir(Path("/nowhere"), "s3://bucket/run"), None)
+        assert not may_pass(raised.value)
+        assert "in AWS_CA_BUNDLE, or have the certificate renewed" in str(raised.value)
+    finally:
+        private.shutdown()
+        thread.join()
+        private.server_close()
 
 
 def test_what_is_said_of_credentials(

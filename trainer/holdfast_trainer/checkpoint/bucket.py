@@ -295,6 +295,11 @@ def _in_words(code: str, message: str, what: str, bucket: str, error: Exception 
         )
     if busy:
         return f"{what}: {endpoint()} answered {code} ({message}) {tries()} times"
+    if _untrusted(error):
+        return (
+            f"{endpoint()} shows a certificate that is not trusted here ({message}). Name the file of the "
+            "authority that signed it in AWS_CA_BUNDLE, or have the certificate renewed"
+        )
     if _no_answer(code, error):
         return (
             f"{what}: no answer from {endpoint()} in {tries()} tries ({message}). Check AWS_ENDPOINT_URL and "
@@ -308,7 +313,12 @@ def _no_answer(code: str, error: Exception | None) -> bool:
     kind = "" if error is None else type(error).__name__
     named = kind in _CUT_SHORT or any(word in kind for word in ("Connect", "Timeout", "HTTP"))
     named = named or isinstance(error, OSError | OtherAnswer)
-    return not code and named
+    return not code and named and not _untrusted(error)
+
+
+def _untrusted(error: Exception | None) -> bool:
+    """Whether the server is not known to be who it says it is: no later time changes that."""
+    return "CERTIFICATE_VERIFY_FAILED" in str(error)
 
 
 def endpoint() -> str:

@@ -80,3 +80,24 @@ def test_a_rank_has_what_torchrun_was_started_again_with(installed: Path, tmp_pa
 def test_a_command_is_started_again_and_does_what_it_was_told(installed: Path, tmp_path: Path) -> None:
     for given in ({}, {PRELOAD: ""}):
         assert "--gpu-memory" in told(["holdfast_trainer", "diagnose", "--help"], tmp_path, **given)
+
+
+def test_what_is_freed_is_given_back_before_memory_is_measured(installed: Path, tmp_path: Path) -> None:
+    """tune measures one batch size after another in one process, of which each finds what the last one left:
+    with tcmalloc, which keeps that, the second had taken nothing."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch\n"
+        "from holdfast_trainer.footprint import Footprint, warm_up\n"
+        "warm_up(torch.device('cpu'))\n"
+        "for _ in range(2):\n"
+        "    taken = Footprint(torch.device('cpu'))\n"
+        "    blocks = [torch.ones(1 << 18) for _ in range(64)]\n"
+        "    print('took', taken.peak() >> 20)\n"
+        "    del blocks\n"
+    )
+    for given in ({PRELOAD: str(installed), HUGE_PAGES: "1"}, {PRELOAD: ""}):
+        lines = text_of(["program"], tmp_path, (PRELOAD, HUGE_PAGES), **given)
+        took = [int(line.split()[1]) for line in lines.splitlines() if line.startswith("took")]
+        assert len(took) == 2
+        assert all(56 < mebibytes < 90 for mebibytes in took), f"64 MiB each time: {took} {given}"

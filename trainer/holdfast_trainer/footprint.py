@@ -66,9 +66,11 @@ class Footprint:
 
 
 def _trim() -> None:
-    """Give back what glibc keeps of memory that was freed; other C libraries keep little."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    """Give back what the process's malloc keeps of memory that was freed: glibc's, and tcmalloc, which keeps
+    all of it where it was preloaded (see allocator.py); others keep little."""
+    for give_back, *arguments in (("MallocExtension_ReleaseFreeMemory",), ("malloc_trim", 0)):
+        with contextlib.suppress(OSError, AttributeError):
+            getattr(ctypes.CDLL(None), give_back)(*arguments)
 
 
 def _status(name: str) -> int:

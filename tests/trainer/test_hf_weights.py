@@ -215,6 +215,13 @@ def test_weights_in_several_files_are_read_by_their_index(tmp_path: Path) -> Non
             "its config.json has rope_theta 10000.0, the model 500.0: set model.rope_th",
         ),
         ({}, {"num_attention_heads": 8}, "its config.json has heads 8, the model 4: set model.heads to fit"),
+        ({}, {}, "its config.json says no heads, which is then 32, the model 4: set model.heads to fit"),
+        ({}, {}, "its config.json says no norm_eps, which is then 1e-06, the model 1e-05: set model.norm_e"),
+        (
+            {},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+            "its config.json has rope_theta 50.0, the model 500.0: set model.rope_theta to fit",
+        ),
         ({}, {"head_dim": 16}, "its heads are 16 wide, the model's 8"),
         (
             {},
@@ -268,6 +275,11 @@ def test_weights_hold_nothing_that_would_be_left_out(tmp_path: Path) -> None:
     ("beside", "message"),
     [
         ({"n_head": 4}, "its config.json has n_head 4, the model 2: set model.heads to fit"),
+        (
+            {"vocab_size": 64},
+            "its config.json says no n_head, which is then 12, the model 2: set model.heads",
+        ),
+        ({"n_inner": 64}, "its config.json has n_inner 64, the model 128: this model computes no other"),
         ({"activation_function": "relu"}, "has activation_function relu, the model gelu_new: this model com"),
         ({"layer_norm_epsilon": 1e-6}, "has layer_norm_epsilon 1e-06, the model 1e-05"),
         (

@@ -18,11 +18,15 @@ class Stated(NamedTuple):
     """None: it says nothing."""
     ours: tuple[Any, ...]
     remedy: str = "this model computes no other"
+    unsaid: Any = None
+    """What Hugging Face takes where it says nothing; None: the model's will do."""
 
     def fault(self) -> list[str]:
-        if self.theirs is None or self.theirs in self.ours:
+        theirs = self.unsaid if self.theirs is None else self.theirs
+        if theirs is None or theirs in self.ours:
             return []
-        return [f"its config.json has {self.name} {self.theirs}, the model {self.ours[0]}: {self.remedy}"]
+        says = f"says no {self.name}, which is then" if self.theirs is None else f"has {self.name}"
+        return [f"its config.json {says} {theirs}, the model {self.ours[0]}: {self.remedy}"]
 
 
 @dataclass(frozen=True)

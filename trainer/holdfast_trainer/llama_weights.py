@@ -70,14 +70,14 @@ def _unlike(shape: Mapping[str, Any], config: ModelConfig) -> list[str]:
         faults.append(f"its rotary positions are scaled ({scaling}), which this model does not compute")
     if shape.get("head_dim") not in (None, config.width // config.heads):
         faults.append(f"its heads are {shape['head_dim']} wide, the model's {config.width // config.heads}")
-    theta = shape.get("rope_theta", scaling.get("rope_theta", 10000.0))
-    for name, theirs, ours in (
-        ("heads", shape.get("num_attention_heads"), config.heads),
-        ("rope_theta", theta, config.rope_theta),
-        ("norm_eps", shape.get("rms_norm_eps"), config.norm_eps),
-        ("tied", shape.get("tie_word_embeddings"), config.tied),
+    theta = scaling.get("rope_theta", shape.get("rope_theta"))  # of two, the inner one counts there
+    for name, theirs, ours, unsaid in (
+        ("heads", shape.get("num_attention_heads"), config.heads, 32),
+        ("rope_theta", theta, config.rope_theta, 10000.0),
+        ("norm_eps", shape.get("rms_norm_eps"), config.norm_eps, 1e-6),
+        ("tied", shape.get("tie_word_embeddings"), config.tied, None),
     ):
-        faults += Stated(name, theirs, (ours,), f"set model.{name} to fit").fault()
+        faults += Stated(name, theirs, (ours,), f"set model.{name} to fit", unsaid).fault()
     return faults + Stated("hidden_act", shape.get("hidden_act"), ("silu",)).fault()
 
 

@@ -17,6 +17,7 @@ from queued_event import QueuedEvent
 from holdfast_trainer.config import load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.parallel import Gang
+from holdfast_trainer.precision import Bf16
 from holdfast_trainer.rehearsal import Clock
 from holdfast_trainer.tune import command
 from holdfast_trainer.tune.gpt import settings_of, with_settings
@@ -30,10 +31,11 @@ from holdfast_trainer.tune.plan import (
     Switch,
     candidates,
     choose,
+    factors,
 )
 from holdfast_trainer.tune.report import as_markdown, as_text, gain
 from holdfast_trainer.tune.search import Size, best_size, divisors, doubling, scaled_rate, sizes_to_try
-from holdfast_trainer.tune.session import Options, Session, Subject
+from holdfast_trainer.tune.session import RECOMPUTING, Options, Session, Subject
 from holdfast_trainer.tune.settings import Settings
 
 WORKLOADS = Path(__file__).parent / "ragged_workload.py"
@@ -138,6 +140,20 @@ def test_what_was_fastest_is_chosen_and_everything_on_where_it_is_as_fast() -> N
         choose([row(AS_IT_IS, [], Settings())])
 
 
+def test_what_a_row_buys_is_told_against_what_the_text_below_the_table_says() -> None:
+    """To compute activations again cost nothing, it seemed: against all off, and not as it is."""
+    speeds = {AS_IT_IS: 20.0, ALL_OFF: 10.0, "compile": 15.0, ALL_ON: 40.0, "all on but compile": 30.0}
+    rows = [row(name, [speed], Settings()) for name, speed in {**speeds, RECOMPUTING: 30.0}.items()]
+    assert factors(rows) == {
+        AS_IT_IS: 1.0,
+        ALL_OFF: 0.5,
+        "compile": 1.5,
+        ALL_ON: 2.0,
+        "all on but compile": 0.75,
+        RECOMPUTING: 1.5,
+    }
+
+
 # -------------------------------------------------------------------- the clock
 
 
@@ -192,6 +208,30 @@ def test_an_interrupt_leaves_what_was_measured() -> None:
     assert "interrupted: this is what was measured until then" in as_text(found, "samples")
     assert "| all off | not measured |" in as_markdown(found, "samples")
     assert today.batch == 2
+
+
+def test_a_precision_that_this_device_is_slower_in_is_measured_beside_a_faster_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """fp32 stays, it said of a training in bf16, and measured all combinations in bf16."""
+    monkeypatch.setattr("holdfast_trainer.tune.session.bf16_of", lambda device: Bf16.SLOW)
+    subject = Subject(
+        build=lambda settings, _: Made(settings, None),
+        settings=Settings(batch=2, precision="bf16", fused=True, threads=1),
+        unit="samples",
+        per_sample=1.0,
+        learning_rate=1e-3,
+        rule="sqrt",
+        has_workers=False,
+        can_recompute=False,
+        samples=100,
+    )
+    gang = Gang(0, 1, 0, torch.device("cpu"))
+    found = Session(subject, gang, Options(Effort(1, 0.0), 1, compile=False), lambda text: None).run()
+    measured = {row.candidate.name: row.candidate.settings.precision for row in found.rows}
+    assert (measured[AS_IT_IS], measured[ALL_OFF], measured["precision"]) == ("bf16", "bf16", "fp32")
+    assert measured[ALL_ON] == "fp32"
+    assert any(note.endswith("faster than fp32, which is tried in the place of bf16") for note in found.notes)
 
 
 # ----------------------------------------------------------- the configuration

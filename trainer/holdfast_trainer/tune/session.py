@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
+from ..footprint import warm_up
 from ..memory import ranks_here
 from ..optim import FUSED_DEVICES
 from ..parallel import Gang
@@ -76,6 +77,7 @@ class Session:
 
     def run(self) -> Findings:
         """Raises ConfigError where not even today's settings can be measured."""
+        warm_up(self._gang.device)  # else what is measured first would take that, too
         try:
             switches = self._search()
             self._table(switches)
@@ -89,10 +91,10 @@ class Session:
         today = self._subject.settings
         device = self._gang.device.type
         best = choose_precision("auto", device, least(self._gang.gather(bf16_of(self._gang.device))))
+        slow = today.precision if best == "fp32" else "fp32"
         if best == "fp32":
-            self._note(
-                "precision: this device multiplies neither bf16 nor fp16 faster than fp32, which stays"
-            )
+            what = "which stays" if slow == best else f"which is tried in the place of {slow}"
+            self._note(f"precision: this device multiplies neither bf16 nor fp16 faster than fp32, {what}")
         fused = device in FUSED_DEVICES
         tf32 = all(self._gang.gather(has_tf32(self._gang.device)))
         fast = replace(today, precision=cast(Any, best), fused=fused, tf32=tf32 or today.tf32)
@@ -103,7 +105,7 @@ class Session:
         fast = self._search_threads(self._search_workers(self._search_batch(fast)))
         pairs = [
             Switch("batch", *_pair(fast, today, "batch", "accumulate", "learning_rate")),
-            Switch("precision", {"precision": best}, {"precision": "fp32"}),
+            Switch("precision", {"precision": best}, {"precision": slow}),
             Switch("fused optimizer", {"fused": fused}, {"fused": False}),
             Switch("threads", *_pair(fast, today, "threads")),
             Switch("workers", *_pair(fast, today, "workers")),
@@ -163,7 +165,7 @@ class Session:
     def _search_threads(self, settings: Settings) -> Settings:
         if self._gang.device.type != "cpu":
             return settings
-        mine = max(1, len(os.sched_getaffinity(0)) // self._gang.world_size)
+        mine = max(1, len(os.sched_getaffinity(0)) // ranks_here())
         found = self.findings.threads
         for count in sorted({1, max(1, mine // 2), mine}):
             outcome = self._measure(f"{count} threads", replace(settings, threads=count))

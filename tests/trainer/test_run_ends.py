@@ -10,6 +10,8 @@ from waiting import wait_until
 
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR, Termination, raise_fence
 
+EPOCHS = Path(__file__).parent / "epochs_script.py"
+
 
 def test_finished(workshop: Workshop) -> None:
     gang = workshop.start(ranks=2, steps=12)
@@ -80,6 +82,24 @@ def test_a_loop_left_early_is_finished_with_what_it_did(workshop: Workshop, rank
     assert (history.stop()["step"], history.stop()["durable_step"]) == (13, 13)
     assert history.losses() == whole.losses()
     assert history.stop()["digest"] == whole.stop()["digest"]
+
+
+def test_a_loop_over_epochs_breaks_off_each_and_goes_on_with_the_step_after_it(workshop: Workshop) -> None:
+    """That step was done again, on a state that it had changed, or ended the run: its loss was told.
+    What is done between two epochs, such as a validation, is of the state after it, and no part of it."""
+    for name in ("whole", "epochs"):
+        gang = workshop.start(name, ranks=2, script=EPOCHS, arguments=[name])
+        assert gang.wait() == [0, 0], gang.texts()
+    whole, epochs = workshop.history("whole"), workshop.history("epochs")
+    assert epochs.losses() == whole.losses()
+    assert sorted(epochs.losses()) == list(range(1, 13))
+    assert epochs.validations() == {step: float(step).hex() for step in (4, 8, 12)}
+    saved = [sorted(one.name for one in run.run.checkpoints.iterdir()) for run in (whole, epochs)]
+    assert saved[0] == saved[1] == ["step-00000004", "step-00000008", "step-00000012"]
+    assert all(line["data_seconds"] is None for line in epochs.steps())
+    assert len(list((epochs.run.path / "tensorboard").iterdir())) == 1, (
+        "a file of an attempt, however many loops"
+    )
 
 
 def test_a_last_save_that_fails_at_exit_is_no_success(workshop: Workshop) -> None:

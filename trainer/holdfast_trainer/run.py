@@ -170,6 +170,8 @@ class Run:
         self._seeded = self._changed = False
         """changed: an optimizer has taken the step that is under way, and the state is not that of `step`."""
         self._overflow = Overflow()
+        self._left = False
+        """The loop has been left, by itself or by `break`."""
         self._save_agreed = self._completed = False
         self._ending.progress = lambda: account.telemetry.progress
         self._ending.standing = lambda: self._saves.standing(self.step)
@@ -271,25 +273,39 @@ class Run:
         """
         if self._saves.state is None:
             raise RuntimeError("call track(model=..., optimizer=...) before steps(): nothing would be saved")
-        self.total_steps = total
         try:
+            self._end_left_step()
+            self.total_steps = total
             self._set_random()  # where no step is left too, for what comes after the loop
+            self._left = False
             if self.step < total:
                 self._begin(total)
             while self.step < total:
                 yield self.step
-                self._end_step()
-                if self.step < total and self._save_agreed:
-                    self._losses.flush(self.step)
-                    if not self._saves.begin_in_turn(self.step):
-                        self._stop()
-                else:
-                    self._saves.prepare(self.step)
+                self._pass_on(total)
                 self._begin_step(total)
             self._complete()
         finally:  # also where the loop is left by `break`: what comes then is not ours to time, or to copy
             self._watchdog.stop()
             self._saves.settle()
+            self._left = True
+            self._account.steps.leave()
+
+    def _pass_on(self, total: int) -> None:
+        """From one step to the next, with a save between the two where one is due."""
+        self._end_step()
+        if self.step < total and self._save_agreed:
+            self._losses.flush(self.step)
+            if not self._saves.begin_in_turn(self.step):
+                self._stop()
+        else:
+            self._saves.prepare(self.step)
+
+    def _end_left_step(self) -> None:
+        """The step in which the loop was left by `break` counts, once an optimizer has changed the state: the
+        next loop goes on after it, and a validation between the two is of the state after it. Collective."""
+        if self._left and self._changed:
+            self._pass_on(self.total_steps or 0)
 
     def describe_batches(self, describe: Callable[[int], str]) -> None:
         """`describe` says which data this rank has in step `step` (0 is the first): for a fault's message."""
@@ -388,6 +404,7 @@ class Run:
             self._losses.norm(grad_norm)
         self._losses.count(self.step + 1, tokens, samples)
         if val_loss is not None:
+            self._end_left_step()
             self._account.steps.val_loss(self.step, val_loss)
             self._saves.validated(self.step, val_loss)
             if self._completed:
@@ -414,6 +431,7 @@ class Run:
         For validation: put it at the top of a step. Once an optimizer has changed the state, a stop would
         save half a step, so it then waits for the step's end.
         """
+        self._end_left_step()
         if self._changed:
             for item in items:
                 yield item

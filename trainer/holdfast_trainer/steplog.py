@@ -67,7 +67,7 @@ class StepLog:
         self._lines: dict[int, _Line] = {}
         self._untimed: int | None = None
         """The step whose spans are still to be told."""
-        self._began = self._previous_end = 0.0
+        self._began = self._previous_end = self._left = 0.0
         self._any = False
         self._judge = judge or Judge(world_size, mfu=telemetry.mfu)
         self._cause = ""
@@ -86,12 +86,19 @@ class StepLog:
         self._time_last()
         self._spans.end_step()
         self._spans.collect()
+        self._spans.off = self._off and self._any
         self._previous_end = 0.0
 
     def begin(self) -> None:
         """A step begins now."""
+        self._left = 0.0
         self._began = time.perf_counter()
         self._previous_end = self._previous_end or self._began
+
+    def leave(self) -> None:
+        """The loop is left, maybe in a step that will be told to have ended: what comes now is not of it."""
+        self._left = time.perf_counter()
+        self._spans.off = True
 
     def count(self, step: int, tokens: int, samples: int) -> None:
         """What all ranks worked on in step number `step`, which may have ended."""
@@ -119,7 +126,7 @@ class StepLog:
             self._telemetry.count(step)
             return
         self._spans.off = self._off
-        now = time.perf_counter()
+        now = self._left or time.perf_counter()
         seconds, wall_seconds = now - self._began, now - self._previous_end
         self._previous_end = now
         self._time_last()

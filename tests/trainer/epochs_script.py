@@ -1,5 +1,5 @@
-"""A loop over epochs around the loop over steps, each left by `break`, with a validation by hand after it; with
-`whole` as its argument the same steps in one loop."""
+"""A loop over epochs around the loop over steps, each left by `break`, with a validation by hand after it;
+with `whole` as its argument the same steps in one loop."""
 
 from __future__ import annotations
 

@@ -65,10 +65,11 @@ def test_losses_come_in_order_and_none_is_left() -> None:
     exchange.offer_loss(1, torch.tensor(0.5))  # told after the optimizer's turn
     assert exchange.finish().loss is None
     exchange.offer_loss(2, torch.tensor([[0.25]]))
+    exchange.offer_loss(3, 0.125)  # a number, as `loss.item()` gives it
     exchange.contribute(2)
     assert exchange.finish().loss == (1, 0.5)
-    assert [agreed.loss for agreed in exchange.drain(2)] == [(2, 0.25)]
-    assert list(exchange.drain(2)) == []
+    assert [agreed.loss for agreed in exchange.drain(3)] == [(2, 0.25), (3, 0.125)]
+    assert list(exchange.drain(3)) == []
 
 
 def test_counts_are_told_once_and_of_their_step() -> None:

@@ -183,14 +183,14 @@ class Exchange:
         return gathers and 0 < self._step_seconds < EARLY_BELOW_SECONDS
 
     def offer_loss(
-        self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor | float | None = None
+        self, step: int, loss: torch.Tensor | float, grad_norm: torch.Tensor | float | None = None
     ) -> None:
         """Queue this rank's loss of a step, a scalar. Raises ValueError on a second one of a step."""
         if step <= self._newest:
             raise ValueError(
                 f"step {step} has told its loss already: add up the parts, and tell the sum once"
             )
-        if loss.numel() != 1:
+        if isinstance(loss, torch.Tensor) and loss.numel() != 1:
             raise ValueError(f"a loss of shape {list(loss.shape)}: tell one number, such as loss.mean()")
         self._newest = step
         self._losses.append(

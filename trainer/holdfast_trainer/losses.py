@@ -38,7 +38,7 @@ class Losses:
         """Of a step that tells no loss; on its way."""
         self.describe_batch: Callable[[int], str] = lambda step: f"its batch of step {step}"
 
-    def offer(self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor | float | None) -> None:
+    def offer(self, step: int, loss: torch.Tensor | float, grad_norm: torch.Tensor | float | None) -> None:
         """This rank's loss of step number `step` (1 is the first), a scalar."""
         self._exchange.offer_loss(step, loss, grad_norm)
         self._steps.expect_loss()

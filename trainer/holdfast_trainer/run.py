@@ -385,7 +385,7 @@ class Run:
     def log(
         self,
         *,
-        loss: torch.Tensor | None = None,
+        loss: torch.Tensor | float | None = None,
         tokens: int = 0,
         samples: int = 0,
         val_loss: float | None = None,

@@ -90,6 +90,35 @@ def test_the_oldest_waits_and_nobody_overtakes_it() -> None:
     }
 
 
+def test_a_start_changes_what_is_said_of_the_first_in_line_and_the_next_alone() -> None:
+    """Each reason is written into its job's status: with hundreds in line, every start had all of them
+    written anew, and what had ended meanwhile waited for its verdict until that was done."""
+    machine = Machine(2)
+    queue = [Waiting(f"default/j{n}", ask(1, 1)) for n in range(300)]
+    _, before = admit(
+        queue[1:], machine, {"default/x": (Grant(Fraction(1)),), "default/j0": (Grant(Fraction(1)),)}
+    )
+    started, after = admit(queue[1:], machine, {"default/j0": (Grant(Fraction(1)),)})
+    assert list(started) == ["default/j1"]
+    assert [key for key in after if after[key] != before[key]] == ["default/j2"]
+    assert after["default/j299"] == "waits behind job default/j298, which is older"
+
+
+def test_what_a_job_in_line_waits_for_too_is_not_taken_by_a_younger_one() -> None:
+    """It is behind another for its cores; the GPU that it needs is free, and stays so."""
+    machine = Machine(4, (0,))
+    running = {"default/x": (Grant(Fraction(3)),)}
+    queue = [
+        Waiting("default/wide", ask(1, 4)),
+        Waiting("default/both", ask(1, 1, 1)),
+        Waiting("default/gpu", ask(1, 0, 1)),
+    ]
+    started, waits = admit(queue, machine, running)
+    assert started == {}
+    assert waits["default/both"] == "waits behind job default/wide, which is older"
+    assert waits["default/gpu"] == "waits behind job default/both, which is older"
+
+
 def test_who_waits_for_gpus_holds_up_no_job_on_cores() -> None:
     machine = Machine(2, (0,))
     running = {"default/x": (Grant(Fraction(0), (0,)),)}

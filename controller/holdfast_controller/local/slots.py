@@ -139,15 +139,16 @@ def admit(
         ahead = next((blocked[kind] for kind in sorted(job.request.kinds) if kind in blocked), None)
         if ahead is not None:
             waits[job.key] = f"waits behind job {ahead}, which is older"
-            continue
-        allocation = allocate(job.request, machine, taken)
-        if allocation is None:
-            waits[job.key] = explain(job.request, machine, taken)
-            for kind in job.request.kinds:
-                blocked[kind] = job.key
-        else:
+        elif (allocation := allocate(job.request, machine, taken)) is not None:
             started[job.key] = allocation
             taken[job.key] = taken.get(job.key, ()) + allocation
+            continue
+        else:
+            waits[job.key] = explain(job.request, machine, taken)
+        # Each names the one before it, not the first in line: of hundreds that wait, a start then changes
+        # what is said, and written down, of two.
+        for kind in job.request.kinds:
+            blocked[kind] = job.key
     return started, waits
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -12,17 +12,19 @@ from hypothesis import strategies as st
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import AttemptRecord, Capacity, JobProgress, Retries, Verdict
 from holdfast_controller.policy.backoff import backoff
-from holdfast_controller.policy.budget import NO_PLACE, spend
+from holdfast_controller.policy.budget import spend
 from holdfast_controller.policy.lost_work import Work, goodput, lost_steps, work_of
 from holdfast_controller.policy.peers import kill_at
 from holdfast_controller.policy.repeats import (
     failures_in_a_row,
-    in_a_row,
     next_capacity,
     same_failure,
     standstill,
+    times_in_a_row,
 )
 from holdfast_trainer.contract import Progress, Termination
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 # ------------------------------------------------------------------------ budget
 
@@ -69,8 +71,29 @@ def test_a_failing_job_waits_ever_longer(failures: int, longest: float) -> None:
 
 
 def test_a_disruption_waits_for_nothing() -> None:
-    assert backoff(Verdict.DISRUPTED, 7, "a") == 0
-    assert backoff(Verdict.LOST_NODE, 7, "a") == 0
+    for verdict in (Verdict.DISRUPTED, Verdict.LOST_NODE):
+        assert backoff(verdict, 0, "a") == 0
+
+
+def test_what_is_killed_right_after_its_start_comes_back_ever_later() -> None:
+    """Such as by a daemon that frees memory with SIGKILL: the oldest job, for ever started at once and
+    killed, had a machine's slots, and nothing that was behind it in line ever began."""
+
+    def taken(seconds: float, first_step: float | None = None) -> AttemptRecord:
+        return AttemptRecord(
+            number=1,
+            verdict=Verdict.DISRUPTED,
+            started_at=NOW,
+            first_step_at=None if first_step is None else NOW + timedelta(seconds=first_step),
+            ended_at=NOW + timedelta(seconds=seconds),
+        )
+
+    for short, longest in ((1, 0), (2, 0), (3, 1), (4, 2), (5, 4), (20, 300)):
+        times = times_in_a_row([taken(3)] * short, Verdict.DISRUPTED)
+        assert 0.75 * longest <= backoff(Verdict.DISRUPTED, times, "a") <= longest
+    for long in (taken(61), taken(9, first_step=4), taken(3).model_copy(update={"verdict": Verdict.FAILED})):
+        assert times_in_a_row([*[taken(3)] * 9, long, taken(3)], Verdict.DISRUPTED) == 1
+        assert times_in_a_row([*[taken(3)] * 9, long], Verdict.DISRUPTED) == 0
 
 
 def test_what_made_progress_before_it_failed_begins_the_back_off_anew() -> None:
@@ -91,8 +114,7 @@ def test_a_gang_that_found_no_place_comes_back_later_each_time() -> None:
     ]
     assert waits == sorted(waits)
     attempts = records((Verdict.FAILED, 3, "x"), (Verdict.UNSCHEDULABLE, None), (Verdict.IMAGE_PULL, None))
-    assert in_a_row(attempts, NO_PLACE) == 2
-    assert in_a_row(attempts, {Verdict.FAILED}) == 0
+    assert times_in_a_row(attempts, attempts[-1].verdict or Verdict.FAILED) == 2
 
 
 # ----------------------------------------------------------------------- repeats

@@ -100,6 +100,28 @@ def test_a_program_that_tells_nothing_of_its_steps_runs_all_the_same() -> None:
     play(story)
 
 
+def test_an_older_job_that_is_killed_at_each_start_lets_those_behind_it_in() -> None:
+    async def story(scene: Scene) -> None:
+        scene.engine.slots = 1
+        job = await scene.submit(make(replicas=1))
+        for attempt in (1, 2, 3):
+            assert (job.status.attempt, job.status.next_start_at) == (attempt, None)
+            scene.engine.vanish(job, attempt, 0)
+            scene.now += timedelta(seconds=2)
+            job = await scene.look(passes=3)
+        assert (job.status.phase, job.status.attempt, job.status.disruptions) == (Phase.RECOVERING, 3, 3)
+        assert job.status.message == "starts again after a back-off: replica 0: Vanished"
+        await scene.store.create(make("b", replicas=1))
+        for _ in range(2):
+            await scene.reconciler.reconcile("default/b")
+        younger = await scene.store.get("default", "b")
+        assert scene.engine.launched[-1] == (younger.metadata.uid, 1)
+        scene.now += timedelta(seconds=1)
+        assert (await scene.look()).status.attempt == 4
+
+    play(story)
+
+
 def test_a_poisonous_step_is_not_tried_a_third_time() -> None:
     async def story(scene: Scene) -> None:
         job = await scene.submit(make(replicas=1, retries={"failures": 9}))

@@ -19,7 +19,7 @@ from holdfast_controller.jobs import ATTEMPTS_KEPT, AttemptRecord, Phase, Status
 from . import explain, idle, refused
 from .backoff import backoff
 from .books import Books
-from .budget import NO_PLACE, spend
+from .budget import spend
 from .classify import Incident, classify
 from .conditions import conditions_of
 from .decision import Decision
@@ -27,7 +27,7 @@ from .half_placed import PLACE_SECONDS, half_placed, seconds_left
 from .hang import hangs
 from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at, lost_at
-from .repeats import failures_in_a_row, in_a_row, next_capacity, remedy, same_failure, standstill
+from .repeats import next_capacity, remedy, same_failure, standstill, times_in_a_row
 from .size import next_replicas
 from .tails import bound_tails
 
@@ -260,8 +260,7 @@ class _Deciding:
         if self.spec.suspend:
             return self._suspended()
         known = self.status.attempts
-        times = in_a_row(known, NO_PLACE) if verdict in NO_PLACE else failures_in_a_row(known)
-        wait = backoff(verdict, times, self.job.metadata.uid)
+        wait = backoff(verdict, times_in_a_row(known, verdict), self.job.metadata.uid)
         if wait > 0 and not (record.placed and self._fewer(known)):  # for fewer there were places
             self.status.next_start_at = self.now + timedelta(seconds=wait)
         return self._between(stuck or incident.reason)

@@ -6,11 +6,16 @@ not fit). Before the first step it is another matter: a service that was down ma
 
 **Standstill.** Disruptions are free, however many there are. A job that is disrupted again and again before
 a new step is durable would run for ever and get nowhere, at full price: that is said.
+
+**Cut short.** Of what is killed within a minute of each start, before a step, nothing comes, and on one
+machine nothing of the younger jobs in line either, for an older one goes first: such attempts come back ever
+later, as failures do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from datetime import timedelta
 from itertools import takewhile
 
 from holdfast_controller.jobs import AttemptRecord, Capacity, Verdict
@@ -19,6 +24,7 @@ from .budget import DISRUPTIONS, FAILURES, NO_PLACE
 
 REPEATABLE = (Verdict.FAILED, Verdict.OUT_OF_MEMORY)
 STANDSTILL_ATTEMPTS = 3
+SHORT = timedelta(minutes=1)
 SAVE_MORE = "save more often (checkpoint.every)"
 
 
@@ -44,9 +50,20 @@ def same_failure(attempts: Sequence[AttemptRecord]) -> str:
     )
 
 
-def in_a_row(attempts: Sequence[AttemptRecord], verdicts: Collection[Verdict]) -> int:
-    """How many of the newest attempts ended in one of these ways."""
-    return len(list(takewhile(lambda record: record.verdict in verdicts, reversed(attempts))))
+def times_in_a_row(attempts: Sequence[AttemptRecord], verdict: Verdict) -> int:
+    """How often this has happened by now, for the back-off after the newest attempt, which ended in it."""
+    if verdict in NO_PLACE:
+        return len(list(takewhile(lambda record: record.verdict in NO_PLACE, reversed(attempts))))
+    if verdict in DISRUPTIONS:
+        return len(list(takewhile(_cut_short, reversed(attempts))))
+    return failures_in_a_row(attempts)
+
+
+def _cut_short(record: AttemptRecord) -> bool:
+    """Whether it was disrupted soon after its start, before a step of its own."""
+    if record.verdict not in DISRUPTIONS or record.first_step_at is not None or record.ended_at is None:
+        return False
+    return record.started_at is None or record.ended_at - record.started_at < SHORT
 
 
 def failures_in_a_row(attempts: Sequence[AttemptRecord]) -> int:

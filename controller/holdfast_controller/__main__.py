@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from .cli import create_cli
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """The `holdfast` command."""
+    _open_closed_streams()
     create_cli(run_controller, run_on_cluster)()
+
+
+def _open_closed_streams() -> None:
+    """A standard stream that was closed (`<&-`, `>&-`) leads nowhere from now on: Python has None for it, and
+    the next file that is opened, such as the job store, would get its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # stays open
 
 
 def _start_logging(settings: Settings | ClusterSettings) -> None:

@@ -1,7 +1,7 @@
 """The controller as a process: its socket, its lock, its end.
 
 The order matters. The lock on the data directory is taken and the port bound before anything starts, so
-that a second controller changes nothing. On SIGTERM or SIGINT streams end, requests finish, the
+that a second controller changes nothing. On SIGTERM, SIGINT or SIGHUP streams end, requests finish, the
 reconciler stops between two of its steps; running attempts are processes of their own and go on. If the
 reconciler ends by itself the process ends too, and says so: an API without it would accept jobs that
 nobody runs.
@@ -207,12 +207,16 @@ async def _unless_asked_again(work: Awaitable[None], asked: asyncio.Event) -> No
 
 @contextlib.asynccontextmanager
 async def signals_set(asked: asyncio.Event) -> AsyncIterator[None]:
-    """Within the block SIGINT and SIGTERM set `asked` and do nothing else."""
+    """Within the block SIGINT, SIGTERM and SIGHUP (its terminal was closed) set `asked` and do nothing else;
+    SIGHUP not where nohup has it ignored."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
         loop.add_signal_handler(number, asked.set)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.remove_signal_handler(number)

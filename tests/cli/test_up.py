@@ -169,6 +169,64 @@ def test_a_reader_that_closes_the_pipe_is_no_error(up: Up, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_jobs_are_suspended_on_the_way_out_where_nobody_is_left_to_be_told(
+    up: Up, processes: Processes, tmp_path: Path, deadline: Deadline
+) -> None:
+    """Its terminal was closed, or it is `holdfast up --stop-jobs | tee up.log` and Ctrl-C ended tee first."""
+    command = [HOLDFAST, "--data-dir", str(tmp_path / "data"), "up", "--port", "0", "--stop-jobs"]
+    with (tmp_path / "up.err").open("a") as log:
+        controller = processes.start(command, stdout=subprocess.PIPE, stderr=log)
+    assert controller.stdout is not None
+    deadline.wait_until((tmp_path / "data/server.json").exists, "the controller to listen")
+    controller.stdout.readline()
+    job = tmp_path / "job.yaml"
+    job.write_text("metadata: {name: sleeper}\nspec: {command: [sleep, '600'], graceSeconds: 5}\n")
+    assert holdfast(tmp_path, "submit", str(job)).stdout == "default/sleeper submitted\n"
+    controller.stdout.close()
+    controller.send_signal(signal.SIGHUP)
+    controller.wait(300)
+    assert not (tmp_path / "data/server.json").exists()
+    assert "Traceback" not in (tmp_path / "up.err").read_text()
+
+    second = up()
+    shown = json.loads(holdfast(tmp_path, "get", "sleeper", "-o", "json").stdout)
+    assert shown["status"]["phase"] == "Suspended"
+    end(second, tmp_path)
+
+
+def test_nohup_keeps_it_when_its_terminal_is_closed(tmp_path: Path) -> None:
+    script = (
+        "import asyncio, signal; from holdfast_controller.server import signals_set\n"
+        "async def main():\n"
+        "    async with signals_set(asyncio.Event()):\n"
+        "        print(signal.getsignal(signal.SIGHUP).name)\n"
+        "asyncio.run(main())\n"
+    )
+    told = subprocess.run(
+        ["nohup", sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert told.stdout == "SIG_IGN\n"
+
+
+def test_closed_standard_streams_lead_nowhere(up: Up, tmp_path: Path) -> None:
+    """As cron jobs and services may start it; the job store had the number of the closed one."""
+    controller = up()
+
+    def closed(words: str) -> subprocess.CompletedProcess[str]:
+        command = f"{HOLDFAST} --data-dir {tmp_path}/data {words}"
+        return subprocess.run(
+            ["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=300, check=False
+        )
+
+    listed = closed("get >&-")
+    assert (listed.returncode, listed.stderr) == (0, "no jobs in namespace default\n")
+    read = closed("submit - <&-")
+    assert read.returncode == 1
+    assert read.stderr.startswith("error: stdin")
+    end(controller, tmp_path)
+
+
+@pytest.mark.slow
 def test_a_job_outlives_the_controller_unless_told_otherwise(
     up: Up, tmp_path: Path, deadline: Deadline
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,7 +49,9 @@ class Voice:
         typer.echo("\n".join(lines))
 
     def suspending(self) -> None:
-        typer.echo("Suspending all jobs; a second Ctrl-C does not wait for them.")
+        # A closed terminal, or a tee that the same Ctrl-C ended, hears nothing; the jobs are suspended.
+        with suppress(OSError):
+            typer.echo("Suspending all jobs; a second Ctrl-C does not wait for them.")
 
     def ended(self, active: Sequence[TrainingJob]) -> None:
         """What goes on without the controller, and what comes to an end without it."""
@@ -103,9 +106,9 @@ def up_command(start_controller: StartController) -> Callable[..., None]:
     ) -> None:
         """Start the controller and the local engine in this process.
 
-        Ctrl-C ends the controller. Jobs that run go on without it, and the next `holdfast up` finds
-        them again; with --stop-jobs they are suspended first, after a checkpoint. A second Ctrl-C does
-        not wait for that.
+        Ctrl-C ends the controller, as does closing its terminal. Jobs that run go on without it, and the
+        next `holdfast up` finds them again; with --stop-jobs they are suspended first, after a checkpoint.
+        A second Ctrl-C does not wait for that.
         """
         from ..settings import load_settings
 

@@ -122,6 +122,26 @@ def test_an_older_job_that_is_killed_at_each_start_lets_those_behind_it_in() -> 
     play(story)
 
 
+def test_what_waited_before_its_controller_was_restarted_is_not_said_to_start() -> None:
+    """An engine's line is in its memory: the next one is told of each job, one after the other, and of
+    hundreds on one machine all were called Starting for minutes, with a write for each."""
+
+    async def story(scene: Scene) -> None:
+        scene.engine.slots = 1
+        before = await scene.store.create(make("b", replicas=1))
+        await scene.engine.start(before, 1)
+        job = await scene.submit(make(replicas=1))
+        assert (job.status.phase, job.status.message) == (Phase.QUEUED, "waits for 1 slots")
+        del scene.engine.attempts[job.metadata.uid, 1]
+        assert await scene.look(passes=1) == job, "nothing is to be written"
+        assert await scene.look(passes=1) == job
+        del scene.engine.attempts[job.metadata.uid, 1]
+        scene.engine.end(before, 1, 0, 0)
+        assert (await scene.look()).status.phase is Phase.STARTING
+
+    play(story)
+
+
 def test_a_poisonous_step_is_not_tried_a_third_time() -> None:
     async def story(scene: Scene) -> None:
         job = await scene.submit(make(replicas=1, retries={"failures": 9}))

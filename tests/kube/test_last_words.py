@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,11 @@ from holdfast_controller.trainjobs import TRAIN_JOB
 JOB = TrainingJob(
     metadata=Metadata(name="gpt", namespace="team", uid="job-1"),
     spec=Spec(command=["python"], replicas=2),
-    status=Status(phase=Phase.RUNNING, attempt=1, attempts=[AttemptRecord(number=1)]),
+    status=Status(
+        phase=Phase.RUNNING,
+        attempt=1,
+        attempts=[AttemptRecord(number=1, started_at=datetime(2026, 1, 1, tzinfo=UTC))],
+    ),
 )
 GOING = "2026-01-01T00:00:30Z"
 
@@ -198,6 +203,22 @@ def test_the_end_of_a_pod_that_is_taken_outlives_its_container(tmp_path: Path) -
             record = AttemptRecord(number=1, verdict=Verdict.DISRUPTED, log_tail={"0": "a\nb"})
             told = JOB.model_copy(update={"status": JOB.status.model_copy(update={"attempts": [record]})})
             assert await lines_of(engine, told, 0) == ["a", "b"], "from the attempt's record"
+
+    asyncio.run(story())
+
+
+def test_the_log_of_a_rank_that_has_no_pod_yet_is_not_looked_for_in_the_run_directory(
+    tmp_path: Path,
+) -> None:
+    waits = Status(attempt=1, attempts=[AttemptRecord(number=1)], message="waits for a queue")
+    told = JOB.model_copy(update={"status": waits})
+
+    async def story() -> None:
+        async with running(Server(), tmp_path) as (engine, _, _):
+            with pytest.raises(
+                NotFound, match=r"rank 0 of attempt 1 of \S+ has no pod yet: waits for a queue"
+            ):
+                await lines_of(engine, told, 0)
 
     asyncio.run(story())
 

@@ -46,10 +46,7 @@ class RankLogs:
         except NotFound:
             kept = await self._kept(job, attempt, rank)
             if kept is None:
-                raise NotFound(
-                    f"rank {rank} of attempt {attempt} of {job.key} has no pod; its whole log is in the run "
-                    f"directory: attempts/{attempt:04d}/rank-{rank}.log"
-                ) from None
+                raise NotFound(_without_pod(job, attempt, rank)) from None
             for line in kept if tail is None else kept[max(0, len(kept) - tail) :]:
                 yield line
 
@@ -104,6 +101,13 @@ class RankLogs:
             return kept.split("\n")
         lines = await self._last_words.kept_tail(job, attempt, replica)
         return None if lines is None else of_rank(lines)
+
+
+def _without_pod(job: TrainingJob, attempt: int, rank: int) -> str:
+    who, record = f"rank {rank} of attempt {attempt} of {job.key}", job.status.record(attempt)
+    if record is not None and record.verdict is None and record.started_at is None:
+        return f"{who} has no pod yet: {job.status.message or job.status.phase}"
+    return f"{who} has no pod; its whole log is in the run directory: attempts/{attempt:04d}/rank-{rank}.log"
 
 
 def _is_of(rank: int, ranks: int, line: str) -> bool:

@@ -51,6 +51,11 @@ SAID = [
         "make the claim runs, or name another one (storage.claim)",
     ),
     (
+        'Unschedulable: 0/2 nodes are available: persistentvolumeclaim "runs" is being deleted. not found',
+        "somebody has deleted the claim runs, and it goes once no pod uses it, those that have ended too: "
+        "make it again then, or name another one (storage.claim)",
+    ),
+    (
         "Unschedulable: 0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
         "the claim of storage.claim has no volume: look at `kubectl describe pvc`",
     ),

@@ -28,6 +28,11 @@ SCHEDULING = (
         "make the claim {1}, or name another one (storage.claim)",
     ),
     Remedy(
+        r"persistentvolumeclaim \"([^\"]+)\" is being deleted",
+        "somebody has deleted the claim {1}, and it goes once no pod uses it, those that have ended too: "
+        "make it again then, or name another one (storage.claim)",
+    ),
+    Remedy(
         r"unbound immediate PersistentVolumeClaims",
         "the claim of storage.claim has no volume: look at `kubectl describe pvc`",
     ),

@@ -15,6 +15,7 @@ import errno
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import structlog
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .cluster import HoldfastError
 from .data_directory import DataDirectory, ServerFile, make_token, read_token
@@ -31,6 +33,11 @@ log = structlog.get_logger(__name__)
 
 GRACE_SECONDS = 5
 """For requests that are being answered when the process is asked to end."""
+
+REQUEST_SECONDS = 30.0
+"""For the headers of a connection's first request: who sends none, token or not, holds a file of ours."""
+TELL_SECONDS = 30.0
+"""Between two words about connections that cannot be taken."""
 
 
 class StartupError(HoldfastError):
@@ -141,9 +148,11 @@ async def serve(
 
     Raises ReconcilerEnded where the reconciler ends first, and what ends the API or `announce` raises.
     """
+    asyncio.get_running_loop().set_exception_handler(_Told())
     server = _Server(
         uvicorn.Config(
             controller.app,
+            http=_Connection,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -174,6 +183,41 @@ async def serve(
         reconciling.cancel()
         waiting.cancel()
         await asyncio.gather(answering, reconciling, waiting, return_exceptions=True)
+
+
+class _Connection(H11Protocol):
+    """Of which something must come in time; after its first request uvicorn sees to that."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._first = self.loop.call_later(REQUEST_SECONDS, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._first.cancel()
+        super().connection_lost(exc)
+
+    def _give_up(self) -> None:
+        if not self.cycle:
+            self.transport.close()
+
+
+class _Told:
+    """An exception handler of the loop. For a process that has all the files open that it may, asyncio would
+    tell of each connection that waits two thousand times a second, with a traceback, and do nothing else."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + TELL_SECONDS
+            log.warning(
+                "no connection is taken until another ends: no more files can be opened (ulimit -n)",
+                error=error.strerror,
+            )
 
 
 class _Server(uvicorn.Server):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -415,6 +417,20 @@ def test_a_reader_that_leaves_is_let_go(http: httpx.Client, server: Served) -> N
         assert next(lines) == "==> attempt 1 <=="
         wait_until(lambda: server.engine.followers == 1, "the log to be read")
     wait_until(lambda: server.engine.followers == 0, "the log to be let go")
+
+
+def test_who_never_says_what_he_wants_is_let_go(
+    server: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each held a file that the controller had open, for ever, and needed no token for it."""
+    monkeypatch.setattr("holdfast_controller.server.REQUEST_SECONDS", 0.2)
+    where = urlsplit(server.url)
+    assert where.hostname is not None
+    with socket.create_connection((where.hostname, where.port or 0), timeout=300) as slow:
+        slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+        assert slow.recv(100) == b""
+    with http.stream("GET", JOBS, params={"watch": "true"}) as watched:
+        assert any(watched.iter_lines()), "who asked is answered as long as he likes"
 
 
 def test_events_as_they_happen(http: httpx.Client, server: Served) -> None:

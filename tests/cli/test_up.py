@@ -208,6 +208,31 @@ def test_nohup_keeps_it_when_its_terminal_is_closed(tmp_path: Path) -> None:
     assert told.stdout == "SIG_IGN\n"
 
 
+def test_more_connections_than_files_may_be_open_are_told_of_once_and_end(
+    processes: Processes, tmp_path: Path, deadline: Deadline
+) -> None:
+    """They say nothing, and need no token for that: the log grew by megabytes a second, and nobody, not the
+    jobs either, had a turn; afterwards it answers as before."""
+    up = f"{HOLDFAST} --data-dir {tmp_path}/data up --port 0"
+    told = tmp_path / "up.err"
+    with told.open("a") as log:
+        controller = processes.start(["sh", "-c", f"ulimit -n 48; exec {up}"], stdout=log, stderr=log)
+    server = tmp_path / "data/server.json"
+    deadline.wait_until(server.exists, "the controller to listen")
+    assert holdfast(tmp_path, "get").returncode == 0
+    host, port = json.loads(server.read_text())["url"].removeprefix("http://").split(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(60)]
+    deadline.wait_until(lambda: "ulimit -n" in told.read_text(), "the controller to say so")
+    for connection in silent:
+        connection.close()
+    assert holdfast(tmp_path, "get").returncode == 0
+    controller.send_signal(signal.SIGTERM)
+    assert controller.wait(300) == 0
+    assert told.read_text().count("ulimit -n") <= 2
+    assert "Traceback" not in told.read_text()
+    assert "out of system resource" not in told.read_text()
+
+
 def test_closed_standard_streams_lead_nowhere(up: Up, tmp_path: Path) -> None:
     """As cron jobs and services may start it; the job store had the number of the closed one."""
     controller = up()

@@ -15,6 +15,9 @@ import pytest
 from processes import Processes
 from waiting import Deadline
 
+from holdfast_controller.cli.up import Voice
+from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob, Verdict
+
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 JOB = """
 metadata: {name: count}
@@ -192,6 +195,25 @@ def test_jobs_are_suspended_on_the_way_out_where_nobody_is_left_to_be_told(
     shown = json.loads(holdfast(tmp_path, "get", "sleeper", "-o", "json").stdout)
     assert shown["status"]["phase"] == "Suspended"
     end(second, tmp_path)
+
+
+def test_what_waits_out_a_back_off_is_not_said_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing of it runs; who believes that and leaves the machine alone comes back to no more steps."""
+
+    def job(name: str, verdict: Verdict | None) -> TrainingJob:
+        record = AttemptRecord(number=1, verdict=verdict)
+        status = Status(phase=Phase.RECOVERING, attempt=1, attempts=[record])
+        return TrainingJob(metadata=Metadata(name=name), spec=Spec(command=["x"]), status=status)
+
+    ended = Voice().ended
+    ended([job("a", None), job("b", Verdict.FAILED)])
+    ended([job("b", Verdict.FAILED), job("c", Verdict.DISRUPTED)])
+    assert capsys.readouterr().out.splitlines() == [
+        "Stopped. default/a goes on without the controller; `holdfast up` finds them again. "
+        "default/b starts again under the next `holdfast up`, after a back-off.",
+        "Stopped. No job runs. "
+        "default/b, default/c start again under the next `holdfast up`, after a back-off.",
+    ]
 
 
 def test_nohup_keeps_it_when_its_terminal_is_closed(tmp_path: Path) -> None:

@@ -55,15 +55,21 @@ class Voice:
 
     def ended(self, active: Sequence[TrainingJob]) -> None:
         """What goes on without the controller, and what comes to an end without it."""
-        going_on = [job for job in active if not job.spec.suspend]
+        going_on = [job for job in active if not job.spec.suspend and _has_attempt(job)]
+        resting = [job for job in active if not job.spec.suspend and not _has_attempt(job)]
         stopping = [job for job in active if job.spec.suspend]
         sentences = ["Stopped."]
-        if not active:
+        if not going_on and not stopping:
             sentences.append("No job runs.")
         if going_on:
             verb = "goes" if len(going_on) == 1 else "go"
             sentences.append(
                 f"{_names(going_on)} {verb} on without the controller; `holdfast up` finds them again."
+            )
+        if resting:
+            verb = "starts" if len(resting) == 1 else "start"
+            sentences.append(
+                f"{_names(resting)} {verb} again under the next `holdfast up`, after a back-off."
             )
         if stopping:
             verb, they = ("is", "it ends") if len(stopping) == 1 else ("are", "they end")
@@ -72,6 +78,11 @@ class Voice:
                 "next `holdfast up`; `holdfast resume` lets a job go on then."
             )
         typer.echo(" ".join(sentences))
+
+
+def _has_attempt(job: TrainingJob) -> bool:
+    """Whether one is open; between two, in a back-off, nothing of a job runs."""
+    return bool(job.status.attempts) and job.status.attempts[-1].verdict is None
 
 
 def _names(jobs: Sequence[TrainingJob]) -> str:

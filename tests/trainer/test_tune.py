@@ -255,8 +255,8 @@ def test_what_was_tuned_on_a_gpu_says_tf32_and_elsewhere_it_stays_as_configured(
 def test_a_configuration_is_tuned_and_what_is_written_can_be_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, out = write_config(tmp_path), tmp_path / "out"
-    assert command.main([str(file), "train.threads=1", "--out", str(out), "-o", "json", *QUICK]) == 0
+    file, out, given = write_config(tmp_path), tmp_path / "out", ["train.threads=1", "train.precision=auto"]
+    assert command.main([str(file), *given, "--out", str(out), "-o", "json", *QUICK]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads((out / "tune.json").read_text())
     names = [row["name"] for row in told["rows"]]
@@ -265,10 +265,11 @@ def test_a_configuration_is_tuned_and_what_is_written_can_be_trained(
     assert {"all on", "all on, recomputing"} <= set(names)
     assert len({size["batch"] for size in told["batch_sizes"]}) > 1
     assert all(row["median"] > 0 and row["memory"] > 0 for row in told["rows"])
-    tuned, today = load(out / "tuned.yaml", environ={}), load(file, environ={})
+    tuned, today = load(out / "tuned.yaml", environ={}), load(file, given, environ={})
     assert tuned.train.global_batch == today.train.global_batch == 12
     assert tuned.train.micro_batch == told["chosen"]["batch"]
     assert tuned.optim.learning_rate == today.optim.learning_rate, "the same training, only faster"
+    assert tuned.hash() == today.hash(), "a run that has begun goes on with it"
     assert (out / "tune.png").read_bytes().startswith(b"\x89PNG")
     assert "| as it is |" in (out / "tune.md").read_text()
 

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -78,7 +79,11 @@ def _tune(arguments: argparse.Namespace, config: Config | None, gang: Any) -> in
     if chosen is not None:
         body = dataclasses.asdict(chosen.settings)
         if config is not None:
-            body = _plain(dataclasses.asdict(with_settings(config, chosen.settings, gang.world_size)))
+            tuned = with_settings(config, chosen.settings, gang.world_size)
+            if chosen.settings.precision == subject.settings.precision:
+                # As it was given, be it auto: a run that was begun with the one goes on with the other.
+                tuned = replace(tuned, train=replace(tuned.train, precision=config.train.precision))
+            body = _plain(dataclasses.asdict(tuned))
         growth = chosen.settings.samples / subject.settings.samples
         if growth > 1:
             how = "its square root" if subject.rule == "sqrt" else "the same factor"

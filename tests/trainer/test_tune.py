@@ -234,6 +234,36 @@ def test_a_precision_that_this_device_is_slower_in_is_measured_beside_a_faster_o
     assert any(note.endswith("faster than fp32, which is tried in the place of bf16") for note in found.notes)
 
 
+def test_a_combination_that_has_two_rows_has_one_figure() -> None:
+    """All on was 0.81 times as fast as it is, where both were the same settings, and the machine was busy."""
+    built: list[Settings] = []
+
+    def build(settings: Settings, _: bool) -> Made:
+        built.append(settings)
+        return Made(settings, None)
+
+    subject = Subject(
+        build=build,
+        settings=Settings(batch=2, fused=True, threads=1),
+        unit="samples",
+        per_sample=1.0,
+        learning_rate=1e-3,
+        rule="sqrt",
+        has_workers=False,
+        can_recompute=False,
+        samples=100,
+    )
+    gang = Gang(0, 1, 0, torch.device("cpu"))
+    session = Session(subject, gang, Options(Effort(1, 0.0), 3, compile=False), lambda text: None)
+    table = [Switch("fused optimizer", {"fused": True}, {"fused": False})]
+    session._table(table)
+    rows = session.findings.rows
+    assert [row.candidate.name for row in rows] == [AS_IT_IS, ALL_OFF, ALL_ON]
+    assert built.count(rows[0].candidate.settings) == 3, "once a round"
+    assert rows[2].speeds == rows[0].speeds
+    assert factors(rows)[ALL_ON] == 1.0
+
+
 # ----------------------------------------------------------- the configuration
 
 

@@ -57,7 +57,7 @@ class Measured:
 
 
 def candidates(configured: Settings, switches: Sequence[Switch]) -> list[Candidate]:
-    """As it is, all off, each alone, each left out, all on; each combination once."""
+    """As it is, all off, each alone, each left out, all on; the first may be the same as another."""
     useful = [switch for switch in switches if switch.does_anything]
     off = _set(configured, useful, ())
     on = _set(configured, useful, [s.name for s in useful])

@@ -189,15 +189,17 @@ class Session:
         for turn in range(self._options.rounds):
             first = turn % len(rows)
             for row in rows[first:] + rows[:first]:
-                if row.fault:
+                alike = [other for other in rows if other.candidate.settings == row.candidate.settings]
+                if row.fault or row is not alike[0]:  # as it is may be all on: one combination has one figure
                     continue
                 title = f"round {turn + 1} of {self._options.rounds}: {row.candidate.name}"
                 outcome = self._measure(title, row.candidate.settings)
-                if outcome.fault:
-                    row.fault = outcome.fault
-                else:
-                    row.speeds.append(outcome.speed)
-                    row.memory = max(row.memory, outcome.memory)
+                for one in alike:
+                    if outcome.fault:
+                        one.fault = outcome.fault
+                    else:
+                        one.speeds.append(outcome.speed)
+                        one.memory = max(one.memory, outcome.memory)
 
     def _measure(self, title: str, settings: Settings) -> Outcome:
         outcome = measure(self._subject.build, settings, self._gang, self._options.effort)

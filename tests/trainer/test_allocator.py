@@ -82,6 +82,20 @@ def test_a_command_is_started_again_and_does_what_it_was_told(installed: Path, t
         assert "--gpu-memory" in told(["holdfast_trainer", "diagnose", "--help"], tmp_path, **given)
 
 
+def test_what_a_rank_may_take_ends_where_its_address_space_does(tmp_path: Path) -> None:
+    """Under `ulimit -v` a batch that takes 3 GB did not fit, "and a rank has 18.60"."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import resource, torch\n"
+        "from holdfast_trainer.footprint import Footprint\n"
+        "mapped = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (mapped + (256 << 20), -1))\n"
+        "print('room', Footprint(torch.device('cpu')).room() >> 20)\n"
+    )
+    (said,) = (line for line in text_of(["program"], tmp_path, ()).splitlines() if line.startswith("room"))
+    assert 128 < int(said.split()[1]) < 300
+
+
 def test_what_is_freed_is_given_back_before_memory_is_measured(installed: Path, tmp_path: Path) -> None:
     """tune measures one batch size after another in one process, of which each finds what the last one left:
     with tcmalloc, which keeps that, the second had taken nothing."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from .memory import free_memory, ranks_here
+from .memory import address_space, free_memory, ranks_here
 
 
 def warm_up(device: torch.device) -> None:
@@ -47,6 +47,9 @@ class Footprint:
         _trim()
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc_pid_clear_refs(5))
         self._before = _status("RssAnon")
+        self._may_map = (
+            address_space()
+        )  # as it is now: what is freed later may stay mapped, and be used again
 
     def peak(self) -> int:
         """Bytes at most until now."""
@@ -62,7 +65,9 @@ class Footprint:
             return int(free) + torch.cuda.memory_reserved(self._device) - self._before
         free_now = free_memory()
         taken = max(0, _status("RssAnon") - self._before)
-        return self.peak() if free_now is None else taken + free_now // ranks_here()
+        rooms = [] if free_now is None else [taken + free_now // ranks_here()]
+        rooms += [] if self._may_map is None else [self._may_map]
+        return min(rooms, default=self.peak())
 
 
 def _trim() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 from pathlib import Path
 
 
@@ -25,6 +26,15 @@ def free_memory(root: Path = Path("/")) -> int | None:
         ),
     ]
     return min((free for free in known if free is not None), default=None)
+
+
+def address_space() -> int | None:
+    """Bytes that this process alone may still map (`ulimit -v`), be they used or not; None: no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return max(0, limit - pages * resource.getpagesize())
 
 
 def ranks_here() -> int:

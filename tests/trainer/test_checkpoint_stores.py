@@ -393,3 +393,25 @@ def test_an_upload_whose_writer_fails_is_aborted_at_once(objects: RunDir) -> Non
     store.files.close(fd)
     assert Bucket(objects.objects).uploads("") == []
     assert left(objects) == []
+
+
+def test_an_upload_that_could_not_be_aborted_goes_with_the_next_save(
+    objects: RunDir, server: ObjectServer
+) -> None:
+    """The store was away when the upload failed, and when it was to be aborted: its parts cost money until
+    the attempt after this one, which a run that ends well never has."""
+    admit(objects, 1)
+    store = open_store(objects, 1)
+    fd = store.files.create(store.begin(10, 1) / part_file(0))
+    store.files.write(fd, memoryview(bytes(BLOCK)), 0)
+    server.fail({"method": "DELETE", "answer": "slow-down", "times": 99})
+    store.files.close(fd)
+    server.fail()
+    ahead = store.files.create(store.begin(30, 3) / part_file(1))  # of a rank that is further
+    store.files.write(ahead, memoryview(bytes(BLOCK)), 0)
+    assert len(Bucket(objects.objects).uploads("")) == 2
+    save(store, 20, 2)
+    store.prune(keep(3))
+    assert [key for key, _ in Bucket(objects.objects).uploads("")] == [
+        "checkpoints/step-00000030/attempt-1.save-3/rank-1.safetensors"
+    ]

@@ -249,7 +249,7 @@ class CheckpointObjects(CheckpointStore):
         ]
         self.check_fence()
         self._remove(doomed)
-        self._abort_uploads()
+        self._abort_uploads(newest)
 
     def _remove(self, saves: list[_Save]) -> None:
         """Manifests first, so that what is left by a kill in between is debris and no false checkpoint."""
@@ -259,9 +259,13 @@ class CheckpointObjects(CheckpointStore):
         for save in doomed:
             self._manifests.pop(save.name, None)
 
-    def _abort_uploads(self) -> None:
-        """Those of earlier attempts: killed writers cannot do that themselves."""
+    def _abort_uploads(self, done: int = 0) -> None:
+        """Those of earlier attempts, whose killed writers cannot do that themselves, and this one's for steps
+        up to `done`: when they failed the store may have been away for that too.
+        """
         for key, upload in self._bucket.uploads(_BELOW):
             match = _KEY.fullmatch(key)
-            if match and int(match[3]) < self._attempt:
+            if match is None or int(match[3]) > self._attempt:
+                continue
+            if int(match[3]) < self._attempt or int(match[2]) <= done:
                 self._bucket.abort_upload(key, upload)

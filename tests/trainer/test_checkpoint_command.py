@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -101,6 +102,23 @@ def test_verify_reads_everything_and_names_the_bad_file(
     assert "step-00000005: good" in told.out
     assert "1 of 2 checkpoints are bad; a resume passes over what is damaged" in told.err
     assert main(["checkpoint", "verify", f"{ddp.path}@5"]) == 0
+
+
+def test_a_checkpoint_that_the_job_removes_meanwhile_is_not_called_bad(
+    ddp: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention lets step 5 go while step 10 is read, which takes minutes where it is large."""
+
+    class Told(io.StringIO):
+        def write(self, text: str) -> int:
+            if "step-00000010" in text:
+                shutil.rmtree(ddp.checkpoint(5))
+            return super().write(text)
+
+    told = Told()
+    monkeypatch.setattr(sys, "stdout", told)
+    assert main(["checkpoint", "verify", str(ddp.path)]) == 0
+    assert told.getvalue() == "step-00000010: good\nstep-00000005: removed by the run meanwhile\n"
 
 
 # ---------------------------------------------------------------------- export

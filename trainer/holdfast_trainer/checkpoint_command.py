@@ -182,10 +182,11 @@ def age_text(seconds: float) -> str:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from .checkpoint.inspection import choose, faults, listing
+    from .checkpoint.inspection import choose, committed, faults, listing
     from .checkpoint.stores import open_store
 
     run, step = _target(options.run)
+    before = committed(run)
     named = [item.step for item in listing(run) if item.state != "unfinished"]
     if step is not None and step not in named:
         choose(run, step)
@@ -195,8 +196,11 @@ def _verify(options: argparse.Namespace) -> int:
     bad = 0
     for number in steps:
         found = faults(run, number)
-        bad += bool(found)
         name = run.checkpoint(number).name
+        if found and number in before - committed(run):
+            print(f"{name}: removed by the run meanwhile", flush=True)
+            continue
+        bad += bool(found)
         print(
             f"{name}: good" if not found else "\n".join(f"{name}: BAD: {fault}" for fault in found),
             flush=True,
@@ -215,7 +219,7 @@ def _verify(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from .checkpoint import CheckpointError
     from .checkpoint.export import export
-    from .checkpoint.inspection import Opened, choose, faults
+    from .checkpoint.inspection import Opened, choose, committed, faults
     from .checkpoint.stores import open_store
 
     if options.all and options.part:
@@ -223,6 +227,8 @@ def _export(options: argparse.Namespace) -> int:
     run, wanted = _target(options.run)
     step = choose(run, wanted)
     if found := faults(run, step):
+        if step not in committed(run):
+            raise CheckpointError(f"step {step} was removed by the run meanwhile. Ask again")
         where = open_store(run, 0).location(step)
         raise CheckpointError(f"{where} is bad: {'; '.join(found)}. Name another step")
     with Opened(run, step) as opened:

@@ -68,9 +68,19 @@ def open_run(text: str) -> RunDir:
 
 
 def listing(run: RunDir) -> list[Listed]:
-    """Newest first; what is no checkpoint and no rest of one is left out."""
+    """Newest first; what is no checkpoint and no rest of one is left out, and what is removed meanwhile."""
+    before = committed(run)
     found = [_describe(entry) for entry in open_store(run, 0).entries()]
+    if any(item.state == "damaged" for item in found):
+        gone = before - committed(run)
+        found = [item for item in found if item.state != "damaged" or item.step not in gone]
     return sorted(found, key=lambda item: (item.step, item.name), reverse=True)
+
+
+def committed(run: RunDir) -> set[int]:
+    """Steps that have a checkpoint now. A job may be running, which removes old ones while others read them:
+    what is missing of such a one is no damage."""
+    return set(open_store(run, 0).steps())
 
 
 def _describe(entry: Entry) -> Listed:

@@ -306,6 +306,7 @@ class Run:
         next loop goes on after it, and a validation between the two is of the state after it. Collective."""
         if self._left and self._changed:
             self._pass_on(self.total_steps or 0)
+            self._saves.settle()  # outside the loop others than the optimizer may write to what is copied
 
     def describe_batches(self, describe: Callable[[int], str]) -> None:
         """`describe` says which data this rank has in step `step` (0 is the first): for a fault's message."""

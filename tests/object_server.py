@@ -2,10 +2,11 @@
 
 `python object_server.py PORT FAULTS`: FAULTS is a JSON list of rules, read anew with each request:
 `{"method": "PUT", "path": regular expression, "query": likewise, "answer": ..., "times": how often}`; what is
-left out fits everything. Answers: `slow-down`, `forbidden`, `conflict`, `bad-digest`, `not-deleted` as
-Amazon's; `slow-down-write` as MinIO's; `page` is a web server's in its place; `stall` answers when FAULTS
-changes; `cut` loses the connection in the middle of what is answered; `short` has only half of it; `flipped`
-has one bit of it otherwise; `unconditional` forgets If-None-Match, as servers do that do not know it.
+left out fits everything. Answers: `slow-down`, `forbidden`, `expired`, `other-region`, `other-time`,
+`conflict`, `bad-digest`, `not-deleted` as Amazon's; `slow-down-write` as MinIO's; `page` is a web server's in
+its place; `stall` answers when FAULTS changes; `cut` loses the connection in the middle of what is answered;
+`short` has only half of it; `flipped` has one bit of it otherwise; `unconditional` forgets If-None-Match, as
+servers do that do not know it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ ERROR = "<?xml version='1.0'?><Error><Code>{}</Code><Message>{}</Message></Error
 ERRORS = {
     "slow-down": ("503 Slow Down", ERROR.format("SlowDown", "Please reduce your request rate.")),
     "forbidden": ("403 Forbidden", ERROR.format("AccessDenied", "Access Denied")),
+    "expired": ("400 Bad Request", ERROR.format("ExpiredToken", "The provided token has expired.")),
+    "other-region": (
+        "400 Bad Request",
+        ERROR.format("AuthorizationHeaderMalformed", "us-east-1 is wrong; expecting 'eu-west-1'"),
+    ),
+    "other-time": ("403 Forbidden", ERROR.format("RequestTimeTooSkewed", "The difference is too large.")),
     "conflict": ("409 Conflict", ERROR.format("ConditionalRequestConflict", "A conflicting operation.")),
     "bad-digest": ("400 Bad Request", ERROR.format("BadDigest", "The checksum did not match.")),
     "slow-down-write": ("503 Slow Down", ERROR.format("SlowDownWrite", "Resource requested is unwritable.")),

@@ -31,6 +31,11 @@ RETRY_AFTER_LIMIT = 30.0
 QUIET_SECONDS = 20.0
 """A stream sends a sign of life every 5 s; after this long without one its server is gone."""
 
+_HERE = (
+    "start one with `holdfast up`; one of a cluster needs its `kubectl port-forward`, and a pod that is ready"
+)
+_ELSEWHERE = "look whether that is its address (--server, HOLDFAST_SERVER), and whether it runs and is ready"
+
 
 class Unreachable(Unavailable):
     """Nothing answers at the server's address."""
@@ -61,6 +66,7 @@ class Client:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # A proxy for the world outside has no business between a machine and itself.
         beyond = urlsplit(self.server).hostname not in ("localhost", "127.0.0.1", "::1")
+        self._remedy = _ELSEWHERE if beyond else _HERE
         secure = self.server.startswith("https:")  # reading the world's certificates takes longer than a call
         self._http = httpx.Client(
             base_url=self.server, headers=headers, timeout=timeout, trust_env=beyond, verify=secure
@@ -81,9 +87,7 @@ class Client:
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise Unreachable(
-                f"no controller answers at {self.server}: start one with `holdfast up`"
-            ) from error
+            raise Unreachable(f"no controller answers at {self.server}: {self._remedy}") from error
         except httpx.InvalidURL as error:
             raise Unreachable(f"{self.server!r} is no address of a controller: {error}") from error
         except httpx.UnsupportedProtocol as error:

@@ -186,7 +186,11 @@ def test_no_controller(holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch) -> N
     address = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv("HOLDFAST_SERVER", address)
     told = holdfast("get", code=1).stderr
-    assert told == f"error: no controller answers at {address}: start one with `holdfast up`\n"
+    assert told.startswith(f"error: no controller answers at {address}: start one with `holdfast up`;")
+    assert "kubectl port-forward" in told
+    monkeypatch.setenv("HOLDFAST_SERVER", f"http://127.0.0.2:{free_port()}")
+    told = holdfast("get", code=1).stderr
+    assert "look whether that is its address (--server, HOLDFAST_SERVER)" in told
     monkeypatch.setenv("HOLDFAST_SERVER", "localhost:1")
     assert "it should start with http://" in holdfast("get", code=1).stderr
 

@@ -276,6 +276,13 @@ def test_what_is_said_of_a_store_that_refuses_or_is_not_there(
     assert f"there is no bucket 'test-none' at {server.url}. Create it" in refused("s3://test-none/run")
     server.fail({"answer": "forbidden", "times": 99})
     assert "list_objects_v2 of a list is not permitted" in refused(url)
+    for answer, remedy in {
+        "expired": "(where they are for a time only, AWS_SESSION_TOKEN too)",
+        "other-region": "expecting 'eu-west-1'. Name the region of the bucket in AWS_DEFAULT_REGION",
+        "other-time": "RequestTimeTooSkewed The difference is too large. Set the clock of this machine",
+    }.items():
+        server.fail({"answer": answer, "times": 99})
+        assert remedy in refused(url)
     server.fail({"answer": "slow-down", "times": 99})
     assert "answered SlowDown" in refused(url)
     server.fail({"answer": "slow-down", "times": 2})  # of three tries
@@ -290,6 +297,8 @@ def test_what_is_said_of_a_store_that_refuses_or_is_not_there(
     monkeypatch.delenv("HOLDFAST_STORAGE_TIMEOUT_SECONDS")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     assert "Check AWS_ENDPOINT_URL and the network" in refused(url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:9000")
+    assert "Invalid endpoint: localhost:9000. AWS_ENDPOINT_URL has to begin with http://" in refused(url)
 
 
 def test_a_certificate_that_is_not_trusted_is_named_as_what_is_wrong(

@@ -41,6 +41,11 @@ _REFUSED = {
     "AuthFailure", "TokenRefreshRequired", "UnrecognizedClientException",
 }  # fmt: skip
 _FORBIDDEN = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "403"}
+_REMEDIES = dict.fromkeys(
+    ("AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect", "301"),
+    "Name the region of the bucket in AWS_DEFAULT_REGION",
+) | {"RequestTimeTooSkewed": "Set the clock of this machine, which differs from the store's"}
+_NO_ENDPOINT = "AWS_ENDPOINT_URL has to begin with http:// or https://"
 _TOO_FAST = {
     "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "429",
     "RequestThrottled", "BandwidthLimitExceeded",
@@ -286,7 +291,8 @@ def _in_words(code: str, message: str, what: str, bucket: str, error: Exception 
     if code in _REFUSED:
         return (
             f"{endpoint()} does not accept the credentials ({code}). Check AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the role"
+            "AWS_SECRET_ACCESS_KEY (where they are for a time only, AWS_SESSION_TOKEN too), AWS_PROFILE, or "
+            "the role"
         )
     if code in _FORBIDDEN:
         return (
@@ -305,7 +311,8 @@ def _in_words(code: str, message: str, what: str, bucket: str, error: Exception 
             f"{what}: no answer from {endpoint()} in {tries()} tries ({message}). Check AWS_ENDPOINT_URL and "
             f"the network; {ENV_TIMEOUT} is how long a request may stand still (now {timeout():g})"
         )
-    return f"{what} failed: {code} {message}".replace("  ", " ")
+    remedy = _REMEDIES.get(code) or (_NO_ENDPOINT if "Invalid endpoint" in message else "")
+    return f"{what} failed: {code} {message.rstrip('. ')}{remedy and f'. {remedy}'}".replace("  ", " ")
 
 
 def _no_answer(code: str, error: Exception | None) -> bool:

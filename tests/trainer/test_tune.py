@@ -21,7 +21,7 @@ from holdfast_trainer.precision import Bf16
 from holdfast_trainer.rehearsal import Clock
 from holdfast_trainer.tune import command
 from holdfast_trainer.tune.gpt import settings_of, with_settings
-from holdfast_trainer.tune.measure import Effort
+from holdfast_trainer.tune.measure import Build, Effort
 from holdfast_trainer.tune.plan import (
     ALL_OFF,
     ALL_ON,
@@ -35,7 +35,7 @@ from holdfast_trainer.tune.plan import (
 )
 from holdfast_trainer.tune.report import as_markdown, as_text, gain
 from holdfast_trainer.tune.search import Size, best_size, divisors, doubling, scaled_rate, sizes_to_try
-from holdfast_trainer.tune.session import RECOMPUTING, Options, Session, Subject
+from holdfast_trainer.tune.session import NOT_RECOMPUTING, RECOMPUTING, Options, Session, Subject
 from holdfast_trainer.tune.settings import Settings
 
 WORKLOADS = Path(__file__).parent / "ragged_workload.py"
@@ -185,18 +185,30 @@ class Made:
     def close(self) -> None: ...
 
 
-def test_an_interrupt_leaves_what_was_measured() -> None:
-    today = Settings(batch=2, threads=1)
-    subject = Subject(
-        build=lambda settings, _: Made(settings, Settings(batch=2, fused=False, threads=1)),
-        settings=Settings(batch=2, fused=True, threads=1),
+def subject_of(
+    settings: Settings,
+    build: Build = lambda settings, _: Made(settings, None),
+    *,
+    can_recompute: bool = False,
+) -> Subject:
+    return Subject(
+        build=build,
+        settings=settings,
         unit="samples",
         per_sample=1.0,
         learning_rate=1e-3,
         rule="sqrt",
         has_workers=False,
-        can_recompute=False,
+        can_recompute=can_recompute,
         samples=100,
+    )
+
+
+def test_an_interrupt_leaves_what_was_measured() -> None:
+    today = Settings(batch=2, threads=1)
+    stops_at = Settings(batch=2, fused=False, threads=1)
+    subject = subject_of(
+        Settings(batch=2, fused=True, threads=1), lambda settings, _: Made(settings, stops_at)
     )
     said: list[str] = []
     gang = Gang(0, 1, 0, torch.device("cpu"))
@@ -215,17 +227,7 @@ def test_a_precision_that_this_device_is_slower_in_is_measured_beside_a_faster_o
 ) -> None:
     """fp32 stays, it said of a training in bf16, and measured all combinations in bf16."""
     monkeypatch.setattr("holdfast_trainer.tune.session.bf16_of", lambda device: Bf16.SLOW)
-    subject = Subject(
-        build=lambda settings, _: Made(settings, None),
-        settings=Settings(batch=2, precision="bf16", fused=True, threads=1),
-        unit="samples",
-        per_sample=1.0,
-        learning_rate=1e-3,
-        rule="sqrt",
-        has_workers=False,
-        can_recompute=False,
-        samples=100,
-    )
+    subject = subject_of(Settings(batch=2, precision="bf16", fused=True, threads=1))
     gang = Gang(0, 1, 0, torch.device("cpu"))
     found = Session(subject, gang, Options(Effort(1, 0.0), 1, compile=False), lambda text: None).run()
     measured = {row.candidate.name: row.candidate.settings.precision for row in found.rows}
@@ -242,17 +244,7 @@ def test_a_combination_that_has_two_rows_has_one_figure() -> None:
         built.append(settings)
         return Made(settings, None)
 
-    subject = Subject(
-        build=build,
-        settings=Settings(batch=2, fused=True, threads=1),
-        unit="samples",
-        per_sample=1.0,
-        learning_rate=1e-3,
-        rule="sqrt",
-        has_workers=False,
-        can_recompute=False,
-        samples=100,
-    )
+    subject = subject_of(Settings(batch=2, fused=True, threads=1), build)
     gang = Gang(0, 1, 0, torch.device("cpu"))
     session = Session(subject, gang, Options(Effort(1, 0.0), 3, compile=False), lambda text: None)
     table = [Switch("fused optimizer", {"fused": True}, {"fused": False})]
@@ -262,6 +254,22 @@ def test_a_combination_that_has_two_rows_has_one_figure() -> None:
     assert built.count(rows[0].candidate.settings) == 3, "once a round"
     assert rows[2].speeds == rows[0].speeds
     assert factors(rows)[ALL_ON] == 1.0
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_recomputing_is_tried_where_it_is_off_and_left_out_where_it_is_on(configured: bool) -> None:
+    """A training that recomputes was never told what that costs."""
+    subject = subject_of(Settings(batch=2, fused=True, threads=1, recompute=configured), can_recompute=True)
+    gang = Gang(0, 1, 0, torch.device("cpu"))
+    session = Session(subject, gang, Options(Effort(1, 0.0), 1, compile=False), lambda text: None)
+    session._table([Switch("fused optimizer", {"fused": True}, {"fused": False})])
+    rows = session.findings.rows
+    assert {row.candidate.settings.recompute for row in rows[:-1]} == {configured}
+    last = rows[-1].candidate
+    assert (last.name, last.settings.recompute) == (
+        (NOT_RECOMPUTING, False) if configured else (RECOMPUTING, True)
+    )
+    assert factors(rows)[last.name] == rows[-1].speed / rows[0].speed
 
 
 # ----------------------------------------------------------- the configuration

@@ -125,7 +125,7 @@ def gpt_subject(config: Config, gang: Any) -> Any:
         learning_rate=config.optim.learning_rate,
         rule="sqrt",
         has_workers=False,
-        can_recompute=not config.train.activation_checkpointing,
+        can_recompute=True,
         samples=data.samples,
     )
 

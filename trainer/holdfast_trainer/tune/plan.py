@@ -103,7 +103,7 @@ def factors(measured: Sequence[Measured]) -> dict[str, float]:
         against = AS_IT_IS
         if name.startswith(f"{ALL_ON} but "):
             against = ALL_ON
-        elif not name.startswith((AS_IT_IS, ALL_OFF, ALL_ON, CHOSEN)):  # all on, recomputing: as the rest
+        elif not name.startswith((AS_IT_IS, ALL_OFF, ALL_ON, CHOSEN)):  # recomputing or not: as the rest
             against = ALL_OFF
         if by_name.get(against):
             found[name] = speed / by_name[against]

@@ -19,7 +19,7 @@ from .plan import ALL_ON, AS_IT_IS, Candidate, Measured, Switch, candidates, cho
 from .search import ROOM_SHARE, Size, best_size, divisors, doubling, scaled_rate, sizes_to_try
 from .settings import Settings
 
-RECOMPUTING = f"{ALL_ON}, recomputing"
+RECOMPUTING, NOT_RECOMPUTING = f"{ALL_ON}, recomputing", f"{ALL_ON}, not recomputing"
 LARGEST_GROWTH = 64
 """A step takes at most so many times the samples of today."""
 
@@ -184,7 +184,8 @@ class Session:
         plan = candidates(self._subject.settings, switches)
         if self._subject.can_recompute:
             on = next(row.settings for row in plan if row.name == ALL_ON)
-            plan.append(Candidate(RECOMPUTING, replace(on, recompute=True)))
+            name = NOT_RECOMPUTING if on.recompute else RECOMPUTING
+            plan.append(Candidate(name, replace(on, recompute=not on.recompute)))
         rows = self.findings.rows = [Measured(candidate) for candidate in plan]
         for turn in range(self._options.rounds):
             first = turn % len(rows)

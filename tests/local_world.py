@@ -71,6 +71,10 @@ async def until(
     return found
 
 
+def gone(seen: AttemptObservation) -> bool:
+    return seen.gone
+
+
 def all_running(seen: AttemptObservation) -> bool:
     return bool(seen.replicas) and all(r.state is ReplicaState.RUNNING for r in seen.replicas)
 

@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import resource
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 import structlog
-from disks import fill, fill_whole, real_disk, small_disk
-from local_world import TINY, all_running, at_work, end, local_engine, ranks_up, until, waiting_job
+from local_world import TINY, all_running, at_work, end, gone, local_engine, ranks_up, until, waiting_job
 from processes import Processes
 from waiting import wait_until, wait_until_async
 
-from holdfast_controller.cluster import AttemptObservation, Invalid, ReplicaState, Unavailable
+from holdfast_controller.cluster import Invalid, ReplicaState
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid, shutdown_timeout
 from holdfast_controller.jobs import TrainingJob, Verdict
 from holdfast_controller.lines import LONGEST_LINE
-from holdfast_controller.local import engine as engine_module
 from holdfast_controller.local import logs, process
 from holdfast_controller.local.engine import LocalEngine
 from holdfast_controller.local.launch import Runtime, replica_environment, run_directory
-from holdfast_controller.local.memory import MemoryGroup, parent_group
 from holdfast_controller.local.record import AttemptFiles, Launch
 from holdfast_controller.local.slots import Grant, Machine
 from holdfast_controller.policy.classify import classify
-from holdfast_trainer.contract import RunDir, read_fence, replace_durably
-
-
-def gone(seen: AttemptObservation) -> bool:
-    return seen.gone
+from holdfast_trainer.contract import RunDir, read_fence
 
 
 def processes_of(job: TrainingJob, attempt: int = 1) -> list[int]:
@@ -113,7 +102,7 @@ def test_a_job_whose_store_was_moved_away_keeps_its_gpu_beside_the_next_of_its_n
 CONTROLLER = """
 import asyncio, sys
 from pathlib import Path
-from local_world import at_work, local_engine
+from local_world import at_work, gone, local_engine
 from holdfast_controller.jobs import TrainingJob
 
 async def main():
@@ -195,39 +184,6 @@ def test_kill_9_from_outside_is_a_disruption(tmp_path: Path, depth: int, reason:
             await engine.kill(job, 1)
             incident = classify(await until(engine, job, 1, "the end", gone))
             assert (incident.verdict, incident.replica) == (Verdict.DISRUPTED, 1)
-
-    asyncio.run(story())
-
-
-@contextmanager
-def no_descriptor_left() -> Iterator[None]:
-    """As where a thousand clients are connected."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.open(os.devnull, os.O_RDONLY)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 1, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        os.close(lowest_free)
-
-
-def test_a_controller_that_can_open_no_file_takes_no_job_for_lost(tmp_path: Path) -> None:
-    async def story() -> None:
-        job, other = waiting_job(), waiting_job("b")
-        async with at_work(local_engine(tmp_path)) as engine:
-            await engine.start(job, 1)
-            await ranks_up(engine, tmp_path, job)
-            with no_descriptor_left():
-                with pytest.raises(OSError, match="Too many open files"):
-                    await engine.observe(job, 1)
-                await engine.start(other, 1)
-            assert (await engine.observe(other, 1)).waiting.endswith("Too many open files")
-            assert all_running(await engine.observe(job, 1))
-            assert not list(run_directory(tmp_path, job).attempt(1).glob("engine-*"))
-            await engine.kill(other, 1)
-            await engine.kill(job, 1)
-            await until(engine, job, 1, "the end", gone)
 
     asyncio.run(story())
 
@@ -412,159 +368,6 @@ def test_the_plan_shows_what_would_run(tmp_path: Path) -> None:
     share = local_engine(tmp_path).plan(waiting_job(gpus="0.5", replicas=1))
     assert any(note.startswith("1/2 of a GPU is a slice of its time") for note in share.notes)
     assert not list((tmp_path / "runs").iterdir())
-
-
-def test_a_machine_that_refuses_a_start_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    full = True
-
-    def write(path: Path, data: str) -> None:
-        if full:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        replace_durably(path, data)
-
-    monkeypatch.setattr("holdfast_controller.local.record.replace_durably", write)
-    monkeypatch.setattr(engine_module, "RETRY_SECONDS", 0.05)
-
-    async def story() -> None:
-        nonlocal full
-        job = waiting_job()
-        async with at_work(local_engine(tmp_path)) as engine:
-            await engine.start(job, 1)
-            waits = (await engine.observe(job, 1)).waiting
-            assert waits.startswith("cannot start yet, tried again every")
-            assert waits.endswith("engine.json: No space left on device")
-            full = False
-            await until(engine, job, 1, "its start", all_running)
-            await engine.kill(job, 1)
-            await until(engine, job, 1, "the end", gone)
-
-    asyncio.run(story())
-
-
-def test_what_a_killed_save_left_on_a_full_disk_gives_way_to_the_next_attempt(tmp_path: Path) -> None:
-    """There is no room for a directory either, until the fence has made it. An ext4: a tmpfs has some."""
-
-    async def story(data: Path) -> None:
-        job = waiting_job()
-        run = run_directory(data, job)
-        async with at_work(local_engine(data)) as engine:
-            await engine.start(job, 1)
-            await ranks_up(engine, data, job)
-            await engine.kill(job, 1)
-            await until(engine, job, 1, "the end", gone)
-            half = run.checkpoints / ".step-00000020.attempt-1"
-            half.mkdir(parents=True)
-            fill_whole(half)
-
-            await engine.start(job, 2)
-            seen = await until(engine, job, 2, "its start", lambda seen: seen.waiting or all_running(seen))
-            assert seen.waiting == ""
-            assert not half.exists()
-            await engine.kill(job, 2)
-            await until(engine, job, 2, "the end", gone)
-
-    with real_disk(tmp_path / "disk", 8 << 20) as disk:
-        asyncio.run(story(disk))
-
-
-@pytest.mark.parametrize(
-    ("code", "verdict"), [(0, Verdict.FINISHED), (7, Verdict.FAILED)], ids=["well", "badly"]
-)
-def test_how_a_job_ends_on_a_full_disk_is_known_to_the_next_controller_too(
-    tmp_path: Path, code: int, verdict: Verdict
-) -> None:
-    """Nobody could write down there how it ended: it was taken for killed, and run again for ever."""
-
-    async def story(data: Path) -> None:
-        go = tmp_path / "go"
-        script = f"echo up; until [ -e {go} ]; do sleep 0.02; done; exit {code}"
-        job = waiting_job(command=["sh", "-c", script])
-        async with at_work(local_engine(data)) as engine:
-            await engine.start(job, 1)
-            await ranks_up(engine, data, job)
-            fill(data / "filler")
-            go.touch()
-            seen = await until(engine, job, 1, "the end", gone)
-            assert classify(seen).verdict is verdict
-        async with at_work(local_engine(data)) as engine:
-            seen = await until(engine, job, 1, "the end, read again", gone)
-            assert classify(seen).verdict is verdict
-
-    with small_disk(tmp_path / "disk") as disk:
-        asyncio.run(story(disk))
-
-
-def groups_of(job: TrainingJob) -> list[int]:
-    """Replicas of its first attempt with a memory cgroup; none on a machine that lets nobody make any."""
-    parent = parent_group()
-    groups = [MemoryGroup(parent, attempt_uid(job, 1), each) for each in (0, 1)] if parent else []
-    return [replica for replica, group in enumerate(groups) if group.kills() is not None]
-
-
-def test_a_start_of_which_not_even_the_first_process_began_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_module, "RETRY_SECONDS", 0.05)
-
-    async def story() -> None:
-        job = waiting_job()
-        in_the_way = run_directory(tmp_path, job).replica_log(1, 0)
-        in_the_way.mkdir(parents=True)
-        async with at_work(local_engine(tmp_path)) as engine:
-            await engine.start(job, 1)
-            assert (await engine.observe(job, 1)).waiting.endswith("Is a directory")
-            assert AttemptFiles(run_directory(tmp_path, job), 1).launch() is None
-            assert groups_of(job) == []
-            in_the_way.rmdir()
-            await until(engine, job, 1, "its start", all_running)
-            await engine.kill(job, 1)
-            await until(engine, job, 1, "the end", gone)
-
-    asyncio.run(story())
-
-
-def test_a_command_that_no_process_can_have_waits_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_module, "RETRY_SECONDS", 0.0)
-
-    async def story() -> None:
-        job = waiting_job(command=["sh", "-c", "echo a\0b"])
-        engine = local_engine(tmp_path)
-        for _ in range(2):
-            await engine.start(job, 1)
-            seen = await engine.observe(job, 1)
-            assert seen.waiting == "cannot start: embedded null byte; delete the job and submit it again"
-            assert AttemptFiles(run_directory(tmp_path, job), 1).launch() is None
-        assert groups_of(job) == []
-
-    asyncio.run(story())
-
-
-def test_of_a_start_that_failed_half_way_nothing_is_left(tmp_path: Path) -> None:
-    async def story() -> None:
-        job, before = waiting_job(), psutil.Process().children()
-        run_directory(tmp_path, job).replica_log(1, 1).mkdir(parents=True)
-        async with at_work(local_engine(tmp_path)) as engine:
-            await engine.start(job, 1)
-            incident = classify(await until(engine, job, 1, "the end", gone))
-            assert incident.verdict is Verdict.DISRUPTED
-
-            def nothing_left() -> bool:
-                return psutil.Process().children() == before and groups_of(job) == []
-
-            await wait_until_async(nothing_left, "the processes and groups of the start to go, zombies too")
-
-    asyncio.run(story())
-
-
-def test_a_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(Unavailable, match=r"cannot write .*runs: Not a directory; choose another data"):
-        local_engine(tmp_path / "file")
 
 
 def test_logs_are_followed_to_their_end_and_a_tail_is_a_tail(tmp_path: Path) -> None:

@@ -284,6 +284,35 @@ def test_a_window_of_steps_is_traced_with_its_phases(workshop: Workshop, config:
     assert b"validation loss" in events.read_bytes()
 
 
+def test_a_notice_within_the_window_leaves_a_trace_and_the_next_attempt_traces_the_rest(
+    workshop: Workshop, config: Path
+) -> None:
+    """The process ended by SIGSEGV, after its save, and the trace was lost."""
+    words = ("train.steps=5000", "train.profile=2-4000")
+    gang = start(workshop, config, *words)
+    gang.wait_for_text("step 10:")
+    gang.signal(NOTICE)
+    assert gang.wait() == [0], gang.texts()
+    stopped = gang.termination().step
+    assert (gang.history.run.attempt(1) / f"trace-2-{stopped - 1}.json").stat().st_size
+    again = start(workshop, config, *words)
+    again.wait_for_text(f"step {stopped // 10 * 10 + 20}:")
+    again.signal(NOTICE)
+    assert again.wait() == [0], again.texts()
+    assert f"steps {stopped} to {again.termination().step - 1} were profiled: open " in again.texts()
+
+
+def test_where_a_notice_leaves_no_time_the_trace_is_not_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    window = Window(range(1, 9), tmp_path, torch.device("cpu"))
+    window.begin(1)
+    window.close(3, seconds=1.0)
+    assert not window.open
+    assert "no time is left to write the trace of steps 1 to 3" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_trace_that_cannot_be_written_costs_the_trace(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

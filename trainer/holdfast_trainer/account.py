@@ -106,6 +106,10 @@ class Account:
         self.steps.end(step, owes_counts=owes_counts)
         self._window.end(step - 1)
 
+    def stop(self, step: int, seconds: float) -> None:
+        """No step comes after `step`, and this long is left for what it would be a pity to lose."""
+        self._window.close(step - 1, seconds)
+
     def close(self, step: int) -> None:
         """The program ends after `step` steps."""
         self._window.close(step - 1)

@@ -8,12 +8,16 @@ ranges too, always, so that nsys shows them without any setting.
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 log = logging.getLogger("holdfast")
+
+WRITE_SECONDS = 5.0
+"""That a notice has to leave for a trace to be written: a GPU's has a hundred megabytes."""
 
 
 class Window:
@@ -43,8 +47,11 @@ class Window:
         if self._profile is not None and step + 1 not in self._window:
             self.close(step)
 
-    def close(self, last: int) -> None:
-        """Write what was recorded up to step `last`; where that fails, say so and train on."""
+    def close(self, last: int, seconds: float = math.inf) -> None:
+        """Write what was recorded up to step `last`; where that fails, or `seconds` are too few, say so.
+
+        A profiler that is on as the interpreter ends takes the process with it (SIGSEGV).
+        """
         if self._profile is None:
             return
         finished, self._profile, self._window = self._profile, None, range(0)
@@ -52,6 +59,9 @@ class Window:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         finished.stop()
+        if seconds < WRITE_SECONDS:
+            log.warning("no time is left to write the trace of steps %d to %d", self._first, last)
+            return
         finished.export_chrome_trace(str(path))  # raises nothing where it fails
         if path.is_file() and path.stat().st_size:
             log.info("steps %d to %d were profiled: open %s in Perfetto", self._first, last, path)

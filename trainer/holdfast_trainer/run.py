@@ -465,6 +465,8 @@ class Run:
             log.info("stopped on notice after step %d", self.step)
             if fault:
                 log.warning("this step is not durable: %s", fault)
+        # Before the last words: a rank that hears them in its replica may end this one (supervise.py).
+        self._account.stop(self.step, self._notice.remaining())
         self._ending.say("interrupted", str(fault or ""))
         self._notice.settle()
         self.gang.leave()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
 
 from holdfast_controller.cluster import Invalid, NotFound, Unavailable
@@ -41,9 +41,11 @@ async def pod_lines(
     query: dict[str, str | int | bool] = {"container": kind_of_pod(pod).container}
     if tail is not None:
         query["tailLines"] = tail
+    times, pause = _Times(), FIRST_LINE_SECONDS
+    shown: Callable[[Iterable[str]], Iterable[str]] = iter
     if follow:
         query |= {"follow": True, "timestamps": True}
-    times, pause = _Times(), FIRST_LINE_SECONDS
+        shown = times.new
     while True:
         before = times.last
         times.begin()
@@ -51,15 +53,13 @@ async def pod_lines(
             async with aclosing(connection.stream(f"{path}/log", query, silence_seconds=None)) as chunks:
                 lines = Lines()
                 async for chunk in chunks:
-                    for line in lines.take(chunk):
-                        if (text := times.new(line) if follow else line) is not None:
-                            yield text
+                    for line in shown(lines.take(chunk)):
+                        yield line
                 if _LOST.fullmatch(lines.rest):
                     raise NotFound(f"{path}: the node has removed its container, and the log with it")
                 if not follow or over():
-                    for line in lines.end():
-                        if (text := times.new(line) if follow else line) is not None:
-                            yield text
+                    for line in shown(lines.end()):
+                        yield line
                     return
         except Invalid:  # 400: it is waiting to start
             if not follow or over():
@@ -91,15 +91,14 @@ class _Times:
         """The log is asked for from `last` on."""
         self._known = self.last
 
-    def new(self, line: str) -> str | None:
-        """The line without its time; None where it has come before. What has none goes on the one before it,
-        or is the kubelet's own."""
-        timed = _TIMED.fullmatch(line)
-        if timed is None:
-            return None if self._known else line
-        time, text = timed.groups()
-        if self._known and time <= self._known:
-            return None
-        self._known = ""
-        self.last = time
-        return text
+    def new(self, lines: Iterable[str]) -> Iterator[str]:
+        """Those that have not come before, without their times. What has none goes on the one before it, or
+        is the kubelet's own."""
+        for line in lines:
+            timed = _TIMED.fullmatch(line)
+            time, text = timed.groups() if timed else ("", line)
+            if self._known and time <= self._known:
+                continue
+            if timed:
+                self._known, self.last = "", time
+            yield text

@@ -47,9 +47,8 @@ class Footprint:
         _trim()
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc_pid_clear_refs(5))
         self._before = _status("RssAnon")
-        self._may_map = (
-            address_space()
-        )  # as it is now: what is freed later may stay mapped, and be used again
+        # As it is now: what is freed later may stay mapped, and be used again.
+        self._may_map = address_space()
 
     def peak(self) -> int:
         """Bytes at most until now."""

@@ -70,8 +70,6 @@ def _pairs(layers: int) -> Iterator[Pair]:
 
 
 def _unlike(shape: Mapping[str, Any], config: ModelConfig) -> list[str]:
-    if not shape:
-        return []
     kind = shape.get("model_type", "gpt2")
     if kind != "gpt2":
         other = "; set model.family=llama" if kind == "llama" else ""

@@ -55,7 +55,8 @@ def published_values(model: Decoder, path: Path) -> Iterator[tuple[str, Tensor]]
     state = model.state_dict()
     with ExitStack() as files:
         found = {name.removeprefix(family.prefix): one for name, one in _found(path, files).items()}
-        faults = [*family.unlike(_shape_beside(path))]
+        shape = _shape_beside(path)
+        faults = family.unlike(shape) if shape else []
         faults += [fault for pair in family.pairs if (fault := _fault(*pair, found, state, family))]
         faults += _more(found, family, config)
         if faults:

@@ -58,8 +58,6 @@ def _pairs(config: ModelConfig) -> Iterator[Pair]:
 
 
 def _unlike(shape: Mapping[str, Any], config: ModelConfig) -> list[str]:
-    if not shape:
-        return []
     faults = []
     kind = shape.get("model_type", "llama")
     if kind != "llama":

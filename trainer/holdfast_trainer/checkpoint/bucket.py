@@ -317,10 +317,11 @@ def _in_words(code: str, message: str, what: str, bucket: str, error: Exception 
 
 def _no_answer(code: str, error: Exception | None) -> bool:
     """Whether the store did not say all it had to, nor what is wrong."""
+    if code or _untrusted(error):
+        return False
     kind = "" if error is None else type(error).__name__
     named = kind in _CUT_SHORT or any(word in kind for word in ("Connect", "Timeout", "HTTP"))
-    named = named or isinstance(error, OSError | OtherAnswer)
-    return not code and named and not _untrusted(error)
+    return named or isinstance(error, OSError | OtherAnswer)
 
 
 def _untrusted(error: Exception | None) -> bool:

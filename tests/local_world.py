@@ -75,6 +75,12 @@ def gone(seen: AttemptObservation) -> bool:
     return seen.gone
 
 
+async def killed(engine: Engine, job: TrainingJob, attempt: int = 1) -> AttemptObservation:
+    """The end of an attempt that is told to end at once."""
+    await engine.kill(job, attempt)
+    return await until(engine, job, attempt, "the end", gone)
+
+
 def all_running(seen: AttemptObservation) -> bool:
     return bool(seen.replicas) and all(r.state is ReplicaState.RUNNING for r in seen.replicas)
 

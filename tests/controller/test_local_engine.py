@@ -11,7 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 import structlog
-from local_world import TINY, all_running, at_work, end, gone, local_engine, ranks_up, until, waiting_job
+from local_world import (
+    TINY,
+    all_running,
+    at_work,
+    end,
+    gone,
+    killed,
+    local_engine,
+    ranks_up,
+    until,
+    waiting_job,
+)
 from processes import Processes
 from waiting import wait_until, wait_until_async
 
@@ -57,8 +68,7 @@ def test_a_new_controller_finds_what_runs_and_starts_no_second_copy(tmp_path: Pa
             seen = await until(engine, job, 1, "the end", gone)
             assert classify(seen).verdict is Verdict.FINISHED
             await until(engine, other, 1, "its turn", all_running)
-            await engine.kill(other, 1)
-            await until(engine, other, 1, "the end", gone)
+            await killed(engine, other)
 
     asyncio.run(story())
 
@@ -93,8 +103,7 @@ def test_a_job_whose_store_was_moved_away_keeps_its_gpu_beside_the_next_of_its_n
             await until(engine, other, 1, "its turn", all_running)
             assert sorted(grant.gpu for grant in engine.gpus_held()) == [0, 1]
             for job in (new, other):
-                await engine.kill(job, 1)
-                await until(engine, job, 1, "the end", gone)
+                await killed(engine, job)
 
     asyncio.run(story())
 
@@ -102,7 +111,7 @@ def test_a_job_whose_store_was_moved_away_keeps_its_gpu_beside_the_next_of_its_n
 CONTROLLER = """
 import asyncio, sys
 from pathlib import Path
-from local_world import at_work, gone, local_engine
+from local_world import at_work, gone, killed, local_engine
 from holdfast_controller.jobs import TrainingJob
 
 async def main():
@@ -181,8 +190,7 @@ def test_kill_9_from_outside_is_a_disruption(tmp_path: Path, depth: int, reason:
             assert seen.replicas[1].disrupted
             assert seen.replicas[1].reason.startswith(reason)
             assert not seen.replicas[0].disrupted
-            await engine.kill(job, 1)
-            incident = classify(await until(engine, job, 1, "the end", gone))
+            incident = classify(await killed(engine, job))
             assert (incident.verdict, incident.replica) == (Verdict.DISRUPTED, 1)
 
     asyncio.run(story())
@@ -244,8 +252,7 @@ def test_a_helper_with_a_session_of_its_own_keeps_the_attempt_from_being_gone(tm
                 engine, job, 1, "the replica's end", lambda s: s.replicas[0].state is ReplicaState.SUCCEEDED
             )
             assert not seen.gone
-            await engine.kill(job, 1)
-            await until(engine, job, 1, "the end", gone)
+            await killed(engine, job)
             assert processes_of(job) == []
 
     asyncio.run(story())
@@ -351,8 +358,7 @@ def test_a_job_this_machine_can_never_run_waits_with_the_reason_and_blocks_nobod
             small = waiting_job("small")
             await engine.start(small, 1)
             await until(engine, small, 1, "its start", all_running)
-            await engine.kill(small, 1)
-            await until(engine, small, 1, "the end", gone)
+            await killed(engine, small)
 
     asyncio.run(story())
 
@@ -409,8 +415,7 @@ def test_one_machine_is_no_node_that_a_drill_can_take(tmp_path: Path) -> None:
             await engine.start(job, 1)
             with pytest.raises(Invalid, match=r"node: one machine cannot be taken .*: try kill or notice"):
                 await engine.drill(job, 1, 0, DrillKind.NODE)
-            await engine.kill(job, 1)
-            await until(engine, job, 1, "the end", gone)
+            await killed(engine, job)
 
     asyncio.run(story())
 
@@ -429,8 +434,7 @@ def test_a_notice_to_one_replica_ends_with_the_grace(tmp_path: Path) -> None:
             )
             assert seen.replicas[0].disrupted
             assert seen.replicas[1].state is ReplicaState.RUNNING
-            await engine.kill(job, 1)
-            await until(engine, job, 1, "the end", gone)
+            await killed(engine, job)
 
     asyncio.run(story())
 
@@ -458,8 +462,7 @@ def test_under_the_real_torchrun(tmp_path: Path) -> None:
             assert lines == ["1 2 127.0.0.1"]
             await engine.drill(job, 1, 1, DrillKind.KILL)
             await until(engine, job, 1, "the loss", lambda s: s.replicas[1].state is ReplicaState.FAILED)
-            await engine.kill(job, 1)
-            incident = classify(await until(engine, job, 1, "the end", gone))
+            incident = classify(await killed(engine, job))
             assert incident.verdict is Verdict.DISRUPTED
             assert processes_of(job) == []
 

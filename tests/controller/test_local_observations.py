@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from local_world import at_work, local_engine, ranks_up, until, waiting_job
+from local_world import at_work, killed, local_engine, ranks_up, until, waiting_job
 
 from holdfast_controller.local import process
 from holdfast_controller.local.active import MemoryKills
@@ -53,8 +53,7 @@ def test_progress_is_asked_for_and_nonsense_is_no_news(
             server.close()
             await server.wait_closed()
             assert (await engine.observe(job, 1)).progress == true
-            await engine.kill(job, 1)
-            await until(engine, job, 1, "the end", lambda s: s.gone)
+            await killed(engine, job)
 
     asyncio.run(story())
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from disks import fill, fill_whole, real_disk, small_disk
-from local_world import all_running, at_work, gone, local_engine, ranks_up, until, waiting_job
+from local_world import all_running, at_work, gone, killed, local_engine, ranks_up, until, waiting_job
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import Unavailable
@@ -54,8 +54,7 @@ def test_a_controller_that_can_open_no_file_takes_no_job_for_lost(tmp_path: Path
             assert all_running(await engine.observe(job, 1))
             assert not list(run_directory(tmp_path, job).attempt(1).glob("engine-*"))
             await engine.kill(other, 1)
-            await engine.kill(job, 1)
-            await until(engine, job, 1, "the end", gone)
+            await killed(engine, job)
 
     asyncio.run(story())
 
@@ -84,8 +83,7 @@ def test_a_machine_that_refuses_a_start_is_asked_again(
             assert waits.endswith("engine.json: No space left on device")
             full = False
             await until(engine, job, 1, "its start", all_running)
-            await engine.kill(job, 1)
-            await until(engine, job, 1, "the end", gone)
+            await killed(engine, job)
 
     asyncio.run(story())
 
@@ -99,8 +97,7 @@ def test_what_a_killed_save_left_on_a_full_disk_gives_way_to_the_next_attempt(tm
         async with at_work(local_engine(data)) as engine:
             await engine.start(job, 1)
             await ranks_up(engine, data, job)
-            await engine.kill(job, 1)
-            await until(engine, job, 1, "the end", gone)
+            await killed(engine, job)
             half = run.checkpoints / ".step-00000020.attempt-1"
             half.mkdir(parents=True)
             fill_whole(half)
@@ -109,8 +106,7 @@ def test_what_a_killed_save_left_on_a_full_disk_gives_way_to_the_next_attempt(tm
             seen = await until(engine, job, 2, "its start", lambda seen: seen.waiting or all_running(seen))
             assert seen.waiting == ""
             assert not half.exists()
-            await engine.kill(job, 2)
-            await until(engine, job, 2, "the end", gone)
+            await killed(engine, job, 2)
 
     with real_disk(tmp_path / "disk", 8 << 20) as disk:
         asyncio.run(story(disk))
@@ -143,6 +139,26 @@ def test_how_a_job_ends_on_a_full_disk_is_known_to_the_next_controller_too(
         asyncio.run(story(disk))
 
 
+def test_a_job_that_ends_well_where_nobody_can_write_that_down_has_finished(tmp_path: Path) -> None:
+    """Its controller is its parent, and hears of it from the kernel."""
+
+    async def story() -> None:
+        go = tmp_path / "go"
+        job = waiting_job(command=["sh", "-c", f"echo up; until [ -e {go} ]; do sleep 0.02; done"])
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            ends = [run_directory(tmp_path, job).replica_exit(1, replica) for replica in (0, 1)]
+            for path in ends:
+                path.mkdir()
+                (path / "in the way").touch()
+            go.touch()
+            seen = await until(engine, job, 1, "the end", gone)
+            assert classify(seen).verdict is Verdict.FINISHED
+
+    asyncio.run(story())
+
+
 def groups_of(job: TrainingJob) -> list[int]:
     """Replicas of its first attempt with a memory cgroup; none on a machine that lets nobody make any."""
     parent = parent_group()
@@ -166,8 +182,7 @@ def test_a_start_of_which_not_even_the_first_process_began_leaves_nothing(
             assert groups_of(job) == []
             in_the_way.rmdir()
             await until(engine, job, 1, "its start", all_running)
-            await engine.kill(job, 1)
-            await until(engine, job, 1, "the end", gone)
+            await killed(engine, job)
 
     asyncio.run(story())
 

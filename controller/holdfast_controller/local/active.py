@@ -78,7 +78,7 @@ class ActiveAttempt:
         self._running: dict[int, process.ProcessId] = {}
         self._exits: dict[int, Exit | None] = {}
         self._ended_well: dict[int, Exit] = {}
-        """By replica, as the kernel told us: on a full disk a supervisor cannot write it down."""
+        """By replica, as the kernel told us: a supervisor may not be able to write it down."""
         self._rank_exits: dict[int, RankExit] = {}
         self._stop = files.stop()
         self._killed = files.killed()

@@ -79,6 +79,7 @@ _PROMISED = {
     "create_multipart_upload": "UploadId",
     "upload_part": "ETag",
     "complete_multipart_upload": "ETag",
+    "delete_objects": "Deleted",
 }
 """What an answer has in any case, if it is the store's. A proxy's page, or a web server's at a wrong
 address, has it not, and would pass for an empty list or for a put that was done."""
@@ -152,8 +153,7 @@ class Bucket:
         """Nothing where they are gone already."""
         doomed = [{"Key": self._key(key)} for key in keys]
         for start in range(0, len(doomed), _DELETED_AT_ONCE):
-            body = {"Objects": doomed[start : start + _DELETED_AT_ONCE], "Quiet": True}
-            self._call("delete_objects", None, Delete=body)
+            self._call("delete_objects", None, Delete={"Objects": doomed[start : start + _DELETED_AT_ONCE]})
 
     # ----------------------------------------------------------- uploads in parts
 
@@ -231,7 +231,7 @@ class Bucket:
             fields["Key"] = self._key(key)
         answer = self._system.call_s3(operation, Bucket=self.name, **fields)
         promised = _PROMISED.get(operation)
-        if promised is not None and promised not in answer:
+        if promised is not None and promised not in answer and not answer.get("Errors"):
             if "Body" in answer:
                 self._system.loop.call_soon_threadsafe(answer["Body"].close)
             kind = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", "no type")

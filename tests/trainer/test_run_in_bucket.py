@@ -301,6 +301,15 @@ def test_what_is_said_of_a_store_that_refuses_or_is_not_there(
     assert "Invalid endpoint: localhost:9000. AWS_ENDPOINT_URL has to begin with http://" in refused(url)
 
 
+def test_where_nothing_may_be_deleted_the_first_attempt_is_told(
+    environment: None, server: ObjectServer
+) -> None:
+    """It trained, and the one after its first interruption was refused."""
+    server.fail({"method": "POST", "query": "delete", "answer": "forbidden", "times": 99})
+    assert "delete_objects of a list is not permitted" in refused(f"s3://{server.bucket()}/run")
+    server.fail()
+
+
 def test_a_certificate_that_is_not_trusted_is_named_as_what_is_wrong(
     environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,8 +121,11 @@ class ObjectFence:
             raise CheckpointError(f"{self._bucket.url}/{key} cannot be read: {error}") from error
 
     def tidy(self, attempt: int) -> None:
-        """Forget the attempts before `attempt`, which has written down what it accepts."""
+        """Forget the attempts before `attempt`, which has written down what it accepts.
+
+        The first one has none before it and asks for what never was: where nothing may be deleted, it is
+        better told now than by the attempt that would resume.
+        """
         keys = self._bucket.keys(_BELOW)
-        self._bucket.delete(
-            key for key in keys if (match := _NAME.fullmatch(key)) and int(match[1]) < attempt
-        )
+        before = [key for key in keys if (match := _NAME.fullmatch(key)) and int(match[1]) < attempt]
+        self._bucket.delete(before or [f"{_BELOW}{0:08d}"])

@@ -20,16 +20,17 @@ SAID.insert(2, "2026-05-01T12:00:02.200000003Z a line of the same second")
 SHOWN = [line.partition(" ")[2] for line in SAID]
 
 
-def body(since: str = "", until: int = len(SAID), part: str = "") -> str:
-    """What a kubelet has of the log from `since` on, by whole seconds as it is told, and a part of a line."""
-    return "".join(f"{line}\n" for line in SAID[:until] if line[:19] >= since[:19]) + part
+def body(since: str = "", until: int = len(SAID), part: str = "", file: int = 0) -> str:
+    """What a kubelet has of the log from `since` on, by whole seconds as it is told, and a part of a line;
+    its file begins with the line `file`."""
+    return "".join(f"{line}\n" for line in SAID[file:until] if line[:19] >= since[:19]) + part
 
 
 class Log:
     """Each connection takes the next of `ways` in which it goes; the last one is whole."""
 
-    def __init__(self, *ways: str) -> None:
-        self.ways = list(ways)
+    def __init__(self, *ways: str, next_file: int = 0) -> None:
+        self.ways, self.next_file = list(ways), next_file
         self.whole = False
 
     async def read(self, request: web.Request) -> web.StreamResponse:
@@ -43,7 +44,11 @@ class Log:
         answer = web.StreamResponse()
         await answer.prepare(request)
         since = request.query.get("sinceTime", "")
-        text = body(since) if self.whole else body(since, 2, part="2026-05-01T12:00:02.2000")
+        text = (
+            body(since, file=self.next_file)
+            if self.whole
+            else body(since, 2, part="2026-05-01T12:00:02.2000")
+        )
         await answer.write(text.encode())
         if way == "apiserver killed":
             assert request.transport is not None
@@ -79,6 +84,13 @@ def test_a_log_goes_on_where_it_was_torn(
 ) -> None:
     """Each line once: a kubelet that starts again ends the log of a container that runs on."""
     assert followed(Log(*ways), tmp_path, monkeypatch) == SHOWN
+
+
+def test_lines_that_a_node_wrote_into_a_file_before_while_nobody_could_read_them_are_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log("kubelet restarted", "kubelet is down", next_file=3)
+    assert followed(log, tmp_path, monkeypatch) == [*SHOWN[:2], podlogs.MISSING, *SHOWN[3:]]
 
 
 def test_a_node_whose_clock_is_set_back_has_all_its_lines_shown(

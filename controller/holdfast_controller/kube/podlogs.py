@@ -4,7 +4,8 @@ A kubelet that is started again ends the log of a container that runs on as if t
 apiserver that goes tears it: `kubectl logs -f` stops there. So such a log comes with the time of each line,
 and where it stops before its container has, it is asked for again from the time of the last line on. That is
 by whole seconds, so lines that were shown come again, and are known by their times, in which the node writes
-all nine digits.
+all nine digits. Where the last of them does not, the kubelet has begun another file meanwhile, and reads the
+one before no more: what it holds beyond that line is not to be had, which is said in its place.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .pieces import pod_path
 from .pod_state import kind_of_pod
 
 FIRST_LINE_SECONDS = 0.5
+MISSING = "holdfast: lines may be missing here: the log was torn, and its node began another file meanwhile"
 LONGEST_PAUSE_SECONDS = 5.0
 """Between two tries to follow a log that was torn."""
 _LOST = re.compile(rb"unable to retrieve container logs for [\w-]+://[0-9a-f]+\s*")
@@ -86,10 +88,12 @@ class _Times:
         self._known = ""
         """Up to here the lines have come before; empty where no more of them will. Else times are not
         compared: a node's clock may be set back."""
+        self._joins = True
+        """Whether what comes goes on from the line at `last`."""
 
     def begin(self) -> None:
         """The log is asked for from `last` on."""
-        self._known = self.last
+        self._known, self._joins = self.last, not self.last
 
     def new(self, lines: Iterable[str]) -> Iterator[str]:
         """Those that have not come before, without their times. What has none goes on the one before it, or
@@ -98,7 +102,11 @@ class _Times:
             timed = _TIMED.fullmatch(line)
             time, text = timed.groups() if timed else ("", line)
             if self._known and time <= self._known:
+                self._joins |= time == self._known
                 continue
+            if timed and not self._joins:
+                self._joins = True
+                yield MISSING
             if timed:
                 self._known, self.last = "", time
             yield text

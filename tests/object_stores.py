@@ -10,16 +10,14 @@ import sys
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from processes import Processes
 from waiting import wait_until
 
 from holdfast_controller.local.ports import free_port
-from holdfast_trainer.checkpoint.bucket import Bucket
+from holdfast_trainer.checkpoint import s3
 
 SCRIPT = Path(__file__).parent / "object_server.py"
 
@@ -67,7 +65,7 @@ class ObjectServer:
     def bucket(self) -> str:
         """A new bucket's name. Ask with `environment` set."""
         name = f"test-{uuid.uuid4().hex[:12]}"
-        Bucket(f"s3://{name}/x")._system.call_s3("create_bucket", Bucket=name)
+        s3.client().call_s3("create_bucket", Bucket=name)
         return name
 
     def fail(self, *rules: dict[str, Any]) -> None:
@@ -85,20 +83,3 @@ class ObjectServer:
 
     def thaw(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)
-
-
-def names(bucket: Bucket, below: str = "") -> Sequence[str]:
-    """Keys, sorted."""
-    return sorted(bucket.keys(below))
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    """One for a file of tests; each makes its own buckets."""
-    started = Processes()
-    try:
-        there = ObjectServer(started, tmp_path_factory.mktemp("objects"))
-        yield there
-        there.kill()
-    finally:
-        started.end_all()

@@ -419,6 +419,32 @@ def test_a_reader_that_leaves_is_let_go(http: httpx.Client, server: Served) -> N
     wait_until(lambda: server.engine.followers == 0, "the log to be let go")
 
 
+def test_a_head_is_a_get_without_its_body(server: Served, http: httpx.Client) -> None:
+    """Load balancers and `curl -I` ask so. What a GET refuses is refused, and a stream is not waited for."""
+    submit(http)
+    server.engine.output[("default/gpt-small", 1, 0)] = []
+    server.engine.open_attempts.add(("default/gpt-small", 1))
+    server.set_status("gpt-small", phase="Running", attempt=1)
+    for path in (
+        "/healthz",
+        "/metrics",
+        "/openapi.json",
+        JOBS,
+        f"{JOBS}/gpt-small",
+        f"{JOBS}/none",
+        "/nowhere",
+    ):
+        whole, head = http.get(path), http.head(path)
+        assert head.status_code == whole.status_code, path
+        assert head.headers["content-type"] == whole.headers["content-type"], path
+        assert not head.content, path
+    assert http.head(f"{JOBS}/gpt-small/logs", params={"follow": "true"}).status_code == 200
+    wait_until(lambda: server.engine.followers == 0, "the log to be let go")
+    assert http.head(f"{JOBS}/gpt-small/suspend").status_code == 405
+    with server.http("wrong") as stranger:
+        assert stranger.head(JOBS).status_code == 401
+
+
 def test_who_never_says_what_he_wants_is_let_go(
     server: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """The application: routes, and the layers around them, outermost first:
 
-    request log -> access (token) -> body limit -> errors as problems -> routes
+    request log -> HEAD as GET -> access (token) -> body limit -> errors as problems -> routes
 
 A request that may not pass is answered before its body is read; a body too large before it is kept.
 """
@@ -19,6 +19,7 @@ from ..cluster import Engine, JobStore
 from . import lifecycle, operations, problems, records
 from .access import RECHECK_SECONDS, Access, Gate, TokenGate
 from .backend import Backend, only_known_query, say_what_is_old
+from .heads import Heads
 from .limits import BODY_LIMIT, BodyLimit
 from .requests import RequestLog
 
@@ -72,5 +73,6 @@ def create_app(
     app.openapi = functools.cache(lambda: problems.add_schema(described()))  # type: ignore[method-assign]
     app.add_middleware(BodyLimit, limit=body_limit)
     app.add_middleware(Access, gate=gate or TokenGate(token), recheck_seconds=recheck_seconds)
+    app.add_middleware(Heads)
     app.add_middleware(RequestLog)
     return app

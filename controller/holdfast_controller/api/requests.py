@@ -42,7 +42,8 @@ class RequestLog:
                 await self._app(scope, receive, send_with_id)
             finally:
                 # Somebody always looks on, several times a second; what changes something is news.
-                tell = log.debug if scope["method"] == "GET" and 0 < status < 500 else log.info
+                looks = scope["method"] in ("GET", "HEAD")
+                tell = log.debug if looks and 0 < status < 500 else log.info
                 tell(
                     "request",
                     method=scope["method"],

@@ -68,12 +68,19 @@ def _parse_json(text: str, source: str) -> object:
             seen[key] = value
         return seen
 
+    def integer(digits: str) -> int:
+        try:
+            return int(digits)
+        except ValueError:  # Python reads at most 4,300 digits
+            raise Invalid(
+                f"{source}: the integer {digits[:20]}... of {len(digits)} digits does not fit into 64 bits; "
+                "write it in quotes"
+            ) from None
+
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        return json.loads(text, object_pairs_hook=unique, parse_int=integer)
     except json.JSONDecodeError as error:
         raise Invalid(f"{source}: line {error.lineno}, column {error.colno}: {error.msg}") from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise Invalid(f"{source}: {error}") from None
 
 
 def _parse_yaml(text: str, source: str) -> object:
@@ -89,7 +96,7 @@ def _parse_yaml(text: str, source: str) -> object:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise Invalid(f"{source}: {where}{error.problem or error}") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except yaml.YAMLError as error:
         raise Invalid(f"{source}: {error}") from None
     finally:
         loader.dispose()

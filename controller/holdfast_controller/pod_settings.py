@@ -116,7 +116,7 @@ def load_pod_settings(path: Path) -> PodSettings:
         document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PodSettingsError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # also of bytes that are no UTF-8, a date that is none
         raise PodSettingsError(f"{path} is not YAML: {error}") from error
     try:
         return PodSettings.model_validate(document if document is not None else {})

@@ -21,6 +21,14 @@ _FLOAT = "tag:yaml.org,2002:float"
 class Loader(yaml.CSafeLoader):
     """`1e-3` is a number (PyYAML reads a string), a date stays text."""
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError:  # an integer of over 4,300 digits, `!!int abc`
+            kind = node.tag.rpartition(":")[2]
+            problem = f"{node.value!r:.40} cannot be read as {kind}; write it in quotes if it is text"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
 
 Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]

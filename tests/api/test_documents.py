@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from typing import Literal
 
 import pytest
 import yaml
@@ -156,6 +157,18 @@ def test_half_a_character_is_refused(config: str, told: str) -> None:
     assert to_job(
         parse(b'{"metadata": {"name": "j"}, "spec": {"command": ["\\ud83d\\ude00"]}}', "x", "json")
     ).spec.command == ["\U0001f600"], "the two halves of one are a character"
+
+
+@pytest.mark.parametrize("syntax", ["json", "yaml"])
+def test_an_integer_longer_than_python_reads_is_told_in_our_words(syntax: Literal["json", "yaml"]) -> None:
+    """Python has a limit of 4,300 digits, and a hint of its own that is for programmers."""
+    with pytest.raises(Invalid) as caught:
+        parse(f'{{"spec": {{"config": {{"seed": {"7" * 5000}}}}}}}'.encode(), "job", syntax)
+    told = str(caught.value)
+    assert "write it in quotes" in told
+    assert "777" in told
+    assert len(told) < 200
+    assert "set_int_max_str_digits" not in told
 
 
 ODD = st.text() | st.text(

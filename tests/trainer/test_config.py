@@ -140,6 +140,11 @@ def test_all_faults_of_a_file_are_told_at_once_each_with_its_line(file: Path) ->
         ("a: 1\na: 2\n", "line 2: a: written twice; the first is at"),
         ("", "model: required, but missing"),
         ("a: !!python/object:os.system {}\n", "not valid YAML: line 1"),
+        (
+            "a: 1\nb: 2026-02-30\n",
+            "line 2, column 4: '2026-02-30' cannot be read as timestamp; write it in quo",
+        ),
+        (f"a: {'9' * 5000}\n", "line 1, column 4: '999999999"),
     ],
 )
 def test_a_file_that_is_no_configuration(file: Path, text: str, message: str) -> None:
@@ -147,6 +152,11 @@ def test_a_file_that_is_no_configuration(file: Path, text: str, message: str) ->
     with pytest.raises(ConfigError) as caught:
         read(file)
     assert message in str(caught.value)
+
+
+def test_a_word_of_the_command_line_that_is_no_value(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^'9{70,80} is not a YAML value: .* cannot be read as int"):
+        read(file, f"train.steps={'9' * 5000}")
 
 
 def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:

@@ -224,7 +224,15 @@ def _describe(hint: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads `6e-4` as a number."""
+    """SafeLoader that reads `6e-4` as a number, and tells where what looks like a value is none."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError:  # the date 2026-02-30, an integer of over 4,300 digits, `!!int abc`
+            kind = node.tag.rpartition(":")[2]
+            problem = f"{node.value!r:.40} cannot be read as {kind}; write it in quotes if it is text"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
 _Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
@@ -238,7 +246,7 @@ def parse_scalar(text: str) -> object:
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{text!r} is not a YAML value: {_first_line(error)}") from error
+        raise ConfigError(f"{text!r:.80} is not a YAML value: {_first_line(error)}") from error
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

@@ -137,6 +137,10 @@ class AttemptRecord(Model):
         default_factory=list,
         description="What was not as it was where that checkpoint was written: its bits may differ.",
     )
+    passed_over: list[str] = Field(
+        default_factory=list,
+        description="Newer checkpoints that could not be gone on from, as damaged ones, each with why.",
+    )
     last_step: int | None = None
     durable_step: int | None = None
     lost_steps: int | None = Field(

@@ -242,7 +242,7 @@ def history(server: Served) -> None:
             {"number": 1, "started_at": now - timedelta(seconds=100), "ended_at": now - timedelta(seconds=60),
              "verdict": "Disrupted", "reason": "replica 1 was killed", "log_tail": {"0": "one\nlast words"}},
             {"number": 2, "started_at": now - timedelta(seconds=50), "resumed_step": 20,
-             "resume_differences": ["ranks: 4 -> 2"]},
+             "resume_differences": ["ranks: 4 -> 2"], "passed_over": ["step-00000025: torn"]},
         ],
     )  # fmt: skip
     zero = now.timestamp() - 100
@@ -336,6 +336,7 @@ def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
         "saved        up to step 40",
         "save failed  step 45 could not be saved: No space left on device",
         "diagnosis    a step takes 9.0 ms, of which 40% waits for data: tokenise beforehand",
+        "resumed      attempt 2 goes on from step 20, as nothing newer can be used: step-00000025: torn",
         "resumed      attempt 2 goes on from step 20, and from there bits may differ: ranks: 4 -> 2",
         "2 replicas, 1 rank each, on CPU",
         "1 (any number allowed)",

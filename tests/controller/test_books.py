@@ -9,7 +9,7 @@ from scene import Scene, make, play, telling
 
 from holdfast_controller.jobs import Phase
 from holdfast_controller.policy.explain import FAULT_CHARACTERS
-from holdfast_controller.policy.lost_work import DIFFERENCE_CHARACTERS, DIFFERENCES, work_of
+from holdfast_controller.policy.lost_work import TEXT_CHARACTERS, TEXTS, work_of
 from holdfast_trainer.contract import Progress
 
 
@@ -145,6 +145,50 @@ def test_the_next_attempt_begins_with_no_failed_save_and_a_status_stays_bounded(
     play(story)
 
 
+def test_a_damaged_checkpoint_that_was_passed_over_is_told_with_the_work_that_it_cost() -> None:
+    """A job that had saved all it had done lost twenty steps: its status did not say by what."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        await scene.look()
+        engine.lines += [
+            {"attempt": 1, "event": "attempt_start", "resumed_step": 0, "skipped": []},
+            {"attempt": 1, "event": "first_step", "time": scene.now.timestamp(), "step": 1},
+            {"attempt": 1, "event": "checkpoint", "step": 180},
+            {"attempt": 1, "event": "checkpoint", "step": 200},
+        ]
+        engine.stepped += [{"attempt": 1, "step": n, "seconds": 0.5} for n in range(1, 201)]
+        await scene.look()
+        engine.vanish(await scene.store.get("default", "a"), 1, 0)
+        await scene.look()
+        bad = {
+            "checkpoint": "step-00000200",
+            "reason": "rank 0: rank-0.safetensors: checksum 6d7d of block 3",
+        }
+        engine.lines += [{"attempt": 2, "event": "attempt_start", "resumed_step": 180, "skipped": [bad]}]
+        job = await scene.look(passes=5)
+        first, second = job.status.attempts
+        assert (first.lost_steps, first.passed_over) == (20, [])
+        why = "step-00000200: rank 0: rank-0.safetensors: checksum 6d7d of block 3"
+        assert second.passed_over == [why]
+        told = [e for e in await scene.store.events("default", "a") if e.reason == "CheckpointPassedOver"]
+        assert [(event.type, event.count) for event in told] == [("Warning", 1)]
+        assert told[0].message == (f"attempt 2 goes on from step 180, as nothing newer can be used: {why}")
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    "told", [None, "step-00000200", [1, None, "x"], [{}] * 100, [{"reason": "x" * 5000}]]
+)
+def test_whatever_a_trainer_tells_of_checkpoints_passed_over_the_status_stays_bounded(told: object) -> None:
+    line = {"attempt": 1, "event": "attempt_start", "resumed_step": 0, "skipped": told}
+    kept = work_of(1, [line], ()).passed_over
+    assert len(kept) <= TEXTS
+    assert all(len(text) <= TEXT_CHARACTERS for text in kept)
+
+
 @pytest.mark.parametrize(
     ("told", "kept"),
     [
@@ -153,7 +197,7 @@ def test_the_next_attempt_begins_with_no_failed_save_and_a_status_stays_bounded(
         (None, ()),
         ("ranks", ()),
         ([1, "a: 1 -> 2", None], ("a: 1 -> 2",)),
-        (["x" * 5000] * 100, ("x" * DIFFERENCE_CHARACTERS,) * DIFFERENCES),
+        (["x" * 5000] * 100, ("x" * TEXT_CHARACTERS,) * TEXTS),
     ],
 )
 def test_whatever_a_trainer_tells_of_differences_the_status_stays_bounded(

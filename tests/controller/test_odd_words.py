@@ -33,7 +33,7 @@ ODD = st.recursive(
     max_leaves=4,
 )
 COUNTS = ["attempt", "step", "world_size", "resumed_step", "durable_step", "time", "seconds"]
-TEXTS = ["event", "outcome", "digest", "differences", "startup"]
+TEXTS = ["event", "outcome", "digest", "differences", "skipped", "startup"]
 LINE_KEYS = st.sampled_from([*COUNTS, *TEXTS, "useful_seconds", "loss", "val_loss"])
 PROGRESS_KEYS = st.sampled_from([name for name in Progress.__dataclass_fields__ if name != "quiet_limit"])
 

@@ -37,6 +37,10 @@ class AttemptAccount(Model):
         default_factory=list,
         description="What was not as it was where that checkpoint was written: its bits may differ.",
     )
+    passed_over: list[str] = Field(
+        default_factory=list,
+        description="Newer checkpoints that could not be gone on from, as damaged ones, each with why.",
+    )
     first_step: int | None = None
     last_step: int | None = None
     durable_step: int | None = Field(default=None, description="Newest step covered by a checkpoint.")
@@ -154,6 +158,7 @@ def _attempt(number: int, seen: _Evidence, record: AttemptRecord | None) -> Atte
         world_size=work.world_size or known.world_size,
         resumed_step=work.resumed_step if work.resumed_step is not None else known.resumed_step,
         resume_differences=list(work.resume_differences) or known.resume_differences,
+        passed_over=list(work.passed_over) or known.passed_over,
         first_step=min(first, default=known.first_step),
         last_step=_most(work.last_step, known.last_step),
         durable_step=_most(work.durable_step, known.durable_step),

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..jobs import Phase, TrainingJob
-from ..policy.explain import resume_differs
+from ..policy.explain import passed_over, resume_differs
 from . import formats
 from .tables import event_columns, ledger_columns, phase_text, table
 
@@ -72,6 +72,8 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
             if progress.verdict:
                 yield "diagnosis", progress.verdict
     for record in status.attempts:
+        if record.passed_over:
+            yield "resumed", Text(passed_over(record), "yellow")
         if record.resume_differences:
             yield "resumed", Text(resume_differs(record), "yellow")
     device = "on CPU" if spec.gpus == "0" else f"{spec.gpus} GPU{'' if spec.gpus == '1' else 's'} per replica"

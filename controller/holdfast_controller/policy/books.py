@@ -139,6 +139,7 @@ class Books:
             record.resumed_step = work.resumed_step
             self._correct_before(record, work.resumed_step)
         record.resume_differences = record.resume_differences or list(work.resume_differences)
+        record.passed_over = record.passed_over or list(work.passed_over)
 
     def _correct_before(self, record: AttemptRecord, resumed: int) -> None:
         before = [

@@ -358,13 +358,13 @@ class _Deciding:
         self.status.message = message
         self.status.conditions = conditions_of(self.status, reason, self.now)
 
-    def _tell_differences(self) -> None:
-        """Once, when it becomes known of an attempt."""
+    def _tell_resumes(self) -> None:
+        """Once, when it becomes known of an attempt that it went on from what nobody would expect."""
         for record in self.status.attempts:
-            if not record.resume_differences:
-                continue
             known = self.job.status.record(record.number)
-            if known is None or not known.resume_differences:
+            if record.passed_over and (known is None or not known.passed_over):
+                self._tell("Warning", "CheckpointPassedOver", explain.passed_over(record))
+            if record.resume_differences and (known is None or not known.resume_differences):
                 self._tell("Warning", "ResumeDiffers", explain.resume_differs(record))
 
     def _tell_saves(self) -> None:
@@ -385,7 +385,7 @@ class _Deciding:
         remove: bool = False,
         requeue_after: float | None = None,
     ) -> Decision:
-        self._tell_differences()
+        self._tell_resumes()
         self._tell_saves()
         suspend = False
         if self.works:

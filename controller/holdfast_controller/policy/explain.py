@@ -57,6 +57,14 @@ def saving(before: JobProgress | None, now: JobProgress | None) -> tuple[str, st
     return None
 
 
+def passed_over(record: AttemptRecord) -> str:
+    """Of an attempt that could not go on from the newest checkpoint."""
+    return (
+        f"attempt {record.number} goes on from step {record.resumed_step}, as nothing newer can be used: "
+        f"{'; '.join(record.passed_over)}"
+    )
+
+
 def resume_differs(record: AttemptRecord) -> str:
     """Of an attempt that is not computed as the one before was."""
     return (

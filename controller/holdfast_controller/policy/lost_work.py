@@ -25,9 +25,9 @@ from holdfast_trainer.contract import Outcome, Progress, is_count, is_figure, is
 
 Line = Mapping[str, Any]
 """A line of ledger.jsonl or steps.jsonl with its "attempt" (contract.py)."""
-DIFFERENCES = 8
-"""Of a resume, that are kept."""
-DIFFERENCE_CHARACTERS = 200
+TEXTS = 8
+"""Of a resume, that are kept: differences, and checkpoints that it passed over."""
+TEXT_CHARACTERS = 200
 """Of each of them."""
 OUTCOMES = get_args(Outcome)
 DIGEST_CHARACTERS = 128
@@ -48,6 +48,8 @@ class Work:
     world_size: int | None = None
     resume_differences: tuple[str, ...] = ()
     """What was not as it was where its checkpoint was written, as the trainer tells it."""
+    passed_over: tuple[str, ...] = ()
+    """Newer checkpoints, with why they could not be gone on from, likewise."""
     checkpoints: int | None = None
     outcome: str | None = None
     digest: str | None = None
@@ -137,7 +139,7 @@ class _Gathered:
             resumed = _int(line, "resumed_step") or 0
             self._began(resumed, line.get("world_size"))
             self._started(line)
-            self._differs(line)
+            self._resumed(line)
             self._checkpoints = self._checkpoints or 0
             self.durable(resumed, seconds)
         elif event == "first_step":
@@ -177,11 +179,16 @@ class _Gathered:
             self.facts["process_time"] = ended - sum(seconds.values())
             self.facts["startup"] = seconds
 
-    def _differs(self, line: Line) -> None:
-        told = line.get("differences")
+    def _resumed(self, line: Line) -> None:
+        """With what differences, and past which checkpoints."""
+        told, skipped = line.get("differences"), line.get("skipped")
         if isinstance(told, list):
-            texts = [legible(one[:DIFFERENCE_CHARACTERS]) for one in told if isinstance(one, str)]
-            self.facts["resume_differences"] = tuple(texts[:DIFFERENCES])
+            self.facts["resume_differences"] = _texts(told)
+        if isinstance(skipped, list):
+            bad = [one for one in skipped if isinstance(one, Mapping)]
+            self.facts["passed_over"] = _texts(
+                [f"{one.get('checkpoint')}: {one.get('reason')}" for one in bad]
+            )
 
     def _began(self, resumed: int, world_size: object) -> None:
         self.facts["resumed_step"] = resumed
@@ -257,6 +264,12 @@ def goodput(useful_seconds: float | None, wall_seconds: float) -> float | None:
     if useful_seconds is None or wall_seconds <= 0:
         return None
     return min(1.0, useful_seconds / wall_seconds)
+
+
+def _texts(told: Iterable[object]) -> tuple[str, ...]:
+    """Those of a list that are texts; few and short, as a status is bounded."""
+    texts = [legible(one[:TEXT_CHARACTERS]) for one in told if isinstance(one, str)]
+    return tuple(texts[:TEXTS])
 
 
 def _int(line: Line, name: str) -> int | None:

@@ -303,6 +303,15 @@ def test_a_validation_after_the_last_step_is_weighed_too(workshop: Workshop, las
     assert {step for step in range(31) if history.run.checkpoint(step).exists()} == {*best, 30}
 
 
+def test_the_best_stays_the_best_where_a_run_that_had_ended_gets_more_steps(workshop: Workshop) -> None:
+    """Its loss came after its save, so no manifest has it, and the steps that were added removed it."""
+    options = {"save_every": "1000s", "keep": 1, "keep_best": 1, "validate_every": 7}
+    history = workshop.finish(steps=30, **options, last_loss=0.0)
+    assert {step for step in range(31) if history.run.checkpoint(step).exists()} == {30}
+    history = workshop.finish(steps=45, **options)
+    assert {step for step in range(46) if history.run.checkpoint(step).exists()} == {30, 45}
+
+
 def test_ranks_that_torchrun_starts_again_do_not_mix_two_saves(workshop: Workshop) -> None:
     """The same attempt number twice: what the first left half-written is not counted as the second's."""
     first = workshop.start(ranks=2, steps=20, hold_at=9)

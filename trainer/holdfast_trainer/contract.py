@@ -264,6 +264,8 @@ def remove_unfinished(run: RunDir, attempt: int) -> int:
 #   {"event": "failure", "time", "attempt", "rank", "step", "error"}: by the rank that raised
 #   {"event": "hang", "time", "attempt", "rank", "step", "seconds", "stands", "stacks"}: by each rank that
 #       notices; the end of its stacks (8 KiB) for the 8 ranks that tell most, all of them in rank-N.stacks
+#   {"event": "validation", "time", "attempt", "step", "val_loss"}: of the last step, which no later
+#       checkpoint carries on
 #   {"event": "stop", "time", "attempt", "outcome", "step", "durable_step", "error", "digest",
 #    "useful_seconds"}: by rank 0;
 #       digest (SHA-256 over the state of every rank) is that of the checkpoint of "durable_step"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint.spread import start_thread
-from .contract import RunDir, line_of, read_lines
+from .contract import RunDir, is_count, is_figure, line_of, read_lines
 from .records import EVENTS, Records
 
 MOST_LATE = 10_000
@@ -119,6 +119,12 @@ def useful_seconds(run: RunDir, attempt: int, step: int) -> float | None:
             if isinstance(line.get("seconds"), int | float) and line.get("step", 0) <= step:
                 seconds[line["step"]] = line["seconds"]
     return sum(seconds.values()) if len(seconds) == step else None
+
+
+def last_validations(lines: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """By step, of an attempt's ledger: losses that no checkpoint has, as none came after them."""
+    told = [(line.get("step"), line.get("val_loss")) for line in lines if line.get("event") == "validation"]
+    return {step: float(loss) for step, loss in told if is_count(step) and is_figure(loss)}
 
 
 def trained_before(run: RunDir, attempt: int) -> bool:

@@ -19,7 +19,16 @@ from .contract import RunDir, read_lines, replace_durably
 
 log = logging.getLogger("holdfast")
 
-EVENTS = ("attempt_start", "first_step", "checkpoint", "checkpoint_failed", "failure", "hang", "stop")
+EVENTS = (
+    "attempt_start",
+    "first_step",
+    "checkpoint",
+    "checkpoint_failed",
+    "failure",
+    "hang",
+    "validation",
+    "stop",
+)
 """Of the ledger; after these it is copied."""
 _KEY = re.compile(r"attempts/(\d+)/(ledger|steps)\.jsonl\.(\d+)")
 

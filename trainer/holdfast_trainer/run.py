@@ -409,7 +409,7 @@ class Run:
             self._account.steps.val_loss(self.step, val_loss)
             self._saves.validated(self.step, val_loss)
             if self._completed:
-                self._saves.prune()
+                self._saves.validated_last(self.step, val_loss)
 
     def mean(self, value: float) -> float:
         """The mean over ranks, the same bits on every rank. Collective."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
 
 import torch
@@ -26,6 +26,7 @@ from .config import ConfigError, Snapshots
 from .contract import RunDir
 from .ending import Standing
 from .interruption import Notice
+from .ledger import last_validations
 from .parallel import Gang
 from .training_state import TrainingState
 from .watchdog import Watchdog
@@ -71,9 +72,16 @@ class Saves:
         self._journal, self._telemetry, self._spans = account.journal, account.telemetry, account.spans
         # Rank 0 alone decides when to save by the clock: the others need not read the past.
         past = run_dir.attempt_numbers() if gang.rank == 0 else []
-        self._between_interruptions = time_between_interruptions(
-            contract.read_lines(run_dir.ledger(number)) for number in past if number < attempt
-        )
+        losses: dict[int, float] = {}
+
+        def ledgers() -> Iterator[list[dict[str, Any]]]:
+            for number in past:
+                if number < attempt:
+                    lines = contract.read_lines(run_dir.ledger(number))
+                    losses.update(last_validations(lines))
+                    yield lines
+
+        self._between_interruptions = time_between_interruptions(ledgers())
         self._saver = Saver(
             run_dir,
             attempt=attempt,
@@ -83,6 +91,7 @@ class Saves:
             keep=keep,
             keep_every=keep_every,
             keep_best=keep_best,
+            losses=losses,
             environment=environment,
             on_saved=self._on_saved,
             on_failed=self._on_failed,
@@ -117,9 +126,11 @@ class Saves:
         """The validation loss after `step` steps, by which the best checkpoints are kept."""
         self._saver.validated(step, loss)
 
-    def prune(self) -> None:
-        """Weigh again which checkpoints stay: the last one was validated after it had been saved."""
+    def validated_last(self, step: int, loss: float) -> None:
+        """Weigh again which checkpoints stay: the last one was validated after it had been saved. The ledger
+        has that loss, should the run go on to more steps."""
         if self._gang.rank == 0:
+            self._journal.event("validation", step=step, val_loss=loss)
             self._saver.prune()
 
     def restart_clock(self) -> None:

@@ -61,6 +61,7 @@ class Saver:
         keep: int = 3,
         keep_every: int = 0,
         keep_best: int = 0,
+        losses: Mapping[int, float] | None = None,
         environment: Mapping[str, Any] | None = None,
         on_saved: Callable[[Saved], None] = lambda saved: None,
         on_failed: Callable[[int, CheckpointError], None] = lambda step, error: None,
@@ -68,7 +69,10 @@ class Saver:
         stage: Stage | None = None,
         write_image: Callable[..., Written] = tensorfile.write_image,
     ) -> None:
-        """`stage` and `write_image` say where a state is staged and how it gets from there to a file."""
+        """`losses` are validations of earlier attempts, by step, that no manifest may have.
+
+        `stage` and `write_image` say where a state is staged and how it gets from there to a file.
+        """
         self._writer = Writer(
             run,
             attempt=attempt,
@@ -76,6 +80,7 @@ class Saver:
             world_size=world_size,
             config_hash=config_hash,
             retention=Retention(keep, keep_every, keep_best),
+            earlier=losses or {},
             environment=environment or {},
             on_saved=on_saved,
             on_failed=on_failed,

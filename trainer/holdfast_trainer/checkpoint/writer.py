@@ -73,12 +73,13 @@ class Writer:
         world_size: int,
         config_hash: str,
         retention: Retention,
+        earlier: Mapping[int, float],
         environment: Mapping[str, Any],
         on_saved: Callable[[Saved], None],
         on_failed: Callable[[int, CheckpointError], None],
         storage: Storage | None,
     ) -> None:
-        self._retention = retention
+        self._retention, self._earlier = retention, earlier
         self.directory = open_store(run, attempt, storage)
         self._attempt, self._rank, self._world_size = attempt, rank, world_size
         self._config_hash, self._environment = config_hash, environment
@@ -155,11 +156,12 @@ class Writer:
         return self.directory.commit(partial, manifest)
 
     def _known_losses(self) -> dict[int, float]:
-        """What this attempt measured, and what the newest checkpoint tells of the past."""
+        """What this attempt measured, and what the newest checkpoint and the ledgers tell of the past."""
         newest = self.newest
         told = {} if newest is None else {int(step): loss for step, loss in newest.losses.items()}
         there = self.directory.steps()
-        return {step: loss for step, loss in {**told, **self.losses}.items() if step in there}
+        known = {**self._earlier, **told, **self.losses}
+        return {step: loss for step, loss in known.items() if step in there}
 
     def _fail(self, step: int, partial: Location | None, error: Exception) -> None:
         try:

@@ -349,6 +349,22 @@ def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     assert max(map(len, shown.splitlines())) < 200, "nothing is padded to the width of a pipe"
 
 
+def test_what_a_program_told_its_terminal_is_not_done_to_that_of_a_reader(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """The screen of whoever asked why a job had failed was cleared, and what came next was red."""
+    holdfast("submit", str(job_file))
+    tail = "\x1b[31mred, to the end\n\x1b[2J\x1b[Hcleared\x1b]0;named\x07\n\x1bcreset\ncut short\x1b["
+    server.set_status(
+        "gpt-small", phase="Failed", attempt=1,
+        attempts=[{"number": 1, "verdict": "Failed", "log_tail": {"0": tail}}],
+    )  # fmt: skip
+    shown = holdfast("describe", "gpt-small").stdout
+    assert "\x1b" not in shown
+    for part in ("  red, to the end", "  cleared", "reset", "  cut short"):
+        assert part in shown, shown
+
+
 def test_brackets_are_shown_as_they_were_written(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     """As Hydra's lists have them; to a console that takes them for markup they are a style, or a fault."""
     words = ["python", "t.py", "data.paths=[/data/a,/data/b]", "--betas=[beta1,beta2]", "--say=:warning:"]

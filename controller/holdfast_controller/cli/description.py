@@ -179,7 +179,13 @@ def _last_words(job: TrainingJob) -> Iterator[RenderableType]:
         for rank, tail in sorted(record.log_tail.items(), key=lambda item: int(item[0]))[:1]:
             yield Text()
             yield Text(f"Last lines of rank {rank} in attempt {record.number}", "bold")
-            yield Padding(
-                Text("\n".join(tail.rstrip().splitlines()[-TAIL_LINES:])), (0, 0, 0, 2), expand=False
-            )
+            lines = tail.rstrip().splitlines()[-TAIL_LINES:]
+            yield Padding(_coloured("\n".join(lines)), (0, 0, 0, 2), expand=False)
             return
+
+
+def _coloured(output: str) -> Text:
+    """A program's colours stay, and end with it; what else it tells its terminal (to be cleared, say, or to
+    have another name) is not for whoever looks at it here."""
+    text = Text.from_ansi(output)
+    return text if "\x1b" not in text.plain else Text(text.plain.replace("\x1b", ""))

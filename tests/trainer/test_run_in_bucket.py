@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import fill, small_disk
 from gangs import KILL, Gang, History, RankServer, Workshop
 from object_stores import ObjectServer, server
 from processes import Processes
@@ -102,6 +103,25 @@ def test_killed_in_the_middle_of_an_upload_and_resumed_on_another_machine(
     assert history.events("checkpoint", 1)[0]["step"] == 5, "the first attempt's ledger came along"
     assert objects.uploads("checkpoints/") == []
     assert main(["diff", bucket.url, str(twin.run.path)]) == 0
+
+
+def test_a_local_disk_without_room_to_begin_is_no_fault_of_the_job(bucket: InBucket, tmp_path: Path) -> None:
+    """The bucket took the attempt, and the disk for logs had no room: that was a traceback, and a failure."""
+    with small_disk(tmp_path / "small") as disk:
+        local = {"HOLDFAST_LOCAL_DIR": str(disk)}
+        first = bucket.start(steps=10, env=local)
+        assert first.wait() == [0], first.texts()
+        fill(disk / "others")
+        full = bucket.start(steps=20, env=local)
+        assert full.wait() == [1], full.texts()
+        message = full.termination()
+        assert (message.outcome, message.storage_unavailable) == ("failed", True)
+        assert message.error.startswith(f"there is no room to begin in run directory {disk}")
+        assert "Traceback" not in full.texts()
+        (disk / "others").unlink()
+        last = bucket.start(steps=20, env=local)
+        assert last.wait() == [0], last.texts()
+        assert "resumed from step 10" in last.texts()
 
 
 def test_memory_that_sufficed_before_is_asked_for_again_on_a_machine_without_records(

@@ -19,7 +19,7 @@ from .epochs import Epochs
 from .footprint import peak_memory
 from .ledger import Journal
 from .parallel import Gang
-from .place import Place
+from .place import Place, cannot_begin
 from .profiling import Window
 from .spans import Spans, gemm_peak
 from .steplog import StepLog
@@ -38,7 +38,10 @@ class Account:
     def __init__(
         self, run_dir: RunDir, attempt: int, gang: Gang, place: Place, *, profile: range, tensorboard: bool
     ) -> None:
-        """On rank 0 serves the port at once. `profile` are steps to trace, counted from 0."""
+        """On rank 0 serves the port at once. `profile` are steps to trace, counted from 0.
+
+        Raises CheckpointError, StorageUnavailable where there is no room to say where it serves.
+        """
         self._run_dir, self._attempt, self._gang = run_dir, attempt, gang
         self.journal = Journal(run_dir, attempt, first=gang.rank == 0)
         self.telemetry = Telemetry(attempt, gang.world_size)
@@ -57,7 +60,10 @@ class Account:
         if first:
             registry = self.telemetry.registry
             self._endpoint = Endpoint(place.host, place.port, registry, self._progress, run_dir)
-            contract.replace_durably(run_dir.progress_address(attempt), self._endpoint.address)
+            try:
+                contract.replace_durably(run_dir.progress_address(attempt), self._endpoint.address)
+            except OSError as error:
+                raise cannot_begin(run_dir, error) from error
 
     def _progress(self) -> Progress:
         quiet_seconds, quiet_limit = self.quiet()

@@ -70,16 +70,19 @@ class Place:
             Records(run, attempt).fetch()
             return Admitted(attempt, trained_before(run, attempt))
         except (OSError, ValueError) as error:
-            if may_pass(error):
-                return StorageUnavailable(
-                    f"there is no room to begin in run directory {run.path}: {error}. Free some, or "
-                    "enlarge the volume; what was saved is still there"
-                )
-            return CheckpointError(
-                f"run directory {run.path} cannot be used: {error}. Name another one, or mend it"
-            )
+            return cannot_begin(run, error)
         except CheckpointError as error:
             return error
+
+
+def cannot_begin(run: RunDir, error: OSError | ValueError) -> CheckpointError:
+    """Why an attempt cannot, whose run directory could not be written to or read; says what to do."""
+    if may_pass(error):
+        return StorageUnavailable(
+            f"there is no room to begin in run directory {run.path}: {error}. Free some, or "
+            "enlarge the volume; what was saved is still there"
+        )
+    return CheckpointError(f"run directory {run.path} cannot be used: {error}. Name another one, or mend it")
 
 
 class Admitted(NamedTuple):

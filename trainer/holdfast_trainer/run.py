@@ -46,7 +46,7 @@ from .config import Snapshots
 from .deferred import defer_compiler
 from .determinism import choose_kernels, hear_of_operations
 from .ending import Ending
-from .environment import NOT_DETERMINISTIC, describe_environment
+from .environment import NOT_DETERMINISTIC, describe_environment, own_code
 from .faults import dead_worker, is_out_of_memory, not_deterministic, out_of_memory
 from .interruption import Exchange, Notice
 from .losses import Losses
@@ -131,6 +131,8 @@ class Run:
         """What bits depend on besides configuration and state: kept with each checkpoint, and a resume with
         something else says so. Name more before `track`: words, numbers, true or false."""
         self.environment["deterministic"] = deterministic
+        if self.rank == 0:  # which alone keeps it, and compares
+            self.environment["Holdfast's code"] = own_code()
         choose_kernels(deterministic)
         if deterministic:
             hear_of_operations(self._cannot_repeat)

@@ -217,6 +217,11 @@ def test_no_text_is_left_out_without_a_word(corpus: Path, capsys: pytest.Capture
         prepare(request(corpus, "third"))
     assert names(corpus, excludes=("gone.txt",)) == 15
 
+    (corpus / "gone.txt").unlink()
+    (corpus / "gone.txt").symlink_to("gone.txt")
+    with pytest.raises(PrepareError, match=r"gone\.txt cannot be read: Too many levels of symbolic links"):
+        prepare(request(corpus, "fourth"))
+
 
 def test_a_long_text_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> None:
     lines = story(3, 700_000)

@@ -37,7 +37,8 @@ def list_files(request: Request, *, digests: bool = True) -> list[SourceFile]:
         else:
             raise PrepareError(f"source {source} does not exist")
         for name, path in found:
-            listed.setdefault(path.resolve(), _stat(name, path))
+            file = _stat(name, path)  # before its links are followed: they may go round in a circle
+            listed.setdefault(path.resolve(), file)
     files, done = [], 0
     examined = partial(_examined, text_field=request.text_field, digests=digests)
     total = sum(file.stored for file in listed.values())

@@ -299,3 +299,10 @@ def test_directories_give_what_is_packed_too(tmp_path: Path) -> None:
     index = prepare(Request((tmp_path,), tmp_path / "out", validation_fraction=0))
     assert index.source["documents"]["train"] == 3
     assert index.arguments["piece_bytes"] == PIECE_BYTES
+def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
+    twice = pyarrow.table([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(PrepareError, match=r"a\.parquet has 2 columns 'text'; rename all but one"):
+        prepare(Request((tmp_path,), tmp_path / "out"))
+
+

@@ -135,6 +135,8 @@ def _check_column(path: Path, column: str, schema: Any) -> None:
         raise PrepareError(
             f"source {path} has no column {column!r}, it has {known}; name the column with --text-field"
         )
+    if (times := schema.names.count(column)) > 1:
+        raise PrepareError(f"source {path} has {times} columns {column!r}; rename all but one")
     kind = schema.field(column).type
     if pyarrow.types.is_dictionary(kind):
         kind = kind.value_type

@@ -118,10 +118,51 @@ def test_the_same_documents_are_the_same_tokens(
     assert prepare(Request(**{**vars(request), "validation_fraction": 0.1})).identity == identity
 
 
-def test_a_row_without_text_is_an_empty_document(tmp_path: Path) -> None:
-    parquet.write_table(table(["some text", None, "more"]), tmp_path / "a.parquet")
-    index = prepare(Request((tmp_path / "a.parquet",), tmp_path / "out", validation_fraction=0))
-    assert (index.source["documents"]["train"], index.source["empty_documents"]) == (2, 1)
+@pytest.mark.parametrize("form", ["fine.parquet", "plain.jsonl"])
+def test_a_null_is_a_document_without_text_whatever_holds_it_and_told(
+    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path, form, ["some text", None, "", "more"])
+    index = prepare(Request((source,), tmp_path / "out", validation_fraction=0))
+    assert (index.source["documents"]["train"], index.source["empty_documents"]) == (2, 2)
+    assert "note: 2 documents hold no text, as they are empty or null" in capsys.readouterr().err
+
+
+class CountedReads(io.BytesIO):
+    """A file that tells how much was read of it."""
+
+    read_bytes = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        content = super().read(size)
+        self.read_bytes += len(content)
+        return content
+
+
+def test_the_end_of_one_long_line_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document of hundreds of MB lies in hundreds of pieces; each was read from to the line's end."""
+    texts = ["short", "word " * (6 * PIECE_BYTES // 5), "last"]
+    path = write(tmp_path, "plain.jsonl", texts)
+    opened = CountedReads(path.read_bytes())
+    files = list_files(Request((path,), tmp_path / "out"))
+    monkeypatch.setattr(opened, "close", lambda: None)
+    monkeypatch.setattr("builtins.open", lambda *_: opened)
+    reader = Reader("text")
+    found = [document.text for piece in pieces(files) for document in reader.documents(piece)]
+    monkeypatch.undo()
+    assert found == texts
+    assert opened.read_bytes < 3 * path.stat().st_size
+
+
+def test_a_tokenizer_is_trained_where_a_sample_hits_only_the_inside_of_long_lines(tmp_path: Path) -> None:
+    """They were said to be empty: no document begins in the pieces that the sample has."""
+    path = write(tmp_path, "plain.jsonl", ["short", "some word " * PIECE_BYTES])
+    files = list_files(Request((path,), tmp_path / "out"))
+    inside = next(seed for seed in range(99) if sample(files, seed)[0].start)
+    request = Request((path,), tmp_path / "out", vocab_size=257, validation_fraction=0, seed=inside)
+    index = prepare(request)
+    assert index.source["documents"]["train"] == 2
+    assert index.tokenizer["sampled_bytes"] > 8 * PIECE_BYTES, "what was read besides counts, too"
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd])

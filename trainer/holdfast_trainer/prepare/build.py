@@ -246,3 +246,5 @@ def _tell(request: Request, index: TokenIndex, tally: Tally, seconds: float) -> 
         )
     if request.validation_fraction and not index.tokens("validation"):
         say("warning: no document fell to the validation split; a larger --validation-fraction takes more")
+    if tally.empty:
+        say(f"note: {tally.empty} documents hold no text, as they are empty or null")

@@ -28,7 +28,7 @@ class Reader:
         """The documents that start in a piece, in order, empty ones too.
 
         Raises PrepareError where the file can not be read, changed since it was listed, or has a line
-        that is not a JSON object with text in the text field (named as file:line).
+        that is not a JSON object with text, or null, in the text field (named as file:line).
         """
         file = piece.file
         with telling(file.path):
@@ -123,7 +123,7 @@ def _json_document(file: SourceFile, start: int, number: int, line: bytes, text_
         kind = type(body).__name__
         raise PrepareError(f"{_place(file, start, number)}: expected a JSON object, found a {kind}")
     text = body.get(text_field)
-    if not isinstance(text, str):
+    if not isinstance(text, str | None) or text_field not in body:
         found = f"a {type(text).__name__}" if text_field in body else f"only {', '.join(map(repr, body))}"
         raise PrepareError(
             f"{_place(file, start, number)}: no text in field {text_field!r}, found {found}; "

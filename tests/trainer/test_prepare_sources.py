@@ -22,6 +22,7 @@ from holdfast_trainer.prepare import PrepareError, Request, prepare
 from holdfast_trainer.prepare.corpus import PIECE_BYTES, pieces
 from holdfast_trainer.prepare.listing import list_files
 from holdfast_trainer.prepare.reading import Reader
+from holdfast_trainer.prepare.tokenizer import sample
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 
@@ -318,6 +319,13 @@ def test_a_column_that_is_not_there_or_is_no_text(
     assert message in str(caught.value)
 
 
+def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
+    twice = pyarrow.table([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(PrepareError, match=r"a\.parquet has 2 columns 'text'; rename all but one"):
+        prepare(Request((tmp_path,), tmp_path / "out"))
+
+
 def test_of_several_splits_the_user_names_one(tmp_path: Path) -> None:
     for split in ("train", "test"):
         saved(tmp_path / "all" / split, ["a text", "another"])
@@ -340,10 +348,3 @@ def test_directories_give_what_is_packed_too(tmp_path: Path) -> None:
     index = prepare(Request((tmp_path,), tmp_path / "out", validation_fraction=0))
     assert index.source["documents"]["train"] == 3
     assert index.arguments["piece_bytes"] == PIECE_BYTES
-def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
-    twice = pyarrow.table([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
-    parquet.write_table(twice, tmp_path / "a.parquet")
-    with pytest.raises(PrepareError, match=r"a\.parquet has 2 columns 'text'; rename all but one"):
-        prepare(Request((tmp_path,), tmp_path / "out"))
-
-

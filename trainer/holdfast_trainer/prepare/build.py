@@ -22,7 +22,15 @@ from .listing import list_files
 from .progress import reporting, say
 from .reading import Reader
 from .store import STATE_FILE, ShardStore, State, Tally, read_state, storage_error, write_state, write_text
-from .tokenizer import end_of_text, parse_tokenizer, read_tokenizer, sample, train_tokenizer, vocabulary
+from .tokenizer import (
+    end_of_text,
+    parse_tokenizer,
+    read_tokenizer,
+    sample,
+    train_tokenizer,
+    training_pieces,
+    vocabulary,
+)
 
 TOKENIZER_FILE = "tokenizer.json"
 SAVE_SECONDS = 2.0
@@ -183,7 +191,7 @@ def _tried(request: Request, files: Sequence[SourceFile]) -> Iterator[str]:
 
 
 def _sampled_bytes(request: Request, files: Sequence[SourceFile]) -> int:
-    return sum(piece.end - piece.start for piece in sample(files, request.seed))
+    return sum(piece.end - piece.start for piece in training_pieces(files, request))
 
 
 def _sha256(text: str) -> str:
@@ -239,6 +247,8 @@ def _tell(request: Request, index: TokenIndex, tally: Tally, seconds: float) -> 
     say(f"prepared {request.out} in {seconds:.1f} s: {_summary(index)}")
     if not request.tokenizer and index.vocab_size < request.vocab_size:
         say(f"note: the text allows no more than {index.vocab_size} tokens of vocabulary")
+    if tally.empty:
+        say(f"note: {tally.empty} documents hold no text, as they are empty or null")
     if tally.replaced:
         say(
             f"warning: {tally.replaced} documents hold bytes that are no UTF-8, which became U+FFFD; the "
@@ -246,5 +256,3 @@ def _tell(request: Request, index: TokenIndex, tally: Tally, seconds: float) -> 
         )
     if request.validation_fraction and not index.tokens("validation"):
         say("warning: no document fell to the validation split; a larger --validation-fraction takes more")
-    if tally.empty:
-        say(f"note: {tally.empty} documents hold no text, as they are empty or null")

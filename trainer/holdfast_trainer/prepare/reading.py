@@ -23,6 +23,8 @@ class Reader:
         self._open: SourceFile | None = None
         self._window: Window | None = None
         self._table: Table | None = None
+        self._no_line: tuple[SourceFile, int, int] | None = None
+        """A file of JSON lines and two places in it: no line starts from the one to before the other."""
 
     def documents(self, piece: Piece) -> Iterator[Document]:
         """The documents that start in a piece, in order, empty ones too.
@@ -67,19 +69,29 @@ class Reader:
         with telling(file.path):
             if not file.compression:
                 with open(file.path, "rb") as stream:
-                    return _between_cuts(stream, piece)
+                    return self._between_cuts(stream, piece)
             before = max(0, piece.start - 1)
             if self._window is None or self._open != file or before < self._window.base:
                 self.close()
                 self._open, self._window = file, Window(open_bytes(file))
             self._window.forget(before)
-            return _between_cuts(self._window, piece)
+            return self._between_cuts(self._window, piece)
 
+    def _between_cuts(self, stream: Stream, piece: Piece) -> tuple[int, bytes]:
+        start, end = (self._cut(stream, piece.file, place) for place in (piece.start, piece.end))
+        if start == end:
+            return start, b""
+        stream.seek(start)
+        return start, stream.read(end - start)
 
-def _between_cuts(stream: Stream, piece: Piece) -> tuple[int, bytes]:
-    start, end = (_cut(stream, piece.file, place) for place in (piece.start, piece.end))
-    stream.seek(start)
-    return start, stream.read(end - start)
+    def _cut(self, stream: Stream, file: SourceFile, near: int) -> int:
+        """As `_cut` below. All pieces within one long line end where it does, which is looked for once."""
+        if self._no_line and self._no_line[0] == file and self._no_line[1] <= near <= self._no_line[2]:
+            return self._no_line[2]
+        cut = _cut(stream, file, near)
+        if file.kind == "jsonl":
+            self._no_line = file, near, cut
+        return cut
 
 
 def _cut(stream: Stream, file: SourceFile, near: int) -> int:

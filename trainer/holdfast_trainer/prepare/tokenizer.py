@@ -58,17 +58,37 @@ def sample(files: Sequence[SourceFile], seed: int, limit: int = SAMPLE_BYTES) ->
     return [everything[number] for number in sorted(chosen)]
 
 
+def training_pieces(files: Sequence[SourceFile], request: Request) -> list[Piece]:
+    """The sample that a tokenizer is trained on. Where no text starts in it, because a line is longer than
+    many pieces or most documents are empty, also the others, in their order, as far as the first that has."""
+    reader = Reader(request.text_field)
+
+    def has_text(piece: Piece) -> bool:
+        return any(document.text for document in reader.documents(piece))
+
+    chosen = sample(files, request.seed)
+    if any(map(has_text, chosen)):
+        return chosen
+    known = set(chosen)
+    for piece in pieces(files):
+        if piece not in known:
+            chosen.append(piece)
+            if has_text(piece):
+                break
+    return chosen
+
+
 def _sample_texts(files: Sequence[SourceFile], request: Request) -> Iterator[str]:
     held_out = []
     found = False
     reader = Reader(request.text_field)
-    for piece in sample(files, request.seed):
+    for piece in training_pieces(files, request):
         for document in reader.documents(piece):
             if split_of(document.text.encode("utf-8"), request.seed, request.validation_fraction) == "train":
                 found = found or bool(document.text)
-                yield document.text
+                yield document.text[:SAMPLE_BYTES]
             elif not found:
-                held_out.append(document.text)
+                held_out.append(document.text[:SAMPLE_BYTES])
     if not found:
         yield from filter(None, held_out)
 

@@ -53,6 +53,28 @@ def test_an_exception_is_told_with_its_traceback(workshop: Workshop) -> None:
     assert workshop.finish(ranks=2, steps=20).events("attempt_start", 2)[0]["resumed_step"] == 10
 
 
+OWN_GROUP = """
+import torch.distributed
+from holdfast_trainer.run import Run
+
+run = Run()
+torch.distributed.init_process_group("gloo")
+raise ZeroDivisionError("in a loop that has a group of its own")
+"""
+
+
+def test_an_exception_is_told_where_the_loop_has_set_up_torch_distributed_itself(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """A single rank needs no group, and a script made for many, or accelerate, sets one up. Its log was empty:
+    torch gathers in memory what is printed then, until a hook returns that does not."""
+    script = tmp_path / "own_group.py"
+    script.write_text(OWN_GROUP)
+    gang = workshop.start(script=script, arguments=[])
+    assert gang.wait() == [1]
+    assert "ZeroDivisionError: in a loop that has a group of its own" in gang.texts()
+
+
 @pytest.mark.parametrize(("fail_as", "status"), [("ZeroDivisionError", 1), ("data", EXIT_CONFIG_ERROR)])
 def test_an_error_while_a_save_is_under_way_loses_nothing_of_it(
     workshop: Workshop, fail_as: str, status: int

@@ -13,6 +13,7 @@ waited for no longer than so long.
 from __future__ import annotations
 
 import atexit
+import io
 import logging
 import os
 import sys
@@ -202,6 +203,10 @@ class Ending:
         if os.getpid() != self._pid:
             self._previous_hook(kind, error, trace)
             return
+        if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+            # A hook around this one, by a loop's own init_process_group, gathers what is printed, to print it
+            # once this returns, which it does not.
+            sys.stderr = sys.__stderr__
         try:
             self._fail(kind, error, trace)
         finally:  # something has failed on the way: a hook before this one, or a log on a full disk

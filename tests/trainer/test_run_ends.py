@@ -66,7 +66,7 @@ raise ZeroDivisionError("in a loop that has a group of its own")
 def test_an_exception_is_told_where_the_loop_has_set_up_torch_distributed_itself(
     workshop: Workshop, tmp_path: Path
 ) -> None:
-    """A single rank needs no group, and a script made for many, or accelerate, sets one up. Its log was empty:
+    """A single rank needs none, and a script made for many, or accelerate, sets one up. Its log was empty:
     torch gathers in memory what is printed then, until a hook returns that does not."""
     script = tmp_path / "own_group.py"
     script.write_text(OWN_GROUP)

@@ -93,14 +93,25 @@ class Wrapped(torch.optim.Optimizer):
         self.inner.load_state_dict(state_dict)
 
 
-def test_an_optimizer_that_wraps_another_is_tracked_and_its_gradients_are_not_asked_for() -> None:
-    """Nobody tells when it steps, so nobody knows which gradients are spent."""
+def test_of_an_optimizer_that_wraps_another_the_inner_one_is_tracked() -> None:
+    """It alone tells when it steps: by that the gradients are known that still add up, and until when the
+    state may be copied."""
     model = nn.Linear(2, 1)
-    optimizer = Wrapped(torch.optim.AdamW(model.parameters()))
-    state = TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+    inner = torch.optim.AdamW(model.parameters())
+    state = TrainingState({"model": model, "optimizer": Wrapped(Wrapped(inner))}, rank=0)
+    assert state.optimizers == [inner]
     model(torch.ones(1, 2)).sum().backward()
-    assert carried(state) is None
+    assert carried(state)[1].tolist() == [1]
     assert state.restore(saved_by(state)) == []
+    inner.step()
+    assert carried(state) is None
+
+    wrapped = Wrapped(inner)
+    wrapped.inner = None  # type: ignore[assignment]
+    with pytest.raises(
+        TypeError, match=r"track\(optimizer=...\): a Wrapped is an optimizer that does not tell"
+    ):
+        TrainingState({"model": model, "optimizer": wrapped}, rank=0)
 
 
 def test_of_a_step_that_the_loop_has_left_in_its_middle_no_gradients_are_saved() -> None:

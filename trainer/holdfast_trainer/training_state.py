@@ -47,9 +47,7 @@ class TrainingState:
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise TypeError(f"track({name}=...): a {type(part).__name__} has no state_dict to save")
-        self._parts: dict[str, Stateful] = {
-            name: unwrap(part) if isinstance(part, nn.Module) else part for name, part in parts.items()
-        }
+        self._parts: dict[str, Stateful] = {name: _innermost(name, part) for name, part in parts.items()}
         self._rank = rank
         optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}
         self._unspent = {name: Unspent(optimizer) for name, optimizer in optimizers.items()}
@@ -156,6 +154,22 @@ class TrainingState:
             shared = loaded.shared.get("gradients", {}).get(name, {})
             unspent.restore(own.get("gradients", {}).get(name, shared))
         return [name for name in saved if name not in self._parts]
+
+
+def _innermost(name: str, part: Any) -> Stateful:
+    """What a part wraps: the module in DDP, and the optimizer in one that was never set up itself, such as
+    accelerate's. Only the inner one tells when it steps. Raises TypeError where none is found."""
+    if isinstance(part, nn.Module):
+        return unwrap(part)
+    while isinstance(part, torch.optim.Optimizer) and not hasattr(part, "_optimizer_step_pre_hooks"):
+        inner = next((v for v in vars(part).values() if isinstance(v, torch.optim.Optimizer)), None)
+        if inner is None:
+            raise TypeError(
+                f"track({name}=...): a {type(part).__name__} is an optimizer that does not tell when it "
+                "steps; track the one that it wraps"
+            )
+        part = inner
+    return part  # type: ignore[no-any-return]
 
 
 def _values(values: Any) -> list[Any]:

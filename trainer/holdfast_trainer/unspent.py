@@ -26,11 +26,7 @@ class Unspent:
         self._optimizer = optimizer
         self._stepped_with: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self._carried = False
-        self._hears = True
-        try:
-            optimizer.register_step_post_hook(self._after_step)
-        except AttributeError:  # one that wraps another and was never set up itself (accelerate's)
-            self._hears = False
+        optimizer.register_step_post_hook(self._after_step)
 
     def _after_step(self, *_: object) -> None:
         self._stepped_with = [(weakref.ref(gradient), gradient._version) for gradient in self._ends()]
@@ -50,7 +46,7 @@ class Unspent:
         spent = len(now) == len(then) and all(
             a is b and writes == known for (a, writes), (b, known) in zip(now, then, strict=True)
         )
-        self._carried = self._hears and not spent
+        self._carried = not spent
 
     @property
     def in_shards(self) -> bool:

@@ -137,6 +137,7 @@ def test_a_last_save_that_fails_at_exit_is_no_success(workshop: Workshop) -> Non
     assert (message.outcome, message.storage_unavailable) == ("failed", False)
     assert message.error.startswith("trained to step 13, but it is not durable: step 13 could not be saved: ")
     assert "done" in gang.texts()
+    assert "checkpoint of step 13 failed: step 13 could not be saved" in gang.texts(), "nothing goes on"
 
 
 def test_a_superseded_attempt_stops_and_its_successor_is_unharmed(workshop: Workshop) -> None:

@@ -112,6 +112,8 @@ class Saves:
         self._failures, self._failed = 0, 0.0
         """How many saves have failed one after another, and when the newest did."""
         self._prepared = self._told_too_slow = False
+        self._ends = False
+        """What is saved is the last of a training that ends, well or not."""
 
     @property
     def durable_step(self) -> int:
@@ -135,6 +137,7 @@ class Saves:
 
     def restart_clock(self) -> None:
         """The loop begins: a cadence in seconds counts from here."""
+        self._ends = False
         self._began = self._step_ended = self._clock()
 
     def end_step(self) -> None:
@@ -259,6 +262,7 @@ class Saves:
         newer one alone.
         Returns why it is not durable, on every rank; None where it is. StorageUnavailable: that may pass.
         """
+        self._ends = True
         if step != self.newest_step and left is not None:
             self._make_way(step, left)
         timeout = PART_TIMEOUT_SECONDS if left is None else left
@@ -330,6 +334,7 @@ class Saves:
         """Give a save in flight its last chance, so that what is told to be durable is the truth."""
         if self._durable is not None and self._durable.step == self.newest_step:
             return  # all ranks know what became of it
+        self._ends = True
         bound = min(FAILURE_SECONDS, self._notice.remaining())
         deadline = time.monotonic() + bound
         self._saver.hurry(bound)
@@ -373,6 +378,8 @@ class Saves:
     def _on_failed(self, step: int, error: CheckpointError) -> None:
         self._telemetry.save_failed(step, str(error))
         self._failures, self._failed = self._failures + 1, time.monotonic()
-        log.warning("checkpoint of step %d failed, training goes on: %s", step, error)
+        log.warning(
+            "checkpoint of step %d failed%s: %s", step, "" if self._ends else ", training goes on", error
+        )
         if self._gang.rank == 0:
             self._journal.event("checkpoint_failed", step=step, error=str(error))

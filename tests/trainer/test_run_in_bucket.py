@@ -283,6 +283,16 @@ def test_the_command_reads_a_bucket(
 # ------------------------------------------------------------------- what cannot be
 
 
+def test_a_prefix_with_an_at_of_its_own_is_named_as_it_is(
+    server: ObjectServer, environment: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What came after its last @ was taken for a step, or refused for not being one."""
+    for prefix in ("me@host/a", "a/me@host", "a@500/"):
+        url = f"s3://{server.bucket()}/{prefix}"
+        assert main(["ls", url]) == 2
+        assert f"error: {url} has no checkpoints/ below it" in capsys.readouterr().err
+
+
 def refused(url: str, attempt: int | None = None) -> str:
     with pytest.raises(CheckpointError) as error:
         admit(RunDir(Path("/nowhere"), url), attempt)

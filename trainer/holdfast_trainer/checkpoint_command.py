@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 RUN names a run directory, such as ./holdfast-run, or s3://BUCKET/PREFIX; RUN@STEP one checkpoint of it, else
-the newest is meant.
+the newest is meant. A bucket's prefix that itself ends in @ and a number is named with a / behind it.
 
 examples:
   python -m holdfast_trainer checkpoint ls runs/a
@@ -95,11 +95,12 @@ def main(argv: Sequence[str]) -> int:
 def _target(text: str) -> tuple[RunDir, int | None]:
     """RUN or RUN@STEP. Raises CheckpointError."""
     from .checkpoint import CheckpointError
+    from .checkpoint.bucket import is_bucket
     from .checkpoint.inspection import open_run
 
-    if Path(text).is_dir() or "@" not in text:
+    path, at, step = text.rpartition("@")
+    if not at or "/" in step or Path(text).is_dir() or (is_bucket(text) and not step.isdigit()):
         return open_run(text), None
-    path, _, step = text.rpartition("@")
     if not step.isdigit():
         raise CheckpointError(f"{text!r}: after @ comes a step, such as {path}@500")
     return open_run(path), int(step)

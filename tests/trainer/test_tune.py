@@ -236,6 +236,15 @@ def test_a_precision_that_this_device_is_slower_in_is_measured_beside_a_faster_o
     assert any(note.endswith("faster than fp32, which is tried in the place of bf16") for note in found.notes)
 
 
+def test_compile_that_is_on_is_left_out_where_that_is_asked() -> None:
+    """--no-compile kept a training that compiles from being measured without: every row compiled."""
+    subject = subject_of(Settings(batch=2, compile=True, threads=1))
+    gang = Gang(0, 1, 0, torch.device("cpu"))
+    found = Session(subject, gang, Options(Effort(1, 0.0), 1, compile=False), lambda text: None).run()
+    assert not any(row.candidate.settings.compile for row in found.rows)
+    assert "compile: on until now, and left out here as asked: no figure is with it" in found.notes
+
+
 def test_a_combination_that_has_two_rows_has_one_figure() -> None:
     """All on was 0.81 times as fast as it is, where both were the same settings, and the machine was busy."""
     built: list[Settings] = []

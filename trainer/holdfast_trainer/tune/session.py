@@ -74,6 +74,9 @@ class Session:
     def __init__(self, subject: Subject, gang: Gang, options: Options, heard: Callable[[str], None]) -> None:
         self._subject, self._gang, self._options, self._heard = subject, gang, options, heard
         self.findings = Findings()
+        if subject.settings.compile and not options.compile:
+            self._subject = replace(subject, settings=replace(subject.settings, compile=False))
+            self._note("compile: on until now, and left out here as asked: no figure is with it")
 
     def run(self) -> Findings:
         """Raises ConfigError where not even today's settings can be measured."""

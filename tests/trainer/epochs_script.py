@@ -30,6 +30,7 @@ for _ in range(EPOCHS):
         if sys.argv[1] != "whole" and (step + 1) % STEPS == 0:
             break
     if sys.argv[1] != "whole":
+        assert run.step == step + 1, "the step that was left counts, before anything else is asked of the run"
         with run.span("data"):
             pass
         run.log(val_loss=float(step + 1))

@@ -165,8 +165,8 @@ class Run:
             keep_best=keep_best,
             snapshot=snapshot,
         )
-        self.step = 0
-        """Steps done."""
+        self._step = 0
+        """Steps done, without the one in which the loop was left."""
         self.total_steps: int | None = None
         self._resumed_rng: dict[str, Any] | None = None
         self._seeded = self._changed = False
@@ -176,7 +176,7 @@ class Run:
         """The loop has been left, by itself or by `break`."""
         self._save_agreed = self._completed = False
         self._ending.progress = lambda: account.telemetry.progress
-        self._ending.standing = lambda: self._saves.standing(self.step)
+        self._ending.standing = lambda: self._saves.standing(self._step)
         self._started_at = 0
         self._step_began = self._step_seconds = 0.0
         """When this step began, and what the one before took."""
@@ -198,6 +198,12 @@ class Run:
         self._ending.noticed = lambda: self._notice.received
         self._ending.before_failure = self._saves.await_commit
         self._ending.at_exit = self._at_exit
+
+    @property
+    def step(self) -> int:
+        """Steps done; that in which the loop was left by `break` is one, once an optimizer has changed the
+        state."""
+        return self._step + (self._left and self._changed)
 
     # ------------------------------------------------------------------ start
 
@@ -236,15 +242,15 @@ class Run:
         self._marks.build = time.time()
         self._ahead.stop()
         resumed = resume(self.run_dir, self.attempt, self.gang, self._config_hash, state, self.environment)
-        self.step = self._started_at = self._saves.newest_step = resumed.step
+        self._step = self._started_at = self._saves.newest_step = resumed.step
         self._exchange.norm_must_be_finite = not state.scales_gradients
-        require_alike(self.gang, {"the tracked state": state.describe(), "the step resumed from": self.step})
+        require_alike(self.gang, {"the tracked state": state.describe(), "the step resumed from": self._step})
         self._resumed_rng = resumed.rng
         self._saves.pass_over({s.step for s in resumed.skipped})
         self._marks.loaded = time.time()
         if self.rank == 0:
             record_start(self._account, self.run_dir, self.attempt, resumed, self._marks, self.attention)
-        return self.step
+        return self._step
 
     def _before_optimizer(self, *_: object) -> None:
         # The sum over ranks begins while the optimizer works, and is read when the step ends.
@@ -263,7 +269,7 @@ class Run:
 
     def _begin_sum(self) -> None:
         due, overflows = self._saves.due_by_clock(), self._overflow.for_good
-        self._exchange.contribute(self.step + 1, save=due, overflows=overflows, seconds=self._step_seconds)
+        self._exchange.contribute(self._step + 1, save=due, overflows=overflows, seconds=self._step_seconds)
 
     # ------------------------------------------------------------------- loop
 
@@ -280,10 +286,10 @@ class Run:
             self.total_steps = total
             self._set_random()  # where no step is left too, for what comes after the loop
             self._left = False
-            if self.step < total:
+            if self._step < total:
                 self._begin(total)
-            while self.step < total:
-                yield self.step
+            while self._step < total:
+                yield self._step
                 self._pass_on(total)
                 self._begin_step(total)
             self._complete()
@@ -296,12 +302,12 @@ class Run:
     def _pass_on(self, total: int) -> None:
         """From one step to the next, with a save between the two where one is due."""
         self._end_step()
-        if self.step < total and self._save_agreed:
-            self._losses.flush(self.step)
-            if not self._saves.begin_in_turn(self.step):
+        if self._step < total and self._save_agreed:
+            self._losses.flush(self._step)
+            if not self._saves.begin_in_turn(self._step):
                 self._stop()
         else:
-            self._saves.prepare(self.step)
+            self._saves.prepare(self._step)
 
     def _end_left_step(self) -> None:
         """The step in which the loop was left by `break` counts, once an optimizer has changed the state: the
@@ -318,29 +324,29 @@ class Run:
         if self._resumed_rng is not None:
             rng.restore(self._resumed_rng)
         elif not self._seeded:
-            rng.seed_all(self._seed + self.step, self.rank)
+            rng.seed_all(self._seed + self._step, self.rank)
         self._resumed_rng, self._seeded = None, True
 
     def _begin(self, total: int) -> None:
         self._completed = False
         require_alike(self.gang, {"the number of steps": total, **announced()})
         self._account.begin(
-            self.step, total, self._saves.durable_step, self._flops_per_token, self.compute_dtype
+            self._step, total, self._saves.durable_step, self._flops_per_token, self.compute_dtype
         )
-        self._account.count_epochs(self.steps_an_epoch, self.step)
+        self._account.count_epochs(self.steps_an_epoch, self._step)
         self._watchdog.start()
         assert self._saves.state is not None
         self._overflow.look(self._saves.state.gradient_scale(self.device), stepped=True)
-        self._exchange.contribute(self.step)
+        self._exchange.contribute(self._step)
         if self._exchange.finish().stop:  # a notice came before the first step
             self._stop()
         self._saves.restart_clock()
         self._begin_step(total)
 
     def _begin_step(self, total: int) -> None:
-        self._account.begin_step(self.step)
+        self._account.begin_step(self._step)
         self._step_began = time.monotonic()
-        ends = self.step + 1
+        ends = self._step + 1
         if self._exchange.early and ends < total and not self._saves.due_at_step(ends):
             self._begin_sum()  # else all of the step is to be known when it ends
 
@@ -353,13 +359,13 @@ class Run:
         self._step_seconds = time.monotonic() - self._step_began
         self._watchdog.beat()
         self._saves.end_step()
-        self.step += 1
+        self._step += 1
         self._changed = False
         self._ending.exit_status = None  # whoever called sys.exit, it was caught: the loop goes on
         self._losses.hear_counts(agreed)
-        self._account.end_step(self.step, owes_counts=self._losses.owes_counts(self.step))
+        self._account.end_step(self._step, owes_counts=self._losses.owes_counts(self._step))
         self._losses.hear(agreed)
-        self._save_agreed = agreed.save or self._saves.due_at_step(self.step)
+        self._save_agreed = agreed.save or self._saves.due_at_step(self._step)
         if leaving:
             return
         self._saves.raise_if_fenced()
@@ -373,15 +379,15 @@ class Run:
 
     def _explain(self, error: BaseException) -> BaseException:
         if not is_out_of_memory(error):
-            step = self.step + 1
+            step = self._step + 1
             return dead_worker(error, self.rank, step) or not_deterministic(error, self.rank, step) or error
         return out_of_memory(
             error,
             self.rank,
-            None if self._saves.state is None else self.step + 1,
+            None if self._saves.state is None else self._step + 1,
             self.device,
             self.memory_remedy,
-            fitted=self.step > self._started_at,
+            fitted=self._step > self._started_at,
             fitted_before=self._started_at > 0 or self._trained_before,
         )
 
@@ -402,14 +408,14 @@ class Run:
         """
         self._saves.settle_if_copied()
         if loss is not None:
-            self._losses.offer(self.step + 1, loss, grad_norm)
+            self._losses.offer(self._step + 1, loss, grad_norm)
         elif grad_norm is not None:
             self._losses.norm(grad_norm)
-        self._losses.count(self.step + 1, tokens, samples)
+        self._losses.count(self._step + 1, tokens, samples)
         if val_loss is not None:
             self._end_left_step()
-            self._account.steps.val_loss(self.step, val_loss)
-            self._saves.validated(self.step, val_loss)
+            self._account.steps.val_loss(self._step, val_loss)
+            self._saves.validated(self._step, val_loss)
             if self._completed:
                 self._saves.validated_last(self.step, val_loss)
 
@@ -444,7 +450,7 @@ class Run:
         before, random = self._account.telemetry.progress.phase, rng.capture()
         self._account.telemetry.phase("validating")
         for item in items:
-            self._exchange.contribute(self.step)
+            self._exchange.contribute(self._step)
             yield item
             agreed = self._exchange.finish()
             self._watchdog.beat(step=False)
@@ -461,14 +467,14 @@ class Run:
         """The gang has agreed to stop here: save, say so, leave."""
         self._watchdog.stop()
         self._account.telemetry.phase("stopping")
-        self._losses.flush(self.step)
-        fault = self._saves.now(self.step, self._notice.remaining(), random)
+        self._losses.flush(self._step)
+        fault = self._saves.now(self._step, self._notice.remaining(), random)
         if self.rank == 0:
-            log.info("stopped on notice after step %d", self.step)
+            log.info("stopped on notice after step %d", self._step)
             if fault:
                 log.warning("this step is not durable: %s", fault)
         # Before the last words: a rank that hears them in its replica may end this one (supervise.py).
-        self._account.stop(self.step, self._notice.remaining())
+        self._account.stop(self._step, self._notice.remaining())
         self._ending.say("interrupted", str(fault or ""))
         self._notice.settle()
         self.gang.leave()
@@ -478,13 +484,13 @@ class Run:
         """All steps are done: the last state becomes durable before anything says finished."""
         self._watchdog.stop()
         self._account.telemetry.phase("saving")
-        self._losses.flush(self.step)
+        self._losses.flush(self._step)
         # Nothing is left to be done but this: to wait costs no more than to do it all again.
-        if fault := self._saves.now_or_later(self.step, self._account.telemetry.unsaved_seconds):
+        if fault := self._saves.now_or_later(self._step, self._account.telemetry.unsaved_seconds):
             if any(self.gang.gather(self._notice.received)):
                 self._stop()
             self._saves.raise_if_fenced()
-            raise type(fault)(f"trained to step {self.step}, but it is not durable: {fault}")
+            raise type(fault)(f"trained to step {self._step}, but it is not durable: {fault}")
         self._completed = True
         self._account.telemetry.phase("finished")
 
@@ -496,6 +502,6 @@ class Run:
             self._complete()
         self._ending.say("finished")
         self._notice.settle()
-        self._account.close(self.step)
+        self._account.close(self._step)
         with contextlib.suppress(RuntimeError):
             self.gang.leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,34 @@ from holdfast_trainer.checkpoint.inspection import Opened
 from holdfast_trainer.precision import Bf16, bf16_of
 
 STEPS = 60
+LOADER = """
+import os, signal, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from holdfast_trainer.run import Run
+
+generator, last = torch.Generator() if sys.argv[1] == "own" else None, int(sys.argv[2])
+run = Run(checkpoint_every=4)
+loader = DataLoader(TensorDataset(torch.arange(48.0).view(24, 2)), 2, generator=generator)
+model = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+done, batches = run.track(model=model, optimizer=optimizer), None
+for step in run.steps(12):
+    if batches is None:
+        batches = iter(loader)
+        for _ in range(done):
+            next(batches)
+    loss = model(next(batches)[0]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    run.log(loss=loss)
+    optimizer.step()
+    if step == last:
+        while not run.run_dir.checkpoint(4).exists():
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
 FORMS: dict[str, tuple[int, dict[str, Any]]] = {
     "one rank": (1, {}),
     "one rank, accumulated, bf16": (1, {"chunks": 3, "bf16": True}),
@@ -100,3 +129,22 @@ def test_a_newest_checkpoint_that_is_damaged_costs_steps_and_no_bits(workshop: W
         f"step-{step:08d}" for step in (STEPS - 20, STEPS - 10, STEPS)
     ]
     assert_same(resumed.history, untouched)
+
+
+@pytest.mark.parametrize("whose", ["own", "torch's"])
+def test_a_step_that_is_done_again_with_another_loss_is_told(
+    workshop: Workshop, tmp_path: Path, whose: str
+) -> None:
+    """A DataLoader draws its seed from torch's generator when it is iterated, once more after a resume: from
+    there on dropout drew other numbers, without a word."""
+    script = tmp_path / "loader.py"
+    script.write_text(LOADER)
+    killed = workshop.start(script=script, arguments=[whose, "7"])
+    assert killed.wait() == [-9], killed.texts()
+    resumed = workshop.start(script=script, arguments=[whose, "-1"])
+    assert resumed.wait() == [0], resumed.texts()
+    assert "resumed from step 4" in resumed.texts()
+    told = "was done before with a loss of" in resumed.texts()
+    assert told == (whose != "own"), resumed.texts()
+    if whose == "own":
+        assert len(resumed.history.losses()) == 12

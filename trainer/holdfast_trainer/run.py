@@ -54,6 +54,7 @@ from .overflow import Overflow
 from .parallel import Gang, hear_waiting, join_gang, shard, wrap
 from .place import Place
 from .prefetch import Prefetch
+from .redone import Redone
 from .resume import Marks, record_start, resume
 from .saves import Saves
 from .training_state import TrainingState
@@ -250,6 +251,8 @@ class Run:
         self._marks.loaded = time.time()
         if self.rank == 0:
             record_start(self._account, self.run_dir, self.attempt, resumed, self._marks, self.attention)
+            if self.environment["deterministic"] and not resumed.differences:  # else it is told already
+                self._account.steps.redone = Redone(self.run_dir, self.attempt, self._step)
         return self._step
 
     def _before_optimizer(self, *_: object) -> None:

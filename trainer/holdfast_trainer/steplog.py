@@ -18,6 +18,7 @@ from typing import Any
 from .contract import ENV_TELEMETRY, Progress
 from .epochs import Epoch, Epochs
 from .ledger import Journal
+from .redone import Redone
 from .spans import Spans
 from .telemetry import StepFigures, Telemetry
 from .tensorboard import TensorBoard
@@ -74,6 +75,8 @@ class StepLog:
         self.tensorboard: TensorBoard | None = None
         """Gets the figures too, at most once in `TENSORBOARD_SECONDS`."""
         self._drawn = 0.0
+        self.redone: Redone | None = None
+        """Where an attempt before may have done the same steps."""
         self.epochs: Epochs | None = None
         """Where it is known how many steps one is."""
         self.epoch_meter: Meter | None = None
@@ -178,6 +181,8 @@ class StepLog:
         if self._off and self._any:
             return
         self._telemetry.loss(value)
+        if self.redone is not None:
+            self.redone.compare(step, float(value))
         if step in self._lines:
             line = self._lines[step]
             line.loss = value

@@ -1,0 +1,51 @@
+"""Steps that are done again: an exact resume gives each of them the loss that it had, to the last bit.
+
+A killed attempt has done steps beyond the checkpoint that the next one goes on from, and told their losses.
+Where one differs now, the loop has something that no checkpoint holds, and whoever trusts the resume is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from .contract import RunDir, parse_lines
+
+log = logging.getLogger("holdfast")
+
+TAIL_BYTES = 1 << 20
+"""Of the last attempt's steps: they are in order, and the newest are those that are done again."""
+
+
+class Redone:
+    """The losses that the attempt before told of steps after `step`; none where it told none."""
+
+    def __init__(self, run: RunDir, attempt: int, step: int) -> None:
+        earlier = [number for number in run.attempt_numbers() if number < attempt]
+        lines = parse_lines(_tail(run, earlier[-1])) if earlier else []
+        self._losses = {
+            line["step"]: line["loss_hex"] for line in lines if "loss_hex" in line and line["step"] > step
+        }
+
+    def compare(self, step: int, loss: float) -> None:
+        """Warn, once, where the step had another loss before."""
+        before = self._losses.pop(step, loss.hex())
+        if before != loss.hex():
+            self._losses.clear()
+            log.warning(
+                "step %d was done before with a loss of %r, and has %r now: the resume is not exact. Its "
+                "batch is no function of the step, or random numbers are drawn more often after a resume, "
+                "as by a DataLoader that is iterated once more (give it generator=torch.Generator())",
+                step,
+                float.fromhex(before),
+                loss,
+            )
+
+
+def _tail(run: RunDir, attempt: int) -> str:
+    try:
+        with open(run.steps(attempt), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

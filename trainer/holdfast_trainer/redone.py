@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 
-from .contract import RunDir, parse_lines
+from .contract import RunDir, is_count, parse_lines
 
 log = logging.getLogger("holdfast")
 
@@ -23,23 +23,31 @@ class Redone:
     def __init__(self, run: RunDir, attempt: int, step: int) -> None:
         earlier = [number for number in run.attempt_numbers() if number < attempt]
         lines = parse_lines(_tail(run, earlier[-1])) if earlier else []
+        told = [(line.get("step"), _number(line.get("loss_hex"))) for line in lines]
         self._losses = {
-            line["step"]: line["loss_hex"] for line in lines if "loss_hex" in line and line["step"] > step
+            done: loss for done, loss in told if is_count(done) and done > step and loss is not None
         }
 
     def compare(self, step: int, loss: float) -> None:
         """Warn, once, where the step had another loss before."""
-        before = self._losses.pop(step, loss.hex())
-        if before != loss.hex():
+        before = self._losses.pop(step, loss)
+        if before.hex() != loss.hex():  # NaN equals NaN here
             self._losses.clear()
             log.warning(
                 "step %d was done before with a loss of %r, and has %r now: the resume is not exact. Its "
                 "batch is no function of the step, or random numbers are drawn more often after a resume, "
                 "as by a DataLoader that is iterated once more (give it generator=torch.Generator())",
                 step,
-                float.fromhex(before),
+                before,
                 loss,
             )
+
+
+def _number(text: object) -> float | None:
+    try:
+        return float.fromhex(text) if isinstance(text, str) else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _tail(run: RunDir, attempt: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import torch
@@ -72,16 +72,11 @@ class Saves:
         self._journal, self._telemetry, self._spans = account.journal, account.telemetry, account.spans
         # Rank 0 alone decides when to save by the clock: the others need not read the past.
         past = run_dir.attempt_numbers() if gang.rank == 0 else []
+        ledgers = [contract.read_lines(run_dir.ledger(number)) for number in past if number < attempt]
+        self._between_interruptions = time_between_interruptions(ledgers)
         losses: dict[int, float] = {}
-
-        def ledgers() -> Iterator[list[dict[str, Any]]]:
-            for number in past:
-                if number < attempt:
-                    lines = contract.read_lines(run_dir.ledger(number))
-                    losses.update(last_validations(lines))
-                    yield lines
-
-        self._between_interruptions = time_between_interruptions(ledgers())
+        for lines in ledgers:
+            losses |= last_validations(lines)
         self._saver = Saver(
             run_dir,
             attempt=attempt,

@@ -15,9 +15,11 @@ import datasets
 import torch
 from datasets import Dataset, load_dataset, load_from_disk
 
+from holdfast_trainer.checkpoint.tree import UnsupportedState
 from holdfast_trainer.prepare.corpus import PIECE_BYTES
 from holdfast_trainer.token_index import DataError
 from holdfast_trainer.token_stream import TokenStream
+from holdfast_trainer.training_state import TrainingState
 
 corpus, scratch = Path(sys.argv[2]), Path(sys.argv[3])
 datasets.disable_progress_bars()
@@ -67,7 +69,7 @@ def resumes(made: Callable[[], TokenStream]) -> dict[str, int]:
 def refusal(of: Callable[[], object]) -> str:
     try:
         of()
-    except DataError as error:
+    except (DataError, UnsupportedState) as error:
         return str(error)
     return "nothing was refused"
 
@@ -133,6 +135,9 @@ found["refused"] = {
     "read in another way": refusal(goes_on(late, streamed("parquet", parquet), validation_fraction=0.5)),
     "shuffled": refusal(lambda: stream(streamed("parquet", parquet).shuffle(seed=1, buffer_size=100))),
     "shuffled within": refusal(lambda: stream(saved().shuffle(seed=1, buffer_size=9).map(dict))),
+    "shuffled and tracked": refusal(
+        lambda: TrainingState({"rows": saved().shuffle(seed=1, buffer_size=9).batch(4)}, rank=0)
+    ),
     "no column": refusal(lambda: stream(streamed("parquet", parquet), text_field="body")),
     "no text": refusal(lambda: stream(Dataset.from_dict({"text": [3]}).to_iterable_dataset())),
     "empty": refusal(lambda: stream(saved().filter(lambda row: False))),

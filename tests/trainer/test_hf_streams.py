@@ -66,6 +66,7 @@ def test_a_stream_of_datasets_has_the_tokens_of_its_file_from_any_place(corpus: 
         "read in another way": "so its position means nothing: validation_fraction was 0.0, now 0.5; seed ",
         "shuffled": "the dataset has a shuffle buffer, and an interruption would lose what is in it: shuffle",
         "shuffled within": "the dataset has a shuffle buffer",
+        "shuffled and tracked": "track(rows=...): the dataset has a shuffle buffer, and an interruption wo",
         "no column": "the dataset has no column 'body', it has 'text'; name the text's with text_field",
         "no text": "column 'text' of the dataset holds int, not text",
         "empty": "the dataset of TokenStream is empty",

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from .prepare.corpus import PIECE_BYTES, Document, Request, units
 from .prepare.listing import corpus_digest, list_files
 from .prepare.reading import Reader, clean
+from .shuffle_buffer import SHUFFLE_BUFFER, has_shuffle_buffer
 from .token_index import DataError
 
 NOWHERE = Path(os.devnull)
@@ -145,17 +146,5 @@ def _check(dataset: Any) -> None:
             f"TokenStream cannot resume a {kind}, which has no load_state_dict: give it paths, or a "
             "datasets.IterableDataset (load_dataset(..., streaming=True), a Dataset's to_iterable_dataset())"
         )
-    waiting = [getattr(dataset, "_ex_iterable", None)]
-    while waiting:
-        part = waiting.pop()
-        if type(part).__name__ == "BufferShuffledExamplesIterable":
-            raise DataError(
-                "the dataset has a shuffle buffer, and an interruption would lose what is in it: shuffle "
-                "before it is streamed (Dataset.shuffle, then to_iterable_dataset), or prepare it"
-            )
-        waiting += [inner for name in ("ex_iterable", "ex_iterables") for inner in _parts(part, name)]
-
-
-def _parts(of: object, name: str) -> list[object]:
-    found = getattr(of, name, None)
-    return found if isinstance(found, list) else [found] if found is not None else []
+    if has_shuffle_buffer(dataset):
+        raise DataError(SHUFFLE_BUFFER)

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
-from .checkpoint.tree import pack
+from .checkpoint.tree import UnsupportedState, pack
 from .late import Late
 from .parallel import shard_like, unwrap
+from .shuffle_buffer import SHUFFLE_BUFFER, has_shuffle_buffer
 from .unspent import Unspent
 
 
@@ -47,6 +48,8 @@ class TrainingState:
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise TypeError(f"track({name}=...): a {type(part).__name__} has no state_dict to save")
+            if any(map(has_shuffle_buffer, (part, getattr(part, "dataset", None)))):
+                raise UnsupportedState(f"track({name}=...): {SHUFFLE_BUFFER}")
         self._parts: dict[str, Stateful] = {name: _innermost(name, part) for name, part in parts.items()}
         self._rank = rank
         optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}

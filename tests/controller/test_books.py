@@ -91,6 +91,26 @@ def test_a_resume_on_something_else_is_told_once_and_stays_on_record() -> None:
     play(story)
 
 
+def test_a_step_that_comes_out_otherwise_when_it_is_done_again_is_told_as_other_differences_are() -> None:
+    """It is known only once the step is done, long after the attempt began."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        engine.lines += [{"attempt": 1, "event": "attempt_start", "resumed_step": 4, "differences": []}]
+        await scene.look(passes=2)
+        difference = "loss of step 5, done again: 2.5 -> 2.75"
+        engine.lines += [{"attempt": 1, "event": "differs", "step": 5, "difference": difference}]
+        job = await scene.look(passes=3)
+        assert job.status.attempts[0].resume_differences == [difference]
+        told = [e for e in await scene.store.events("default", "a") if e.reason == "ResumeDiffers"]
+        assert [event.message for event in told] == [
+            f"attempt 1 goes on from step 4, and from there bits may differ: {difference}"
+        ]
+
+    play(story)
+
+
 def test_saves_that_fail_are_told_once_and_that_they_work_again() -> None:
     """Else the work at risk grows, and nobody knows until a log is read or an interval is over twice."""
 

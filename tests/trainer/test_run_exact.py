@@ -146,5 +146,9 @@ def test_a_step_that_is_done_again_with_another_loss_is_told(
     assert "resumed from step 4" in resumed.texts()
     told = "was done before with a loss of" in resumed.texts()
     assert told == (whose != "own"), resumed.texts()
+    differs = [line["difference"] for line in resumed.history.events("differs", 2)]
+    assert [text.partition(":")[0] for text in differs] == (
+        [] if whose == "own" else ["loss of step 5, done again"]
+    )
     if whose == "own":
         assert len(resumed.history.losses()) == 12

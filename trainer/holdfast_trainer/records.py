@@ -24,6 +24,7 @@ EVENTS = (
     "first_step",
     "checkpoint",
     "checkpoint_failed",
+    "differs",
     "failure",
     "hang",
     "validation",

@@ -28,19 +28,21 @@ class Redone:
             done: loss for done, loss in told if is_count(done) and done > step and loss is not None
         }
 
-    def compare(self, step: int, loss: float) -> None:
-        """Warn, once, where the step had another loss before."""
+    def compare(self, step: int, loss: float) -> str:
+        """In what the step differs, where it had another loss before; once, and with a warning."""
         before = self._losses.pop(step, loss)
-        if before.hex() != loss.hex():  # NaN equals NaN here
-            self._losses.clear()
-            log.warning(
-                "step %d was done before with a loss of %r, and has %r now: the resume is not exact. Its "
-                "batch is no function of the step, or random numbers are drawn more often after a resume, "
-                "as by a DataLoader that is iterated once more (give it generator=torch.Generator())",
-                step,
-                before,
-                loss,
-            )
+        if before.hex() == loss.hex():  # NaN equals NaN here
+            return ""
+        self._losses.clear()
+        log.warning(
+            "step %d was done before with a loss of %r, and has %r now: the resume is not exact. Its "
+            "batch is no function of the step, or random numbers are drawn more often after a resume, "
+            "as by a DataLoader that is iterated once more (give it generator=torch.Generator())",
+            step,
+            before,
+            loss,
+        )
+        return f"loss of step {step}, done again: {before!r} -> {loss!r}"
 
 
 def _number(text: object) -> float | None:

@@ -181,8 +181,9 @@ class StepLog:
         if self._off and self._any:
             return
         self._telemetry.loss(value)
-        if self.redone is not None:
-            self.redone.compare(step, float(value))
+        difference = self.redone.compare(step, float(value)) if self.redone is not None else ""
+        if difference and self._journal is not None:
+            self._journal.event("differs", step=step, difference=difference)
         if step in self._lines:
             line = self._lines[step]
             line.loss = value

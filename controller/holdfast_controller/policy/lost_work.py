@@ -145,6 +145,8 @@ class _Gathered:
         elif event == "first_step":
             self.facts["first_step"] = _int(line, "step")
             self.facts["first_step_at"] = line["time"] if is_time(line.get("time")) else None
+        elif event == "differs":  # of an attempt that had nothing to tell as it began
+            self.facts["resume_differences"] = _texts([line.get("difference")])
         elif event == "checkpoint":
             self._checkpoints = (self._checkpoints or 0) + 1
             self.durable(step, seconds, digest)

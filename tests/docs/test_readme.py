@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from holdfast_controller.jobs import TrainingJob
+from holdfast_trainer.config import load
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs/figures.md"]
@@ -36,6 +37,14 @@ def test_every_target_exists(document: Path) -> None:
     for target in named:
         benchmark = target.removeprefix("bench-")
         assert target in targets or (ROOT / "bench" / f"{benchmark}.py").is_file(), target
+
+
+def test_the_configuration_that_is_made_of_an_example_is_one(tmp_path: Path) -> None:
+    """The commands for `gpt.yaml` named a file that nothing had made."""
+    (command,) = re.findall(r"^python -c .* > gpt\.yaml$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    command = command.replace("python", sys.executable, 1).replace("> gpt.yaml", f"> {tmp_path}/gpt.yaml")
+    subprocess.run(command, shell=True, check=True, cwd=ROOT)
+    assert load(tmp_path / "gpt.yaml").train.steps == 300
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

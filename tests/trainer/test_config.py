@@ -144,6 +144,10 @@ def test_all_faults_of_a_file_are_told_at_once_each_with_its_line(file: Path) ->
             "a: 1\nb: 2026-02-30\n",
             "line 2, column 4: '2026-02-30' cannot be read as timestamp; write it in quo",
         ),
+        (
+            "kind: TrainingJob\nspec: {config: {}}\n",
+            "is a TrainingJob, for `holdfast submit`; what is wanted",
+        ),
         (f"a: {'9' * 5000}\n", "line 1, column 4: '999999999"),
     ],
 )

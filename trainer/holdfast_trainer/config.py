@@ -272,6 +272,11 @@ def load(
     `environ`, by default the process's own) wins over both. Raises ConfigError.
     """
     document, places = read_yaml(path) if path is not None else ({}, {})
+    if document.get("kind") == "TrainingJob":
+        raise ConfigError(
+            f"{path} is a TrainingJob, for `holdfast submit`; what is wanted here is its spec.config, in "
+            "a file of its own"
+        )
     environ = os.environ if environ is None else environ
     for text in overrides:
         key, equals, value = text.partition("=")

@@ -144,6 +144,19 @@ def test_where_the_lines_are_out_of_reach_the_status_tells_what_it_remembers() -
     assert (told.totals.goodput, told.totals.lost_steps, told.lines) == (0.5, 0, [])
 
 
+def test_a_first_step_is_where_the_status_has_it_whatever_clock_the_trainer_had() -> None:
+    """A clock was an hour ahead: status and describe knew better, and the ledger had it an hour to come."""
+    known = job(None)
+    known.status.attempts[0].first_step_at = NOW - timedelta(seconds=80)
+    lines = [
+        {"event": "attempt_start", "time": ZERO + 3600, "attempt": 1, "world_size": 1, "resumed_step": 0},
+        {"event": "first_step", "time": ZERO + 3620, "attempt": 1, "step": 1, "seconds": 1.0},
+    ]
+    (told,) = account(known, lines, [], NOW).attempts
+    assert told.first_step_at == NOW - timedelta(seconds=80)
+    assert told.recovery_seconds is None
+
+
 def test_an_attempt_that_was_killed_and_is_forgotten_ended_when_it_was_last_heard_of() -> None:
     there = job(None, None, None)
     there.status.attempts = there.status.attempts[1:]

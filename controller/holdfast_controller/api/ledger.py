@@ -164,7 +164,7 @@ def _attempt(number: int, seen: _Evidence, record: AttemptRecord | None) -> Atte
         durable_step=_most(work.durable_step, known.durable_step),
         checkpoints=_most(work.checkpoints, known.checkpoints),
         started_at=known.started_at or started,
-        first_step_at=_moment(work.first_step_at) or known.first_step_at,
+        first_step_at=known.first_step_at or _moment(work.first_step_at),  # which a wrong clock may have told
         ended_at=known.ended_at if record else _moment(seen.line("stop").get("time")),
         recovery_seconds=known.recovery_seconds,
         breakdown=known.breakdown or _start_of(number, work),

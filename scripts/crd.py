@@ -119,6 +119,7 @@ COLUMNS = (
     ("Capacity", "string", ".spec.capacity", 1),
     ("Queue", "string", ".spec.queue", 1),
     ("LastCheckpoint", "integer", ".status.progress.durableStep", 1),
+    ("Updated", "date", ".status.progress.updatedAt", 1),  # an age: figures that nobody can renew show theirs
     ("Age", "date", ".metadata.creationTimestamp", 0),
 )
 

@@ -202,7 +202,9 @@ class JobProgress(Model):
         default=None,
         description="Where a step's time goes, what holds it back, and what to change, as the trainer says.",
     )
-    updated_at: datetime | None = None
+    updated_at: datetime | None = Field(
+        default=None, description="When these figures were taken: older where no controller can renew them."
+    )
 
 
 class Status(Model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,13 @@ def test_a_status_comes_back_as_it_was_written_and_is_shown(kubectl: Kubectl) ->
             "attempt": 3,
             "disruptions": 2,
             "goodput": 0.9713,
-            "progress": {"step": 812, "durableStep": 800, "etaSeconds": 7500.4, "loss": 1.25},
+            "progress": {
+                "step": 812,
+                "durableStep": 800,
+                "etaSeconds": 7500.4,
+                "loss": 1.25,
+                "updatedAt": datetime.now(UTC) - timedelta(hours=3),
+            },
             "conditions": [
                 {
                     "type": "Running",
@@ -187,7 +194,8 @@ def test_a_status_comes_back_as_it_was_written_and_is_shown(kubectl: Kubectl) ->
             "Any",
             "team-a",
             "800",
-        ]  # and its age
+            "3h",  # its figures' age: nobody has renewed them
+        ]  # and its own
     )
     short = kubectl.run("get", "tj", f"-n={NAMESPACE}").splitlines()[0].split()
     assert short == ["NAME", "PHASE", "STEP", "ATTEMPT", "DISRUPTIONS", "FAILURES", "GOODPUT", "ETA", "AGE"]

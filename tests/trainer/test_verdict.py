@@ -65,7 +65,7 @@ COMPUTE = {"forward": 3.0, "backward": 6.0, "optimizer": 0.5}
         (
             Interval(10, 10.0, COMPUTE, mfu=0.12),
             "device idle",
-            "12% of what the device can multiply: raise train.m",
+            "raise train.micro_batch while memory lasts, then try train.compile=true where it is off",
         ),
         (
             Interval(10, 10.0, COMPUTE, mfu=0.6),

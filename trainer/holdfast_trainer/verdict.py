@@ -139,7 +139,7 @@ def _used(interval: Interval, took: str) -> Verdict:
         return Verdict(
             "device idle",
             f"{took} at {interval.mfu:.0%} of what the device can multiply: raise train.micro_batch while "
-            "memory lasts, then try train.compile=true",
+            "memory lasts, then try train.compile=true where it is off",
         )
     share = sum(map(interval.share, COMPUTING))
     rate = "" if interval.mfu is None else f" at {interval.mfu:.0%} of what the device can multiply"

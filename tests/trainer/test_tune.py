@@ -350,7 +350,7 @@ def test_ranks_tune_together(workshop: Workshop, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["mine.py:make"], "there is no file mine.py"),
-        ([f"{WORKLOADS}:made"], "has no attribute 'made'. Name a function, such as mine.py:make"),
+        ([f"{WORKLOADS}:made"], ":made: there is no such function. Name one, such as mine.py:make"),
         ([f"{WORKLOADS}:nothing"], "gave int; it should return a Workload"),
         ([f"{WORKLOADS}:too_few"], "the dataset has 512 samples, too few for a batch of 600"),
         (["nowhere.yaml"], "nowhere.yaml"),
@@ -359,6 +359,19 @@ def test_ranks_tune_together(workshop: Workshop, tmp_path: Path) -> None:
 def test_what_cannot_be_tuned(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(words) == EXIT_CONFIG_ERROR
     assert message in capsys.readouterr().err
+
+
+def test_what_fails_in_a_function_of_ones_own_is_not_blamed_on_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ "Name a function, such as mine.py:make" was said to somebody who did."""
+    mine = tmp_path / "mine.py"
+    mine.write_text("import no_such_library\ndef make(): ...\n")
+    assert command.main([f"{mine}:make"]) == EXIT_CONFIG_ERROR
+    assert "mine.py:make cannot be imported: No module named 'no_such_library'\n" in capsys.readouterr().err
+    mine.write_text("def make(): return make.nothing\n")
+    with pytest.raises(AttributeError, match="nothing"):
+        command.main([f"{mine}:make"])
 
 
 @pytest.mark.parametrize(

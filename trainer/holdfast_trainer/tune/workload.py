@@ -78,9 +78,12 @@ def load_workload(target: str) -> Workload:
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(where)
-        made = getattr(module, name)()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{target}: {error}. Name a function, such as mine.py:make") from error
+        make = getattr(module, name, None)
+    except ImportError as error:
+        raise ConfigError(f"{target} cannot be imported: {error}") from error
+    if not callable(make):
+        raise ConfigError(f"{target}: there is no such function. Name one, such as mine.py:make")
+    made = make()
     if not isinstance(made, Workload):
         raise ConfigError(f"{target} gave {type(made).__name__}; it should return a Workload")
     return made

@@ -14,7 +14,7 @@ from tests.trainer.test_run_exact import has_bf16
 from waiting import wait_until
 
 from holdfast_trainer.assembly import check_sharding
-from holdfast_trainer.checkpoint.inspection import Opened
+from holdfast_trainer.checkpoint.inspection import Opened, differences
 from holdfast_trainer.config import ConfigError, load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.hf_weights import save_weights
@@ -78,6 +78,8 @@ def test_sharded_equals_replicated_and_resumes_bit_for_bit(workshop: Workshop, c
         assert left.keys() == right.keys()
         for name, value in right.items():
             torch.testing.assert_close(left[name], value, rtol=1e-3, atol=1e-4)
+        parted = [one for one in differences(alone, sharded) if one.what.startswith("only in")]
+        assert not parted, "however many pieces a tensor is in, it is the same tensor"
     # One rank draws other dropout masks, so it is only near; a wrong weight would be far away.
     for step in (36, 40):
         shutil.rmtree(last.history.run.checkpoint(step))

@@ -163,10 +163,14 @@ class Opened:
         self._stack = ExitStack()
         self._places: dict[str, tuple[Any, str]] = {}
         self._skeletons: dict[int, Any] = {}
+        self._pieces: dict[str, list[str]] = {}
+        """Of each tensor that is written in pieces, by each rank its own, their names in order."""
         try:
             self.manifest = manifests.read(self.path)
             for name in sorted(self.manifest.files):
                 self._open(name)
+            for names in _cut(self._skeletons[0]):
+                self._pieces[names[0].rpartition("@")[0]] = names
         except (BadManifest, UnreadableFile, OSError, SafetensorError, KeyError, ValueError) as error:
             self._stack.close()
             raise CheckpointError(f"{self.path} cannot be read: {error}") from error
@@ -206,10 +210,13 @@ class Opened:
 
     @property
     def tensors(self) -> list[str]:
-        """Names of all tensors, sorted."""
-        return sorted(self._places)
+        """Names of all tensors, sorted; of whole ones, also where they are in pieces."""
+        pieces = {name for names in self._pieces.values() for name in names}
+        return sorted((self._places.keys() - pieces) | self._pieces.keys())
 
     def tensor(self, name: str) -> torch.Tensor:
+        if name in self._pieces:
+            return torch.cat([self.tensor(piece) for piece in self._pieces[name]])
         file, key = self._places[name]
         found: torch.Tensor = file.get_tensor(key)
         return found
@@ -243,6 +250,15 @@ def _skeleton(metadata: Mapping[str, str], name: str) -> Any:
         return json.loads(metadata["holdfast"])
     except KeyError:
         raise ValueError(f"{name} was not written by Holdfast") from None
+
+
+def _cut(skeleton: Any) -> Iterator[list[str]]:
+    """The names of the pieces of each tensor that is in pieces."""
+    if isinstance(skeleton, dict) and skeleton.keys() == {"$shards"}:
+        yield skeleton["$shards"]
+    elif isinstance(skeleton, dict | list):
+        for value in skeleton.values() if isinstance(skeleton, dict) else skeleton:
+            yield from _cut(value)
 
 
 def _leaves(skeleton: Any, path: str) -> Iterator[tuple[str, Any]]:

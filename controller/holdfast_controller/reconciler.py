@@ -17,7 +17,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime
@@ -28,7 +28,7 @@ import structlog
 from .cluster import AttemptObservation, Conflict, Engine, Event, HoldfastError, JobStore, NotFound, NotReady
 from .gpu_watch import GpuWatch
 from .job_series import JobFigures
-from .jobs import TAIL_RANKS, TrainingJob, Verdict, utcnow
+from .jobs import TAIL_RANKS, Status, TrainingJob, Verdict, utcnow
 from .metrics import Metrics
 from .policy.classify import classify
 from .policy.decide import Evidence, decide, open_record, over
@@ -222,21 +222,10 @@ class Reconciler:
             await self._engine.delete(job)
             await self._store.remove(job)
             return None
+        job, left = await self._write(job, decision.status, decision.events)
         after = decision.requeue_after
-        now = self._clock()
-        wait = seconds_to_write(
-            job.status,
-            decision.status,
-            now,
-            self._progress_seconds,
-            self._waiting_seconds,
-            self._wrote.get(job.key),
-        )
-        if wait == 0 or (wait is not None and decision.events):  # what is told must stand in the status
-            job = await self._store.replace_status(job, decision.status)
-            self._wrote[job.key] = now
-        elif wait is not None:
-            after = wait if after is None else min(after, wait)
+        if left is not None:
+            after = left if after is None else min(after, left)
         try:
             if decision.suspend:
                 await suspend(self._store, job)
@@ -245,7 +234,7 @@ class Reconciler:
         except HoldfastError as error:
             await self._tell(job, *decision.events)  # no other decision has them: this one is written
             if decision.start is not None and not isinstance(error, Conflict):
-                await self._say_why(job, "StartFailed", could_not_start(decision.start, error))
+                await self._say_why(job, could_not_start(decision.start, error))
             raise
         await self._tell(job, *decision.events)
         return after
@@ -259,15 +248,45 @@ class Reconciler:
                 await self._engine.kill(job, decision.kill, stacks=decision.stacks)
         except HoldfastError as error:
             if attempt is not None and not isinstance(error, Conflict):
-                await self._say_why(job, "StopFailed", could_not_end(attempt, error))
+                await self._goes_on(job, decision, could_not_end(attempt, error))
             raise
 
-    async def _say_why(self, job: TrainingJob, reason: str, message: str) -> None:
-        """Put into the job's status what was in the way of an attempt's start or end."""
+    async def _goes_on(self, job: TrainingJob, decision: Decision, message: str) -> None:
+        """An attempt that cannot be ended yet, which may take hours, has figures all the same."""
+        events = decision.events
+        if message != job.status.message:
+            events = (*events, Event(self._clock(), "Warning", "StopFailed", message))
+        told = decision.status.model_copy(update={"message": message})
+        job, _ = await self._write(job, told, events)
+        await self._tell(job, *events)
+
+    async def _write(
+        self, job: TrainingJob, status: Status, events: Sequence[Event]
+    ) -> tuple[TrainingJob, float | None]:
+        """The job with this status, and nothing; or as it was, and the seconds until a write is due, if ever.
+
+        What is told, in `events`, must stand in the status."""
+        now = self._clock()
+        wait = seconds_to_write(
+            job.status,
+            status,
+            now,
+            self._progress_seconds,
+            self._waiting_seconds,
+            self._wrote.get(job.key),
+        )
+        if wait is None or (wait > 0 and not events):
+            return job, wait
+        job = await self._store.replace_status(job, status)
+        self._wrote[job.key] = now
+        return job, None
+
+    async def _say_why(self, job: TrainingJob, message: str) -> None:
+        """Put into the job's status what was in the way of an attempt's start."""
         if message != job.status.message:
             told = job.status.model_copy(update={"message": message})
             job = await self._store.replace_status(job, told)
-            await self._tell(job, Event(self._clock(), "Warning", reason, message))
+            await self._tell(job, Event(self._clock(), "Warning", "StartFailed", message))
 
     async def _tell(self, job: TrainingJob, *events: Event) -> None:
         """An event that cannot be told is in the log alone, and in the way of nothing."""

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from scene import Scene, make, play, telling
 
-from holdfast_controller.jobs import Phase
+from holdfast_controller.cluster import Unavailable
+from holdfast_controller.jobs import Phase, TrainingJob
 from holdfast_controller.policy.explain import FAULT_CHARACTERS
 from holdfast_controller.policy.lost_work import TEXT_CHARACTERS, TEXTS, work_of
 from holdfast_trainer.contract import Progress
@@ -142,6 +143,39 @@ def test_saves_that_fail_are_told_once_and_that_they_work_again() -> None:
             ),
             ("Normal", "SavedAgain", "step 50 is durable", 1),
         ]
+
+    play(story)
+
+
+def test_an_attempt_that_cannot_be_ended_for_hours_has_figures_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its pods go on as long as the operator is down, and so does what would be lost, and what it costs."""
+
+    async def refuse(job: TrainingJob, attempt: int) -> None:
+        raise Unavailable("failed calling webhook: connection refused")
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        job = await scene.submit(make(replicas=1))
+        await scene.look()
+        with monkeypatch.context() as down:
+            down.setattr(engine, "stop", refuse)
+            job = await scene.store.get("default", "a")
+            job.spec = job.spec.model_copy(update={"suspend": True})
+            await scene.store.replace_spec(job)
+            for step, fault in ((20, None), (3000, "step 2000 could not be saved: No space left on device")):
+                scene.now += timedelta(hours=1)
+                engine.progress = Progress(1, step, None, 15, "training", save_fault=fault)
+                with pytest.raises(Unavailable):
+                    await scene.look(1)
+                job = await scene.store.get("default", "a")
+                assert job.status.progress is not None
+                assert (job.status.progress.step, job.status.progress.durable_step) == (step, 15)
+                assert job.status.phase is Phase.SUSPENDING
+                assert job.status.message.startswith("attempt 1 could not be ended and is tried again: ")
+            assert (await scene.reasons())[-2:] == ["StopFailed", "SaveFailed"]
+        assert (await scene.look(5)).status.phase is Phase.SUSPENDED
 
     play(story)
 

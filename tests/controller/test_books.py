@@ -112,6 +112,36 @@ def test_a_step_that_comes_out_otherwise_when_it_is_done_again_is_told_as_other_
     play(story)
 
 
+def test_an_attempt_that_does_not_go_on_from_what_was_durable_says_so_once() -> None:
+    """A user names another claim for a job that runs: its checkpoints stay on the one before. The steps that
+    are done again were counted, and nobody told why."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        await scene.look()
+        for attempt, resumed, durable in ((1, 0, 30), (2, 30, 60), (3, 0, 0)):
+            engine.lines += [
+                {"attempt": attempt, "event": "attempt_start", "resumed_step": resumed},
+                {"attempt": attempt, "event": "checkpoint", "step": durable},
+            ]
+            engine.progress = Progress(attempt, durable + 5, None, durable, "training")
+            job = await scene.look(passes=4)
+            if attempt < 3:
+                engine.vanish(job, attempt, 0)
+                engine.progress = None
+                await scene.look()
+        assert [record.lost_steps for record in job.status.attempts] == [5, 65, None]
+        told = [e for e in await scene.store.events("default", "a") if e.reason == "ResumedEarlier"]
+        assert [(event.type, event.count) for event in told] == [("Warning", 1)]
+        assert told[0].message.startswith(
+            "attempt 3 goes on from step 0, though step 60 was durable in attempt 2: that is not in its run "
+            "directory, or cannot be read. Was storage.claim changed, "
+        )
+
+    play(story)
+
+
 def test_saves_that_fail_are_told_once_and_that_they_work_again() -> None:
     """Else the work at risk grows, and nobody knows until a log is read or an interval is over twice."""
 

@@ -360,12 +360,18 @@ class _Deciding:
 
     def _tell_resumes(self) -> None:
         """Once, when it becomes known of an attempt that it went on from what nobody would expect."""
+        before = None
         for record in self.status.attempts:
             known = self.job.status.record(record.number)
-            if record.passed_over and (known is None or not known.passed_over):
-                self._tell("Warning", "CheckpointPassedOver", explain.passed_over(record))
+            earlier = explain.resumed_earlier(before, record)
+            if record.passed_over:
+                if known is None or not known.passed_over:
+                    self._tell("Warning", "CheckpointPassedOver", explain.passed_over(record))
+            elif earlier and (known is None or known.resumed_step is None):
+                self._tell("Warning", "ResumedEarlier", earlier)
             if record.resume_differences and (known is None or not known.resume_differences):
                 self._tell("Warning", "ResumeDiffers", explain.resume_differs(record))
+            before = record if record.durable_step is not None else before
 
     def _tell_saves(self) -> None:
         told = explain.saving(self.job.status.progress, self.status.progress)

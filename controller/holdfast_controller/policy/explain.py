@@ -73,6 +73,19 @@ def resume_differs(record: AttemptRecord) -> str:
     )
 
 
+def resumed_earlier(before: AttemptRecord | None, record: AttemptRecord) -> str | None:
+    """Of an attempt that does not go on from what `before` it was durable: nothing else tells why."""
+    if before is None or before.durable_step is None or record.resumed_step is None:
+        return None
+    if record.resumed_step >= before.durable_step:
+        return None
+    return (
+        f"attempt {record.number} goes on from step {record.resumed_step}, though step {before.durable_step} "
+        f"was durable in attempt {before.number}: that is not in its run directory, or cannot be read. Was "
+        "storage.claim changed, or something removed or damaged there? The log of its rank 0 says more"
+    )
+
+
 def ending(observation: AttemptObservation) -> str:
     """Of an attempt that has lost a member and waits for the others to end."""
     taken = [replica for replica in observation.replicas if replica.disrupted]

@@ -187,6 +187,51 @@ def test_the_mark_of_a_stop_that_nobody_carries_out_goes_with_the_wish(tmp_path:
     asyncio.run(story())
 
 
+def test_a_sidecar_that_does_not_end_holds_no_gpus_once_its_attempt_is_judged(tmp_path: Path) -> None:
+    """A mesh's webhook has put a proxy into each pod, which would run on until somebody deletes the job."""
+    proxy = {"name": "istio-proxy", "state": RUNNING}
+
+    def named(name: str, verdict: Verdict | None, *, sidecar: bool) -> tuple[TrainingJob, dict[str, Any]]:
+        metadata = Metadata(name=name, namespace="team", uid=f"uid-of-{name}")
+        job = opened(submitted().model_copy(update={"metadata": metadata}))
+        job.status.attempts[0].verdict = verdict
+        one = has_finished(0)
+        one["metadata"]["name"] = f"{name}-1-worker-0"
+        one["status"]["phase"] = "Running"  # as kubelets tell it at first without a sidecar, too
+        if sidecar:
+            one["status"]["containerStatuses"].append(proxy)
+        return job, of_attempt(job, one)
+
+    async def story() -> None:
+        known = [
+            named("not-judged", None, sidecar=True),
+            named("no-sidecar", Verdict.FINISHED, sidecar=False),
+            named("finished", Verdict.FINISHED, sidecar=True),
+        ]
+        cluster = Cluster(known[0][0])
+        cluster.objects[PODS] = [one for _, one in known]
+        cluster.objects[PYTORCH_JOB.resource.path] = [
+            of_attempt(job, {"metadata": {"name": f"{job.metadata.name}-1"}, "spec": {}}) for job, _ in known
+        ]
+        cluster.objects[JOBS] = [
+            {
+                **job.to_dict(),
+                "metadata": {
+                    "name": job.metadata.name,
+                    "namespace": "team",
+                    "uid": job.metadata.uid,
+                    "resourceVersion": "5",
+                },
+            }
+            for job, _ in known
+        ]
+        async with engine_of(cluster, tmp_path) as engine, meanwhile(engine.sweep()):
+            await wait_until_async(lambda: cluster.deleted, "the attempt to be removed")
+        assert cluster.deleted == ["finished-1"]
+
+    asyncio.run(story())
+
+
 def test_peers_that_save_after_a_notice_have_the_grace_that_their_attempt_was_opened_with(
     tmp_path: Path,
 ) -> None:

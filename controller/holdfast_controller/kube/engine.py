@@ -99,7 +99,7 @@ class KubeEngine:
         self._objects = Objects(connection, pieces)
         self.last_words = LastWords(connection, pieces, endpoints, jobs)
         self._logs = RankLogs(connection, pieces, self.last_words)
-        self._evidence = Evidence(connection, pieces, jobs)
+        self._evidence = Evidence(connection, pieces, jobs, self.keep_logs)
         self._nodes = Nodes(connection, may_read=self._settings.read_nodes)
         self._slow_starts = slow_starts(connection, pieces)
         self._queue_waits = queue_waits(connection, pieces)

@@ -2,22 +2,28 @@
 
 So is the mark of a stop that nobody carries out any more: its controller died before it deleted a pod, and
 the job was resumed before the next one looked. What ends the attempt now is not we, and would pass for it.
+
+What has its verdict and runs on all the same is ended: a pod into which somebody's webhook has put a sidecar
+that does not end by itself would hold its GPUs until the job is deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import structlog
 
 from holdfast_controller.cluster import HoldfastError, Invalid, NotFound
+from holdfast_controller.jobs import TrainingJob
 
 from .connection import JSON_PATCH, MERGE_PATCH, Connection, Document
 from .observation import EVIDENCE, STOPPED
 from .pieces import Pieces, attempt_of, job_of, object_path, pod_path
-from .pod_state import is_wanted
+from .pod_state import is_wanted, outlived
 from .reflector import Reflector, uid_of
+from .resource import decode
 
 log = structlog.get_logger(__name__)
 
@@ -25,12 +31,19 @@ SWEEP_SECONDS = 10.0
 
 
 class Evidence:
-    """Of what `pieces` and `jobs` see."""
+    """Of what `pieces` and `jobs` see; `keep_logs` writes down the last lines of an attempt's pods."""
 
-    def __init__(self, connection: Connection, pieces: Pieces, jobs: Reflector):
+    def __init__(
+        self,
+        connection: Connection,
+        pieces: Pieces,
+        jobs: Reflector,
+        keep_logs: Callable[[TrainingJob, int], Awaitable[None]],
+    ):
         self._connection = connection
         self._pieces = pieces
         self._jobs = jobs
+        self._keep_logs = keep_logs
 
     async def sweep(self) -> None:
         """Let go of what nobody needs any more. Until cancelled."""
@@ -38,11 +51,15 @@ class Evidence:
         await self._pieces.synced()
         while True:
             for pod in self._pieces.pods.all():
-                if "deletionTimestamp" in pod["metadata"] and not self._needed(pod):
-                    try:
+                if self._needed(pod):
+                    continue
+                try:
+                    if "deletionTimestamp" in pod["metadata"]:
                         await self.release(pod)
-                    except HoldfastError as error:
-                        log.warning("a pod is still held", pod=pod["metadata"]["name"], error=str(error))
+                    elif outlived(pod):
+                        await self._end(pod)
+                except HoldfastError as error:
+                    log.warning("a pod is still held", pod=pod["metadata"]["name"], error=str(error))
             for objects in self._pieces.objects.values():
                 for one in objects.all():
                     if self._goes_on(one):
@@ -76,6 +93,20 @@ class Evidence:
         _, number = whose
         records = (job.get("status") or {}).get("attempts") or []
         return any(record["number"] == number and not record.get("verdict") for record in records)
+
+    async def _end(self, pod: Document) -> None:
+        """By its attempt object, whose operator would make it again; of a job that is gone all go anyway."""
+        whose, document = attempt_of(pod), job_of(pod, self._jobs)
+        if whose is None or document is None:
+            return
+        job, number = decode(document), whose[1]
+        attempt_object = self._pieces.object_of(job, number)
+        if attempt_object is None or "deletionTimestamp" in attempt_object["metadata"]:
+            return
+        await self._keep_logs(job, number)
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid_of(attempt_object)}}
+        with suppress(NotFound):
+            await self._connection.delete(object_path(attempt_object), options)
 
     async def release(self, pod: Document, *, delete: bool = False) -> None:
         """Take our finalizer off; with `delete` the pod goes too."""

@@ -51,6 +51,12 @@ def terminated(pod: Document) -> bool:
     return "terminated" in container_state(pod)
 
 
+def outlived(pod: Document) -> bool:
+    """Whether its container has ended while another one in it, that somebody's webhook put there, runs on."""
+    states = [status.get("state") or {} for status in pod["status"].get("containerStatuses") or []]
+    return terminated(pod) and any("running" in state for state in states)
+
+
 def started(pod: Document) -> datetime | None:
     """When its container did."""
     state = container_state(pod)

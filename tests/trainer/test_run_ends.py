@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,21 @@ def test_a_superseded_attempt_stops_and_its_successor_is_unharmed(workshop: Work
     assert (
         new.events("attempt_start", 2)[0]["resumed_step"] == old.history.events("checkpoint", 1)[-1]["step"]
     )
+
+
+def test_a_rank_whose_peer_met_the_newer_attempt_first_says_so_too(workshop: Workshop) -> None:
+    """It told of a connection that was closed, with a traceback."""
+    old = workshop.start(ranks=2, steps=100_000, pause=0.02, save_every=100_000)
+    old.wait_for_step(3)
+    raise_fence(old.history.run, 2)
+    old.signal(signal.SIGKILL, [1])
+    assert old.wait() == [1, -9], old.texts()
+    message = old.termination()
+    assert (message.outcome, message.error.splitlines()) == (
+        "failed",
+        [f"attempt 1 was superseded by attempt 2: it may no longer write to {old.history.run.path}"],
+    )
+    assert "Traceback" not in old.ranks[0].text()
 
 
 def test_an_old_attempt_that_starts_late_is_refused(workshop: Workshop) -> None:

@@ -80,6 +80,8 @@ class Ending:
         """Whether another thread is about to say that the gang hangs, and to end this process."""
         self.before_failure: Callable[[], None] = lambda: None
         """Called before a failure is told: what is being saved may still become durable."""
+        self.check_fence: Callable[[], None] = lambda: None
+        """Raises Fenced where a newer attempt was admitted."""
         self.explain: Callable[[BaseException], BaseException] = lambda error: error
         """May put a fault that its own message does not explain into words."""
         self.at_exit: Callable[[], None] = lambda: None
@@ -214,8 +216,12 @@ class Ending:
             os._exit(1)
 
     def _fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
-        if is_lost_peer(error) and self.hanging():
-            time.sleep(HUNG_SECONDS)  # it ended because of the hang, of which that thread knows more
+        if is_lost_peer(error):
+            if self.hanging():
+                time.sleep(HUNG_SECONDS)  # it ended because of the hang, of which that thread knows more
+            fault = within(TELL_SECONDS, self.check_fence)
+            if isinstance(fault, Fenced):  # it has ended by that, and met it first
+                error = fault
         if isinstance(error, (*CANNOT_BE_MENDED, CheckpointError)):
             if not isinstance(error, Fenced):  # whose saves count no more
                 self._finish_saving()

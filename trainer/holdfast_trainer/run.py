@@ -194,6 +194,7 @@ class Run:
         """The kernel that it takes (see attention_kernels); set before `track`, it is told."""
         self.steps_an_epoch: float | None = None
         """How many go through the data once; None where that is not known."""
+        self._ending.check_fence = self._saves.check_fence
         self._ending.explain = self._explain
         self._ending.hanging = lambda: self._watchdog.telling
         self._ending.noticed = lambda: self._notice.received

@@ -348,6 +348,10 @@ class Saves:
         self._saver.join()
         return self._saver.durable_step
 
+    def check_fence(self) -> None:
+        """Raises Fenced where a newer attempt was admitted, CheckpointError where nobody can say."""
+        self._saver.check_fence()
+
     def raise_if_fenced(self) -> None:
         """Raises Fenced where the newest save met a newer attempt."""
         if isinstance(self._saver.error, Fenced):

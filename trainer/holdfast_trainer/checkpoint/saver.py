@@ -127,6 +127,10 @@ class Saver:
         """The newest save that became durable in this attempt, and what it took; of rank 0."""
         return self._writer.last_saved
 
+    def check_fence(self) -> None:
+        """Raises Fenced where a newer attempt was admitted, CheckpointError where that cannot be read."""
+        self._writer.directory.check_fence()
+
     def validated(self, step: int, loss: float) -> None:
         """The state after `step` steps has this validation loss, as far as retention is concerned."""
         self._writer.losses[step] = loss

@@ -221,8 +221,8 @@ def test_failures_back_off_and_run_out() -> None:
         assert job.status.phase is Phase.FAILED
         assert job.status.failures == 2
         assert job.status.message == (
-            "attempt 2: replica 0: rank 0 ended with exit code 3; all 1 retries for failures are used up "
-            "(retries.failures)"
+            "attempt 2: replica 0: rank 0 ended with exit code 3; no retry for failures is left "
+            "(retries.failures: 1)"
         )
         assert await scene.reasons() == ["AttemptOpened", "Failed", "AttemptOpened", "Failed", "JobFailed"]
 

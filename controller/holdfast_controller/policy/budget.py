@@ -44,7 +44,7 @@ def spend(verdict: Verdict, failures: int, disruptions: int, allowed: Retries) -
                 failures + 1,
                 disruptions,
                 False,
-                f"all {allowed.failures} retries for failures are used up (retries.failures)",
+                f"no retry for failures is left (retries.failures: {allowed.failures})",
             )
         return Spending(failures + 1, disruptions, True)
     if verdict in DISRUPTIONS:
@@ -53,7 +53,7 @@ def spend(verdict: Verdict, failures: int, disruptions: int, allowed: Retries) -
                 failures,
                 disruptions + 1,
                 False,
-                f"all {allowed.disruptions} restarts for disruptions are used up (retries.disruptions)",
+                f"no restart for disruptions is left (retries.disruptions: {allowed.disruptions})",
             )
         return Spending(failures, disruptions + 1, True)
     return Spending(failures, disruptions, verdict is Verdict.SUSPENDED or verdict in NO_PLACE)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import structlog
 from aiohttp import web
+from small_apiserver import connected, meanwhile
 from structlog.testing import capture_logs
 from tests.kube.documents import in_kind
 from waiting import wait_until_async
@@ -414,6 +415,62 @@ def test_the_ledger_of_a_finished_job_outlives_the_controller(
         async with running(server, tmp_path) as (engine, _, _):
             assert await engine.ledger(done) == lines
             assert await engine.ledger(JOB) == lines, "rank 0 has ended, though nobody has judged it yet"
+
+    asyncio.run(story())
+
+
+class EndingServer(Server):
+    """One whose pods end, as it is watched, when the test says so."""
+
+    def __init__(self, *pods: dict[str, Any]) -> None:
+        super().__init__(*pods)
+        self.over = asyncio.Event()
+
+    async def list_or_watch(self, request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query or request.path != PODS:
+            return await super().list_or_watch(request)
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await self.over.wait()
+        for one in self.pods.values():
+            one["metadata"]["resourceVersion"] = "10"
+            one["status"] = pod(0, "terminated")["status"]
+            await answer.write(json.dumps({"type": "MODIFIED", "object": one}).encode() + b"\n")
+        await asyncio.Event().wait()
+        return answer
+
+
+def test_the_ledger_is_kept_by_who_leads_again_though_rank_0_ended_as_the_lease_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that was frozen sees what it missed, and that it leads no more, in one moment."""
+    line = {"event": "stop", "attempt": 1, "outcome": "finished"}
+
+    async def heard(self: Endpoints, job: TrainingJob) -> list[dict[str, Any]]:
+        return [line]
+
+    monkeypatch.setattr(Endpoints, "ledger_of", heard)
+
+    async def story() -> None:
+        server = EndingServer(pod(0))
+        routes = [web.get(path, server.list_or_watch) for path in (PODS, PYTORCH_JOB.resource.path, JOBS)]
+        routes.append(web.post("/api/v1/namespaces/team/configmaps", server.keep))
+        async with connected(routes, tmp_path) as connection:
+            jobs, pieces = Reflector(connection, JOBS), Pieces(connection)
+            words = LastWords(connection, pieces, Endpoints(pieces, jobs), jobs)
+            leads: list[asyncio.Task[None]] = []
+            async with meanwhile(jobs.run()), meanwhile(pieces.run()):
+                await jobs.synced()
+                await pieces.synced()
+                pieces.pods.listen(lambda _: leads[0].cancel())
+                leads.append(asyncio.create_task(words.run()))
+                await asyncio.sleep(0)
+                server.over.set()
+                with pytest.raises(asyncio.CancelledError):
+                    await leads[0]
+                assert not server.config_maps
+                async with meanwhile(words.run()):
+                    await wait_until_async(lambda: server.config_maps, "the ledger to be kept")
 
     asyncio.run(story())
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 import structlog
@@ -93,6 +94,8 @@ class LastWords:
                 await asyncio.Event().wait()
             finally:
                 stop()
+                # Not every task that was made has begun: for when we lead again.
+                self._kept.clear()
 
     def _see(self, pod: Document, group: asyncio.TaskGroup) -> None:
         uid = uid_of(pod)
@@ -100,11 +103,11 @@ class LastWords:
             return
         if running(pod) and _to_go(pod) and uid not in self._noted:
             self._noted[uid] = ""
-            group.create_task(_harmless(self._to_the_end(pod), pod))
+            group.create_task(_harmless(self._to_the_end, pod))
         # Of one that was taken without grace, with its node perhaps, nobody may ever say that it has ended.
         if index_of(pod) == 0 and (has_ended(pod) or forced(pod)) and uid not in self._kept:
             self._kept.add(uid)
-            group.create_task(_harmless(self._keep_ledger(pod), pod))
+            group.create_task(_harmless(self._keep_ledger, pod))
 
     def _job_of(self, pod: Document) -> TrainingJob | None:
         """None where it is gone or going: nobody will ask. Raises Invalid where it cannot be read."""
@@ -122,7 +125,7 @@ class LastWords:
             self._noted[uid_of(pod)] = ""
         with suppress(TimeoutError):
             async with asyncio.timeout(READ_SECONDS):
-                await asyncio.gather(*(_harmless(self._read(pod, follow=False), pod) for pod in new))
+                await asyncio.gather(*(_harmless(partial(self._read, follow=False), pod) for pod in new))
 
     def tail_of(self, pod: Document) -> list[str] | None:
         """What was noted of it, by us or by a controller before; None where nothing was."""
@@ -261,9 +264,9 @@ def ledger_name(job: TrainingJob, attempt: int) -> str:
     return f"{attempt_name(job, attempt)}-ledger"
 
 
-async def _harmless(work: Coroutine[Any, Any, None], pod: Document) -> None:
+async def _harmless(work: Callable[[Document], Awaitable[None]], pod: Document) -> None:
     """What cannot be kept is missed by readers alone; the whole of it is in the run directory."""
     try:
-        await work
+        await work(pod)
     except (HoldfastError, TimeoutError) as error:
         log.info("its last words are not kept", pod=pod["metadata"]["name"], error=str(error) or "no answer")

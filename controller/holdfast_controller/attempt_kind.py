@@ -77,6 +77,8 @@ class AttemptKind:
     ends_with_pods: bool = False
     """Whether no pod is made any more once all were made and have ended: then it stays where it is when it is
     ended. Else it has to go first."""
+    beneath: str = ""
+    """Another program, as users know it, without which the operator makes no pods; empty: there is none."""
     late: str = ""
     """What a refusal says that passes by itself a moment after what is beside was made; empty: none does."""
 

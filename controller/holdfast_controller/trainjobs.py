@@ -91,5 +91,6 @@ TRAIN_JOB = AttemptKind(
     has_made=_has_made,
     documents=_documents,
     ends_with_pods=True,
+    beneath="JobSet",
     late="must be created before the TrainJob is created",
 )

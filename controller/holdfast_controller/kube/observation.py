@@ -242,8 +242,9 @@ def _waiting(
             meta = attempt_object["metadata"]
             return queued.get(meta.get("uid", "")) or in_queue(meta.get("labels", {}).get(QUEUE_LABEL, ""))
         if not any(one.reason for one in seen):
-            operator = kind_of(attempt_object).operator
-            return f"waits for {operator} to make its pods; is it installed and running?"
+            kind = kind_of(attempt_object)
+            also = f", and {kind.beneath} beneath it" if kind.beneath else ""
+            return f"waits for {kind.operator} to make its pods; is it installed and running{also}?"
     known = sorted((one for one in seen if one.reason), key=lambda one: one.stuck is None)
     if not known:
         return ""

@@ -105,6 +105,32 @@ def test_a_suspension_is_no_loss() -> None:
     assert recovery_seconds(suspended, next_one()) is None
 
 
+def test_attempts_that_never_did_a_step_are_part_of_the_wait_for_the_one_that_does() -> None:
+    """A gang of which a part found no place for 5 minutes: its job was back after 19 s, it was said."""
+    ran = lost(number=1, first_step_at=at(-60))
+    unplaced = lost(number=2, verdict=Verdict.UNSCHEDULABLE, last_sign_at=None, ended_at=at(302))
+    unplaced.opened_at = at(2.5)
+    back = AttemptRecord(number=3, opened_at=at(303), placed_at=at(304), first_step_at=at(320))
+    expected = {"detect_seconds": 1.0, "tear_down_seconds": 1.0, "wait_seconds": 301.0}
+    for verdict in (Verdict.UNSCHEDULABLE, Verdict.SUSPENDED):
+        unplaced.verdict = verdict
+        job = TrainingJob(metadata=Metadata(name="gpt"), spec=Spec(command=["x"]))
+        attempts = [ran, unplaced, back.model_copy(update={"first_step_at": None})]
+        job.status = Status(attempt=3, attempts=attempts, first_started_at=at(-70))
+        began = {"process_time": at(310).timestamp(), "first_step_time": at(320).timestamp()}
+        progress = Progress(3, 41, 100, 40, "training", resumed_step=40, first_step=41, **began)
+        seen = AttemptObservation(3, exists=True, gone=False, progress=progress, started_at=at(305))
+        Books(job.status, at(330)).take_progress(job.status.attempts[2], seen, ())
+        record = job.status.attempts[2]
+        assert record.breakdown is not None
+        if verdict is Verdict.SUSPENDED:
+            assert record.recovery_seconds is None, "somebody wanted it to rest"
+            continue
+        assert record.recovery_seconds == 320.0
+        assert record.breakdown.model_dump(include=set(expected)) == expected
+        assert account(job, [], []).totals.recovery_seconds == [320.0]
+
+
 def test_nothing_is_told_before_the_first_step_is_done() -> None:
     assert breakdown(lost(), next_one(first_step_at=None), told()) is None
 

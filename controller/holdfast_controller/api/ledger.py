@@ -22,7 +22,7 @@ from holdfast_trainer.contract import is_count, is_time
 from ..breakdown import Breakdown, BreakdownOfStart, CostOfAttempt, Placed, RecoverySeconds
 from ..jobs import AttemptRecord, Model, Phase, TrainingJob, Verdict
 from ..policy.lost_work import Work, lost_steps, lost_unheard, work_of
-from ..policy.recovery import breakdown
+from ..policy.recovery import breakdown, lost_in
 
 Line = Mapping[str, Any]
 
@@ -132,7 +132,8 @@ def account(
     for index, attempt in enumerate(attempts):
         _book(attempt, attempts[index + 1 :], unheard=unheard)
         if index:
-            _time_recovery(attempt, attempts[index - 1], last_signs[index - 1])
+            before = lost_in(attempts[:index])
+            _time_recovery(attempt, attempts[before], last_signs[before])
     return LedgerDocument(
         job=job.key,
         phase=job.status.phase,

@@ -17,7 +17,7 @@ from .classify import Incident
 from .cost import cost_of, whereabouts
 from .explain import save_fault
 from .lost_work import Line, Work, goodput, lost_steps, told, work_of
-from .recovery import breakdown, recovery_seconds
+from .recovery import breakdown, lost_in, recovery_seconds
 
 
 class Books:
@@ -97,7 +97,8 @@ class Books:
         """Once, when the first step is done: what the time up to it went into."""
         if record.first_step_at is None or record.breakdown is not None:
             return
-        last = self.status.record(record.number - 1)
+        earlier = [one for one in self.status.attempts if one.number < record.number]
+        last = earlier[lost_in(earlier)] if earlier else None
         record.recovery_seconds = recovery_seconds(last, record)
         record.breakdown = breakdown(last, record, work)
 

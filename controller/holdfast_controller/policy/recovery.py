@@ -4,21 +4,33 @@ Between the last sign of life of one attempt and the end of the first step of th
 different clocks have seen: the trainer's (signs, process, first step), the controller's (known, opened), the
 platform's (placed, ended; a pod's times are whole seconds). A boundary that would lie before the one before
 it is taken to coincide with that, so that no stage is negative and together they are the whole.
+
+An attempt that found no place, or ended before its first step, came back from nothing: the one after it comes
+back from the loss before it, and its time is part of the wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from holdfast_controller.breakdown import Breakdown
 from holdfast_controller.jobs import AttemptRecord, Verdict
 
-from .lost_work import STAGES, Work
+from .lost_work import STAGES, Told, Work
+
+
+def lost_in(earlier: Sequence[Told]) -> int:
+    """Which of the attempts before one this comes back from, -1 where there is none: the newest that did a
+    step, unless a suspension lies between; where none did, the newest."""
+    for index in reversed(range(len(earlier))):
+        if earlier[index].first_step_at is not None or earlier[index].verdict == Verdict.SUSPENDED:
+            return index
+    return len(earlier) - 1
 
 
 def recovery_seconds(before: AttemptRecord | None, record: AttemptRecord) -> float | None:
-    """From the last sign of life of the attempt before to the end of this one's first step.
+    """From the last sign of life of the attempt that was lost to the end of this one's first step.
 
     None for the first attempt, after a suspension, and where no step is done yet.
     """

@@ -180,6 +180,37 @@ def test_ranks_with_another_number_of_samples_are_told(workshop: Workshop, tmp_p
     assert "'40 samples, 2 a step, seed 1337' on rank 1" in told
 
 
+FOLDER = """
+import os
+
+import torch
+from holdfast_trainer.run import Run
+from holdfast_trainer.samples import Samples
+
+run = Run()
+model = run.wrap(torch.nn.Linear(1, 1))
+images = [torch.tensor([float(n)]) for n in range(int(os.environ["IMAGES"]))]
+samples = Samples(images, batch=2, rank=run.rank, world_size=run.world_size, workers=0)
+run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+for step in run.steps(int(os.environ["STEPS"])):
+    samples.batch(step)
+"""
+
+
+def test_a_folder_with_more_images_than_before_is_told_at_the_resume(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """Its order is another one, and after a notice no step is done again, which would tell."""
+    script = tmp_path / "folder.py"
+    script.write_text(FOLDER)
+    workshop.finish(script=script, env={"IMAGES": "50", "STEPS": "4"})
+    history = workshop.finish(script=script, env={"IMAGES": "50", "STEPS": "6"})
+    assert history.events("attempt_start", 2)[0]["differences"] == []
+    history = workshop.finish(script=script, env={"IMAGES": "53", "STEPS": "8"})
+    expected = "the data of Samples: 50 samples, 2 a step, seed 1337 -> 53 samples, 2 a step, seed 1337"
+    assert history.events("attempt_start", 3)[0]["differences"] == [expected]
+
+
 def test_the_readme_shows_the_lines_of_the_example() -> None:
     readme = (EXAMPLE.parents[3] / "README.md").read_text()
     shown = readme.split("sorts sequences into classes with it:\n\n```python\n")[1].split("```")[0]

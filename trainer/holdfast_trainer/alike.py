@@ -1,7 +1,8 @@
 """What must be the same on every rank, compared before the first step.
 
 Ranks that differ in a setting or in their data do not fail: they train something that nobody asked for,
-or wait for each other for ever. So each tells what it has, by name, and all see the same answer.
+or wait for each other for ever. So each tells what it has, by name, and all see the same answer. So it is
+with what batches follow from, between one attempt and the next.
 """
 
 from __future__ import annotations
@@ -32,16 +33,34 @@ def announce(name: str, value: str) -> None:
 
     For parts that do not know the gang. A second one of a name is compared with the second one of others.
     """
-    number = 2
-    key = name
-    while key in _announced:
-        key, number = f"{name} ({number})", number + 1
-    _announced[key] = value
+    _add(_announced, name, value)
 
 
 def announced() -> Mapping[str, str]:
     """All of it, to be compared."""
     return dict(_announced)
+
+
+_depended_on: dict[str, str] = {}
+
+
+def depend_on(name: str, value: str) -> None:
+    """What this process's batches follow from, besides the step: kept with each checkpoint, and an attempt
+    that goes on with something else says so. A second one of a name is compared with the second one then."""
+    _add(_depended_on, name, value)
+
+
+def depended_on() -> Mapping[str, str]:
+    """All of it."""
+    return dict(_depended_on)
+
+
+def _add(values: dict[str, str], name: str, value: str) -> None:
+    number = 2
+    key = name
+    while key in values:
+        key, number = f"{name} ({number})", number + 1
+    values[key] = value
 
 
 def differing(ranks: Sequence[Mapping[str, str]]) -> list[str]:

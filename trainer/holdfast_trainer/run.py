@@ -40,7 +40,7 @@ from torch import nn
 
 from . import contract
 from .account import Account
-from .alike import announced, require_alike
+from .alike import announced, depended_on, require_alike
 from .checkpoint import Cadence, has_checkpoint, rng
 from .config import Snapshots
 from .deferred import defer_compiler
@@ -243,6 +243,7 @@ class Run:
             optimizer.register_step_pre_hook(self._before_optimizer)
         self._marks.build = time.time()
         self._ahead.stop()
+        self.environment |= depended_on()
         resumed = resume(self.run_dir, self.attempt, self.gang, self._config_hash, state, self.environment)
         self._step = self._started_at = self._saves.newest_step = resumed.step
         self._exchange.norm_must_be_finite = not state.scales_gradients

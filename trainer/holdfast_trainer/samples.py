@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from .alike import announce
+from .alike import announce, depend_on
 from .checkpoint import rng
 from .permutation import mix, sample_order
 from .token_index import DataError
@@ -55,7 +55,8 @@ class Samples:
         prefetch: int = 4,
     ):
         """`batch` samples of a rank in a step; `collate` makes a batch of them; `workers` by rule where None
-        (`workers_by_rule`), 0 for none; each has `prefetch` batches ahead.
+        (`workers_by_rule`), 0 for none; each has `prefetch` batches ahead. The order follows from the number
+        of samples: one made before `run.track` has it compared at a resume, and another one is told.
 
         Raises DataError for a dataset without samples, ValueError for a rank or batch that can not be.
         """
@@ -68,6 +69,7 @@ class Samples:
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         cuda = self.device.type == "cuda"
         self.workers = workers_by_rule(_cores(), ranks_here, gpu=cuda) if workers is None else workers
+        depend_on("the data of Samples", f"{size} samples, {batch * world_size} a step, seed {seed}")
         if world_size > 1:
             announce("the data of Samples", f"{size} samples, {batch} a step, seed {seed}")
         self._steps = _Steps(dataset, size, batch, rank, world_size, seed, collate)

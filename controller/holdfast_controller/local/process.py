@@ -21,6 +21,8 @@ from holdfast_trainer.contract import ENV_ATTEMPT_UID, ENV_REPLICA
 PROC = Path("/proc")
 EXEC_TRIES, EXEC_SECONDS = 50, 0.001
 """How often a process that is becoming another program is looked at again, and how soon."""
+_ARG_START = 45
+"""Of /proc/PID/stat, counted from the state: where the words lie (proc_pid_stat(5), field 48)."""
 NOT_TO_BE_SEEN = (FileNotFoundError, ProcessLookupError, PermissionError)
 """How /proc says that a process has ended, or is another user's. What else keeps us from looking, as where
 this process has no file descriptor left, says nothing of it, and who took it for an end would end a job."""
@@ -64,15 +66,16 @@ def environment(pid: int) -> frozenset[bytes]:
     shows neither words nor variables of the process: such a one is looked at again, or it would escape.
     Raises OSError where it has ended, or is another user's.
     """
-    bare = 0
+    before = 0
     for _ in range(EXEC_TRIES):
         if found := _read(pid, "environ"):
             return frozenset(found.split(b"\0"))
-        # Its words may have come since: twice, and it is a program that was given no variables.
-        bare += bool(_read(pid, "cmdline"))
-        if bare > 1 or not _has_program(pid):
+        # Its words may have come since; those of one program twice, and it was given no variables.
+        words = _words(pid)
+        if (words and words == before) or not _has_program(pid):
             break
-        time.sleep(0 if bare else EXEC_SECONDS)
+        before = words
+        time.sleep(EXEC_SECONDS)
     return frozenset()
 
 
@@ -80,6 +83,15 @@ def _read(pid: int, name: str) -> bytes:
     # No buffer, no Path: it is read of every process of the machine.
     with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
         return file.read()
+
+
+def _words(pid: int) -> int:
+    """The address of the words that it was started with, another for each program that it becomes; 0 where it
+    has none yet."""
+    if not _read(pid, "cmdline"):
+        return 0
+    stat = _read(pid, "stat")
+    return int(stat[stat.rindex(b")") + 2 :].split()[_ARG_START])
 
 
 def _has_program(pid: int) -> bool:

@@ -10,9 +10,11 @@ import sys
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from processes import Processes
 from waiting import wait_until
 
@@ -83,3 +85,15 @@ class ObjectServer:
 
     def thaw(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """One for a file of tests; each makes its own buckets."""
+    started = Processes()
+    try:
+        there = ObjectServer(started, tmp_path_factory.mktemp("objects"))
+        yield there
+        there.kill()
+    finally:
+        started.end_all()

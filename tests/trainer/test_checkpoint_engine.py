@@ -324,6 +324,37 @@ def test_the_container_and_the_machine_both_bound_memory(tmp_path: Path) -> None
     assert memories.free_memory() is None or memories.free_memory() > 0
 
 
+def test_the_limit_of_a_job_on_one_machine_bounds_memory_though_its_group_is_not_the_topmost(
+    tmp_path: Path,
+) -> None:
+    """`resources.memory` on one machine, Slurm and systemd limit a group below others; a container's own may
+    have a path that only the machine knows."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 50 kB\n")
+    stat = "inactive_file 0\nactive_file 0\ntotal_inactive_file 30\ntotal_active_file 0\n"
+
+    def group(path: str, limit: str, usage: str, bound: int, used: int) -> None:
+        directory = tmp_path / "sys/fs/cgroup" / path
+        directory.mkdir(parents=True)
+        for name, text in ((limit, f"{bound}\n"), (usage, f"{used}\n"), ("memory.stat", stat)):
+            (directory / name).write_text(text)
+
+    def is_in(*lines: str) -> None:
+        (tmp_path / "proc/self/cgroup").write_text("".join(f"{line}\n" for line in lines))
+
+    group("slurm/job", "memory.max", "memory.current", 9000, 1000)
+    group("slurm/job/step:0", "memory.max", "memory.current", 20000, 500)
+    group("memory/holdfast/job", "memory.limit_in_bytes", "memory.usage_in_bytes", 7000, 2000)
+    is_in("4:memory:/", "1:name=systemd:/slurm/job", "0::/")
+    assert free_memory(tmp_path) == 50 * 1024
+    is_in("4:memory:/", "1:name=systemd:/", "0::/slurm/job/step:0")
+    assert free_memory(tmp_path) == 8000, "of the group above"
+    is_in("4:cpu,memory:/holdfast/job", "0::/")
+    assert free_memory(tmp_path) == 5030
+    is_in("4:memory:/docker/elsewhere", "0::/docker/elsewhere")
+    assert free_memory(tmp_path) == 50 * 1024
+
+
 def test_memory_is_asked_for_all_ranks_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "free_memory", lambda: 1_000_000_000)
     Stage().reserve(400_000_000, pinned=False)

@@ -11,21 +11,38 @@ from pathlib import Path
 def free_memory(root: Path = Path("/")) -> int | None:
     """Bytes that can still be allocated before something must be swapped or killed; None where unknown.
 
-    The lesser of the machine's MemAvailable (proc(5)) and what the control group has left, version 2 or 1
-    (its page cache can be reclaimed, so that counts as free). `root` is where /proc and /sys are.
+    The least of the machine's MemAvailable (proc(5)) and what the control groups of this process have left,
+    version 2 or 1 (their page cache can be reclaimed, so that counts as free): its own, which a container
+    sees as the topmost one, and all above it, any of which may have a limit. `root` is where /proc and /sys
+    are.
     """
+    v2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
+    v1 = (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    )
     groups = root / "sys/fs/cgroup"
     known = [
         _machine(root),
-        _group(groups, "memory.max", "memory.current", ("inactive_file", "active_file")),
-        _group(
-            groups / "memory",
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-            ("total_inactive_file", "total_active_file"),
-        ),
+        *(_group(directory, *v2) for directory in _groups(root, groups, "")),
+        *(_group(directory, *v1) for directory in _groups(root, groups / "memory", "memory")),
     ]
     return min((free for free in known if free is not None), default=None)
+
+
+def _groups(root: Path, mounted: Path, controller: str) -> list[Path]:
+    """This process's group of a controller (empty: of version 2) and those above it, as cgroups(7) has it.
+    A path that belongs to another namespace is not there to be read."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if controller in controllers.split(","):
+            own = mounted / path.lstrip("/")
+            return [own, *(above for above in own.parents if above.is_relative_to(mounted))]
+    return [mounted]
 
 
 def address_space() -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from .footprint import Footprint, warm_up
 from .interruption import RESERVE_SHARE
 from .links import Link, link_between
 from .memory import ranks_here
+from .memory_need import memory_need
 from .parallel import Gang, is_lost_peer, join_gang
 from .place import grace_seconds, process_start
 from .precision import Bf16, allow_tf32, bf16_of, least, precision
@@ -75,6 +77,8 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     batches = Batches(data, config, gang.rank, gang.world_size, gang.device)
     warm_up(gang.device)
     memory = Footprint(gang.device)
+    if gang.rank == 0 and (killed := _foreseen(config, compute.name, gang, memory.room())):
+        print(f"warning: {killed}", file=sys.stderr, flush=True)
     with _fitting(config, compute.name, gang, memory):
         training = Rehearsal(config, gang, compute, batches, validates=held_out is not None)
         training.step(0).read()
@@ -112,6 +116,16 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         reduce_bytes_per_second=_reduce_speed(gang),
         link=_link(gang),
     )
+
+
+def _foreseen(config: Config, precision: str, gang: Gang, room: int) -> str:
+    """Why the kernel may kill this process, which will have no words then: a step needs, by reckoning, more
+    than the `room` bytes; empty where it does not, and on a GPU, which refuses with an error."""
+    micro = config.train.micro_batch or config.train.global_batch // gang.world_size
+    if gang.device.type != "cpu" or memory_need(config, precision, gang.world_size, micro).total <= room:
+        return ""
+    found = out_of_memory(config, precision, gang.world_size, room)
+    return f"{found.setting}: by reckoning {found.message}. If this process is killed now, it is for that"
 
 
 @contextmanager

@@ -33,15 +33,15 @@ dist.all_reduce(total)
 print("sum", int(total), "attempt", os.environ["HOLDFAST_ATTEMPT"], sys.argv[1], flush=True)
 if sys.argv[2:]:
     import signal
-    stop = []
-    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+    heard, stop = [], False
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
     print("staying", flush=True)
     while not stop:
         time.sleep(0.05)
+        told = torch.tensor([len(heard)])
         if sys.argv[2] == "agree":  # as our trainer does: all ranks stop where one is told to
-            told = torch.tensor([len(stop)])
             dist.all_reduce(told)
-            stop = [1] * int(told)
+        stop = bool(told)
     print("noticed", flush=True)
     with open(os.environ["HOLDFAST_TERMINATION_LOG"], "w") as log:
         log.write('{"outcome": "interrupted", "step": 1, "durable_step": 1}')

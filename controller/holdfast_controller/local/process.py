@@ -21,8 +21,9 @@ from holdfast_trainer.contract import ENV_ATTEMPT_UID, ENV_REPLICA
 PROC = Path("/proc")
 EXEC_TRIES, EXEC_SECONDS = 50, 0.001
 """How often a process that is becoming another program is looked at again, and how soon."""
-_ARG_START = 45
-"""Of /proc/PID/stat, counted from the state: where the words lie (proc_pid_stat(5), field 48)."""
+_STARTED, _ARG_START = 19, 45
+"""Of /proc/PID/stat, counted from the state: when it began, and where its words lie (proc_pid_stat(5), fields
+22 and 48)."""
 NOT_TO_BE_SEEN = (FileNotFoundError, ProcessLookupError, PermissionError)
 """How /proc says that a process has ended, or is another user's. What else keeps us from looking, as where
 this process has no file descriptor left, says nothing of it, and who took it for an end would end a job."""
@@ -46,13 +47,12 @@ def identify(pid: int) -> ProcessId | None:
     """The identity of a live process; None where there is none, or only a zombie. Raises OSError where nobody
     can tell."""
     try:
-        stat = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        stat = _stat(pid)
     except NOT_TO_BE_SEEN:
         return None
-    fields = stat[stat.rindex(")") + 2 :].split()  # the command's name may hold spaces and brackets
-    if fields[0] in "ZX":
+    if stat[0] in (b"Z", b"X"):
         return None
-    return ProcessId(pid, int(fields[19]))
+    return ProcessId(pid, int(stat[_STARTED]))
 
 
 def alive(process: ProcessId) -> bool:
@@ -85,13 +85,18 @@ def _read(pid: int, name: str) -> bytes:
         return file.read()
 
 
+def _stat(pid: int) -> list[bytes]:
+    """From the state on: the command's name before it may hold spaces and brackets."""
+    stat = _read(pid, "stat")
+    return stat[stat.rindex(b")") + 2 :].split()
+
+
 def _words(pid: int) -> int:
     """The address of the words that it was started with, another for each program that it becomes; 0 where it
     has none yet."""
     if not _read(pid, "cmdline"):
         return 0
-    stat = _read(pid, "stat")
-    return int(stat[stat.rindex(b")") + 2 :].split()[_ARG_START])
+    return int(_stat(pid)[_ARG_START])
 
 
 def _has_program(pid: int) -> bool:

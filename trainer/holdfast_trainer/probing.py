@@ -77,7 +77,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     batches = Batches(data, config, gang.rank, gang.world_size, gang.device)
     warm_up(gang.device)
     memory = Footprint(gang.device)
-    if gang.rank == 0 and (killed := _foreseen(config, compute.name, gang, memory.room())):
+    if gang.rank == 0 and (killed := _foreseen(batches, compute.name, memory.room())):
         print(f"warning: {killed}", file=sys.stderr, flush=True)
     with _fitting(config, compute.name, gang, memory):
         training = Rehearsal(config, gang, compute, batches, validates=held_out is not None)
@@ -118,13 +118,13 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     )
 
 
-def _foreseen(config: Config, precision: str, gang: Gang, room: int) -> str:
+def _foreseen(batches: Batches, precision: str, room: int) -> str:
     """Why the kernel may kill this process, which will have no words then: a step needs, by reckoning, more
     than the `room` bytes; empty where it does not, and on a GPU, which refuses with an error."""
-    micro = config.train.micro_batch or config.train.global_batch // gang.world_size
-    if gang.device.type != "cpu" or memory_need(config, precision, gang.world_size, micro).total <= room:
+    config, ranks = batches.config, batches.world_size
+    if batches.device.type != "cpu" or memory_need(config, precision, ranks, batches.micro).total <= room:
         return ""
-    found = out_of_memory(config, precision, gang.world_size, room)
+    found = out_of_memory(config, precision, ranks, room)
     return f"{found.setting}: by reckoning {found.message}. If this process is killed now, it is for that"
 
 

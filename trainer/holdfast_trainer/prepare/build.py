@@ -94,7 +94,7 @@ def _build(request: Request, files: Sequence[SourceFile], state: State) -> Token
         tokenizer={
             "file": TOKENIZER_FILE,
             "sha256": state.tokenizer_sha256,
-            "sampled_bytes": None if request.tokenizer else _sampled_bytes(request, files),
+            "sampled_bytes": state.sampled_bytes,
         },
         source={
             **state.source,
@@ -159,13 +159,16 @@ def _tokenizer(request: Request, files: Sequence[SourceFile], state: State) -> t
         return parse_tokenizer(text, path), state
     if request.tokenizer is not None:
         end_of_text(read_tokenizer(request.tokenizer), request.tokenizer)
+        sampled = None
         text = request.tokenizer.read_bytes().decode("utf-8")
     else:
         started = time.monotonic()
-        text = train_tokenizer(files, request).to_str(pretty=True)
+        chosen = training_pieces(files, request)
+        sampled = sum(piece.end - piece.start for piece in chosen)
+        text = train_tokenizer(chosen, request).to_str(pretty=True)
         say(f"trained a tokenizer of up to {request.vocab_size} tokens in {time.monotonic() - started:.1f} s")
     write_text(path, text)
-    state = State(state.arguments, state.source, _sha256(text))
+    state = State(state.arguments, state.source, _sha256(text), sampled)
     write_state(request.out, state)
     return parse_tokenizer(text, path), state
 
@@ -188,10 +191,6 @@ def _tried(request: Request, files: Sequence[SourceFile]) -> Iterator[str]:
             left -= len(document.text)
             if left <= 0:
                 return
-
-
-def _sampled_bytes(request: Request, files: Sequence[SourceFile]) -> int:
-    return sum(piece.end - piece.start for piece in training_pieces(files, request))
 
 
 def _sha256(text: str) -> str:

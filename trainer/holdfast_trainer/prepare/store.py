@@ -48,6 +48,8 @@ class State:
     arguments: dict[str, Any]
     source: dict[str, Any]
     tokenizer_sha256: str | None = None
+    sampled_bytes: int | None = None
+    """Of text that the tokenizer was trained on; None where it was given."""
     next_unit: int = 0
     shards: tuple[Shard, ...] = ()
     open: dict[str, int] = field(default_factory=dict)

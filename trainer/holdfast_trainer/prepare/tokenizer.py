@@ -24,7 +24,7 @@ LEAST_VOCABULARY = 257
 """Every byte, and the end of text."""
 
 
-def train_tokenizer(files: Sequence[SourceFile], request: Request) -> Tokenizer:
+def train_tokenizer(chosen: Sequence[Piece], request: Request) -> Tokenizer:
     """A byte-level BPE of at most `request.vocab_size` entries. Raises PrepareError without text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -35,7 +35,7 @@ def train_tokenizer(files: Sequence[SourceFile], request: Request) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    texts = list(_sample_texts(files, request))
+    texts = list(_texts(chosen, request))
     if not texts:
         raise PrepareError("the sources hold no text to train a tokenizer on: all their documents are empty")
     tokenizer.train_from_iterator(texts, trainer)
@@ -78,11 +78,11 @@ def training_pieces(files: Sequence[SourceFile], request: Request) -> list[Piece
     return chosen
 
 
-def _sample_texts(files: Sequence[SourceFile], request: Request) -> Iterator[str]:
+def _texts(chosen: Sequence[Piece], request: Request) -> Iterator[str]:
     held_out = []
     found = False
     reader = Reader(request.text_field)
-    for piece in training_pieces(files, request):
+    for piece in chosen:
         for document in reader.documents(piece):
             if split_of(document.text.encode("utf-8"), request.seed, request.validation_fraction) == "train":
                 found = found or bool(document.text)

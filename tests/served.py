@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -154,3 +155,35 @@ def ingress(port: int, status: int) -> Iterator[list[str]]:
         finally:
             standing.shutdown()
             serving.join(300)
+
+
+def history(server: Served) -> None:
+    """A job that was killed once and has gone on."""
+    now = datetime.now(UTC)
+    server.set_status(
+        "gpt-small", phase="Running", attempt=2, disruptions=1, lost_steps=12, goodput=0.934,
+        first_started_at=now - timedelta(seconds=100), message="attempt 2 trains",
+        progress={"step": 50, "total_steps": 200, "durable_step": 40, "loss": 2.345678,
+                  "tokens_per_second": 12345.6, "eta_seconds": 192.0,
+                  "save_fault": "step 45 could not be saved: No space left on device",
+                  "verdict": "a step takes 9.0 ms, of which 40% waits for data: tokenise beforehand"},
+        attempts=[
+            {"number": 1, "started_at": now - timedelta(seconds=100), "ended_at": now - timedelta(seconds=60),
+             "verdict": "Disrupted", "reason": "replica 1 was killed", "log_tail": {"0": "one\nlast words"}},
+            {"number": 2, "started_at": now - timedelta(seconds=50), "resumed_step": 20,
+             "resume_differences": ["ranks: 4 -> 2"], "passed_over": ["step-00000025: torn"]},
+        ],
+    )  # fmt: skip
+    zero = now.timestamp() - 100
+    key = "default/gpt-small"
+    server.engine.ledger_lines[key] = [
+        {"event": "attempt_start", "time": zero, "attempt": 1, "resumed_step": 0, "world_size": 2},
+        {"event": "first_step", "time": zero + 5, "attempt": 1, "step": 1, "seconds": 1.0},
+        {"event": "checkpoint", "time": zero + 30, "attempt": 1, "step": 20},
+        {"event": "attempt_start", "time": zero + 50, "attempt": 2, "resumed_step": 20, "world_size": 2},
+        {"event": "first_step", "time": zero + 54, "attempt": 2, "step": 21, "seconds": 1.0},
+    ]
+    server.engine.step_lines[key] = [
+        *({"attempt": 1, "step": step, "time": zero + 5 + step, "loss": 3.0} for step in range(1, 33)),
+        *({"attempt": 2, "step": step, "time": zero + 33 + step, "loss": 2.0} for step in range(21, 51)),
+    ]

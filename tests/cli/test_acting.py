@@ -1,0 +1,202 @@
+"""Commands that act on jobs and wait for what comes of it, against the real server."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+from served import TOKEN, Served, history, ingress, job_yaml, served
+from typed import Holdfast, command
+from waiting import wait_until
+
+from holdfast_controller.cli.connection import JobAddress
+from holdfast_controller.cli.watching import looks
+from holdfast_controller.client import Client, Unreachable
+from holdfast_controller.jobs import Phase
+from holdfast_controller.local.ports import free_port
+
+
+def test_drill_suspend_resume_delete(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    holdfast("submit", str(job_file))
+    assert "is Queued: nothing of it runs" in holdfast("drill", "gpt-small", code=1).stderr
+    server.set_status("gpt-small", phase="Running", attempt=1)
+    server.engine.running["default/gpt-small"] = [0, 1]
+    done = holdfast("drill", "gpt-small", "--replica", "1", "--kind", "notice").stdout
+    assert done == "default/gpt-small: replica 1 of attempt 1 given notice\n"
+    assert "'flood' is not one of" in holdfast("drill", "gpt-small", "--kind", "flood", code=2).stderr
+    assert (
+        "default/gpt-small does not train again after 0 s"
+        in holdfast("drill", "gpt-small", "--wait", "--timeout", "0", code=4).stderr
+    )
+    assert "gpt-small is being suspended; `holdfast resume gpt-s" in holdfast("suspend", "gpt-small").stdout
+    assert server.job("gpt-small").spec.suspend
+    server.set_status("gpt-small", phase="Suspended", attempt=1)
+    assert "gpt-small is suspended; `holdfast resume gpt-small`" in holdfast("suspend", "gpt-small").stdout
+    holdfast("resume", "gpt-small")
+    assert not server.job("gpt-small").spec.suspend
+    assert (
+        "is not gone after 0.1 s"
+        in holdfast("delete", "gpt-small", "--wait", "--timeout", "0.1", code=4).stderr
+    )
+
+
+def test_a_drill_whose_job_ends_with_it_is_reported_without_the_steps(
+    holdfast: Holdfast, server: Served, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cluster rank 0 tells the steps, and it has gone with the job: the notice came at the last step."""
+    holdfast("submit", str(job_file))
+    history(server)
+    server.engine.running["default/gpt-small"] = [0, 1]
+    monkeypatch.setattr(server.engine, "no_steps", "no rank 0 runs that could tell its steps")
+
+    def finish_once_drilled() -> None:
+        wait_until(lambda: server.engine.drills, "the drill")
+        *before, last = server.job("gpt-small").status.model_dump()["attempts"]
+        last |= {"verdict": "Finished", "ended_at": datetime.now(UTC)}
+        server.set_status("gpt-small", phase="Succeeded", attempts=[*before, last])
+
+    server.engine.drills.clear()
+    reconciler = threading.Thread(target=finish_once_drilled, daemon=True)
+    reconciler.start()
+    result = holdfast("drill", "gpt-small", "--kind", "notice", "--wait")
+    reconciler.join(300)
+    assert "verdict   Finished" in result.stdout
+    assert "resume    not known" in result.stdout
+    assert "no proof: no rank 0 runs that could tell its steps" in result.stderr
+
+
+def test_what_may_be_out_of_date_is_said_once(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    holdfast("submit", str(job_file))
+    server.store.fault = "cannot write jobs.db: the disk is full"
+    done = holdfast("describe", "gpt-small")
+    assert done.stderr == (
+        "warning: what is told of jobs may be out of date: cannot write jobs.db: the disk is full\n"
+    )
+    server.store.fault = None
+    assert holdfast("describe", "gpt-small").stderr == ""
+
+
+def test_a_job_that_is_not_there_keeps_no_other_from_being_deleted(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    holdfast("submit", str(job_file))
+    done = holdfast("delete", "gone", "gpt-small", code=1)
+    assert done.stdout == "default/gpt-small is being deleted\n"
+    assert "error: no job default/gone" in done.stderr
+    assert server.job("gpt-small").metadata.deletion_timestamp
+
+
+def test_delete_waits_until_it_is_gone(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    holdfast("submit", str(job_file))
+
+    def remove_once_marked() -> None:
+        wait_until(lambda: server.job("gpt-small").metadata.deletion_timestamp, "the deletion")
+        server.run(server.store.remove(server.job("gpt-small")))
+
+    reconciler = threading.Thread(target=remove_once_marked, daemon=True)
+    reconciler.start()
+    assert holdfast("delete", "gpt-small", "--wait").stdout.endswith("default/gpt-small is gone\n")
+    reconciler.join(300)
+
+
+@pytest.mark.parametrize("words", [["delete"], ["drill", "--kind", "kill"]], ids=["delete", "drill"])
+def test_who_waits_for_what_a_command_brings_about_outlives_the_controller(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is replaced after it took the request: the one that comes carries it out."""
+    port = free_port()
+    monkeypatch.setenv("HOLDFAST_SERVER", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("HOLDFAST_TOKEN", TOKEN)
+    ready, done = threading.Event(), threading.Event()
+
+    def asked_for(server: Served) -> bool:
+        return bool(server.engine.drills or server.job("gpt-small").metadata.deletion_timestamp)
+
+    def controllers() -> None:
+        with served(tmp_path, port=port) as first, Client(first.url, TOKEN) as client:
+            client.submit(yaml.safe_load(job_yaml()), "default")
+            first.set_status("gpt-small", phase="Running", attempt=1)
+            first.engine.running["default/gpt-small"] = [0, 1]
+            ready.set()
+            wait_until(lambda: asked_for(first), "the request")
+        with ingress(port, 503) as refused:
+            wait_until(lambda: refused, "the wait to ask while there is none")
+        with served(tmp_path, port=port) as second:
+            if words == ["delete"]:
+                second.run(second.store.remove(second.job("gpt-small")))
+            else:
+                history(second)
+            done.wait(300)
+
+    replaced = threading.Thread(target=controllers, daemon=True)
+    replaced.start()
+    assert ready.wait(300)
+    result = command(words[0], "gpt-small", *words[1:], "--wait", code=None)
+    done.set()
+    replaced.join(300)
+    assert "the server answered 503 without a reason; waiting for it" in result.stderr
+    told = "default/gpt-small is gone" if words == ["delete"] else "verdict   Disrupted: replica 1 was killed"
+    assert told in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("phase", "words", "code", "told"),
+    [
+        ("Succeeded", [], 0, "default/gpt-small is Succeeded"),
+        ("Failed", [], 3, "is Failed and will never be Succeeded: no retry is left"),
+        ("Failed", ["--for", "failed"], 0, "default/gpt-small is Failed"),
+        ("Failed", ["--for", "Final"], 3, "default/gpt-small is Failed"),
+        ("Succeeded", ["--for", "Running"], 3, "is Succeeded and will never be Running"),
+        ("Running", ["--timeout", "0"], 4, "is Running, not Succeeded, after 0 s"),
+    ],
+)
+def test_wait(
+    holdfast: Holdfast, server: Served, job_file: Path, phase: str, words: list[str], code: int, told: str
+) -> None:
+    holdfast("submit", str(job_file))
+    server.set_status("gpt-small", phase=phase, message="no retry is left")
+    assert told in holdfast("wait", "gpt-small", *words, code=code).output
+
+
+def test_submit_and_stay_until_it_failed(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    def run() -> None:
+        wait_until(lambda: server.run(server.store.list_jobs()), "the job")
+        server.set_status("gpt-small", phase="Running", attempt=1, progress={"step": 1, "total_steps": 10})
+        server.set_status("gpt-small", phase="Failed", attempt=1, message="no retry is left")
+
+    reconciler = threading.Thread(target=run, daemon=True)
+    reconciler.start()
+    result = holdfast("submit", str(job_file), "-w", code=3)
+    reconciler.join(300)
+    assert "Failed  attempt 1  step 1/10" in result.stdout
+    assert "error: default/gpt-small failed: no retry is left" in result.stderr
+
+
+def test_a_wait_outlives_the_controller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Jobs run on while the controller is away; whoever waits for one goes on waiting."""
+    port = free_port()
+    with Client(f"http://127.0.0.1:{port}", TOKEN) as client:
+        seen = looks(client, JobAddress("default", "gpt-small"))
+        with served(tmp_path, port=port) as first:
+            client.submit(yaml.safe_load(job_yaml()), "default")
+            assert next(seen).status.phase == Phase.QUEUED
+            first.set_status("gpt-small", phase="Running")
+            assert next(seen).status.phase == Phase.RUNNING
+        phases: list[Phase] = []
+        waiting = threading.Thread(target=lambda: phases.append(next(seen).status.phase), daemon=True)
+        waiting.start()
+        wait_until(lambda: "waiting for it" in capsys.readouterr().err, "the wait to notice")
+        with served(tmp_path, port=port):
+            waiting.join(300)
+    assert phases == [Phase.RUNNING]
+
+
+def test_a_first_look_does_not_wait_for_a_controller() -> None:
+    with (
+        Client(f"http://127.0.0.1:{free_port()}", TOKEN) as client,
+        pytest.raises(Unreachable, match="no controller answers at"),
+    ):
+        next(looks(client, JobAddress("default", "gpt-small")))

@@ -1,0 +1,177 @@
+"""Commands that show jobs, their ledger and their logs, against the real server."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+from served import Served, history
+from typed import Holdfast
+
+from holdfast_controller.cluster import Event
+
+
+def test_the_ledger(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    holdfast("submit", str(job_file))
+    assert "default/gpt-small has had no attempt yet" in holdfast("ledger", "gpt-small").stderr
+    history(server)
+    lines = holdfast("ledger", "gpt-small").stdout.splitlines()
+    assert lines[1].split()[:9] == ["1", "Disrupted", "0", "1", "32", "20", "12", "1", "-"]
+    assert lines[2].split()[:9] == ["2", "running", "20", "21", "50", "20", "-", "0", "17s"]
+    assert lines[4].split()[:3] == ["ATTEMPT", "RECOVERY", "DETECT"]
+    assert lines[6].split()[:3] == ["2", "17s", "-"]
+    told = "2 attempts; 1 disruption; 0 failures; 12 steps lost; back after 17s; goodput 93.4%; "
+    assert re.match(rf"{told}[1-9]m\d", lines[-1]), "the last grows with the clock"
+    document = json.loads(holdfast("ledger", "gpt-small", "-o", "json").stdout)
+    assert document["totals"]["lostSteps"] == 12
+    assert (
+        document["attempts"]
+        == yaml.safe_load(holdfast("ledger", "gpt-small", "-o", "yaml").stdout)["attempts"]
+    )
+
+
+def test_what_a_plain_script_lost_is_not_called_nothing(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """It has never told of a step: what it did before it was killed is done again."""
+    holdfast("submit", str(job_file))
+    shown = holdfast("get").stdout.splitlines()
+    assert shown[1].split()[2:6] == ["-", "0", "0", "0"], "nothing was begun, so nothing is lost"
+    now = datetime.now(UTC)
+    server.set_status(
+        "gpt-small", phase="Running", attempt=2, disruptions=1, first_started_at=now,
+        attempts=[
+            {"number": 1, "started_at": now, "ended_at": now, "verdict": "Disrupted", "reason": "killed"},
+            {"number": 2, "started_at": now},
+        ],
+    )  # fmt: skip
+    server.engine.ledger_lines["default/gpt-small"] = server.engine.step_lines["default/gpt-small"] = []
+    shown = holdfast("get").stdout.splitlines()
+    assert shown[1].split()[2:6] == ["-", "2", "1", "-"]
+    lines = holdfast("ledger", "gpt-small").stdout.splitlines()
+    assert lines[1].split()[:8] == ["1", "Disrupted", "-", "-", "-", "-", "-", "-"]
+    assert lines[-1].startswith("2 attempts; 1 disruption; 0 failures; lost steps not known")
+
+
+def test_an_attempt_of_which_nobody_knows_the_end_does_not_run(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """The status forgets the oldest attempts. One was killed after its last line, one could write none."""
+    holdfast("submit", str(job_file))
+    history(server)
+    job = server.job("gpt-small")
+    mute = job.status.attempts[0].model_copy(update={"number": 2, "ended_at": None, "verdict": None})
+    newest = job.status.attempts[1].model_copy(update={"number": 3})
+    status = job.status.model_copy(update={"attempt": 3, "attempts": [mute, newest]})
+    server.run(server.store.replace_status(job, status))
+    for lines in (
+        server.engine.ledger_lines["default/gpt-small"],
+        server.engine.step_lines["default/gpt-small"],
+    ):
+        lines[:] = [{**line, "attempt": 3 if line["attempt"] == 2 else 1} for line in lines]
+    shown = [line.split() for line in holdfast("ledger", "gpt-small").stdout.splitlines()]
+    assert [row[1] for row in shown[1:4]] == ["-", "-", "running"]
+    assert [row[9] for row in shown[1:3]] == ["37s", "-"], "from its start to its last step; nobody knows"
+
+
+def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    holdfast("submit", str(job_file))
+    history(server)
+    told = Event(datetime.now(UTC), "Warning", "Disrupted", "replica 1 was killed", count=2)
+    server.run(server.store.record_event(server.job("gpt-small"), told))
+    shown = holdfast("describe", "gpt-small").stdout
+    for part in (
+        "default/gpt-small  Running",
+        "50/200  25%, 3m12s left",
+        "12,346 tokens/s",
+        "saved        up to step 40",
+        "save failed  step 45 could not be saved: No space left on device",
+        "diagnosis    a step takes 9.0 ms, of which 40% waits for data: tokenise beforehand",
+        "resumed      attempt 2 goes on from step 20, as nothing newer can be used: step-00000025: torn",
+        "resumed      attempt 2 goes on from step 20, and from there bits may differ: ranks: 4 -> 2",
+        "2 replicas, 1 rank each, on CPU",
+        "1 (any number allowed)",
+        "0 (3 restarts allowed)",
+        "Disrupted  replica 1 was killed",
+        "Last lines of rank 0 in attempt 1",
+        "  last words",
+    ):
+        assert part in shown, shown
+    assert max(map(len, shown.splitlines())) < 200, "nothing is padded to the width of a pipe"
+
+
+def test_what_a_program_told_its_terminal_is_not_done_to_that_of_a_reader(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """The screen of whoever asked why a job had failed was cleared, and what came next was red."""
+    holdfast("submit", str(job_file))
+    tail = "\x1b[31mred, to the end\n\x1b[2J\x1b[Hcleared\x1b]0;named\x07\n\x1bcreset\ncut short\x1b["
+    server.set_status(
+        "gpt-small", phase="Failed", attempt=1,
+        attempts=[{"number": 1, "verdict": "Failed", "log_tail": {"0": tail}}],
+    )  # fmt: skip
+    shown = holdfast("describe", "gpt-small").stdout
+    assert "\x1b" not in shown
+    for part in ("  red, to the end", "  cleared", "reset", "  cut short"):
+        assert part in shown, shown
+
+
+def test_brackets_are_shown_as_they_were_written(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    """As Hydra's lists have them; to a console that takes them for markup they are a style, or a fault."""
+    words = ["python", "t.py", "data.paths=[/data/a,/data/b]", "--betas=[beta1,beta2]", "--say=:warning:"]
+    odd = "[red]step[/] 3 of [/data/a] :warning:"
+    holdfast("submit", str(job_file), f"--set=spec.command={json.dumps(words)}")
+    server.set_status(
+        "gpt-small", phase="Running", attempt=1, message=odd, progress={"step": 1, "verdict": odd},
+        attempts=[{"number": 1, "started_at": datetime.now(UTC), "verdict": "Failed", "reason": odd,
+                   "resumed_step": 1, "resume_differences": [odd], "log_tail": {"0": odd}}],
+    )  # fmt: skip
+    server.run(
+        server.store.record_event(server.job("gpt-small"), Event(datetime.now(UTC), "Warning", "Odd", odd))
+    )
+    shown = holdfast("describe", "gpt-small").stdout
+    assert f"command      {' '.join(words)}" in shown
+    assert shown.count(odd) == 6, "message, diagnosis, resumed, attempt, event, last words"
+    assert odd in holdfast("get", "-o", "wide").stdout
+    assert odd in holdfast("top", "--once").stdout
+    assert odd in holdfast("ledger", "gpt-small").stdout
+
+
+def test_get_wide_and_of_all_namespaces(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    holdfast("submit", str(job_file))
+    holdfast("submit", str(job_file), "-n", "team-a", "--set", "metadata.labels.team=a")
+    history(server)
+    wide = holdfast("get", "-o", "wide").stdout
+    assert "attempt 2 trains" in wide
+    assert "12,346" in wide
+    assert [line.split()[0] for line in holdfast("get", "-A").stdout.splitlines()[1:]] == [
+        "default",
+        "team-a",
+    ]
+    assert holdfast("get", "-A", "-l", "team=a", "-o", "name").stdout == "team-a/gpt-small\n"
+    assert len(json.loads(holdfast("get", "-A", "-o", "json").stdout)["items"]) == 2
+    assert holdfast("get", "-n", "none").stderr == "no jobs in namespace none\n"
+
+
+def test_top_shows_each_job_and_the_sum(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    assert "No jobs. Submit one" in holdfast("top", "--once").stdout
+    holdfast("submit", str(job_file))
+    history(server)
+    shown = holdfast("top", "--once").stdout
+    assert "1 Running   12,346 tokens/s" in shown
+    assert "50/200" in shown
+    assert "██▒···········" in shown, "the saved part of the bar is solid, what a loss would take is light"
+
+
+def test_logs(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    holdfast("submit", str(job_file))
+    assert "default/gpt-small has had no attempt yet" in holdfast("logs", "gpt-small", code=1).stderr
+    server.set_status("gpt-small", phase="Succeeded", attempt=1)
+    server.engine.output[("default/gpt-small", 1, 0)] = ["a", "b\rc", "[bold]d"]
+    assert holdfast("logs", "gpt-small").stdout == "a\nb\rc\n[bold]d\n"
+    assert holdfast("logs", "gpt-small", "--tail", "1", "--attempt", "1").stdout == "[bold]d\n"
+    assert holdfast("logs", "-f", "gpt-small").stdout == "==> attempt 1 <==\na\nb\rc\n[bold]d\n"
+    assert "rank 7: default/gpt-small has 2" in holdfast("logs", "gpt-small", "--rank", "7", code=1).stderr

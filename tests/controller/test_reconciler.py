@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes import MemoryEngine, MemoryStore
-from local_world import all_running, at_work, end, local_engine, ranks_up, until, waiting_job
 from scene import Scene, make, play
-from series import sample
 from waiting import wait_until_async
 
-from holdfast_controller.cluster import AttemptObservation, NotFound, Unavailable
-from holdfast_controller.drills import DrillKind
+from holdfast_controller.cluster import NotFound, Unavailable
 from holdfast_controller.jobs import Phase, TrainingJob, Verdict
-from holdfast_controller.local.launch import run_directory
-from holdfast_controller.local.store import LocalStore
-from holdfast_controller.metrics import Metrics
-from holdfast_controller.queueing import WorkQueue
 from holdfast_controller.reconciler import Reconciler
 from holdfast_trainer.contract import Progress
 
@@ -359,190 +348,5 @@ def test_a_log_that_never_comes_takes_no_time_from_the_others(monkeypatch: pytes
         job = await scene.look(passes=3)
         silent = "(its log could not be read: no answer in time)"
         assert job.status.attempts[0].log_tail == {"0": "rank 0", "1": silent, "2": "rank 2"}
-
-    asyncio.run(story())
-
-
-# ------------------------------------------------------------- the running loop
-
-
-@dataclass
-class Stage:
-    """A running reconciler."""
-
-    store: Any
-    engine: Any
-    metrics: Metrics
-
-    async def phase(self, name: str, *phases: Phase) -> TrainingJob:
-        async def look() -> TrainingJob | None:
-            job: TrainingJob = await self.store.get("default", name)
-            return job if job.status.phase in phases else None
-
-        found = await wait_until_async(look, f"job {name} to be {phases}")
-        assert found is not None
-        return found
-
-
-@asynccontextmanager
-async def on_stage(store: Any, engine: Any, settle_seconds: float = 0.3) -> AsyncIterator[Stage]:
-    metrics = Metrics(getattr(engine, "slots", None) if callable(getattr(engine, "slots", None)) else None)
-    reconciler = Reconciler(store, engine, metrics=metrics, settle_seconds=settle_seconds)
-    task = asyncio.create_task(reconciler.run())
-    try:
-        yield Stage(store, engine, metrics)
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-def test_many_jobs_run_side_by_side_and_one_that_breaks_the_pass_stops_no_other() -> None:
-    class Breaking(MemoryEngine):
-        broken = 3
-
-        async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
-            if job.metadata.name == "bad" and self.broken:
-                self.broken -= 1
-                raise Unavailable("the engine does not answer")
-            return await super().observe(job, attempt)
-
-    async def story() -> None:
-        engine = Breaking(slots=2)
-        async with on_stage(MemoryStore(), engine) as stage:
-            for name in ("bad", "x", "y", "z"):
-                await stage.store.create(make(name, replicas=1))
-
-            async def all_over() -> list[TrainingJob]:
-                for attempt in list(engine.attempts.values()):
-                    if attempt.alive:
-                        engine.end(attempt.job, attempt.number, 0, 0)
-                jobs = await stage.store.list_jobs()
-                return jobs if all(job.status.phase is Phase.SUCCEEDED for job in jobs) else []
-
-            jobs = await wait_until_async(all_over, "all jobs to end")
-            assert [job.status.attempt for job in jobs] == [1, 1, 1, 1]
-            assert sample(stage.metrics, "holdfast_reconcile_errors_total") == 3
-            succeeded = {"phase": "Succeeded"}
-            await wait_until_async(
-                lambda: sample(stage.metrics, "holdfast_jobs", succeeded) == 4,
-                "the metrics to follow",
-            )
-
-    asyncio.run(story())
-
-
-def test_a_drill_on_real_processes_costs_no_failure_and_little_time(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = await LocalStore.open(tmp_path / "jobs.db")
-        try:
-            async with at_work(local_engine(tmp_path)) as engine, on_stage(store, engine) as stage:
-                job = await store.create(waiting_job())
-                await until(engine, job, 1, "its start", all_running)
-                await ranks_up(engine, tmp_path, job)
-                await engine.drill(job, 1, 1, DrillKind.KILL)
-                await until(engine, job, 2, "the second attempt", all_running)
-                for rank in (0, 1):
-                    end(tmp_path, job, 2, rank)
-                job = await stage.phase("a", Phase.SUCCEEDED, Phase.FAILED)
-                assert (job.status.attempt, job.status.disruptions, job.status.failures) == (2, 1, 0)
-                assert job.status.attempts[0].verdict is Verdict.DISRUPTED
-                assert job.status.attempts[0].log_tail["1"] == "rank 1 is up"
-                labels = {"namespace": "default", "job": "a"}
-                assert sample(stage.metrics, "holdfast_job_attempts_total", labels) == 2
-                assert sample(stage.metrics, "holdfast_job_disruptions_total", labels) == 1
-                assert sample(stage.metrics, "holdfast_slots", {"resource": "cpu"}) == 4
-        finally:
-            await store.close()
-
-    asyncio.run(story())
-
-
-def test_a_controller_that_ends_and_comes_back_changes_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
-        job = waiting_job()
-        for _ in range(3):
-            store = await LocalStore.open(tmp_path / "jobs.db")
-            try:
-                async with at_work(local_engine(tmp_path)) as engine, on_stage(store, engine):
-                    with suppress(Exception):
-                        job = await store.create(job)
-                    await until(engine, job, 1, "its start", all_running)
-                    await ranks_up(engine, tmp_path, job)
-            finally:
-                await store.close()
-        store = await LocalStore.open(tmp_path / "jobs.db")
-        try:
-            for rank in (0, 1):
-                end(tmp_path, job, 1, rank)
-            async with at_work(local_engine(tmp_path)) as engine, on_stage(store, engine) as stage:
-                job = await stage.phase("a", Phase.SUCCEEDED, Phase.FAILED)
-                assert (job.status.phase, job.status.attempt) == (Phase.SUCCEEDED, 1)
-                assert run_directory(tmp_path, job).attempt_numbers() == [1]
-                await store.mark_deleted("default", "a")
-
-                async def gone() -> bool:
-                    return await store.list_jobs() == []
-
-                await wait_until_async(gone, "the job to be forgotten")
-                assert not run_directory(tmp_path, job).path.exists()
-        finally:
-            await store.close()
-
-    asyncio.run(story())
-
-
-def test_who_leads_no_more_tells_of_no_job_and_leading_again_of_those_that_are_left() -> None:
-    async def story() -> None:
-        store, metrics = MemoryStore(), Metrics()
-        reconciler = Reconciler(store, MemoryEngine(), metrics=metrics)
-
-        @asynccontextmanager
-        async def leading() -> AsyncIterator[None]:
-            task = asyncio.create_task(reconciler.run())
-            try:
-                yield
-            finally:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-
-        def told() -> set[str]:
-            lines = b"".join(metrics.text()).decode().splitlines()
-            return {line.split('job="')[1][0] for line in lines if line.startswith("holdfast_job_phase{")}
-
-        for name in ("a", "b"):
-            await store.create(make(name, replicas=1))
-        async with leading():
-            await wait_until_async(lambda: told() == {"a", "b"}, "both jobs to be told of")
-        assert told() == set(), "the leader tells of them now"
-        assert sample(metrics, "holdfast_queue_depth") == 0
-
-        await store.remove(await store.get("default", "a"))
-        async with leading():
-            await wait_until_async(lambda: told() == {"b"}, "the job that is left")
-
-    asyncio.run(story())
-
-
-def test_the_queue_hands_a_key_to_one_worker_at_a_time() -> None:
-    async def story() -> None:
-        queue = WorkQueue()
-        queue.add("a")
-        queue.add("a")
-        assert len(queue) == 1
-        assert await queue.get() == "a"
-        queue.add("a")
-        waiting = asyncio.ensure_future(queue.get())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        queue.done("a")
-        assert await asyncio.wait_for(waiting, 5) == "a"
-        queue.done("a")
-        queue.add_after("late", 3600)
-        queue.add_after("late", 0.01)
-        queue.add_after("late", 3600)
-        assert await asyncio.wait_for(queue.get(), 5) == "late"
-        queue.close()
 
     asyncio.run(story())

@@ -12,6 +12,8 @@ from disks import small_disk
 from gangs import RankServer, Workshop
 from processes import Processes
 
+from holdfast_trainer.contract import RunDir, raise_fence
+
 
 @pytest.fixture(scope="session")
 def rank_server() -> Iterator[RankServer]:
@@ -46,3 +48,11 @@ def _any_kernels() -> Iterator[None]:
 def _small_disk(tmp_path: Path) -> Iterator[Path]:
     with small_disk(tmp_path / "disk") as path:
         yield path
+
+
+@pytest.fixture(name="run")
+def _run(tmp_path: Path) -> RunDir:
+    """One that its first attempt has taken."""
+    made = RunDir(tmp_path / "run")
+    raise_fence(made, 1)
+    return made

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lone_gang import Alone
+from thread_gang import ThreadRank, in_gang
 
 from holdfast_trainer import memory as memories
 from holdfast_trainer.checkpoint import CheckpointError, Saved, Saver, load_newest, tensorfile
@@ -24,40 +24,9 @@ from holdfast_trainer.checkpoint.stage import Image, NotEnoughMemory, Stage
 from holdfast_trainer.checkpoint.storage import Storage
 from holdfast_trainer.checkpoint.tensorfile import PAGE, Header, UnreadableFile
 from holdfast_trainer.checkpoint.tree import pack
-from holdfast_trainer.contract import RunDir, raise_fence
+from holdfast_trainer.contract import RunDir
 from holdfast_trainer.memory import free_memory
 from holdfast_trainer.training_state import TrainingState
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    made = RunDir(tmp_path / "run")
-    raise_fence(made, 1)
-    return made
-
-
-class Gang:
-    """One rank of a gang of threads."""
-
-    def __init__(self, rank: int, world_size: int, barrier: Barrier, box: list[Any]) -> None:
-        self.rank, self.world_size, self._barrier, self._box = rank, world_size, barrier, box
-
-    def gather(self, value: Any) -> list[Any]:
-        self._box[self.rank] = value
-        self._barrier.wait(300)
-        values = list(self._box)
-        self._barrier.wait(300)
-        return values
-
-    def broadcast(self, value: Any) -> Any:
-        return self.gather(value)[0]
-
-
-def in_gang(world_size: int, work: Any) -> list[Any]:
-    barrier, box = Barrier(world_size), [None] * world_size
-    with ThreadPoolExecutor(world_size) as pool:
-        return list(pool.map(work, [Gang(rank, world_size, barrier, box) for rank in range(world_size)]))
-
 
 # --------------------------------------------------------------------- checksums
 
@@ -98,7 +67,7 @@ def replicated(step: int) -> dict[str, Any]:
 
 
 def save_shared_out(run: RunDir, world_size: int, step: int) -> None:
-    def work(gang: Gang) -> None:
+    def work(gang: ThreadRank) -> None:
         saver = Saver(run, attempt=1, rank=gang.rank, world_size=world_size)
         state = replicated(step)
         state["parts"]["m"]["running"] += gang.rank  # differs by rank: rank 0's value counts
@@ -150,7 +119,7 @@ def test_parts_of_other_sizes_on_other_ranks_lose_no_tensor_of_the_model(run: Ru
         model = torch.nn.ParameterDict({"a": torch.arange(300.0), "b": torch.arange(200.0)})
         return TrainingState({"model": model, "data": Buffered((1000, 10)[rank])}, rank)
 
-    def work(gang: Gang) -> Any:
+    def work(gang: ThreadRank) -> Any:
         shared, own, rank_0_only = tracked(gang.rank).capture(10)
         saver = Saver(run, attempt=1, rank=gang.rank, world_size=2)
         saver.save(10, shared, own, rank_0_only=rank_0_only)
@@ -168,7 +137,7 @@ def test_parts_of_other_sizes_on_other_ranks_lose_no_tensor_of_the_model(run: Ru
 def test_ranks_whose_models_are_not_alike_commit_nothing(run: RunDir) -> None:
     """Rank 1 has one tensor more, and takes it for its share: rank 0 would count on it for another."""
 
-    def work(gang: Gang) -> str:
+    def work(gang: ThreadRank) -> str:
         names = ("a", "b", "c")[: 2 + gang.rank]
         state = {"parts": {"model": {name: torch.rand(300 - 100 * names.index(name)) for name in names}}}
         saver = Saver(run, attempt=1, rank=gang.rank, world_size=2)
@@ -181,7 +150,7 @@ def test_ranks_whose_models_are_not_alike_commit_nothing(run: RunDir) -> None:
         "step 10 could not be saved: rank 1 has other tensors than rank 0, by name or size, where models and "
         "optimizers should be alike: some of them would be in no file"
     )
-    assert load_newest(run, 1, Gang(0, 1, Barrier(1), [None])) == (None, [])
+    assert load_newest(run, 1, Alone()) == (None, [])
 
 
 # ----------------------------------------------------------------------- staging
@@ -254,7 +223,7 @@ def test_the_state_may_change_once_save_has_returned(run: RunDir) -> None:
     weights.zero_()
     storage.go.set()
     saver.wait()
-    loaded, _ = load_newest(run, 1, Gang(0, 1, Barrier(1), [None]))
+    loaded, _ = load_newest(run, 1, Alone())
     assert loaded is not None
     assert torch.equal(loaded.shared["parts"]["w"], torch.arange(1000.0))
 
@@ -295,7 +264,7 @@ def test_too_little_memory_makes_saves_slow_and_says_so(
     assert "of memory, and 0.01 GB are free" in line
     assert "every save will hold training up until it is written" in line
     assert stall >= told[0].stall_seconds == told[0].seconds > 0
-    loaded, _ = load_newest(run, 1, Gang(0, 1, Barrier(1), [None]))
+    loaded, _ = load_newest(run, 1, Alone())
     assert loaded is not None
     assert torch.equal(loaded.shared["parts"]["w"], state["parts"]["w"])
 

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -15,15 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from disks import fill, real_disk, remount
 from lone_gang import Alone
-from waiting import wait_until
+from saving import Told, flip, listing, make_saver, save, state
 
 from holdfast_trainer.checkpoint import (
     CheckpointDirectory,
     CheckpointError,
     Fenced,
-    Saved,
     Saver,
     WrongConfiguration,
     load_newest,
@@ -33,72 +30,6 @@ from holdfast_trainer.checkpoint.storage import Storage
 from holdfast_trainer.checkpoint.stores import admit
 from holdfast_trainer.checkpoint.tensorfile import Written
 from holdfast_trainer.contract import MANIFEST, RunDir, raise_fence, read_fence
-
-
-@dataclass
-class Threads:
-    """A rank of a gang whose ranks are threads."""
-
-    rank: int
-    world_size: int
-    barrier: Barrier
-    box: list[Any] = field(default_factory=list)
-
-    def gather(self, value: Any) -> list[Any]:
-        self.box[self.rank] = value
-        self.barrier.wait(300)
-        values = list(self.box)
-        self.barrier.wait(300)
-        return values
-
-    def broadcast(self, value: Any) -> Any:
-        return self.gather(value)[0]
-
-
-@dataclass
-class Told:
-    """What a saver reported."""
-
-    saved: list[Saved] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-
-
-def make_saver(run: RunDir, told: Told | None = None, **options: Any) -> Saver:
-    told = told or Told()
-    given = {"attempt": 1, "rank": 0, "world_size": 1} | options
-    return Saver(
-        run,
-        **given,
-        on_saved=told.saved.append,
-        on_failed=lambda step, error: told.failed.append(f"{step}: {error}"),
-    )
-
-
-def state(value: float, size: int = 4) -> dict[str, Any]:
-    return {"parts": {"w": torch.full((size,), value)}}
-
-
-def save(saver: Saver, step: int, value: float | None = None, size: int = 4) -> None:
-    saver.save(step, state(step if value is None else value, size), {"rng": step})
-    saver.wait()
-
-
-def flip(path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 4
-    path.write_bytes(raw)
-
-
-def listing(run: RunDir) -> list[str]:
-    return sorted(path.name for path in run.checkpoints.iterdir())
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    made = RunDir(tmp_path / "run")
-    raise_fence(made, 1)
-    return made
-
 
 # ------------------------------------------------------------ commit and prune
 
@@ -349,107 +280,6 @@ def test_an_unreadable_fence_stops_saves_with_a_reason(run: RunDir) -> None:
         save(make_saver(run), 10)
 
 
-# ---------------------------------------------------------------------- gangs
-
-
-def in_gang(run: RunDir, world_size: int, work: Any) -> list[Any]:
-    barrier, box = Barrier(world_size), [None] * world_size
-    with ThreadPoolExecutor(world_size) as pool:
-        jobs = [pool.submit(work, Threads(rank, world_size, barrier, box)) for rank in range(world_size)]
-        return [job.result(300) for job in jobs]
-
-
-def save_together(run: RunDir, world_size: int, step: int) -> None:
-    def work(gang: Threads) -> None:
-        saver = make_saver(run, rank=gang.rank, world_size=world_size)
-        saver.save(step, state(step), {"rng": 100 * step + gang.rank})
-        saver.wait()
-
-    in_gang(run, world_size, work)
-
-
-def test_ranks_meet_in_one_checkpoint_and_each_gets_its_own_back(run: RunDir) -> None:
-    save_together(run, 3, 10)
-    assert sorted(path.name for path in run.checkpoint(10).iterdir()) == [
-        "manifest.json",
-        "rank-0.safetensors",
-        "rank-1.safetensors",
-        "rank-2.safetensors",
-    ]
-    loaded = in_gang(run, 3, lambda gang: load_newest(run, 1, gang)[0])
-    assert [one.own["rng"] for one in loaded] == [1000, 1001, 1002]
-
-
-def test_with_another_world_size_nobody_has_a_part_of_its_own(run: RunDir) -> None:
-    save_together(run, 2, 10)
-    loaded = in_gang(run, 3, lambda gang: load_newest(run, 1, gang)[0])
-    assert [one.own for one in loaded] == [None, None, None]
-    assert [one.shared["parts"]["w"][0] for one in loaded] == [10.0] * 3
-
-
-def test_one_ranks_damage_makes_all_ranks_fall_back(run: RunDir) -> None:
-    save_together(run, 2, 10)
-    save_together(run, 2, 20)
-    flip(run.checkpoint(20) / "rank-1.safetensors")
-    for loaded, skipped in in_gang(run, 2, lambda gang: load_newest(run, 1, gang)):
-        assert loaded.manifest.step == 10
-        assert skipped[0].step == 20
-        assert skipped[0].reason.startswith("rank 0: rank-1.safetensors: checksum")
-
-
-def test_a_rank_that_cannot_write_is_named_and_the_next_save_works(run: RunDir) -> None:
-    told = Told()
-    first = make_saver(run, told, world_size=2)
-    first.save(10, state(10), {}, timeout=20)
-    peer = CheckpointDirectory(run, 1)
-    peer.report_failure(peer.begin(10, 1), 1, "No space left on device")
-    message = "step 10 could not be saved: rank 1 could not write its part: No space left on device"
-    with pytest.raises(CheckpointError, match=message):
-        first.wait()
-    assert (listing(run), told.failed) == ([], [f"10: {message}"])
-    second = make_saver(run, rank=1, world_size=2)
-    second._saves = 1  # it took part in the failed save
-    for saver in (first, second):
-        saver.save(10, state(10), {})
-    for saver in (first, second):
-        saver.wait()
-    assert listing(run) == ["step-00000010"]
-
-
-def test_what_a_rank_writes_late_into_a_failed_save_does_not_reach_the_next(run: RunDir) -> None:
-    first = make_saver(run, world_size=2)
-    first.save(10, state(10), {}, timeout=0.01)
-    with pytest.raises(CheckpointError, match="rank 1 did not write its part in time"):
-        first.wait()
-    late = CheckpointDirectory(run, 1)
-    partial = late.begin(10, 1)
-    late.report_part(partial, 1, Written(4, "0" * 64))
-    first.save(10, state(10), {}, timeout=0.01)
-    with pytest.raises(CheckpointError, match="rank 1 did not write its part in time"):
-        first.wait()
-    assert first.durable_step == 0
-
-
-def test_a_wait_for_peers_ends_when_a_newer_attempt_takes_over(run: RunDir) -> None:
-    """It swept the save away; a rank that was late made the directory anew, for parts that never come."""
-    first = make_saver(run, world_size=2)
-    first.save(10, state(10), {})
-    wait_until(lambda: list(run.checkpoints.rglob("rank-0.json")), "rank 0's part")
-    raise_fence(run, 2)
-    CheckpointDirectory(run, 2).sweep()
-    CheckpointDirectory(run, 1).begin(10, 1)
-    with pytest.raises(Fenced, match="attempt 1 was superseded by attempt 2"):
-        first.wait()
-
-
-def test_a_failing_rank_does_not_wait_long_for_peers_that_may_be_gone(run: RunDir) -> None:
-    first = make_saver(run, world_size=2)
-    first.save(10, state(10), {})
-    first.hurry(0.05)
-    with pytest.raises(CheckpointError, match="rank 1 did not write its part in time"):
-        first.wait()
-
-
 # ---------------------------------------------------------------------- loading
 
 
@@ -488,70 +318,6 @@ def test_a_checkpoint_under_another_steps_name_is_not_used(run: RunDir) -> None:
     os.rename(run.checkpoint(10), run.checkpoint(30))
     with pytest.raises(CheckpointError, match="manifest of step 10 in step-00000030"):
         load_newest(run, 1, Alone())
-
-
-# -------------------------------------------------------------------- full disk
-
-
-def test_a_full_disk_fails_one_save_and_no_other(small_disk: Path) -> None:
-    run = RunDir(small_disk / "run")
-    raise_fence(run, 1)
-    told = Told()
-    saver = make_saver(run, told)
-    save(saver, 10, size=200_000)
-    filler = small_disk / "filler"
-    fill(filler)
-    with pytest.raises(CheckpointError, match=r"step 20 could not be saved: No space left on device"):
-        save(saver, 20, size=200_000)
-    assert listing(run) == ["step-00000010"], "what did not fit was removed again"
-    loaded, skipped = load_newest(run, 1, Alone())
-    assert loaded is not None
-    assert (loaded.manifest.step, skipped) == (10, [])
-    filler.unlink()
-    save(saver, 30, size=200_000)
-    assert ([saved.step for saved in told.saved], len(told.failed)) == ([10, 30], 1)
-
-
-def test_debris_on_a_full_disk_does_not_stop_the_next_attempt(small_disk: Path) -> None:
-    """Attempt 1 was killed while it wrote, and what it wrote fills the disk."""
-    run = RunDir(small_disk / "run")
-    raise_fence(run, 1)
-    save(make_saver(run, keep=1), 10, size=200_000)
-    half = CheckpointDirectory(run, 1).begin(20, 2)
-    fill(half / "rank-0.safetensors")
-    raise_fence(run, 2)
-    CheckpointDirectory(run, 2).sweep()
-    save(make_saver(run, attempt=2, keep=1), 20, size=200_000)
-    assert listing(run) == ["step-00000020"]
-
-
-def test_a_real_disk_fills_up_and_turns_read_only_and_comes_back(tmp_path: Path) -> None:
-    """An ext4, and files that go around the page cache; a save needs a third of it."""
-    size = 2_500_000  # eight bytes each
-    with real_disk(tmp_path / "disk", 72 << 20) as disk:
-        run = RunDir(disk / "run")
-        raise_fence(run, 1)
-        told = Told()
-        saver = make_saver(run, told, keep=1)
-        save(saver, 10, size=size)
-        filler = disk / "filler"
-        with open(filler, "wb") as file:
-            room = os.statvfs(disk)
-            os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize - 4 * size)  # half a save fits
-        with pytest.raises(CheckpointError, match="step 20 could not be saved: No space left on device"):
-            save(saver, 20, size=size)
-        assert listing(run) == ["step-00000010"]
-        filler.unlink()
-        remount(disk, "ro")
-        with pytest.raises(CheckpointError, match="step 30 could not be saved: Read-only file system"):
-            save(saver, 30, size=size)
-        loaded, skipped = load_newest(run, 1, Alone())
-        assert loaded is not None
-        assert (loaded.manifest.step, skipped) == (10, []), "what is durable can be read"
-        remount(disk, "rw")
-        save(saver, 40, size=size)
-        assert listing(run) == ["step-00000040"]
-        assert [saved.step for saved in told.saved] == [10, 40]
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,9 @@ def measured(report: Report, rounds: int, intervals: int, heard: Callable[[str],
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="make bench-exporter", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="make bench-exporter", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7, help="samples of each subject (default 7)")
     parser.add_argument("--intervals", type=int, default=4, help="of 5 s in a sample of CPU (default 4)")
     given = parser.parse_args()

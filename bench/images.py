@@ -249,7 +249,9 @@ def end(number: int, frame: object) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="make bench-images", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="make bench-images", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7, help="builds of each cheap stage (default 7)")
     parser.add_argument("--only", choices=sorted(EDITED), help="one of the images")
     given = parser.parse_args()

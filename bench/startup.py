@@ -52,7 +52,9 @@ def timed(command: Sequence[str]) -> Measure:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="make bench-startup", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="make bench-startup", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5, help="samples of each subject (default 5)")
     rounds = parser.parse_args().rounds
     if rounds < 1:

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .report import ROOT, Measure, Report, ReportError, take_turns
+from .report import RESULTS, ROOT, Measure, Report, ReportError, refuse_unwritable, take_turns
 
 OURS, LIMITS = "holdfast", "limits"
 VARIANTS = ("holdfast, synchronous", "holdfast, process")
@@ -156,10 +156,11 @@ def main() -> int:
         help="measure also: the whole copy before the next step, and a process that writes (a third longer)",
     )
     parser.add_argument("--place", type=Path, default=ROOT / "build", help="file system to measure (build/)")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where the JSON goes")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error(f"--rounds {options.rounds}: at least 1 is needed")
+    refuse_unwritable(parser, options.out)
     options.place.mkdir(parents=True, exist_ok=True)
 
     console, report = Console(), Report("checkpoint")
@@ -185,9 +186,7 @@ def main() -> int:
         ratios(report, part.model, part.prefix, PEERS[2])
         if variants:
             variant_ratios(report, part.model, part.prefix)
-    path = report.write(options.out)
-    report.show(console)
-    console.print(f"written to {path}", highlight=False)
+    report.finish(console, options.out)
     return 0
 
 

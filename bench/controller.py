@@ -40,7 +40,7 @@ from .controlling.load import sightings
 from .controlling.trainers import MOST, trainers
 from .controlling.turns import BARE, OPERATOR_PACE, OURS, Bench
 from .controlling.world import World, real_world, world
-from .report import RESULTS, Report, ReportError
+from .report import RESULTS, Report, ReportError, refuse_unwritable
 
 REAL = f"{OURS}, real operator"
 
@@ -160,6 +160,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.error(f"--real-operator {options.real_operator}: 0 or more jobs")
     if not 0 <= options.training <= MOST:
         parser.error(f"--training {options.training}: 0 to {MOST} jobs")
+    refuse_unwritable(parser, options.out)
     return options
 
 

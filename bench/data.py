@@ -31,7 +31,7 @@ from scripts import peers
 
 from .loading.encoders import TOKENIZER, prepare, same_tokens, write_corpus
 from .loading.resumes import TOKENS_A_STEP, write_sparse
-from .report import RESULTS, ROOT, Report, ReportError, scratch, take_turns
+from .report import RESULTS, ROOT, Report, ReportError, refuse_unwritable, scratch, take_turns
 from .training.turns import Training, ending
 from .training.work import SHAPES, write_tokens
 
@@ -234,6 +234,7 @@ def main() -> int:
     )
     if min(sizes.rounds, sizes.batches, sizes.steps, sizes.far, sizes.megabytes) <= 0:
         parser.error("--rounds, --batches, --steps, --far and --megabytes must be above 0")
+    refuse_unwritable(parser, options.out)
     report = Report("data")
     subjects = [*loaders(1), *RESUMES, *ENCODERS]
     with scratch(options.place, "data") as folder:
@@ -248,8 +249,7 @@ def main() -> int:
     for name, reason in bench.left_out.items():
         bench.heard(f"{name} was left out: {reason}")
     ratios(report, sizes.far)
-    report.write(options.out)
-    report.show(Console())
+    report.finish(folder=options.out)
     return 0
 
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from tests.exporter.kubelet import kubelet, pod
 from tests.nvml.stand_in import GIB, CannotCompile, Process, Script, build, busy_gpu
 
-from .report import Measure, Report, ReportError, take_turns
+from .report import Measure, Report, ReportError, refuse_unwritable, take_turns
 
 SIZES = ((1, 8), (8, 32), (16, 64))
 """GPUs and processes."""
@@ -177,6 +177,7 @@ def main() -> int:
     given = parser.parse_args()
     if min(given.rounds, given.intervals) < 1:
         parser.error(f"--rounds {given.rounds} --intervals {given.intervals}: at least 1 of each is needed")
+    refuse_unwritable(parser)
 
     console = Console()
     report = Report("exporter")

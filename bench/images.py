@@ -43,7 +43,7 @@ from tests.cluster.node import start_containerd
 from tests.cluster.site import Site, cache_directory, site
 from tests.cluster.tools import BUILDKIT
 
-from .report import ROOT, Report, ReportError
+from .report import ROOT, Report, ReportError, refuse_unwritable
 
 SITE = "bench-images"
 MIB = 1 << 20
@@ -257,6 +257,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.rounds < 1:
         parser.error(f"--rounds {given.rounds}: at least 1 is needed")
+    refuse_unwritable(parser)
 
     signal.signal(signal.SIGTERM, end)
     console = Console()

@@ -56,7 +56,7 @@ from tests.cluster.users import used
 from .recovering.account import account, bound, first_useful
 from .recovering.jobs import SCRIPT, Work
 from .recovering.runs import Bench, Planned, Told, shares, trace
-from .report import RESULTS, Report, ReportError
+from .report import RESULTS, Report, ReportError, refuse_unwritable
 
 OURS, PEER, JOBSET, ALONE = (
     "holdfast",
@@ -184,6 +184,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
                 f"--seed {options.seed}: its trace leaves round {number + 1} without a hit; take another, "
                 f"or more --steps, or a --mean below {options.mean:g} s"
             )
+    refuse_unwritable(parser, options.out)
     return options
 
 

@@ -15,6 +15,7 @@ build/bench/NAME.json::
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import math
@@ -141,12 +142,21 @@ class Report:
             console.print(f"{name} = {value:,.4g}", highlight=False)
 
     def finish(self, console: Console | None = None, folder: Path = RESULTS) -> Path:
-        """Write and show; what a benchmark ends with."""
-        path = self.write(folder)
+        """Show and write; what a benchmark ends with. What was measured is seen though the disk is full."""
         console = console or Console()
         self.show(console)
+        path = self.write(folder)
         console.print(f"written to {path}", highlight=False)
         return path
+
+
+def refuse_unwritable(parser: argparse.ArgumentParser, folder: Path = RESULTS) -> None:
+    """End as for wrong usage where no report can be written to `folder`: not after all was measured."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        parser.error(f"{folder}: what is measured could not be written there: {error.strerror}")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .report import ROOT, Measure, Report, ReportError, take_turns
+from .report import ROOT, Measure, Report, ReportError, refuse_unwritable, take_turns
 
 BIN = Path(sys.executable).parent
 BARE = "python, nothing imported"
@@ -59,6 +59,7 @@ def main() -> int:
     rounds = parser.parse_args().rounds
     if rounds < 1:
         parser.error(f"--rounds {rounds}: at least 1 is needed")
+    refuse_unwritable(parser)
 
     console = Console()
     report = Report("startup")

@@ -42,7 +42,7 @@ from holdfast_trainer.contract import ENV_TELEMETRY
 from holdfast_trainer.model import flops_per_token
 from holdfast_trainer.spinning import spin_briefly
 
-from .report import RESULTS, ROOT, Report, ReportError, scratch, take_turns
+from .report import RESULTS, ROOT, Report, ReportError, refuse_unwritable, scratch, take_turns
 from .training.turns import Training, busy, ending
 from .training.work import Work, write_tokens
 
@@ -292,6 +292,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.rounds < 1 or options.window < 1:
         parser.error(f"--rounds {options.rounds} --window {options.window}: at least 1 is needed")
+    refuse_unwritable(parser, options.out)
     console, report, began = Console(), Report("trainer"), time.monotonic()
 
     def heard(text: str) -> None:
@@ -317,8 +318,7 @@ def main() -> int:
     for name, reason in bench.left_out.items():
         heard(f"{name} was left out: {reason}")
     ratios(report, options.shape, gpus or min(2, cores))
-    report.write(options.out)
-    report.show(console)
+    report.finish(console, options.out)
     return 0
 
 

@@ -33,7 +33,7 @@ from holdfast_trainer.tune.measure import Effort, measure
 from holdfast_trainer.tune.own import OwnTrial
 from holdfast_trainer.tune.settings import Settings
 
-from .report import RESULTS, ROOT, Measure, Report, ReportError, scratch, take_turns
+from .report import RESULTS, ROOT, Measure, Report, ReportError, refuse_unwritable, scratch, take_turns
 from .training.work import write_tokens
 from .tuning import setups
 
@@ -169,6 +169,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error(f"--rounds {options.rounds}: at least 1 is needed")
+    refuse_unwritable(parser, options.out)
     console, report, began = Console(), Report("tune"), time.monotonic()
 
     def heard(text: str) -> None:
@@ -188,8 +189,7 @@ def main() -> int:
             take_turns(report, subjects, UNITS, rounds=options.rounds, warmup=0, heard=heard)
             report.ratios["estimate_error"] = report.median(ESTIMATED, "error")
     report.facts["guide"] = guide.said
-    report.write(options.out)
-    report.show(console)
+    report.finish(console, options.out)
     return 0
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import subprocess
 from pathlib import Path
 
 import pytest
-from bench.report import Report, ReportError, commit_here, machine_facts, take_turns
+from bench.report import Report, ReportError, commit_here, machine_facts, refuse_unwritable, take_turns
 from rich.console import Console
 
 
@@ -103,6 +105,24 @@ def test_the_table_shows_every_row_and_ratio() -> None:
     text = console.export_text()
     assert "peer" in text
     assert "ours_vs_peer = 0.25" in text
+
+
+def test_where_nothing_can_be_written_nothing_is_measured_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refuse_unwritable(argparse.ArgumentParser(), tmp_path / "new" / "bench")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match="2"):
+        refuse_unwritable(argparse.ArgumentParser(), tmp_path / "file")
+    assert f"{tmp_path}/file: what is measured could not be written there" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_seen_though_it_cannot_be_written(tmp_path: Path) -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError):
+        measured().finish(console, tmp_path / "file")
+    assert "peer" in console.export_text()
 
 
 def test_machine_facts_are_of_this_machine() -> None:

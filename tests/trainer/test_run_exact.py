@@ -48,7 +48,10 @@ FORMS: dict[str, tuple[int, dict[str, Any]]] = {
     "two ranks": (2, {"chunks": 2}),
     "two ranks, bf16": (2, {"bf16": True}),
     "two ranks, batch norm, validation": (2, {"norm": True, "validate_every": 9}),
-    "two ranks, gradients carried on": (2, {"step_every": 4, "chunks": 2}),
+    "two ranks, gradients carried on": (
+        2,
+        {"step_every": 4, "chunks": 2, "norm": True, "validate_every": 3},
+    ),
     "two ranks, copied late": (2, {"norm": True, "chunks": 2, "size": 4200}),
     "three ranks": (3, {}),
     "three ranks, settled": (3, {"settle": True, "norm": True, "chunks": 2}),

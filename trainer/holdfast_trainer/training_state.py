@@ -5,6 +5,10 @@ together. Under FSDP2 each rank writes its shards, which load as whole tensors: 
 other wrote. Each rank adds its random state and, where it is not rank 0, what may differ: buffers of models
 (running statistics of its own batches) and parts that are neither model nor optimizer (the position of a
 data loader); rank 0's go with what is shared. So it is with gradients that are still being added up.
+
+DDP gives all ranks rank 0's buffers as a forward pass begins, but not after a pass that exchanged nothing
+(under `no_sync`, or without gradients). A new DDP does it in its first pass, whatever came before: so the
+state says of which models the next pass begins with each rank's own.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
 from .checkpoint.tree import UnsupportedState, pack
@@ -51,6 +56,7 @@ class TrainingState:
             if any(map(has_shuffle_buffer, (part, getattr(part, "dataset", None)))):
                 raise UnsupportedState(f"track({name}=...): {SHUFFLE_BUFFER}")
         self._parts: dict[str, Stateful] = {name: _innermost(name, part) for name, part in parts.items()}
+        self._replicated = {n: p for n, p in parts.items() if isinstance(p, DistributedDataParallel)}
         self._rank = rank
         optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}
         self._unspent = {name: Unspent(optimizer) for name, optimizer in optimizers.items()}
@@ -124,6 +130,8 @@ class TrainingState:
         shared = self._shared(step)
         if any(gradients.values()):
             shared["gradients"] = gradients
+        if apart := [name for name, model in self._replicated.items() if _goes_on_apart(model)]:
+            shared["buffers_apart"] = apart
         differ = [{"parts": buffers}, {"parts": parts}, {"gradients": gradients}]
         names = [name for some in differ for name in pack({"shared": some})[1]]
         return Captured(shared, own, frozenset(names))
@@ -156,6 +164,8 @@ class TrainingState:
         for name, unspent in self._unspent.items():
             shared = loaded.shared.get("gradients", {}).get(name, {})
             unspent.restore(own.get("gradients", {}).get(name, shared))
+        for name, model in self._replicated.items():
+            model.require_forward_param_sync = name not in loaded.shared.get("buffers_apart", ())
         return [name for name in saved if name not in self._parts]
 
 
@@ -173,6 +183,12 @@ def _innermost(name: str, part: Any) -> Stateful:
             )
         part = inner
     return part  # type: ignore[no-any-return]
+
+
+def _goes_on_apart(model: DistributedDataParallel) -> bool:
+    """Whether its next forward pass leaves each rank the buffers that it has."""
+    shares = model.broadcast_buffers and len(model.modules_buffers) > 0
+    return shares and not model.require_forward_param_sync
 
 
 def _values(values: Any) -> list[Any]:

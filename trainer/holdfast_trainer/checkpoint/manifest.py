@@ -19,7 +19,8 @@ from .checksums import Written
 
 PLAIN, VERSION = 3, 4
 """VERSION is written where the state holds what a reader of PLAIN would pass over, and go on with other bits:
-gradients that still add up, numbers of a type of numpy's. Else PLAIN, so that an older Holdfast resumes."""
+gradients that still add up, buffers with which each rank goes on by itself, numbers of a type of numpy's.
+Else PLAIN, so that an older Holdfast resumes."""
 
 
 class BadManifest(Exception):
@@ -86,8 +87,8 @@ class Manifest:
 def version_of(skeleton: Any) -> int:
     """The one to write for what rank 0 packed (tree.py): its `shared`, and its own."""
     shared = skeleton.get("shared")
-    adds_up = isinstance(shared, dict) and "gradients" in shared
-    return VERSION if adds_up or _has_scalars(skeleton) else PLAIN
+    goes_on = isinstance(shared, dict) and not shared.keys().isdisjoint(("gradients", "buffers_apart"))
+    return VERSION if goes_on or _has_scalars(skeleton) else PLAIN
 
 
 def _has_scalars(skeleton: Any) -> bool:

@@ -61,6 +61,15 @@ class Cluster:
         self.nodes_answer = True
         self.operator = True
         self.deleted: list[str] = []
+        self.noted: list[str] = []
+        """Pods on which the engine wrote who took them, once for each time."""
+
+    async def note(self, request: web.Request) -> web.Response:
+        name, told = request.match_info["name"], (await request.json())["metadata"]["annotations"]
+        (pod,) = (one for one in self.objects[PODS] if one["metadata"]["name"] == name)
+        pod["metadata"]["annotations"] = {**pod["metadata"]["annotations"], **told}
+        self.noted.append(name)
+        return web.json_response(pod)
 
     async def node(self, request: web.Request) -> web.Response:
         if not self.nodes_answer:
@@ -97,6 +106,7 @@ async def engine_of(
     routes = [web.get(path, cluster.list_or_watch) for path in paths]
     routes.append(web.get("/api/v1/nodes/{name}", cluster.node))
     routes.append(web.delete("/api/v1/namespaces/team/pods/{name}", cluster.delete))
+    routes.append(web.patch("/api/v1/namespaces/team/pods/{name}", cluster.note))
     routes.append(web.delete(f"{PYTORCH_JOB.resource.within('team')}/{{name}}", cluster.delete))
     routes.append(web.patch(f"{PYTORCH_JOB.resource.within('team')}/{{name}}", cluster.mark))
     async with connected(routes, directory) as connection:
@@ -147,6 +157,23 @@ def test_a_job_can_be_deleted_while_its_operator_is_down_and_one_to_be_suspended
             meta = job.metadata.model_copy(update={"deletion_timestamp": NOW})
             await engine.stop(job.model_copy(update={"metadata": meta}), 1)
         assert sorted(cluster.deleted) == ["gpt-1", "gpt-1-worker-0", "gpt-1-worker-1"]
+
+    asyncio.run(story())
+
+
+def test_who_took_a_pod_is_written_down_once_while_the_operator_is_down(tmp_path: Path) -> None:
+    """The attempt cannot be marked, so that comes again in every pass; each change of a pod wakes its job:
+    written again, it had the next pass follow at once, ten a second until the operator was back."""
+
+    async def story() -> None:
+        job = opened(submitted(replicas=2))
+        taken = pod(1, "Failed", ended(143), deleted=(NOON, 10))
+        cluster = Cluster(job, pod(0, state=RUNNING), taken)
+        for _ in range(2):
+            async with engine_of(cluster, tmp_path) as engine:  # anew: it sees what it has written
+                with pytest.raises(Unavailable, match="failed calling webhook"):
+                    await engine.kill(job, 1)
+        assert cluster.noted == ["gpt-1-worker-1"]
 
     asyncio.run(story())
 

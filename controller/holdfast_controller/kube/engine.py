@@ -248,9 +248,11 @@ class KubeEngine:
             await self._objects.end(attempt_object, all_made=len(pods) >= job.as_of(attempt).spec.replicas)
 
     async def _note_taken(self, job: TrainingJob, attempt: int, attempt_object: Document) -> None:
-        """Keep in mind which pods somebody else has deleted: later nothing would tell."""
+        """Keep in mind which pods somebody else has deleted: later nothing would tell. Once, for each change
+        of a pod wakes its job, and where its attempt cannot be marked this comes again in every pass."""
         for pod in self._pieces.pods_of(job, attempt):
-            if deleted_by_others(pod, attempt_object):
+            noted = TAKEN in (pod["metadata"].get("annotations") or {})
+            if not noted and deleted_by_others(pod, attempt_object):
                 change = {"metadata": {"annotations": {TAKEN: datetime.now(UTC).isoformat()}}}
                 with suppress(NotFound):
                     await self._connection.patch(pod_path(pod), change, MERGE_PATCH)

@@ -64,16 +64,19 @@ def served(
     token: str | None = TOKEN,
     port: int = 0,
     body_limit: int = 1024 * 1024,
+    engine: ScriptedEngine | None = None,
     **options: Any,
 ) -> Iterator[Served]:
-    """Run the server in a thread of its own until the block ends; `options` are create_app's."""
+    """Run the server in a thread of its own until the block ends, on `engine` where one is there already;
+    `options` are create_app's."""
+    engine = engine or ScriptedEngine()
     ready: list[Served] = []
     failed: list[BaseException] = []
     end: list[Callable[[], None]] = []
 
     async def main() -> None:
         store = await LocalStore.open(directory / "holdfast.db")
-        engine, closing = ScriptedEngine(), asyncio.Event()
+        closing = asyncio.Event()
         loop = asyncio.get_running_loop()
         with contextlib.closing(bind("127.0.0.1", port)) as bound:
             url = f"http://127.0.0.1:{bound.getsockname()[1]}"

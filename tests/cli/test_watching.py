@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from scripted_engine import ScriptedEngine
 from served import TOKEN, Served, ingress, job_yaml, served
 from waiting import wait_until
 
 from holdfast_controller.cli.connection import JobAddress
+from holdfast_controller.cli.following import Followed, Shown
 from holdfast_controller.cli.showing import Output
 from holdfast_controller.cli.watching import looks, watch_jobs
 from holdfast_controller.client import Client
@@ -102,3 +104,68 @@ def test_get_w_shows_what_went_while_the_controller_was_away(
         with served(tmp_path, port=port, token="a-token-of-somebody-else"):
             watching.join(300)
     assert not watching.is_alive(), "it ends where it may not look"
+
+
+def test_a_log_is_followed_through_restarts_of_its_controller(tmp_path: Path) -> None:
+    """No line twice and none left out: of an attempt that ended meanwhile, of one that came and went unseen,
+    and of the one that runs now, be it that the last lines alone were asked for."""
+    port, job, engine = free_port(), "default/gpt-small", ScriptedEngine()
+    whole, tailed = list[str](), list[str]()
+
+    def follow(client: Client, shown: list[str], tail: int | None) -> threading.Thread:
+        followed = Followed(client, JobAddress("default", "gpt-small"), 0, None, tail)
+        following = threading.Thread(target=lambda: shown.extend(followed.lines()), daemon=True)
+        following.start()
+        return following
+
+    with Client(f"http://127.0.0.1:{port}", TOKEN) as client:
+        engine.output[(job, 1, 0)] = first = ["begins", "waits", "waits"]
+        engine.open_attempts.add((job, 1))
+        with served(tmp_path, port=port, engine=engine) as server:
+            submit(client)
+            server.set_status("gpt-small", phase="Running", attempt=1)
+            following = [follow(client, whole, None), follow(client, tailed, 1)]
+            wait_until(lambda: (len(whole), len(tailed)) == (4, 2), "what there is")
+        first += ["waits", "notice"]
+        engine.open_attempts.remove((job, 1))
+        engine.output[(job, 2, 0)] = ["unseen"]
+        engine.output[(job, 3, 0)] = third = ["runs"]
+        engine.open_attempts.add((job, 3))
+        with ingress(port, 503) as asked, served(tmp_path, engine=engine) as elsewhere:
+            elsewhere.set_status("gpt-small", attempt=3)
+            wait_until(lambda: len(asked) > 1, "it to be asked for again")
+        with served(tmp_path, port=port, engine=engine):
+            wait_until(lambda: whole[-1] == tailed[-1] == "runs", "both to go on")
+        third += ["goes on"]
+        with served(tmp_path, port=port, engine=engine) as server:
+            wait_until(lambda: whole[-1] == tailed[-1] == "goes on", "both to go on once more")
+            server.set_status("gpt-small", phase="Succeeded")
+            engine.open_attempts.remove((job, 3))
+            for thread in following:
+                thread.join(300)
+    assert not any(thread.is_alive() for thread in following), "it ends with its job"
+    more = ["notice", "==> attempt 2 <==", "unseen", "==> attempt 3 <==", "runs", "goes on"]
+    assert whole == ["==> attempt 1 <==", "begins", "waits", "waits", "waits", *more]
+    assert tailed[:2] == ["==> attempt 1 <==", "waits"]
+    assert tailed[-len(more) :] == more
+
+
+@pytest.mark.parametrize(
+    ("tailed", "shown", "log", "known"),
+    [
+        pytest.param(False, [], ["a", "b"], 0, id="nothing of it was shown"),
+        pytest.param(False, ["a", "a"], ["a", "a", "a"], 2, id="lines that are alike are counted"),
+        pytest.param(True, ["c"], ["a", "b", "c", "d"], 3, id="the last lines alone were asked for"),
+        pytest.param(False, ["a", "b", "c"], ["b", "c", "d"], 2, id="its beginning is kept no more"),
+        pytest.param(False, ["a", "b", "c"], ["x", "y"], None, id="another file was begun"),
+        pytest.param(False, ["a", "b"], [], None, id="it is gone"),
+    ],
+)
+def test_how_much_of_a_log_was_shown_is_found_by_its_last_lines(
+    tailed: bool, shown: list[str], log: list[str], known: int | None
+) -> None:
+    seen = Shown(0, tailed=tailed)
+    seen.begin(1)
+    for line in shown:
+        seen.add(line)
+    assert seen.known_in(log) == known

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .connection import Job, JobAddress, NamespaceOption, complete_job, locate
+from .connection import Job, NamespaceOption, complete_job, locate
 
 if TYPE_CHECKING:
-    from ..client import Client
     from ..jobs import TrainingJob
 
 
@@ -148,23 +147,11 @@ def logs(
     """Show the output of a rank."""
     place = locate(job, namespace)
     with ctx.obj.client() as client:
-        for line in client.logs(
-            place.namespace, place.name, attempt=attempt, rank=rank, tail=tail, follow=follow
-        ):
+        where = place.namespace, place.name
+        lines = client.logs(*where, attempt=attempt, rank=rank, tail=tail)
+        if follow:
+            from .following import Followed
+
+            lines = Followed(client, place, rank, attempt, tail).lines()
+        for line in lines:
             typer.echo(line)
-        if follow and attempt is None:
-            _say_if_cut_short(client, place)
-
-
-def _say_if_cut_short(client: Client, place: JobAddress) -> None:
-    """A log that is followed ends with its job; an earlier end is the controller's."""
-    from ..cluster import NotFound, Unavailable
-
-    try:
-        phase = client.get(place.namespace, place.name).status.phase
-    except NotFound:
-        return
-    if not phase.final:
-        raise Unavailable(
-            f"the controller ended the log, but {place} is {phase} and goes on: follow it again"
-        )

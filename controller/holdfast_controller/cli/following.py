@@ -1,0 +1,161 @@
+"""`holdfast logs -f`: a rank's output while it comes, through restarts of the controller.
+
+Jobs run on without it, so a log that is torn is asked for again, for as long as it takes. It begins anew
+then: how much of it was shown is found by its last lines, and what came meanwhile follows from there,
+attempts that began and ended unseen too. Where those lines are in it no more, as where a node has begun
+another file, that is said in their place.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import typer
+
+from .connection import JobAddress
+from .watching import POLL_SECONDS
+
+if TYPE_CHECKING:
+    from ..client import Client
+    from ..jobs import TrainingJob
+
+KNOWN_LINES = 1000
+"""Of those that were shown last."""
+TORN = "holdfast: the log was torn here: lines may be missing, or come again"
+_HEAD = re.compile(r"==> attempt (\d+) <==")
+
+
+class Followed:
+    """A rank's log: of all attempts from the newest on, or of the one that is named."""
+
+    def __init__(self, client: Client, place: JobAddress, rank: int, attempt: int | None, tail: int | None):
+        self._client = client
+        self._place = place
+        self._rank = rank
+        self._alone = attempt
+        self._tail = tail
+        self._shown = Shown(attempt or 0, tailed=tail is not None)
+
+    def lines(self) -> Iterator[str]:
+        """Until the job, or the attempt, ends or is gone. Raises what is answered at first; a controller that
+        is gone later is waited for."""
+        from ..cluster import NotFound, Unavailable
+
+        uid = self._job().metadata.uid
+        again, told = False, False
+        while True:
+            pause = POLL_SECONDS
+            try:
+                for line in self._rest() if again else self._log(self._alone, follow=True, tail=self._tail):
+                    told = False
+                    self._note(line)
+                    yield line
+                now = self._job()
+                if now.metadata.uid != uid or self._is_over(now):
+                    return
+                typer.echo("the controller ended the log; following it again", err=True)
+            except NotFound:
+                if not again:
+                    raise
+                return
+            except Unavailable as error:
+                if not told:
+                    typer.echo(f"{error}; waiting for it", err=True)
+                told = True
+                pause = max(pause, error.retry_after)
+            again = True
+            time.sleep(pause)
+
+    def _job(self) -> TrainingJob:
+        return self._client.get(self._place.namespace, self._place.name)
+
+    def _is_over(self, job: TrainingJob) -> bool:
+        if self._alone is None or job.status.phase.final:
+            return job.status.phase.final
+        record = job.status.record(self._alone)
+        return record is None or record.verdict is not None
+
+    def _log(self, attempt: int | None, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
+        where = self._place.namespace, self._place.name
+        return self._client.logs(*where, attempt=attempt, rank=self._rank, follow=follow, tail=tail)
+
+    def _there(self, attempt: int) -> list[str]:
+        """All that there is of an attempt's log."""
+        from ..cluster import NotFound
+
+        try:
+            return list(self._log(attempt))
+        except NotFound:
+            return []
+
+    def _note(self, line: str) -> None:
+        head = _HEAD.fullmatch(line) if self._alone is None else None
+        if head is not None and int(head[1]) > self._shown.attempt:
+            self._shown.begin(int(head[1]))
+        elif line is TORN:
+            self._shown.begin(self._shown.attempt)
+        else:
+            self._shown.add(line)
+
+    def _rest(self) -> Iterator[str]:
+        """What was not shown yet, of a log that begins anew, with the newest attempt."""
+        lines, before = self._log(self._alone, follow=True), self._shown.attempt
+        newest = before
+        if self._alone is None:
+            head = _HEAD.fullmatch(next(lines, ""))
+            if head is None:  # it has had no attempt
+                return
+            newest = int(head[1])
+        there = self._there(before) if before else []
+        known = self._shown.known_in(there)
+        if known is None:
+            yield TORN
+        yield from there[known or 0 :]
+        for number in range(before + 1, newest):
+            yield f"==> attempt {number} <=="
+            yield from self._there(number)
+        if newest > before:
+            yield f"==> attempt {newest} <=="
+        yield from islice(lines, len(there) if newest == before else 0, None)
+
+
+class Shown:
+    """What was shown of an attempt's log."""
+
+    def __init__(self, attempt: int, *, tailed: bool):
+        """`tailed`: the first attempt's is shown from somewhere in it on."""
+        self.attempt = attempt
+        self._tailed = tailed
+        self._next_tailed = tailed and not attempt
+        self._count = 0
+        self._last: deque[str] = deque(maxlen=KNOWN_LINES)
+
+    def begin(self, attempt: int) -> None:
+        self.attempt = attempt
+        self._tailed, self._next_tailed = self._next_tailed, False
+        self._count = 0
+        self._last.clear()
+
+    def add(self, line: str) -> None:
+        self._count += 1
+        self._last.append(line)
+
+    def known_in(self, log: Sequence[str]) -> int | None:
+        """How many lines of the log, from its beginning on, need not be shown; None where nobody can tell."""
+        if not self._count and not self._tailed:
+            return 0
+        last = list(self._last)
+        if not self._tailed and list(log[max(0, self._count - len(last)) : self._count]) == last:
+            return self._count
+        ends = (end for end in range(1, len(log) + 1) if last and _ends_with(log, end, last))
+        return max(ends, key=lambda end: (min(end, len(last)), -end), default=None)
+
+
+def _ends_with(log: Sequence[str], end: int, last: Sequence[str]) -> bool:
+    """Whether the log up to `end` ends with these lines, as far back as both go."""
+    return all(log[end - back] == last[-back] for back in range(1, min(end, len(last)) + 1))

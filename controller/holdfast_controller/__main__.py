@@ -69,6 +69,7 @@ async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
     from .api import create_app
     from .gpu_local import watching
     from .local.engine import LocalEngine
+    from .local.launch import Runtime
     from .local.slots import Machine
     from .local.store import LocalStore
     from .metrics import Metrics
@@ -83,7 +84,10 @@ async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
             store = await LocalStore.open(listening.directory.database)
             try:
                 engine = LocalEngine(
-                    settings.data_dir, Machine(settings.cpu_slots, settings.devices), prices=settings.prices
+                    settings.data_dir,
+                    Machine(settings.cpu_slots, settings.devices),
+                    runtime=Runtime.of(sys.executable, settings.log_limit),
+                    prices=settings.prices,
                 )
                 engine.tell_of_strangers({job.metadata.uid for job in await store.list_jobs()})
                 metrics = Metrics(engine.slots)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 
 from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.policy.quantity import quantity
 from holdfast_trainer.contract import (
     ENV_ATTEMPT,
     ENV_ATTEMPT_UID,
@@ -19,6 +20,7 @@ from holdfast_trainer.contract import (
     ENV_GRACE_SECONDS,
     ENV_HANG_SECONDS,
     ENV_JOB,
+    ENV_LOG_BYTES,
     ENV_RUN_DIR,
     RunDir,
 )
@@ -67,7 +69,7 @@ def supervised_rank(job: TrainingJob, attempt: int, run: RunDir, options: tuple[
 
 
 def rank_environment(
-    job: TrainingJob, attempt: int, run: RunDir, *, config: str, grace_seconds: float
+    job: TrainingJob, attempt: int, run: RunDir, *, config: str, grace_seconds: float, log_limit: str
 ) -> dict[str, str]:
     """What the trainer is told (contract.py) wherever it runs; the rest is the engine's to add."""
     spec = job.spec
@@ -81,4 +83,5 @@ def rank_environment(
         ENV_CHECKPOINT_KEEP: str(spec.checkpoint.keep),
         ENV_HANG_SECONDS: "auto" if spec.hang_seconds is None else str(spec.hang_seconds),
         ENV_ATTEMPT_UID: attempt_uid(job, attempt),
+        ENV_LOG_BYTES: str(int(quantity(log_limit))),
     }

@@ -9,19 +9,17 @@ from __future__ import annotations
 import difflib
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, ValidationError
 
 from .cluster import HoldfastError
 from .policy.gpu_request import SLICES_LABEL
 from .policy.half_placed import PLACE_SECONDS
 from .policy.placement import Provider
 from .prices import Prices
-from .spec import FrozenModel
-
-Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
+from .spec import LOG_LIMIT, LOG_LIMIT_SAYS, FrozenModel, Quantity
 
 
 class PodSettingsError(HoldfastError):
@@ -87,6 +85,7 @@ class PodSettings(FrozenModel):
     )
     shared_memory: Quantity = Field(default="8Gi", description="Most that /dev/shm may hold.")
     scratch: Quantity = Field(default="20Gi", description="Most that /tmp may hold, on the node's disk.")
+    log_limit: Quantity = Field(default=LOG_LIMIT, description=LOG_LIMIT_SAYS)
     slices_label: str = Field(
         default=SLICES_LABEL,
         description="Node label that says into how many slices a GPU is cut; empty: any slice will do.",

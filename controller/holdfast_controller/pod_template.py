@@ -173,7 +173,12 @@ def _environment(
         "OMP_NUM_THREADS": str(threads),
         **job.spec.env,
         **rank_environment(
-            job, attempt, RUN, config=f"{CONFIG_DIRECTORY}/{CONFIG_FILE}", grace_seconds=grace
+            job,
+            attempt,
+            RUN,
+            config=f"{CONFIG_DIRECTORY}/{CONFIG_FILE}",
+            grace_seconds=grace,
+            log_limit=settings.log_limit,
         ),
         ENV_PORT: str(DEFAULT_PORT),
         ENV_HOST: "0.0.0.0",

@@ -26,11 +26,17 @@ Namespace = Annotated[
 ObjectName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", min_length=1, max_length=253)
 ]
+Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 
 RESERVED_ENV_PREFIXES = ("HOLDFAST_", "PET_", "TORCHELASTIC_")
 RESERVED_ENV = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Set by the platform; a job's env cannot name them."""
+LOG_LIMIT = "1Gi"
+LOG_LIMIT_SAYS = (
+    "Most that the log of a rank may take in the run directory: of a longer one the beginning and the newest "
+    "end are kept, and how much is left out stands between them; 0: no limit."
+)
 
 
 class Model(BaseModel):

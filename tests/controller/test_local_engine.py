@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -37,6 +38,7 @@ from holdfast_controller.local.launch import Runtime, replica_environment, run_d
 from holdfast_controller.local.record import AttemptFiles, Launch
 from holdfast_controller.local.slots import Grant, Machine
 from holdfast_controller.policy.classify import classify
+from holdfast_trainer.bounded_log import NOTE, HoledLog
 from holdfast_trainer.contract import RunDir, read_fence
 
 
@@ -110,6 +112,7 @@ def test_a_job_whose_store_was_moved_away_keeps_its_gpu_beside_the_next_of_its_n
 
 CONTROLLER = """
 import asyncio, sys
+from dataclasses import replace
 from pathlib import Path
 from local_world import at_work, gone, killed, local_engine
 from holdfast_controller.jobs import TrainingJob
@@ -333,9 +336,8 @@ def test_what_an_attempt_finds_in_its_directory_and_environment(
 def test_a_replica_sees_its_own_gpus_alone() -> None:
     job = waiting_job(gpus="2", processes=2)
     grant = Grant(gpus=(2, 3))
-    seen = replica_environment(
-        job, 1, RunDir(Path("/run")), 0, grant, Machine(16, (0, 1, 2, 3)), sys.executable
-    )
+    runtime = Runtime.of(sys.executable)
+    seen = replica_environment(job, 1, RunDir(Path("/run")), 0, grant, Machine(16, (0, 1, 2, 3)), runtime)
     assert seen["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert seen["OMP_NUM_THREADS"] == "4"
 
@@ -404,6 +406,49 @@ def test_a_progress_bar_that_never_ends_its_line_is_cut_between_characters(tmp_p
         assert len(pieces) > 1
         assert "".join(pieces) == bar + "\ufffd", "what the program itself cut is marked"
         assert last == "next"
+
+    asyncio.run(story())
+
+
+def test_what_is_left_out_of_a_long_log_is_passed_over(tmp_path: Path) -> None:
+    """Its reader is shown what is there and told of the rest, also where he was in its midst as it went."""
+
+    async def story() -> None:
+        path, limit = tmp_path / "rank-0.log", 1 << 20
+        with path.open("ab", buffering=0) as file:
+            log = HoledLog(file.fileno(), limit)
+            file.write(b"first\n" + b"line %s\n" % (b"." * 58) * (2 * limit // 64))
+            follower = aiter(logs.read(path, tail=(limit + limit // 4) // 64, over=lambda: True))
+            await anext(follower)
+            file.write(b"line %s\n" % (b"." * 58) * (8 * limit // 64) + b"last\n")
+            log.cut()
+            rest = [line async for line in follower]
+        assert [line async for line in logs.read(path, tail=1, over=None)] == ["last"]
+        lines = [line async for line in logs.read(path, tail=None, over=None)]
+        assert (lines[0], lines[-1]) == ("first", "last")
+        assert sum(len(line) + 1 for line in lines) < limit
+        (note,) = [line for line in lines if line.startswith("[holdfast]")]
+        size = path.stat().st_size
+        assert f"{size - sum(len(line) + 1 for line in lines) + NOTE} bytes are left out here" in note
+        assert not any("\0" in line for line in (*lines, *rest))
+        (note,) = [line for line in rest if line.startswith("[holdfast]")]
+        assert note.endswith("bytes were left out before they were shown: they came too fast for that")
+        assert rest[-1] == "last"
+        assert [line async for line in logs.read(path, tail=len(lines) - 3, over=None)] == lines[3:]
+
+    asyncio.run(story())
+
+
+def test_a_rank_that_talks_without_end_leaves_the_checkpoints_their_room(tmp_path: Path) -> None:
+    async def story() -> None:
+        script = "yes 'a line' | head -c 4000000; printf '\\nthe end'"
+        job = waiting_job(replicas=1, command=["sh", "-c", script])
+        async with at_work(local_engine(tmp_path, runtime=replace(TINY, log_limit="1Mi"))) as engine:
+            await engine.start(job, 1)
+            lines = [line async for line in engine.logs(job, 1, 0, follow=True)]
+        assert (lines[0], lines[-1]) == ("a line", "the end")
+        assert any("bytes are left out here: this log may take 1048576 bytes" in line for line in lines)
+        assert run_directory(tmp_path, job).rank_log(1, 0).stat().st_blocks * 512 <= 1 << 20
 
     asyncio.run(story())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -283,6 +284,73 @@ def test_an_exit_file_that_cannot_be_written_leaves_the_exit_code(tmp_path: Path
     assert "cannot write" in done.stderr
     with open("/dev/full", "w") as full:  # as on one machine, where its own output lies on that disk
         assert subprocess.run(command, stderr=full, timeout=300, check=False).returncode == 9
+
+
+TALKS = "for i in range(60_000): print('line', i, '.' * 60)"
+SAID = "".join(f"line {i} {'.' * 60}\n" for i in range(60_000)).encode()
+LIMIT = 1 << 20
+
+
+def test_a_long_log_keeps_its_beginning_and_its_end_and_says_how_much_it_lacks(tmp_path: Path) -> None:
+    """4 MB of a script that talks too much, on a disk that the checkpoints need."""
+    log = tmp_path / "log"
+    done = supervised(tmp_path, sys.executable, "-c", TALKS, HOLDFAST_LOG_BYTES=str(LIMIT))
+    assert done.returncode == 0
+    assert log.stat().st_blocks * 512 <= LIMIT
+    said = log.read_bytes()
+    assert len(said) == len(SAID), "who follows it stays where he is"
+    found = re.search(rb"\n\[holdfast\] (\d+) bytes are left out here[^\n]*\n\0+", said)
+    assert found is not None
+    assert len(found[0]) == int(found[1])
+    first, newest = said[: found.start()], said[found.end() :]
+    assert min(len(first), len(newest)) > LIMIT // 3
+    assert SAID.startswith(first)
+    assert SAID.endswith(newest)
+
+
+def test_a_log_is_kept_to_its_limit_while_it_is_written(tmp_path: Path, processes: Processes) -> None:
+    log = tmp_path / "log"
+    script = f"{TALKS}\nsys.stdout.flush(); time.sleep(600)"
+    command = [*SUPERVISE, "--log", log, "--", sys.executable, "-c", f"import sys, time\n{script}"]
+    supervisor = processes.start(command, env={"HOLDFAST_LOG_BYTES": str(LIMIT)})
+    wait_until(lambda: log.exists() and log.stat().st_size == len(SAID), "it to say all")
+    wait_until(lambda: log.stat().st_blocks * 512 <= LIMIT, "the log to be cut")
+    supervisor.kill()
+    supervisor.wait(300)
+
+
+def test_a_log_that_is_shown_too_is_kept_to_its_limit(tmp_path: Path) -> None:
+    """As in a pod, where all is shown."""
+    log = tmp_path / "log"
+    command = [*SUPERVISE, "--tee", "--log", str(log), "--", sys.executable, "-c", TALKS]
+    environment = {**os.environ, "HOLDFAST_LOG_BYTES": str(LIMIT)}
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=300)
+    assert done.stdout == SAID
+    assert log.stat().st_blocks * 512 <= LIMIT
+    assert log.read_bytes().endswith(SAID[-LIMIT // 3 :])
+
+
+@pytest.mark.parametrize("tee", [True, False])
+def test_where_no_holes_can_be_made_a_long_log_still_has_both_its_ends(tmp_path: Path, tee: bool) -> None:
+    """As on NFS before 4.2. Here the log can be appended to and nothing else (chattr +a)."""
+    with real_disk(tmp_path / "disk", 16 << 20) as disk:
+        log = disk / "log"
+        log.touch()
+        subprocess.run(["chattr", "+a", log], check=True)
+        command = [*SUPERVISE, *(["--tee"] if tee else []), "--log", str(log), "--", sys.executable, "-c"]
+        environment = {**os.environ, "HOLDFAST_LOG_BYTES": str(LIMIT)}
+        done = subprocess.run(
+            [*command, TALKS], env=environment, capture_output=True, timeout=300, check=True
+        )
+        assert done.stdout == (SAID if tee else b"")
+        said = log.read_bytes()
+    notes = re.split(rb"\n\[holdfast\] ([^\n]*)\n", said)
+    first, why, _, left_out, newest = notes
+    assert why.startswith(b"its file system makes no holes, so what follows is left out, but for its end")
+    assert min(len(first), len(newest)) > LIMIT // 3
+    assert SAID.startswith(first)
+    assert SAID.endswith(newest)
+    assert left_out.startswith(b"%d bytes were left out here" % (len(SAID) - len(first) - len(newest)))
 
 
 def test_it_starts_without_torch_and_numpy() -> None:

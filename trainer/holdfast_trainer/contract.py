@@ -10,7 +10,8 @@ Run directory::
     checkpoints/step-00000812/       rank-N.safetensors, manifest.json written last
     attempts/0003/ledger.jsonl       attempt start, durable checkpoints, stop
     attempts/0003/steps.jsonl        what each step did, by rank 0
-    attempts/0003/rank-N.log         output of a rank; rank-N.exit how it ended
+    attempts/0003/rank-N.log         output of a rank, of a long one the beginning and the newest end;
+                                     rank-N.exit how it ended
     attempts/0003/rank-N.stacks      where each thread of a rank stood when the gang hung
     attempts/0003/replica-N.log      output of torchrun; replica-N.exit how it ended
     attempts/0003/replica-N.termination
@@ -48,6 +49,8 @@ ENV_HOST = "HOLDFAST_HOST"
 """Address rank 0 binds; loopback unless given, as in a pod it must be."""
 ENV_REPLICA = "HOLDFAST_REPLICA"
 ENV_TERMINATION_LOG = "HOLDFAST_TERMINATION_LOG"
+ENV_LOG_BYTES = "HOLDFAST_LOG_BYTES"
+"""The most that the log of a rank may take of the disk; 0 or not there: no limit."""
 ENV_CHECKPOINT_EVERY = "HOLDFAST_CHECKPOINT_EVERY"
 """`auto`, `500` (steps) or `90s`; when set it wins over the config file."""
 ENV_CHECKPOINT_KEEP = "HOLDFAST_CHECKPOINT_KEEP"

@@ -3,8 +3,9 @@
 ``python -m holdfast_trainer.supervise [--log PATH] [--exit PATH] [--tee] [--fail-on-notice] [--tell-exit]
 [--die-with-parent] -- CMD ...``
 
-The command runs as a child in a session of its own. Its output is appended to the log, SIGTERM and
-SIGINT are passed on to it once each, and when it ends the exit file says how::
+The command runs as a child in a session of its own. Its output is appended to the log, which takes no more
+than HOLDFAST_LOG_BYTES of the disk (bounded_log.py), SIGTERM and SIGINT are passed on to it once each, and
+when it ends the exit file says how::
 
     {"code": 0, "ended": 1760000000.0, "peak_bytes": 734003200}     or     {"signal": 9, ...}
 
@@ -36,11 +37,14 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from .bounded_log import LEAST, SECONDS, HalfLog, HoledLog
 from .contract import (
     DEFAULT_TERMINATION_LOG,
+    ENV_LOG_BYTES,
     ENV_TERMINATION_LOG,
     EXIT_CONFIG_ERROR,
     NO_ROOM,
@@ -170,9 +174,15 @@ class Child:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def wait(self) -> int:
-        """The exit code; a negative one is the signal that ended it."""
+    def wait(self, tend: Callable[[], None] | None = None) -> int:
+        """The exit code; a negative one is the signal that ended it. `tend` is done now and again."""
         assert self.pid is not None
+        if tend is not None:
+            ended = os.pidfd_open(self.pid)
+            while not select.select([ended], [], [], SECONDS)[0]:
+                tend()
+            os.close(ended)
+            tend()
         _, status, usage = os.wait4(self.pid, 0)
         self.peak_bytes = usage.ru_maxrss * 1024
         return os.waitstatus_to_exitcode(status)
@@ -252,8 +262,9 @@ def run(options: Options, *, in_place: bool = False) -> int:
     exit_file = KeptFile(options.exit) if options.exit is not None else None
     if ENV_TERMINATION_LOG in os.environ:
         keep_room(_termination_log())
+    holed, half = _bounds(log)
     pipe = feed = None
-    if options.tee and log is not None:
+    if log is not None and (options.tee or half is not None):
         pipe, feed = os.pipe()
     try:
         child = Child(options.command, log if feed is None else feed, in_place=in_place)
@@ -261,9 +272,11 @@ def run(options: Options, *, in_place: bool = False) -> int:
         return _refuse(options, error, log, exit_file)
     if feed is not None and pipe is not None and log is not None:
         os.close(feed)
-        code = _show(child, pipe, log)
+        code = _copy(child, pipe, _kept(log, holed, half), shown=options.tee)
+        if half is not None:
+            half.end()
     else:
-        code = child.wait()
+        code = child.wait(holed.cut if holed is not None else None)
     end = how_it_ended(code, child.peak_bytes)
     record(exit_file, end)
     if code != 0 and options.tell_exit:
@@ -278,12 +291,36 @@ def run(options: Options, *, in_place: bool = False) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _show(child: Child, pipe: int, log: int) -> int:
-    """Log and show what the command says, until it ends; returns its exit code."""
+def _bounds(log: int | None) -> tuple[HoledLog | None, HalfLog | None]:
+    """What keeps the log from growing without end: nothing where nobody asks for it, else one of the two."""
+    try:
+        limit = int(os.environ.get(ENV_LOG_BYTES, "0"))
+    except ValueError:
+        return None, None
+    if log is None or limit <= 0:
+        return None, None
+    limit = max(limit, LEAST)
+    try:
+        return HoledLog(log, limit), None
+    except OSError:
+        return None, HalfLog(log, limit)
+
+
+def _kept(log: int, holed: HoledLog | None, half: HalfLog | None) -> Sink:
+    """Takes what is to be logged."""
 
     def keep(data: bytes) -> None:
         write_all(log, data)
+        if holed is not None:
+            holed.cut()
 
+    return keep if half is None else half
+
+
+def _copy(child: Child, pipe: int, keep: Sink, *, shown: bool) -> int:
+    """Log what the command says, and show it, until it ends; returns its exit code."""
+    if not shown:
+        return child.copy_until_end(pipe, [keep])
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == 1:
         return child.copy_until_end(pipe, [keep, lambda data: write_all(1, data)])
     lines = MarkedLines(1, rank_mark(int(os.environ.get("RANK", "0"))))

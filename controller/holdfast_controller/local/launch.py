@@ -24,6 +24,7 @@ from holdfast_controller.gang import (
     supervised_rank,
 )
 from holdfast_controller.jobs import TrainingJob
+from holdfast_controller.spec import LOG_LIMIT
 from holdfast_controller.visible_gpus import VARIABLE
 from holdfast_trainer.contract import ENV_PORT, ENV_REPLICA, ENV_TERMINATION_LOG, RunDir
 
@@ -38,10 +39,12 @@ class Runtime:
 
     python: str
     torchrun: tuple[str, ...]
+    log_limit: str = LOG_LIMIT
+    """What the log of a rank may take of the disk."""
 
     @classmethod
-    def of(cls, python: str) -> Runtime:
-        return cls(python, (python, "-m", TORCHRUN))
+    def of(cls, python: str, log_limit: str = LOG_LIMIT) -> Runtime:
+        return cls(python, (python, "-m", TORCHRUN), log_limit)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def replica_launches(
         ReplicaLaunch(
             index,
             replica_command(job, attempt, run, index, master_port, runtime),
-            replica_environment(job, attempt, run, index, grant, machine, runtime.python),
+            replica_environment(job, attempt, run, index, grant, machine, runtime),
         )
         for index, grant in enumerate(allocation)
     )
@@ -124,15 +127,20 @@ def replica_environment(
     replica: int,
     grant: Grant,
     machine: Machine,
-    python: str,
+    runtime: Runtime,
 ) -> dict[str, str]:
     """What a replica and its ranks see; the job's own `env` cannot override what the platform sets."""
     spec = job.spec
     per_rank = grant.cores / spec.processes_per_replica if grant.cores else machine.cores // spec.world_size
-    path = f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    path = f"{Path(runtime.python).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     platform = {
         **rank_environment(
-            job, attempt, run, config=str(config_path(run, attempt)), grace_seconds=spec.grace_seconds
+            job,
+            attempt,
+            run,
+            config=str(config_path(run, attempt)),
+            grace_seconds=spec.grace_seconds,
+            log_limit=runtime.log_limit,
         ),
         ENV_PORT: "0",  # many jobs on one machine: any free port, told in progress.address
         ENV_REPLICA: str(replica),

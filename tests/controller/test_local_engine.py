@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from waiting import wait_until, wait_until_async
 from holdfast_controller.cluster import Invalid, ReplicaState
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid, shutdown_timeout
-from holdfast_controller.jobs import TrainingJob, Verdict
+from holdfast_controller.jobs import Metadata, TrainingJob, Verdict
 from holdfast_controller.lines import LONGEST_LINE
 from holdfast_controller.local import logs, process
 from holdfast_controller.local.engine import LocalEngine
@@ -242,6 +243,34 @@ def test_the_grace_ends_also_under_the_next_controller(tmp_path: Path) -> None:
         async with at_work(local_engine(tmp_path)) as engine:
             seen = await until(engine, job, 1, "the end of the grace", gone)
             assert classify(seen).verdict is Verdict.SUSPENDED
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_set_does_not_move_the_end_of_the_grace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """As a laptop's that slept, or was an hour behind until it had a network. A rank that needs a while to
+    save has its grace; one that does not end has no more than that, also under the next controller."""
+    unset = time.time
+
+    async def story() -> None:
+        slow = waiting_job("slow", replicas=1, command=["sh", "-c", "trap '' TERM; echo up; sleep 600"])
+        stuck = slow.model_copy(update={"metadata": Metadata(name="stuck", uid="e" * 36)})
+        stuck = stuck.model_copy(update={"spec": stuck.spec.model_copy(update={"grace_seconds": 1.0})})
+        slow.spec.grace_seconds = 600.0
+        async with at_work(local_engine(tmp_path)) as engine:
+            for job in (slow, stuck):
+                await engine.start(job, 1)
+                await ranks_up(engine, tmp_path, job)
+                await engine.stop(job, 1)
+            monkeypatch.setattr(time, "time", lambda: unset() + 3600 * hours)
+            await until(engine, stuck, 1, "the end of the grace", gone)
+            seen = await engine.observe(slow, 1)
+            assert (seen.stopping, seen.gone) == (True, False)
+            assert seen.replicas[0].state is ReplicaState.RUNNING
+            await killed(engine, slow)
 
     asyncio.run(story())
 

@@ -1,7 +1,9 @@
 """One started attempt: look after its processes, and say what is left of it.
 
 Works from its directory and /proc alone, so it makes no difference whether this controller started it
-or found it. `tend` is called often and is cheap; whoever calls it, all who wait for changes are told.
+or found it. When something was is told by the machine's clock, as everywhere; how long to wait is not, for
+that clock may be set meanwhile, or go on while the machine sleeps (`Deadline`). `tend` is called often and
+is cheap; whoever calls it, all who wait for changes are told.
 """
 
 from __future__ import annotations
@@ -55,6 +57,18 @@ class MemoryKills:
         return abs(self.grew - ended) <= OUT_OF_MEMORY_SECONDS
 
 
+class Deadline:
+    """What is at most `most` seconds ahead on the machine's clock, and stays as far ahead whatever that clock
+    shows later: a grace ends neither at once nor hours late."""
+
+    def __init__(self, at: float, most: float):
+        self._at = time.monotonic() + min(max(0.0, at - time.time()), most)
+
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() >= self._at
+
+
 class ActiveAttempt:
     """A started attempt, from its first process until nothing of it is left."""
 
@@ -84,7 +98,11 @@ class ActiveAttempt:
         self._killed = files.killed()
         self._drills = {i: d for i in range(launch.replicas) if (d := files.drill(i))}
         self._lost = {i: lost for i in range(launch.replicas) if (lost := files.lost(i))}
-        self._next_scan = 0.0
+        self._deadline = _end_of_grace(self._stop) if self._stop else None
+        self._drill_deadlines = {i: _end_of_grace(drill) for i, drill in self._drills.items()}
+        self._stacks: Deadline | None = None
+        self._appears = Deadline(launch.started + APPEARS_SECONDS, APPEARS_SECONDS)
+        self._next_scan = Deadline(0.0, 0.0)
         self._helpers = list(to_reap)
         parent = parent_group()
         self._groups = (
@@ -135,12 +153,12 @@ class ActiveAttempt:
         self._memory.look()
         changed = self._notice_rank_exits()
         changed |= self._notice_replica_ends(now)
-        self._keep_deadlines(now)
-        if not self._running and now >= self._next_scan:
-            self._next_scan = now + SCAN_SECONDS
+        self._keep_deadlines()
+        if not self._running and self._next_scan.passed:
+            self._next_scan = Deadline(now + SCAN_SECONDS, SCAN_SECONDS)
             if self._killed is not None:
                 process.kill_all(self.launch.uid)
-            settled = bool(self.launch.supervisors) or now > self.launch.started + APPEARS_SECONDS
+            settled = bool(self.launch.supervisors) or self._appears.passed
             self.gone = settled and not process.find(self.launch.uid)
             changed |= self.gone
         self._clear_away()
@@ -206,11 +224,11 @@ class ActiveAttempt:
         self._lost[replica] = lost
         self._keep(lambda: self.files.write_lost(replica, lost))
 
-    def _keep_deadlines(self, now: float) -> None:
-        if self._stop is not None and now >= self._stop.deadline and self._killed is None:
+    def _keep_deadlines(self) -> None:
+        if self._deadline is not None and self._deadline.passed and self._killed is None:
             self.kill()
-        for replica, drill in self._drills.items():
-            if replica in self._running and now >= drill.deadline:
+        for replica, deadline in self._drill_deadlines.items():
+            if replica in self._running and deadline.passed:
                 process.kill_all(self.launch.uid, replica)
 
     def _keep(self, write: Callable[[], None]) -> None:
@@ -256,6 +274,7 @@ class ActiveAttempt:
         self.tend()
         now = time.time()
         self._stop = stop = Stop(now, now + grace_seconds)
+        self._deadline = _end_of_grace(stop)
         self._keep(lambda: self.files.write_stop(stop))
         self._notify(list(self._running))
 
@@ -271,10 +290,11 @@ class ActiveAttempt:
             self._killed = killed = time.time()
             self._keep(lambda: self.files.write_kill(killed))
         if first and stacks:
+            self._stacks = Deadline(self._killed + STACKS_SECONDS, STACKS_SECONDS)
             self._helpers.append(process.tell_stacks(self.launch.uid, STACKS_SECONDS))
-        elif not stacks or self._killed is None or time.time() > self._killed + STACKS_SECONDS:
+        elif not stacks or self._stacks is None or self._stacks.passed:
             process.kill_all(self.launch.uid)
-        self._next_scan = 0.0
+        self._next_scan = Deadline(0.0, 0.0)
 
     def drill(self, replica: int, kind: DrillKind, grace_seconds: float) -> None:
         """Disrupt one replica. Raises NotFound, NotReady, Invalid."""
@@ -296,6 +316,7 @@ class ActiveAttempt:
         now = time.time()
         grace = 0.0 if kind is DrillKind.KILL else grace_seconds
         self._drills[replica] = drill = Drill(kind, now, now + grace)
+        self._drill_deadlines[replica] = _end_of_grace(drill)
         self._keep(lambda: self.files.write_drill(replica, drill))
         self._disrupt(replica, kind)
 
@@ -337,3 +358,7 @@ class ActiveAttempt:
         for replica in replicas:
             if supervisor := self._running.get(replica):
                 process.send(supervisor, signal.SIGTERM)
+
+
+def _end_of_grace(asked: Stop | Drill) -> Deadline:
+    return Deadline(asked.deadline, asked.deadline - asked.time)

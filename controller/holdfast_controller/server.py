@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import signal
 import socket
 import time
@@ -34,6 +35,8 @@ log = structlog.get_logger(__name__)
 GRACE_SECONDS = 5
 """For requests that are being answered when the process is asked to end."""
 
+LEAST_OPEN_FILES = 32
+"""Twice what it takes to start."""
 REQUEST_SECONDS = 30.0
 """For the headers of a connection's first request: who sends none, token or not, holds a file of ours."""
 TELL_SECONDS = 30.0
@@ -93,8 +96,9 @@ class Listening:
 def claim(settings: Settings) -> Iterator[Listening]:
     """Lock the data directory, make or read the token, bind the port; give all back at the end.
 
-    Raises StartupError (port), DataDirectoryError (directory, lock, token).
+    Raises StartupError (port, open files), DataDirectoryError (directory, lock, token).
     """
+    _need_open_files()
     directory = settings.directory
     directory.create()
     lock = directory.lock()
@@ -113,6 +117,17 @@ def claim(settings: Settings) -> Iterator[Listening]:
                 directory.remove_server_file(os.getpid())
     finally:
         os.close(lock)
+
+
+def _need_open_files() -> None:
+    """Raises StartupError where a process may open so few that it would fail at whatever it opens last, and
+    blame that."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < LEAST_OPEN_FILES:
+        raise StartupError(
+            f"a process may have {soft} files open here, which is too few to start: `ulimit -n 1024`, or "
+            "LimitNOFILE= of its systemd unit"
+        )
 
 
 def bind(host: str, port: int) -> socket.socket:

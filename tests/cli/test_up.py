@@ -114,6 +114,17 @@ def test_it_refuses_a_wide_address_without_a_token(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_it_refuses_to_start_where_hardly_a_file_may_be_opened(tmp_path: Path) -> None:
+    """It said that its database was somebody else's, or showed a traceback."""
+    up = f"ulimit -n 12; exec {HOLDFAST} --data-dir {tmp_path}/data up --port 0"
+    refused = subprocess.run(["sh", "-c", up], capture_output=True, text=True, timeout=300, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(
+        "error: a process may have 12 files open here, which is too few to start"
+    )
+    assert not (tmp_path / "data").exists()
+
+
 def test_it_refuses_a_token_that_others_can_read(tmp_path: Path) -> None:
     token = tmp_path / "data/token"
     token.parent.mkdir()

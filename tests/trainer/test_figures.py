@@ -39,9 +39,9 @@ def test_a_training_tells_how_often_it_went_through_its_data(workshop: Workshop,
     assert memory > 100e6, "Python and torch alone take more"
     (said,) = [line for line in gang.texts().splitlines() if "step 13: loss " in line]
     done = 12 * 96 / 624  # the line is written within step 13
-    assert re.search(
-        rf"tokens/s, MFU \d+%, (CPU \d+% busy, )?[\d.]+ GB, epoch {done:.2f}, \d+ s left", said
-    ), said
+    rates = r"[\d,.]+ ms a step, [\d,]+ tokens/s, [\d,.]+ samples/s, MFU \d+%"
+    left = rf"[\d.]+ GB, epoch {done:.2f}, \d+ s left"
+    assert re.search(rf"step 13: loss [\d.]+, {rates}, (CPU \d+% busy, )?{left}", said), said
     epochs = {line["step"]: line for line in gang.history.steps() if "epoch" in line}
     assert {step: (line["epoch"], line["epoch_steps"]) for step, line in epochs.items()} == {
         7: (1, 7),
@@ -174,7 +174,9 @@ def test_what_nobody_told_is_no_figure() -> None:
     telemetry.worked(StepFigures(1.0, 10, 1))
     telemetry.timed(1.0, {})
     assert telemetry.progress.epoch == 0.5
-    assert telemetry.summary() == "10 tokens/s, 3.00 GB, epoch 0.50, 8 s left"
+    assert telemetry.summary() == (
+        "1,000.0 ms a step, 10 tokens/s, 1.0 samples/s, 3.00 GB, epoch 0.50, 8 s left"
+    )
     assert isinstance(telemetry.progress, Progress)
     assert telemetry.registry.get_sample_value("holdfast_epoch") == 0.5
     assert telemetry.registry.get_sample_value("holdfast_memory_peak_bytes") == 3e9

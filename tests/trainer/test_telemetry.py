@@ -57,6 +57,9 @@ def test_what_is_served_equals_what_is_written(workshop: Workshop) -> None:
     validated = [line for line in read_lines(history.run.steps(1)) if "val_loss" in line]
     assert [line["step"] for line in validated] == [12, 24]
     assert found["holdfast_validation_loss"] == progress.val_loss == validated[-1]["val_loss"]
+    for line in validated:
+        assert f"step {line['step']}: validation loss {line['val_loss']:.4f}" in gang.ranks[0].text()
+    assert "validation loss" not in gang.ranks[1].text(), "once is enough"
     assert found["holdfast_tokens_total"] == sum(line["tokens"] for line in lines.values()) == 25 * (5 + 10)
     assert found["holdfast_step_seconds_count"] == 25
     assert found["holdfast_step_seconds_sum"] == pytest.approx(

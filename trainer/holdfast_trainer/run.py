@@ -430,7 +430,7 @@ class Run:
         return float(total) / self.world_size
 
     def summary(self) -> str:
-        """Loss, rate and time left in a line, as far as they are known."""
+        """Loss, rates and time left in a line, as far as they are known."""
         return self._account.telemetry.summary()
 
     def span(self, phase: str) -> AbstractContextManager[None]:

@@ -196,6 +196,7 @@ class StepLog:
         if self.tensorboard is not None:
             self.tensorboard.scalars(step, {"validation loss": value})
         if self._journal is not None:
+            log.info("step %d: validation loss %.4f", step, value)
             self._journal.steps([{"step": step, "val_loss": value, "val_loss_hex": float(value).hex()}])
 
     def tell(self) -> None:

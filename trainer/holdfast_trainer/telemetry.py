@@ -344,11 +344,15 @@ class Telemetry:
             self._update(save_fault=why)
 
     def summary(self) -> str:
-        """Loss, rate and time left in a line, as far as they are known."""
+        """Loss, rates and time left in a line, as far as they are known."""
         now = self.progress
         parts = [f"loss {now.loss:.4f}"] if now.loss is not None else []
+        if now.step_seconds is not None:
+            parts.append(f"{1e3 * now.step_seconds:,.1f} ms a step")
         if now.tokens_per_second is not None:
             parts.append(f"{now.tokens_per_second:,.0f} tokens/s")
+        if now.samples_per_second is not None:
+            parts.append(f"{now.samples_per_second:,.1f} samples/s")
         if now.mfu is not None:
             parts.append(f"MFU {now.mfu:.0%}")
         for name, share in (("GPU", now.gpu_utilization), ("CPU", now.cpu_utilization)):

@@ -101,6 +101,13 @@ def test_a_sound_run_has_nothing_to_change() -> None:
             "train.micro_batch",
             "accumulated over 4 passes: 64 should fit",
         ),
+        (
+            ("train.micro_batch=64",),
+            {"memory_peak": 2_000_000},
+            "note",
+            "train.global_batch",
+            "a rank's whole share of a step, 64 sequences: there is room for about ",
+        ),
         ((), {"samples": 5000}, "warning", "train.steps", "goes through the data 12.8 times; beyond 4"),
         (
             ("train.steps=1", "optim.warmup_steps=0"),

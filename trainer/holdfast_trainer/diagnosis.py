@@ -17,6 +17,7 @@ from .config import Config
 from .links import Link, judged
 from .memory_need import FULL_SHARE, largest_micro_batch, memory_need
 from .model import parameter_count
+from .recommend import Recommended, larger_step
 from .verdict import OPTIMIZER_SHARE
 
 IDLE_SHARE = 0.5
@@ -127,9 +128,9 @@ def out_of_memory(config: Config, precision: str, world_size: int, room: int) ->
 def _memory(config: Config, facts: Facts) -> list[Finding]:
     share = config.train.global_batch // facts.world_size
     micro = config.train.micro_batch or share
-    need = memory_need(config, facts.precision, facts.world_size, micro).total
+    need = memory_need(config, facts.precision, facts.world_size, micro)
     room = int(FULL_SHARE * facts.memory_total)
-    correction = facts.memory_peak / need
+    correction = facts.memory_peak / need.total
     largest = largest_micro_batch(config, facts.precision, facts.world_size, room, correction)
     used = facts.memory_peak / facts.memory_total
     told = f"a step takes {facts.memory_peak / 1e9:.2f} of {facts.memory_total / 1e9:.2f} GB"
@@ -138,9 +139,9 @@ def _memory(config: Config, facts: Facts) -> list[Finding]:
         if largest is not None:
             better = f"set it to {largest}, which should fit"
         return [Finding("error", "train.micro_batch", f"{told}, too close to all: {better}")]
-    if facts.device_type != "cuda" or largest is None or largest <= micro:
+    if facts.device_type != "cuda" or used >= IDLE_SHARE:
         return []
-    if micro < share and used < IDLE_SHARE:
+    if micro < share and largest is not None and largest > micro:
         return [
             Finding(
                 "warning",
@@ -149,7 +150,13 @@ def _memory(config: Config, facts: Facts) -> list[Finding]:
                 "which keeps the device busier and computes the same",
             )
         ]
-    return []
+    train = replace(config.train, precision=facts.precision, micro_batch=micro)  # type: ignore[arg-type]
+    as_it_is = Recommended(replace(config, train=train), facts.memory_total, need, correction)
+    if (fits := larger_step(as_it_is, facts.world_size)) is None:
+        return []
+    message = f"{told}, though a pass holds a rank's whole share of a step, {share} sequences: there is room "
+    message += f"for about {fits}; tune --grow tries larger steps, which need another learning rate"
+    return [Finding("note", "train.global_batch", message)]
 
 
 def _data(config: Config, facts: Facts) -> list[Finding]:

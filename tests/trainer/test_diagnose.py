@@ -153,7 +153,14 @@ def test_a_sound_run_has_nothing_to_change() -> None:
             {},
             "warning",
             "train.threads",
-            "9 threads a rank on 8 cores wait for each other",
+            "9 threads of each of 1 rank(s) here, on 8 cores, wait for each other: 8 a rank would not",
+        ),
+        (
+            ("train.threads=3", "train.micro_batch=null"),
+            {"world_size": 4, "ranks_here": 4},
+            "warning",
+            "train.threads",
+            "3 threads of each of 4 rank(s) here, on 8 cores, wait for each other: 2 a rank would not",
         ),
         (
             ("model.vocab_size=65",),

@@ -63,6 +63,8 @@ class Facts:
     """Whether memory comes from another malloc than the C library's."""
     attention: str = ""
     """The kernel that attention took (see attention_kernels)."""
+    ranks_here: int = 1
+    """That share the cores."""
 
     @property
     def save_seconds(self) -> float:
@@ -260,8 +262,11 @@ def _network(facts: Facts) -> list[Finding]:
 def _settings(config: Config, facts: Facts) -> list[Finding]:
     found = []
     threads = config.train.threads
-    if threads is not None and threads > facts.cores:
-        message = f"{threads} threads a rank on {facts.cores} cores wait for each other"
+    if threads is not None and threads * facts.ranks_here > facts.cores:
+        message = (
+            f"{threads} threads of each of {facts.ranks_here} rank(s) here, on {facts.cores} cores, wait "
+        )
+        message += f"for each other: {max(1, facts.cores // facts.ranks_here)} a rank would not"
         found.append(Finding("warning", "train.threads", message))
     of_its_own = config.train.init_from is None  # weights that are there have a vocabulary
     if config.model.vocab_size % 64 and facts.device_type == "cuda" and of_its_own:

@@ -113,6 +113,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         not_compiled=training.not_compiled,
         own_malloc=preloaded(os.environ),
         attention=training.attention,
+        ranks_here=ranks_here(),
         reduce_bytes_per_second=_reduce_speed(gang),
         link=_link(gang),
     )

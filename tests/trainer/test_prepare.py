@@ -93,7 +93,9 @@ def documents(out: Path, index: TokenIndex) -> dict[str, list[str]]:
     return found
 
 
-def test_every_document_is_in_one_split_and_can_be_read_back(corpus: Path) -> None:
+def test_every_document_is_in_one_split_and_can_be_read_back(
+    corpus: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     index = prepare(request(corpus))
     found = documents(corpus.parent / "out", index)
     texts = [path.read_text() for path in corpus.rglob("*.txt")]
@@ -104,6 +106,10 @@ def test_every_document_is_in_one_split_and_can_be_read_back(corpus: Path) -> No
     assert 0 < len(found["validation"]) < len(found["train"])
     assert index.vocab_size == 300
     assert index == read_index(corpus.parent / "out")
+    said, each = capfd.readouterr().err, sum(map(len, texts)) / sum(shard.tokens for shard in index.shards)
+    for split in found:
+        assert f"{index.tokens(split):,} {split} tokens of {len(found[split])} documents, " in said
+    assert f", {each:.2f} bytes of text a token, vocabulary 300, " in said
 
 
 def test_the_bytes_do_not_depend_on_the_workers(corpus: Path) -> None:

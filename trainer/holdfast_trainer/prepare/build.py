@@ -237,9 +237,12 @@ def _begin(out: Path, state: State) -> State:
 
 
 def _summary(index: TokenIndex) -> str:
-    parts = [f"{index.tokens(split):,} {split} tokens" for split in SPLITS]
-    size = sum(shard.tokens for shard in index.shards) * ITEM_SIZE[index.dtype] / 1e6
-    return f"{', '.join(parts)}, vocabulary {index.vocab_size}, {size:.1f} MB"
+    documents, total = index.source["documents"], sum(shard.tokens for shard in index.shards)
+    parts = [f"{index.tokens(split):,} {split} tokens of {documents[split]:,} documents" for split in SPLITS]
+    each, size = index.source["text_bytes"] / total, total * ITEM_SIZE[index.dtype] / 1e6
+    return (
+        f"{', '.join(parts)}, {each:.2f} bytes of text a token, vocabulary {index.vocab_size}, {size:.1f} MB"
+    )
 
 
 def _tell(request: Request, index: TokenIndex, tally: Tally, seconds: float) -> None:

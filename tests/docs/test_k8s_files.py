@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.manifests import attempt_manifests
 from holdfast_controller.pod_settings import PodSettings
 from holdfast_controller.policy.placement import MARKS, Provider
+from holdfast_controller.policy.quantity import quantity
 
 K8S = Path(__file__).parents[2] / "k8s"
 FILES = sorted(K8S.rglob("*.yaml"))
@@ -59,6 +61,35 @@ def test_whoever_is_told_to_submit_the_sample_has_its_data_made_first(told: str)
     ]
     first = [next(n for n, line in enumerate(commands) if step in line) for step in steps]
     assert first == sorted(first)
+
+
+def test_teams_share_one_pool_and_each_gets_its_own_back() -> None:
+    """What two teams are told to apply gives them together what one queue has, by the same resources."""
+
+    def quotas(one: dict[str, Any]) -> dict[str, Fraction]:
+        [group] = one["spec"]["resourceGroups"]
+        [flavor] = group["flavors"]
+        assert [quota["name"] for quota in flavor["resources"]] == group["coveredResources"]
+        return {quota["name"]: quantity(quota["nominalQuota"]) for quota in flavor["resources"]}
+
+    def of_kind(name: str, kind: str) -> list[dict[str, Any]]:
+        return [one for one in documents(K8S / "kueue" / name) if one["kind"] == kind]
+
+    (alone,) = of_kind("queues.yaml", "ClusterQueue")
+    teams = of_kind("teams.yaml", "ClusterQueue")
+    shares = [quotas(team) for team in teams]
+    assert {name: sum(share[name] for share in shares) for name in shares[0]} == quotas(alone)
+    assert {team["spec"]["cohort"] for team in teams} == {"training"}
+    assert {team["spec"]["preemption"]["reclaimWithinCohort"] for team in teams} == {"Any"}
+    assert all(float(team["spec"]["fairSharing"]["weight"]) > 0 for team in teams)
+    queues = of_kind("teams.yaml", "LocalQueue")
+    for team, queue in zip(teams, queues, strict=True):
+        assert queue["spec"]["clusterQueue"] == team["metadata"]["name"]
+        selected = team["spec"]["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        assert selected == queue["metadata"]["namespace"]
+    assert {one["metadata"]["name"] for one in (*queues, *of_kind("queues.yaml", "LocalQueue"))} == {
+        "training"
+    }, "a job names the same queue, whichever is used"
 
 
 @pytest.mark.parametrize("path", sorted(K8S.rglob("*.sh")), ids=lambda path: path.name)

@@ -116,6 +116,19 @@ def test_the_readme_tells_the_marks_and_notices_of_the_code() -> None:
     assert f"| {Provider.AUTO.value} | any of them | {shortest:g} s" in text
 
 
+def test_the_readme_names_the_chart_s_values_with_their_defaults() -> None:
+    text = (K8S / "README.md").read_text()
+    known = {field.alias for field in PodSettings.model_fields.values()}
+    assert set(re.findall(r"\bjobs\.(\w+)", text)) <= known
+    for name, default in (
+        ("sharedMemory", PodSettings().shared_memory),
+        ("scratch", PodSettings().scratch),
+    ):
+        assert f"`jobs.{name}` ({default.removesuffix('Gi')} GiB)" in text
+    for name in re.findall(r"\bjobs\.ncclEnvironment\.(\w+)", text):
+        assert name.startswith("NCCL_")
+
+
 def test_links_lead_somewhere() -> None:
     for link in re.findall(r"\]\(([^)#:]+)\)", (K8S / "README.md").read_text()):
         assert (K8S / link).exists(), link

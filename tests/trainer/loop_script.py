@@ -37,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "norm": False,
     "chunks": 1,
     "step_every": 1,  # in how many steps the optimizer takes one, and gradients add up meanwhile
+    "zeroed": False,  # gradients keep their memory from step to step
     "bf16": False,
     "fp16": False,  # with a scaler whose scale grows until gradients overflow, again and again
     "settle": False,
@@ -210,7 +211,7 @@ for step in run.steps(options["steps"]):
         scaler.step(optimizer)
         scaler.update()
         scheduler.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=not options["zeroed"])
     if options["validate_late"]:
         validate()
     if step == options["break_at"]:

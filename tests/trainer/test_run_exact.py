@@ -53,7 +53,7 @@ FORMS: dict[str, tuple[int, dict[str, Any]]] = {
         {"step_every": 4, "chunks": 2, "norm": True, "validate_every": 3},
     ),
     "two ranks, copied late": (2, {"norm": True, "chunks": 2, "size": 4200}),
-    "three ranks": (3, {}),
+    "three ranks, gradients zeroed in place": (3, {"zeroed": True}),
     "three ranks, settled": (3, {"settle": True, "norm": True, "chunks": 2}),
 }
 

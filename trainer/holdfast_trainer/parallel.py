@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -195,6 +195,21 @@ def hear_waiting(model: nn.Module, heard: Callable[[], None]) -> None:
                 part.register_hook(backward_begins)  # type: ignore[no-untyped-call]
 
     model.register_forward_hook(after_forward)
+
+
+def divide_alike(model: DistributedDataParallel) -> None:
+    """Have gradients divided by the number of ranks in one way, before the first backward pass.
+
+    By itself DDP divides a gradient that lies in its bucket from the pass before, and multiplies one that it
+    copies there by the reciprocal. Where gradients are kept from step to step (`set_to_none=False`, say) the
+    first pass of a process copies and others do not: but for a power of two the two round otherwise, and a
+    resume is not exact. The hook that is built in divides all of a bucket. A hook of the user's is left.
+    """
+    ranks = dist.get_world_size(model.process_group)
+    if ranks & (ranks - 1):
+        whole_buckets: Any = dist.BuiltinCommHookType.ALLREDUCE  # type: ignore[attr-defined]
+        with suppress(RuntimeError):  # there can be one hook alone
+            model._register_builtin_comm_hook(whole_buckets)  # type: ignore[no-untyped-call]
 
 
 def shard(

@@ -51,7 +51,7 @@ from .faults import dead_worker, is_out_of_memory, not_deterministic, out_of_mem
 from .interruption import Exchange, Notice
 from .losses import Losses
 from .overflow import Overflow
-from .parallel import Gang, hear_waiting, join_gang, shard, wrap
+from .parallel import Gang, divide_alike, hear_waiting, join_gang, shard, wrap
 from .place import Place
 from .prefetch import Prefetch
 from .redone import Redone
@@ -341,6 +341,8 @@ class Run:
         self._account.count_epochs(self.steps_an_epoch, self._step)
         self._watchdog.start()
         assert self._saves.state is not None
+        for model in self._saves.state.replicated.values():
+            divide_alike(model)
         self._overflow.look(self._saves.state.gradient_scale(self.device), stepped=True)
         self._exchange.contribute(self._step)
         if self._exchange.finish().stop:  # a notice came before the first step

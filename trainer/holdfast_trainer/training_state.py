@@ -56,7 +56,7 @@ class TrainingState:
             if any(map(has_shuffle_buffer, (part, getattr(part, "dataset", None)))):
                 raise UnsupportedState(f"track({name}=...): {SHUFFLE_BUFFER}")
         self._parts: dict[str, Stateful] = {name: _innermost(name, part) for name, part in parts.items()}
-        self._replicated = {n: p for n, p in parts.items() if isinstance(p, DistributedDataParallel)}
+        self.replicated = {n: p for n, p in parts.items() if isinstance(p, DistributedDataParallel)}
         self._rank = rank
         optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}
         self._unspent = {name: Unspent(optimizer) for name, optimizer in optimizers.items()}
@@ -130,7 +130,7 @@ class TrainingState:
         shared = self._shared(step)
         if any(gradients.values()):
             shared["gradients"] = gradients
-        if apart := [name for name, model in self._replicated.items() if _goes_on_apart(model)]:
+        if apart := [name for name, model in self.replicated.items() if _goes_on_apart(model)]:
             shared["buffers_apart"] = apart
         differ = [{"parts": buffers}, {"parts": parts}, {"gradients": gradients}]
         names = [name for some in differ for name in pack({"shared": some})[1]]
@@ -164,7 +164,7 @@ class TrainingState:
         for name, unspent in self._unspent.items():
             shared = loaded.shared.get("gradients", {}).get(name, {})
             unspent.restore(own.get("gradients", {}).get(name, shared))
-        for name, model in self._replicated.items():
+        for name, model in self.replicated.items():
             model.require_forward_param_sync = name not in loaded.shared.get("buffers_apart", ())
         return [name for name in saved if name not in self._parts]
 

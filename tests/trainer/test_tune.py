@@ -321,6 +321,18 @@ def test_a_configuration_is_tuned_and_what_is_written_can_be_trained(
     assert "| as it is |" in (out / "tune.md").read_text()
 
 
+def test_a_model_that_does_not_fit_is_told_before_it_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a container too small for today's settings the kernel ends tune, which has no words then."""
+    assert command.main([str(write_config(tmp_path)), f"model.vocab_size={2**45}"]) == EXIT_CONFIG_ERROR
+    said = capsys.readouterr().err.splitlines()
+    foreseen = next(line for line in said if line.startswith("warning: "))
+    assert foreseen.startswith("warning: model: by reckoning a step with 2 sequences a pass does not fit: ")
+    assert foreseen.endswith("a larger device. If this process is killed now, it is for that")
+    assert said.index(foreseen) < next(i for i, line in enumerate(said) if "today's settings" in line)
+
+
 def test_a_model_of_ones_own_grows_to_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [f"{WORKLOADS}:steady", "--grow", "--out", str(tmp_path), "-o", "json", *QUICK]
     assert command.main(arguments) == 0

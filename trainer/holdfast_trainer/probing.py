@@ -77,7 +77,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     batches = Batches(data, config, gang.rank, gang.world_size, gang.device)
     warm_up(gang.device)
     memory = Footprint(gang.device)
-    if gang.rank == 0 and (killed := _foreseen(batches, compute.name, memory.room())):
+    if gang.rank == 0 and (killed := foreseen(batches, compute.name, memory.room())):
         print(f"warning: {killed}", file=sys.stderr, flush=True)
     with _fitting(config, compute.name, gang, memory):
         training = Rehearsal(config, gang, compute, batches, validates=held_out is not None)
@@ -119,7 +119,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     )
 
 
-def _foreseen(batches: Batches, precision: str, room: int) -> str:
+def foreseen(batches: Batches, precision: str, room: int) -> str:
     """Why the kernel may kill this process, which will have no words then: a step needs, by reckoning, more
     than the `room` bytes; empty where it does not, and on a GPU, which refuses with an error."""
     config, ranks = batches.config, batches.world_size

@@ -102,9 +102,12 @@ def _tune(arguments: argparse.Namespace, config: Config | None, gang: Any) -> in
 
 def gpt_subject(config: Config, gang: Any) -> Any:
     """The configured training. Raises ConfigError, DataError."""
+    from ..assembly import Batches
     from ..data import TokenDataset
     from ..determinism import choose_kernels
+    from ..footprint import Footprint
     from ..precision import precision
+    from ..probing import foreseen
     from .gpt import GptTrial, settings_of
     from .session import Subject
 
@@ -117,6 +120,9 @@ def gpt_subject(config: Config, gang: Any) -> Any:
     data = TokenDataset(config.data.prepared, "train", **shape, verify=config.data.verify)
     choose_kernels(config.train.kernels)
     compute = precision(config.train.precision, gang.device, gang)
+    batches = Batches(data, config, gang.rank, gang.world_size, gang.device)
+    if gang.rank == 0 and (killed := foreseen(batches, compute.name, Footprint(gang.device).room())):
+        print(f"warning: {killed}", file=sys.stderr, flush=True)
     return Subject(
         build=lambda settings, alone: GptTrial(config, data, settings, gang, alone=alone),
         settings=settings_of(config, compute.name, gang),

@@ -37,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "norm": False,
     "chunks": 1,
     "step_every": 1,  # in how many steps the optimizer takes one, and gradients add up meanwhile
+    "complex": False,  # the first layer's weights are complex numbers
     "zeroed": False,  # gradients keep their memory from step to step
     "bf16": False,
     "fp16": False,  # with a scaler whose scale grows until gradients overflow, again and again
@@ -96,7 +97,20 @@ if os.environ.get("NO_ROOM_FOR_MODEL"):
     torch.empty(2**46)  # more than any machine has
 torch.manual_seed(1)
 size = options["size"]
-layers: list[nn.Module] = [nn.Linear(16, size)]
+
+
+class Magnitudes(nn.Module):
+    """Of 16 numbers turned and scaled by complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, size, dtype=torch.complex64) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.complex64) @ self.weight).abs()
+
+
+layers: list[nn.Module] = [Magnitudes() if options["complex"] else nn.Linear(16, size)]
 if options["norm"]:
     layers.append(nn.BatchNorm1d(size))
 layers += [nn.ReLU(), nn.Dropout(options["dropout"]), nn.Linear(size, 32), nn.Tanh(), nn.Linear(32, 4)]

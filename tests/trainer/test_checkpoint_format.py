@@ -133,7 +133,7 @@ def test_a_number_of_numpys_keeps_its_type(tmp_path: Path, value: np.generic) ->
         (object(), "optimizer.x: a object cannot be saved; keep tensors, numbers, strings, lists and dicts"),
         ({(1, 2): 3}, "optimizer.x: key (1, 2) is a tuple, not str or int"),
         (np.array(["a"], dtype=object), "optimizer.x: a numpy array of object cannot be saved"),
-        (torch.zeros(2, dtype=torch.complex64), "optimizer.x: a torch.strided tensor of torch.complex64"),
+        (torch.zeros(2, dtype=torch.complex128), "optimizer.x: a torch.strided tensor of torch.complex128"),
         (torch.zeros(2, 2).to_sparse(), "optimizer.x: a torch.sparse_coo tensor of torch.float32"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gangs import KILL, NOTICE, History, Workshop
 
-from holdfast_trainer.checkpoint.inspection import Opened
+from holdfast_trainer.checkpoint.inspection import Opened, differences
 from holdfast_trainer.precision import Bf16, bf16_of
 
 STEPS = 60
@@ -42,7 +42,7 @@ for step in run.steps(12):
         os.kill(os.getpid(), signal.SIGKILL)
 """
 FORMS: dict[str, tuple[int, dict[str, Any]]] = {
-    "one rank": (1, {}),
+    "one rank, complex weights": (1, {"complex": True, "size": 4200}),
     "one rank, accumulated, bf16": (1, {"chunks": 3, "bf16": True}),
     "one rank, fp16": (1, {"chunks": 2, "fp16": True}),
     "two ranks": (2, {"chunks": 2}),
@@ -99,6 +99,12 @@ def test_killed_and_noticed_equals_untouched(workshop: Workshop, form: str) -> N
     interrupted = workshop.finish(ranks=ranks, **options)
     assert interrupted.events("attempt_start", 3)[0]["resumed_step"] == noticed.termination().step
     assert_same(interrupted, untouched)
+    if options.get("complex"):
+        name = "shared.parts.model.0.weight"
+        with Opened(interrupted.run, 56) as one, Opened(interrupted.run, STEPS) as other:
+            furthest = (one.tensor(name) - other.tensor(name)).abs().max().item()
+            told = {found.name: found.max_abs for found in differences(one, other)}
+        assert told[name] == pytest.approx(furthest), "of both parts of a number"
     if options.get("fp16"):
         with Opened(interrupted.run, STEPS) as saved:
             scale = saved.shared()["parts"]["scaler"]["scale"]

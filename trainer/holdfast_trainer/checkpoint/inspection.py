@@ -324,7 +324,8 @@ def _compare(name: str, left: torch.Tensor, right: torch.Tensor) -> Difference |
         return Difference(name, f"{_kind(left)} / {_kind(right)}")
     if torch.equal(_bits(left), _bits(right)):
         return None
-    gap: float = (left.double() - right.double()).abs().max().item()
+    exact = torch.complex128 if left.is_complex() else torch.float64
+    gap: float = (left.to(exact) - right.to(exact)).abs().max().item()
     count = int((_bits(left) != _bits(right)).reshape(left.numel(), -1).any(1).sum())
     what = f"{count} of {left.numel()} elements differ"
     return Difference(name, what, gap if math.isfinite(gap) else None)

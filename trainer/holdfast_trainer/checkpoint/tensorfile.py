@@ -47,6 +47,7 @@ DTYPES = {
     torch.bool: "BOOL",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
 }
 """What the format can hold."""
 

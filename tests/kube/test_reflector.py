@@ -357,6 +357,12 @@ def test_each_refusal_has_its_error() -> None:
     throttled = error_of("GET /x", 429, {}, "7")
     assert isinstance(throttled, Throttled)
     assert throttled.retry_after == 7
+    assert str(throttled) == "GET /x: the apiserver is busy: HTTP 429"
+    needs = "The disruption budget keep needs 2 healthy pods and has 2 currently"
+    budget = {"causes": [{"reason": "DisruptionBudget", "message": needs}]}
+    kept = error_of("POST /x/eviction", 429, {"message": "Cannot evict pod", "details": budget}, "7")
+    assert isinstance(kept, Throttled)
+    assert str(kept) == f"POST /x/eviction: not now: {needs}", "nothing is busy"
     said = 'pods is forbidden: User "system:serviceaccount:h:h" cannot list resource "pods" in API group ""'
     forbidden = error_of("GET /x", 403, {"message": said}, None)
     assert isinstance(forbidden, NotPermitted)

@@ -60,8 +60,12 @@ def error_of(what: str, code: int, status: Mapping[str, Any], retry_after: str |
         return AlreadyExists(f"{what}: {said}") if taken else Conflict(f"{what}: {said}; read it again")
     if code == 410:
         return Expired(f"{what}: {said}")
+    causes = status.get("details", {}).get("causes") or []
     if code == 429:
-        return Throttled(f"{what}: the apiserver is busy: {said}", seconds_of(retry_after))
+        # An eviction is refused like this, too, which Kubernetes' own words put down to the pod.
+        budget = [cause.get("message", said) for cause in causes if cause.get("reason") == "DisruptionBudget"]
+        why = f"not now: {budget[0]}" if budget else f"the apiserver is busy: {said}"
+        return Throttled(f"{what}: {why}", seconds_of(retry_after))
     if code in (401, 403):
         if code == 403 and not _RIGHTS.search(said):
             return NotPermitted(f"{what}: the apiserver refuses it: {said}")
@@ -69,7 +73,6 @@ def error_of(what: str, code: int, status: Mapping[str, Any], retry_after: str |
             f"{what}: the apiserver refuses the controller: {said}; give its account the right to do this"
         )
     if 400 <= code < 500:
-        causes = status.get("details", {}).get("causes") or []
         lines = [f"{cause.get('field', '')}: {cause.get('message', '')}" for cause in causes]
         return Invalid(f"{what}: {said}", lines or [said])
     return Unavailable(f"{what}: the apiserver failed: {said}")

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 from fakes import MemoryEngine, MemoryStore
-from scene import Scene, make, play
+from scene import Scene, make, play, telling
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import NotFound, Unavailable
@@ -85,6 +85,37 @@ def test_a_program_that_tells_nothing_of_its_steps_runs_all_the_same() -> None:
         job = await scene.end(0, 0)
         assert job.status.phase is Phase.SUCCEEDED
         assert job.status.goodput is None
+
+    play(story)
+
+
+def test_a_job_that_told_of_its_steps_before_does_not_run_as_long_as_it_tells_of_none() -> None:
+    """DNS was down while its ranks looked for each other, for up to two hours: it was Running, and the user
+    told to put `Run` into a loop that has it. Another program that is put in its place may well say nothing.
+    """
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        job = await scene.submit(make())
+        engine.progress = Progress(attempt=1, step=7, total_steps=9, durable_step=5, phase="training")
+        assert (await scene.look()).status.phase is Phase.RUNNING
+        engine.vanish(job, 1, 1)
+        engine.progress = None
+        await scene.look()
+        scene.now += timedelta(seconds=5)
+        job = await scene.look(passes=3)
+        scene.now += timedelta(seconds=1000)
+        job = await scene.look()
+        assert (job.status.attempt, job.status.phase) == (2, Phase.STARTING)
+        assert job.status.message == "replicas are up; rank 0 has not reported yet"
+        await scene.change(command=["plain"])
+        engine.vanish(job, 2, 1)
+        await scene.look()
+        scene.now += timedelta(seconds=5)
+        job = await scene.look(passes=3)
+        scene.now += timedelta(seconds=1000)
+        job = await scene.look()
+        assert (job.status.attempt, job.status.phase) == (3, Phase.RUNNING)
 
     play(story)
 

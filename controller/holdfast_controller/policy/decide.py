@@ -32,7 +32,8 @@ from .size import next_replicas
 from .tails import bound_tails
 
 SILENT_SECONDS = 120.0
-"""A program that has not reported for so long since all replicas are up is not going to: it uses no `Run`."""
+"""A program that has not reported for so long since all replicas are up is not going to: it uses no `Run`.
+What did so in an earlier attempt does: DNS may be down, and its ranks look for each other."""
 
 CORRECTED = "its spec was changed while it waited; the next one is as it asks now"
 
@@ -201,7 +202,10 @@ class _Deciding:
     def _left_to_report(self, record: AttemptRecord, observation: AttemptObservation) -> float | None:
         """Seconds until one that says nothing of its steps is taken to run; None: it has, or cannot yet."""
         up = all(replica.state is ReplicaState.RUNNING for replica in observation.replicas)
-        if not up or observation.progress is not None or record.started_at is None:
+        heard = observation.progress is not None or any(
+            one.made_of == record.made_of and one.last_step is not None for one in self.status.attempts
+        )
+        if not up or heard or record.started_at is None:
             return None
         return SILENT_SECONDS - (self.now - record.started_at).total_seconds()
 

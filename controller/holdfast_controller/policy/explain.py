@@ -10,7 +10,8 @@ FAULT_CHARACTERS = 300
 
 UNREPORTED = (
     "runs, and tells nothing of its steps: steps, loss and lost work are not known. "
-    "`Run` from holdfast_trainer.run, in its loop, makes them known"
+    "`Run` from holdfast_trainer.run, in its loop, makes them known; where it is there, the ranks may not "
+    "have found each other, and their logs tell why"
 )
 
 

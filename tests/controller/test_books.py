@@ -56,6 +56,27 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
     play(story)
 
 
+def test_what_a_suspended_job_could_not_save_is_told_with_the_reason() -> None:
+    """Its disk was full: that steps were lost stood among what is in order, and nothing said why."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        job = await scene.submit(make(replicas=1))
+        full = "step 133 could not be saved: No space left on device"
+        engine.progress = Progress(1, 133, 600, 20, "training", save_fault=full)
+        await scene.look()
+        job = await scene.change(suspend=True)
+        engine.end(job, 1, 0, 1)
+        job = await scene.look()
+        assert (job.status.phase, job.status.lost_steps) == (Phase.SUSPENDED, 113)
+        told = [event for event in await scene.store.events("default", "a") if "attempt 1:" in event.message]
+        assert [(event.type, event.message) for event in told] == [
+            ("Warning", f"attempt 1: stopped on request; 113 steps are to be done again: {full}")
+        ]
+
+    play(story)
+
+
 def test_a_resume_on_something_else_is_told_once_and_stays_on_record() -> None:
     """Nobody has to read logs to know that the losses are not those of an untouched run."""
 

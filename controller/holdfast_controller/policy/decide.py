@@ -253,8 +253,9 @@ class _Deciding:
         if verdict is Verdict.FINISHED:
             self._tell("Normal", "Finished", text)
             return self._final(Phase.SUCCEEDED, "Finished", text)
-        lost = f"; {record.lost_steps} steps are to be done again" if record.lost_steps else ""
-        self._tell("Normal" if verdict is Verdict.SUSPENDED else "Warning", verdict.value, f"{text}{lost}")
+        lost = explain.to_do_again(record, self.status.progress)
+        as_asked = verdict is Verdict.SUSPENDED and not lost
+        self._tell("Normal" if as_asked else "Warning", verdict.value, f"{text}{lost}")
         if not booked.again:
             return self._final(Phase.FAILED, verdict.value, f"{text}; {booked.reason}")
         if hopeless := same_failure(self.status.attempts):

@@ -41,6 +41,14 @@ def save_fault(progress: Progress) -> str | None:
     return progress.save_fault[:FAULT_CHARACTERS] if progress.save_fault else None
 
 
+def to_do_again(record: AttemptRecord, progress: JobProgress | None) -> str:
+    """Of an attempt that is over, what is to be added where steps of it were lost, and why they were."""
+    if not record.lost_steps:
+        return ""
+    unsaved = progress is not None and progress.attempt == record.number and progress.save_fault
+    return f"; {record.lost_steps} steps are to be done again{f': {unsaved}' if unsaved else ''}"
+
+
 def saving(before: JobProgress | None, now: JobProgress | None) -> tuple[str, str, str] | None:
     """An event's type, reason and message where saves of an attempt begin to fail, or do so no more."""
     if now is None:

@@ -66,6 +66,11 @@ class DrillReport:
     """Those of them whose loss had other bits."""
 
     @property
+    def heard(self) -> bool:
+        """Whether the program tells of its steps at all."""
+        return self.last_step is not None or self.resumed_step is not None
+
+    @property
     def proof(self) -> str:
         """What the steps done twice say of the resume, in a sentence."""
         if self.different:
@@ -75,6 +80,8 @@ class DrillReport:
             untold = max(0, (self.lost_steps or 0) - self.again)
             rest = f"; the loss of {untold} more was not told before" if untold else ""
             return f"exact: all {self.again} steps done twice gave the same loss to the last bit{rest}"
+        if not self.heard:
+            return "not known: its program tells nothing of its steps"
         if self.lost_steps == 0 and self.resumed_step is not None:
             return "no step was done twice: it went on from the very state that was saved"
         return "not known: no step has a loss on record from both attempts"

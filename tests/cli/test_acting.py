@@ -68,6 +68,35 @@ def test_a_drill_whose_job_ends_with_it_is_reported_without_the_steps(
     assert "no proof: no rank 0 runs that could tell its steps" in result.stderr
 
 
+def test_a_drill_of_a_program_that_tells_nothing_of_its_steps_is_reported_as_such(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """No checkpoint of it is known: there is no step to count, and nobody is asked for its steps."""
+    holdfast("submit", str(job_file))
+    server.engine.running["default/gpt-small"] = [0, 1]
+    for known in (server.engine.drills, server.engine.ledger_lines, server.engine.step_lines):
+        known.clear()
+    first = {"number": 1, "opened_at": datetime.now(UTC)}
+    server.set_status("gpt-small", phase="Running", attempt=1, attempts=[first])
+
+    def go_on_once_drilled() -> None:
+        wait_until(lambda: server.engine.drills, "the drill")
+        hit = first | {"verdict": "Disrupted", "reason": "replica 1: Drilled: killed on request"}
+        after = {"number": 2, "opened_at": datetime.now(UTC)}
+        server.set_status("gpt-small", phase="Running", attempt=2, attempts=[hit, after])
+
+    reconciler = threading.Thread(target=go_on_once_drilled, daemon=True)
+    reconciler.start()
+    result = holdfast("drill", "gpt-small", "--replica", "1", "--wait")
+    reconciler.join(300)
+    assert result.stdout.splitlines()[1:] == [
+        "  verdict   Disrupted: replica 1: Drilled: killed on request",
+        "  lost      not known: its program tells nothing of its steps; "
+        "`Run` from holdfast_trainer.run makes them known",
+    ]
+    assert result.stderr == ""
+
+
 def test_what_may_be_out_of_date_is_said_once(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     holdfast("submit", str(job_file))
     server.store.fault = "cannot write jobs.db: the disk is full"

@@ -70,8 +70,9 @@ def _wait(client: Client, place: JobAddress, attempt: int, timeout: float) -> Dr
     end = time.monotonic() + timeout
     for account in answers(lambda: client.ledger(place.namespace, place.name), end, seen=True):
         phase, attempts = account["phase"], account["attempts"]
-        if drill_report(attempt, phase, attempts, ()) is not None:
-            report = drill_report(attempt, phase, attempts, _steps(client, place, end))
+        if (report := drill_report(attempt, phase, attempts, ())) is not None:
+            if report.heard:
+                report = drill_report(attempt, phase, attempts, _steps(client, place, end))
             assert report is not None
             return report
         if phase in ("Failed", "Succeeded", "Suspended"):
@@ -95,9 +96,12 @@ def _steps(client: Client, place: JobAddress, end: float) -> list[dict[str, Any]
 def _text(report: DrillReport) -> str:
     from .formats import count, duration
 
+    verdict = f"  verdict   {report.verdict}: {report.reason}"
+    if not report.heard:
+        return f"{verdict}\n  lost      {report.proof}; `Run` from holdfast_trainer.run makes them known"
     return "\n".join(
         (
-            f"  verdict   {report.verdict}: {report.reason}",
+            verdict,
             f"  lost      {count(report.lost_steps)} steps: done up to {count(report.last_step)}, "
             f"durable up to {count(report.durable_step)}, gone on from {count(report.resumed_step)}",
             f"  recovery  {duration(report.recovery_seconds)} to the next step done",

@@ -145,12 +145,13 @@ def test_a_gang_of_which_a_quota_lets_a_part_in_can_give_its_place_back(
 def test_otherwise_its_operator_is_behind_or_what_lies_beneath_that(
     kind: AttemptKind, events: list[Any], status: dict[str, Any], asked: int, tmp_path: Path
 ) -> None:
-    """JobSet makes the pods of a TrainJob: where it is down Trainer, which runs, was to be looked at."""
+    """JobSet makes the pods of a TrainJob: where it is down Trainer, which runs, was to be looked at. And one
+    that was making the 300 pods of another job was to be installed."""
     said = {
-        PYTORCH_JOB: "waits for the Kubeflow Training Operator to make its pods; is it installed and "
-        "running?",
-        TRAIN_JOB: "waits for Kubeflow Trainer to make its pods; is it installed and running, and JobSet "
-        "beneath it?",
+        PYTORCH_JOB: "waits for the Kubeflow Training Operator to make its pods; is it busy with other "
+        "jobs', or down?",
+        TRAIN_JOB: "waits for Kubeflow Trainer to make its pods; is it busy with other jobs', or down, or is "
+        "JobSet beneath it?",
     }
     observation, listed = seen([], events, status, tmp_path, kind)
     assert observation.waiting == said[kind]

@@ -243,8 +243,8 @@ def _waiting(
             return queued.get(meta.get("uid", "")) or in_queue(meta.get("labels", {}).get(QUEUE_LABEL, ""))
         if not any(one.reason for one in seen):
             kind = kind_of(attempt_object)
-            also = f", and {kind.beneath} beneath it" if kind.beneath else ""
-            return f"waits for {kind.operator} to make its pods; is it installed and running{also}?"
+            also = f", or is {kind.beneath} beneath it" if kind.beneath else ""
+            return f"waits for {kind.operator} to make its pods; is it busy with other jobs', or down{also}?"
     known = sorted((one for one in seen if one.reason), key=lambda one: one.stuck is None)
     if not known:
         return ""

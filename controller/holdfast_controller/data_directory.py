@@ -125,14 +125,35 @@ class DataDirectory:
 
 
 def default_data_directory() -> Path:
-    """`HOLDFAST_DATA_DIR`, else `holdfast` under XDG_DATA_HOME, else ~/.local/share/holdfast."""
+    """`HOLDFAST_DATA_DIR`, else `holdfast` under XDG_DATA_HOME, else ~/.local/share/holdfast.
+
+    Raises DataDirectoryError where that is below a home that nobody has."""
     given = os.environ.get("HOLDFAST_DATA_DIR")
     if given:
-        return Path(given).expanduser().absolute()
+        return whole_path(Path(given))
     base = os.environ.get("XDG_DATA_HOME", "")
     # The XDG specification: a relative path there is to be ignored.
-    root = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
+    root = Path(base) if base.startswith("/") else whole_path(Path("~/.local/share"))
     return root / "holdfast"
+
+
+def is_default(directory: Path) -> bool:
+    """Whether commands find it without being told."""
+    with suppress(DataDirectoryError):
+        return directory == default_data_directory()
+    return False
+
+
+def whole_path(path: Path) -> Path:
+    """With the home that `~` stands for. Raises DataDirectoryError where there is none, as of a user whom a
+    container has by number alone."""
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise DataDirectoryError(
+            f"cannot tell what {path.parts[0]} is, the home of {path.parts[0][1:] or f'user {os.getuid()}'}: "
+            "set HOME, or give a data directory with --data-dir or HOLDFAST_DATA_DIR"
+        ) from None
 
 
 @contextmanager

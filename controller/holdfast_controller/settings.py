@@ -21,7 +21,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from holdfast_trainer import contract
 
 from .cluster import HoldfastError
-from .data_directory import DataDirectory, default_data_directory
+from .data_directory import DataDirectory, default_data_directory, whole_path
 from .prices import NodePrice, Prices
 from .spec import LOG_LIMIT, LOG_LIMIT_SAYS, Quantity
 from .visible_gpus import VARIABLE, gpus_present, gpus_shown
@@ -72,7 +72,7 @@ class Settings(BaseSettings):
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
-        return value.expanduser().absolute()
+        return whole_path(value)
 
     @field_validator("log_level", mode="before")
     @classmethod

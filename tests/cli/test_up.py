@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import stat
@@ -123,6 +124,33 @@ def test_it_refuses_to_start_where_hardly_a_file_may_be_opened(tmp_path: Path) -
         "error: a process may have 12 files open here, which is too few to start"
     )
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (("get",), "cannot tell what ~ is, the home of user 54321: set HOME, or give a data directory"),
+        (("--data-dir", "~nobody-at-all/x", "up"), "cannot tell what ~nobody-at-all is, the home of nobody"),
+    ],
+)
+def test_a_user_without_a_home_is_told_to_name_a_directory(words: tuple[str, ...], refused: str) -> None:
+    """As in a container that is run as a number that its /etc/passwd does not know."""
+    number = ("unshare", "--user", "--map-user=54321")
+    if subprocess.run([*number, "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("no user namespaces here")
+    environment = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_DATA_HOME")}
+    told = subprocess.run(
+        [*number, HOLDFAST, *words], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert told.returncode == 1
+    assert told.stderr.startswith(f"error: {refused}")
+
+
+def test_a_directory_that_is_named_needs_no_home(
+    up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "~nobody-at-all")  # the one way to have none without another user
+    end(up(), tmp_path)
 
 
 def test_it_refuses_a_token_that_others_can_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..data_directory import default_data_directory
+from ..data_directory import is_default
 
 if TYPE_CHECKING:
     from ..jobs import TrainingJob
@@ -29,7 +29,7 @@ class Voice:
     def started(self, settings: Settings, listening: Listening) -> None:
         """Where it answers, and the three commands to type next."""
         command = "holdfast"
-        if settings.data_dir != default_data_directory():
+        if not is_default(settings.data_dir):
             command += f" --data-dir {settings.data_dir}"
         token = listening.directory.token if listening.token else "none: whoever is on this machine may call"
         slots = f"{settings.cpu_slots} CPU slot{'' if settings.cpu_slots == 1 else 's'}"

@@ -189,6 +189,8 @@ class ReplicaObservation:
     """What the platform ended it for that it did itself, and what helps: its own disk was full."""
     exit_code: int | None = None
     exit_signal: int | None = None
+    torchrun_said: str = ""
+    """The last line, where it ended before it had started a rank: no rank can tell why."""
     termination: Termination | None = None
     ranks: tuple[RankExit, ...] = ()
     ended_at: float | None = None

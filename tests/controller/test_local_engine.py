@@ -229,6 +229,25 @@ def test_a_command_that_does_not_exist_is_a_configuration_error(tmp_path: Path) 
     asyncio.run(story())
 
 
+def test_a_torchrun_that_starts_no_rank_is_quoted(tmp_path: Path) -> None:
+    """As where PyTorch is broken, or there is no /dev/shm: the logs of the ranks are empty, and all that was
+    told of it was an exit code."""
+
+    async def story() -> None:
+        broken = Runtime(sys.executable, (sys.executable, "-c", "import torch_that_is_broken"))
+        job = waiting_job(replicas=1)
+        async with at_work(local_engine(tmp_path, runtime=broken)) as engine:
+            await engine.start(job, 1)
+            incident = classify(await until(engine, job, 1, "the end", gone))
+        assert incident.verdict is Verdict.FAILED
+        assert incident.reason == (
+            "replica 0: ended with exit code 1 before it had started a rank: "
+            "ModuleNotFoundError: No module named 'torch_that_is_broken'"
+        )
+
+    asyncio.run(story())
+
+
 def test_the_grace_ends_also_under_the_next_controller(tmp_path: Path) -> None:
     stubborn = ["sh", "-c", 'trap "" TERM; echo up; while :; do sleep 0.02; done']
 

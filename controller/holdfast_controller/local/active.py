@@ -260,6 +260,7 @@ class ActiveAttempt:
             exit=self._exits.get(replica),
             ranks=tuple(self._rank_exits[rank] for rank in ranks if rank in self._rank_exits),
             ranks_started=sum(self.files.rank_started(rank) for rank in ranks),
+            torchrun_said="" if replica in self._running else self.files.torchrun_said(replica),
             termination=self.files.termination(replica),
             drill=self._drills.get(replica),
             lost=self._lost.get(replica),

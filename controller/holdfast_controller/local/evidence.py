@@ -32,6 +32,8 @@ class ReplicaFacts:
     exit: Exit | None = None
     ranks: tuple[RankExit, ...] = ()
     ranks_started: int = 0
+    torchrun_said: str = ""
+    """Its last line."""
     termination: Termination | None = None
     drill: Drill | None = None
     lost: Lost | None = None
@@ -66,6 +68,7 @@ def _judge(replica: ReplicaFacts, facts: AttemptFacts) -> ReplicaObservation:
         reason=reason,
         disrupted=disrupted,
         out_of_memory=replica.lost is not None and replica.lost.out_of_memory and replica.drill is None,
+        torchrun_said="" if replica.ranks_started else replica.torchrun_said,
         exit_code=None if end is None else end.code,
         exit_signal=None if end is None else end.signal,
         termination=replica.termination,

@@ -13,6 +13,7 @@ again, and nothing is ever put down to the wrong cause.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from pathlib import Path
@@ -24,6 +25,8 @@ from holdfast_trainer.contract import RunDir, Termination, replace_durably
 
 from .process import ProcessId
 from .slots import Allocation, Grant
+
+SAID_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,16 @@ class AttemptFiles:
     def replica_exit(self, replica: int) -> Exit | None:
         end = _read(self.run.replica_exit(self.attempt, replica))
         return None if end is None else Exit(end["ended"], end.get("code"), end.get("signal"))
+
+    def torchrun_said(self, replica: int) -> str:
+        """The last line of it: of a traceback the one that names the exception."""
+        try:
+            with open(self.run.replica_log(self.attempt, replica), "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - SAID_BYTES))
+                lines = file.read().decode("utf-8", errors="replace").split("\n")
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def rank_exit(self, rank: int) -> RankExit | None:
         end = _read(self.run.rank_exit(self.attempt, rank))

@@ -215,7 +215,8 @@ def _say(replica: ReplicaObservation) -> str:
     ranks = sorted((rank for rank in replica.ranks if bad(rank)), key=lambda rank: rank.ended)
     if ranks:
         return f"{where}: rank {ranks[0].rank} {_how(ranks[0].code, ranks[0].signal)}"
-    return f"{where}: {_how(replica.exit_code, replica.exit_signal)}"
+    how = f"{where}: {_how(replica.exit_code, replica.exit_signal)}"
+    return f"{how} before it had started a rank: {replica.torchrun_said}" if replica.torchrun_said else how
 
 
 def _peak(replica: ReplicaObservation) -> str:

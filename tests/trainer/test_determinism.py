@@ -11,7 +11,12 @@ from gangs import Workshop
 from gpt_runs import write_config
 
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
-from holdfast_trainer.determinism import hear_of_operations, make_deterministic, operation_of
+from holdfast_trainer.determinism import (
+    choose_kernels,
+    hear_of_operations,
+    make_deterministic,
+    operation_of,
+)
 
 # As torch 2.15 has them; attention's come from its kernels for GPUs alone.
 FLASH = (
@@ -95,6 +100,15 @@ def test_torch_is_asked_so_that_attention_can_repeat_its_bits(strict: bool) -> N
     make_deterministic(strict=strict)
     assert torch.get_deterministic_debug_mode() == (2 if strict else 1)
     assert torch.utils.deterministic.fill_uninitialized_memory is not strict
+
+
+def test_cudnn_looks_for_its_fastest_kernels_where_bits_need_not_be_repeated() -> None:
+    try:
+        for deterministic in (False, True, "strict"):
+            choose_kernels(deterministic)
+            assert torch.backends.cudnn.benchmark is (deterministic is False)
+    finally:
+        make_deterministic()
 
 
 def test_each_operation_is_told_once_and_other_warnings_are_left_alone() -> None:

@@ -63,7 +63,8 @@ class TrainConfig:
     and so is what one block hands to the next). auto: bf16 where native, else fp16 on CUDA, else fp32."""
     deterministic: bool = True
     """Deterministic kernels only, so that a resumed run repeats the untouched one bit for bit; where the
-    device has none for an operation, the run ends and names it."""
+    device has none for an operation, the run ends and names it. Off: any kernel, and cuDNN takes the fastest
+    of its own for each shape, as it measures them."""
     compile: bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         False
     )

@@ -91,8 +91,9 @@ class Run:
         `run_dir` and the cadence give way to HOLDFAST_RUN_DIR and HOLDFAST_CHECKPOINT_EVERY where these are
         set. `deterministic` has torch take kernels that repeat their bits, and an operation without one is
         told, at the next resume too: attention on a GPU is one. "strict" has attention repeat its bits, and
-        ends the run at what cannot. `config_hash` guards a run directory against another configuration. The
-        newest `keep` checkpoints stay, those of every `keep_every`-th step, which are saved whatever the
+        ends the run at what cannot; False has cuDNN measure its kernels for each shape, and take the fastest.
+        `config_hash` guards a run directory against another configuration. The newest `keep` checkpoints
+        stay, those of every `keep_every`-th step, which are saved whatever the
         cadence, and the `keep_best` ones of lowest validation loss that `log` was told of exactly their step
         (0: none for that reason); with `validate_every` each such step is saved. `snapshot="synchronous"`
         copies the whole state before the next step begins; by itself parameters and optimizer state are

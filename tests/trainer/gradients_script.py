@@ -1,5 +1,6 @@
-"""Two ranks accumulate a step's gradients; each tells how often they were exchanged, and how far they and
-the loss are from those of one process with the whole batch, as a JSON object."""
+"""Two ranks accumulate a step's gradients; each tells how often they were exchanged, in how many pieces of
+memory they lie, and how far they and the loss are from those of one process with the whole batch, as a JSON
+object."""
 
 from __future__ import annotations
 
@@ -54,12 +55,19 @@ for name, model in (("ddp", ddp), ("fsdp", fsdp)):
             loss.backward()
         total += loss.detach()
     dist.all_reduce(total)
-    furthest = 0.0
+    furthest, memory = 0.0, set()
     for mine, right in zip(model.parameters(), whole.parameters(), strict=True):
         gradient: Any = mine.grad
+        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        memory.add(local.untyped_storage().data_ptr())
         gradient = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
         furthest = max(furthest, float((gradient - right.grad).abs().max()))
     of_loss = abs(float(total) / 2 - float(truth.detach()))
-    found[name] = {"exchanges": exchanges, "gradients": furthest, "loss": of_loss}
+    found[name] = {
+        "exchanges": exchanges,
+        "pieces": len(memory),
+        "gradients": furthest,
+        "loss": of_loss,
+    }
 print(json.dumps(found), flush=True)
 gang.leave()

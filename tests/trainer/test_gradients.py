@@ -21,6 +21,7 @@ def test_gradients_equal_those_of_the_whole_batch_however_often_exchanged(worksh
         # Three passes a step. DDP has one bucket here, and waits for the last; FSDP has two parts that are
         # exchanged by themselves, with each pass, so that no rank keeps whole gradients.
         assert {name: of["exchanges"] for name, of in found.items()} == {"ddp": 1, "fsdp": 6}
+        assert found["ddp"]["pieces"] == 1, "what is exchanged is where they lie, and no copy of them"
         for name, of in found.items():
             assert of["gradients"] < TOLERANCE, (name, of)
             assert of["loss"] < TOLERANCE, (name, of)

@@ -26,8 +26,9 @@ def test_what_backward_waits_for_a_slower_rank_is_told_apart(workshop: Workshop)
 
 def test_on_a_gpu_what_is_left_of_a_span_is_told_apart_by_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     QueuedEvent.instead_of_cuda(monkeypatch)
-    for name in ("range_push", "range_pop"):
-        monkeypatch.setattr(torch.cuda.nvtx, name, lambda *_: None)
+    shown: list[str] = []  # by nsys
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", shown.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: shown.append("end"))
     spans = Spans(torch.device("cuda"))
     with spans.span("forward"):
         pass
@@ -39,6 +40,7 @@ def test_on_a_gpu_what_is_left_of_a_span_is_told_apart_by_its_clock(monkeypatch:
     assert QueuedEvent.waited == 0, "all of it is only queued"
     each = dict.fromkeys(("forward", "backward", "communication", "optimizer"), 0.01)
     assert spans.collect() == pytest.approx(each)
+    assert shown == ["forward", "end", "backward", "end", "optimizer", "end"]
 
 
 def test_what_a_gpu_waits_for_the_copy_of_its_state_is_no_part_of_the_optimizer(

@@ -77,6 +77,48 @@ def test_what_a_suspended_job_could_not_save_is_told_with_the_reason() -> None:
     play(story)
 
 
+def test_an_attempt_that_is_ended_before_it_has_loaded_takes_no_step_back() -> None:
+    """The second attempt compiles for minutes, serves step 0 meanwhile, and its node goes: the job has done
+    and kept what it had. What the third then goes on from is held against the attempt that did the steps."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        await scene.look()
+        engine.lines += [
+            {"attempt": 1, "event": "attempt_start", "resumed_step": 0},
+            {"attempt": 1, "event": "checkpoint", "step": 30},
+        ]
+        engine.progress = Progress(1, 46, 100, 30, "training", resumed_step=0)
+        job = await scene.look()
+        engine.vanish(job, 1, 0)
+        engine.progress = None
+        await scene.look()
+
+        def stands(job: TrainingJob) -> tuple[int, int, int | None, int | None]:
+            progress = job.status.progress
+            assert progress is not None
+            return progress.step, progress.durable_step, progress.total_steps, progress.attempt
+
+        engine.progress = Progress(2, 0, None, 0, "starting")
+        job = await scene.look(passes=3)
+        assert job.status.attempt == 2
+        assert stands(job) == (46, 30, 100, 1)
+        engine.vanish(job, 2, 0)
+        job = await scene.look()
+        engine.progress = None
+        assert stands(job) == (46, 30, 100, 1)
+        assert job.status.attempts[0].lost_steps == job.status.lost_steps == 16
+        engine.lines += [{"attempt": 3, "event": "attempt_start", "resumed_step": 20}]
+        engine.progress = Progress(3, 20, 100, 20, "training", resumed_step=20)
+        job = await scene.look(passes=3)
+        assert stands(job) == (20, 20, 100, 3)
+        assert [record.lost_steps for record in job.status.attempts] == [26, 0, None]
+        assert job.status.lost_steps == 26
+
+    play(story)
+
+
 def test_a_resume_on_something_else_is_told_once_and_stays_on_record() -> None:
     """Nobody has to read logs to know that the losses are not those of an untouched run."""
 

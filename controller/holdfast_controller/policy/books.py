@@ -47,6 +47,8 @@ class Books:
         self._note_cost(record, when)
         if progress.useful_seconds is not None:
             self._note_useful(progress.useful_seconds, when)
+        if self.status.progress is not None and progress.resumed_step is None and not progress.step:
+            return  # it has not looked yet what it goes on from: the job stands where it stood
         self.status.progress = JobProgress(
             attempt=progress.attempt,
             step=progress.step,
@@ -144,7 +146,9 @@ class Books:
 
     def _correct_before(self, record: AttemptRecord, resumed: int) -> None:
         before = [
-            old for old in self.status.attempts if old.number < record.number and old.last_step is not None
+            old
+            for old in self.status.attempts
+            if old.number < record.number and old.last_step is not None and not _did_not_begin(old)
         ]
         if not before or before[-1].verdict in (None, Verdict.FINISHED):
             return
@@ -179,7 +183,7 @@ class Books:
 
     def _settle_progress(self, record: AttemptRecord, work: Work, steps: Sequence[Line]) -> None:
         """The trainer was last asked a little before its end: what it wrote knows the end itself."""
-        if work.last_step is None:
+        if work.last_step is None or (self.status.progress is not None and _did_not_begin(record)):
             return
         known = self.status.progress or JobProgress(updated_at=self.now)
         changes: dict[str, Any] = {
@@ -208,3 +212,9 @@ class Books:
                 record.last_sign_at = self._ours(record, work.last_sign)
             record.lost_steps = lost_steps(work, incident.verdict)
             self.status.lost_steps += record.lost_steps or 0
+
+
+def _did_not_begin(record: AttemptRecord) -> bool:
+    """Whether it ended before it knew what it goes on from, as while it compiled: that it tells of step 0
+    says nothing of the job."""
+    return record.resumed_step is None and not record.last_step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import time
 import urllib.error
@@ -406,6 +407,11 @@ def test_progress_loses_no_update_between_threads() -> None:
 
 
 def test_what_is_not_known_is_not_zero() -> None:
+    telemetry = Telemetry(1, 1)
+    for name in ("step", "total_steps", "durable_step"):  # the attempt has not loaded what it goes on from
+        assert math.isnan(telemetry.registry.get_sample_value(f"holdfast_{name}") or 0.0), name
+    telemetry.begin(90, 200, 80, None, None)
+    assert telemetry.registry.get_sample_value("holdfast_durable_step") == 80
     progress = Telemetry(1, 1).progress
     assert (progress.loss, progress.tokens_per_second, progress.data_wait_fraction) == (None, None, None)
     assert (progress.mfu, progress.eta_seconds, progress.total_steps) == (None, None, None)

@@ -153,6 +153,9 @@ class Telemetry:
         self._notice = Gauge("holdfast_notice_seconds", "What a notice leaves for a last save.", registry=r)
         self._save_failures = Counter("holdfast_checkpoint_failures", "Saves that failed.", registry=r)
         for gauge in (
+            self._step,
+            self._total,
+            self._durable,
             self._loss,
             self._loss_ema,
             self._val_loss,

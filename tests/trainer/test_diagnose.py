@@ -398,6 +398,7 @@ WORKLOADS = Path(__file__).parent / "ragged_workload.py"
 def test_a_loop_in_python_is_named_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"{WORKLOADS}:looping", "--steps", "2"]) == 0
     said = capsys.readouterr().out
+    assert "device      cpu, 1 rank(s) here, " in said
     (line,) = [line for line in said.splitlines() if line.startswith("python: ")]
     making = next(
         n for n, text in enumerate(WORKLOADS.read_text().splitlines(), 1) if "torch.tensor(" in text
@@ -408,7 +409,9 @@ def test_a_loop_in_python_is_named_with_its_line(capsys: pytest.CaptureFixture[s
     assert f"ragged_workload.py:{making}" in capsys.readouterr().out, "twice the batch does not fit"
     # Of a mean over many steps no busy neighbour changes the shares by much.
     assert main([f"{WORKLOADS}:make", "--steps", "200", "-o", "json"]) == 0
-    causes = [finding["cause"] for finding in json.loads(capsys.readouterr().out)["findings"]]
+    told = json.loads(capsys.readouterr().out)
+    assert 0 <= told["facts"]["memory"] < told["facts"]["room"]
+    causes = [finding["cause"] for finding in told["findings"]]
     assert "python" not in causes
     assert {"batch", "optimizer"} <= set(causes)
     assert main([f"{WORKLOADS}:nothing"]) == EXIT_CONFIG_ERROR

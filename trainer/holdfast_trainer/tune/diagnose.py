@@ -58,6 +58,8 @@ def as_text(facts: WorkloadFacts, found: Sequence[Explained]) -> str:
     parts = ", ".join(f"{name} {seconds / times.seconds:.0%}" for name, seconds in vars(times).items())
     lines = [
         f"settings    {facts.settings.told()}",
+        f"device      {facts.device_type}, {facts.ranks_here} rank(s) here, {facts.cores} cores",
+        f"memory      {facts.memory / 1e9:.2f} GB measured of {facts.room / 1e9:.2f} that a rank may take",
         f"step        {1e3 * times.seconds:,.1f} ms, {facts.samples_per_second:,.1f} samples/s: {parts}",
         f"operations  {facts.operations:,} in a forward pass, {facts.operations_of_one:,} more a sample",
         *([f"attention   {facts.attention}"] if facts.attention else []),

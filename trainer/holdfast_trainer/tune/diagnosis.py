@@ -43,6 +43,10 @@ class WorkloadFacts:
     """That share the cores."""
     attention: str = ""
     """The kernel that attention took (see attention_kernels); empty where there is none."""
+    memory: int = 0
+    """Bytes that the steps took, of the rank that took most."""
+    room: int = 0
+    """Bytes that the rank with least could have taken."""
 
 
 @dataclass(frozen=True)

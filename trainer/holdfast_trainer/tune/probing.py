@@ -51,6 +51,8 @@ def probe_workload(workload: Workload, gang: Gang, effort: Effort) -> WorkloadFa
         device_type=gang.device.type,
         ranks_here=ranks_here(),
         attention=_attention(workload, settings, model, gang),
+        memory=outcome.memory,
+        room=outcome.room,
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from gangs import KILL, NOTICE, Gang, Workshop
 from waiting import wait_until
 
 from holdfast_trainer.contract import Termination
+from holdfast_trainer.ending import EXIT_NOTICE
 
 SLOW = {"steps": 100_000, "pause": 0.02, "save_every": 10_000}
 
@@ -69,6 +71,41 @@ def test_a_notice_before_the_first_step_does_no_step(workshop: Workshop) -> None
     assert codes == [0, 0], gang.texts()
     assert gang.termination() == Termination("interrupted", 0, 0)
     assert workshop.finish(ranks=2, steps=8).stop()["step"] == 8
+
+
+COMPILES_FOR_LONG = """
+import time
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = torch.nn.Linear(2, 2)
+print("compiling", flush=True)
+time.sleep(600)
+run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+"""
+
+
+def test_a_notice_while_the_model_compiles_ends_inside_the_grace_and_takes_nothing_back(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """What the first attempt saved is durable, whatever the second one had no time to load."""
+    kept = workshop.start(steps=500, save_every=10, pause=0.02, hold_at=25)
+    kept.wait_for_step(20)
+    wait_until(lambda: kept.history.run.checkpoint(20).exists(), "step 20 to be durable")
+    kept.signal(KILL)
+    kept.wait()
+    script = tmp_path / "compiles.py"
+    script.write_text(COMPILES_FOR_LONG)
+    gang = workshop.start(script=script, arguments=[], env={"HOLDFAST_GRACE_SECONDS": "2"})
+    gang.wait_for_text("compiling")
+    gang.signal(NOTICE)
+    assert gang.wait() == [EXIT_NOTICE], gang.texts()
+    told = gang.termination()
+    assert (told.outcome, told.durable_step) == ("interrupted", 20)
+    assert told.error == "the grace period ended before all ranks could stop together"
+    resumed = workshop.finish(steps=30, save_every=10)
+    assert resumed.events("attempt_start", 3)[0]["resumed_step"] == 20
 
 
 def test_a_notice_during_validation_does_not_wait_for_its_end(workshop: Workshop) -> None:

@@ -24,6 +24,8 @@ from holdfast_controller.jobs import Phase
 from holdfast_controller.local.ports import free_port
 from holdfast_controller.problem import Unauthorized
 
+NOW = "2026-01-01T00:00:00Z"
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Served]:
@@ -148,6 +150,35 @@ def test_a_log_is_followed_through_restarts_of_its_controller(tmp_path: Path) ->
     assert whole == ["==> attempt 1 <==", "begins", "waits", "waits", "waits", *more]
     assert tailed[:2] == ["==> attempt 1 <==", "waits"]
     assert tailed[-len(more) :] == more
+
+
+def test_a_log_that_ends_with_its_attempt_or_its_job_is_not_called_torn(
+    server: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An attempt's verdict comes a moment after its end."""
+    place, job = JobAddress("default", "gpt-small"), "default/gpt-small"
+
+    def ended() -> None:
+        wait_until(lambda: server.engine.followers == 0, "the log to end")
+        server.set_status("gpt-small", attempts=[{"number": 1, "opened_at": NOW, "verdict": "Disrupted"}])
+
+    with Client(server.url, TOKEN) as client:
+        submit(client)
+        server.engine.output[(job, 1, 0)] = ["all"]
+        server.set_status("gpt-small", phase="Running", attempt=1, attempts=[{"number": 1, "opened_at": NOW}])
+        lines = Followed(client, place, 0, 1, None).lines()
+        assert next(lines) == "all"
+        judging = threading.Thread(target=ended, daemon=True)
+        judging.start()
+        assert list(lines) == []
+        judging.join(300)
+        server.engine.open_attempts.add((job, 1))
+        lines = Followed(client, place, 0, None, None).lines()
+        assert [next(lines), next(lines)] == ["==> attempt 1 <==", "all"]
+        server.engine.open_attempts.clear()
+        server.run(server.store.remove(server.job("gpt-small")))
+        assert list(lines) == []
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

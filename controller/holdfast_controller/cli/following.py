@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 KNOWN_LINES = 1000
 """Of those that were shown last."""
+VERDICT_SECONDS = 10.0
 TORN = "holdfast: the log was torn here: lines may be missing, or come again"
 _HEAD = re.compile(r"==> attempt (\d+) <==")
 
@@ -55,8 +56,7 @@ class Followed:
                     told = False
                     self._note(line)
                     yield line
-                now = self._job()
-                if now.metadata.uid != uid or self._is_over(now):
+                if self._is_over(uid):
                     return
                 typer.echo("the controller ended the log; following it again", err=True)
             except NotFound:
@@ -74,11 +74,26 @@ class Followed:
     def _job(self) -> TrainingJob:
         return self._client.get(self._place.namespace, self._place.name)
 
-    def _is_over(self, job: TrainingJob) -> bool:
-        if self._alone is None or job.status.phase.final:
-            return job.status.phase.final
-        record = job.status.record(self._alone)
-        return record is None or record.verdict is not None
+    def _is_over(self, uid: str) -> bool:
+        """Whether no more is to come of a log that has ended; an attempt's verdict comes a moment later."""
+        from ..cluster import NotFound
+
+        end = time.monotonic() + VERDICT_SECONDS
+        while True:
+            try:
+                job = self._job()
+            except NotFound:
+                return True
+            if job.metadata.uid != uid or job.metadata.deletion_timestamp or job.status.phase.final:
+                return True
+            if self._alone is None:
+                return False
+            record = job.status.record(self._alone)
+            if record is None or record.verdict is not None:
+                return True
+            if time.monotonic() > end:
+                return False
+            time.sleep(POLL_SECONDS)
 
     def _log(self, attempt: int | None, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
         where = self._place.namespace, self._place.name

@@ -15,7 +15,7 @@ RUN := $(VENV)/bin/python
 BENCHMARKS := $(filter-out report,$(basename $(notdir $(wildcard bench/[a-z]*.py))))
 ARGS ?=
 
-.PHONY: help install demo up test test-quick test-fuzz test-faults verify format generate lock bench cluster cluster-down clean
+.PHONY: help install demo up test test-quick test-fuzz test-faults verify format generate lock images bench cluster cluster-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,10 @@ generate: install ## write the generated files anew
 
 lock: install ## resolve uv.lock again, keeping pins; ARGS=--upgrade takes the newest
 	@$(RUN) scripts/lock.py $(ARGS)
+
+images: ## the trainer's and the controller's, by docker buildx bake; ARGS="controller --push" names targets and options
+	@docker buildx version >/dev/null 2>&1 || { echo "holdfast: images are built by docker buildx, which is not here: https://docs.docker.com/build/install-buildx" >&2; exit 1; }
+	@REVISION="$${REVISION-$$(git rev-parse HEAD 2>/dev/null || echo unknown)}" docker buildx bake -f docker/docker-bake.hcl $(ARGS)
 
 bench: $(BENCHMARKS:%=bench-%) ## all measurements, one after the other, to build/bench/
 

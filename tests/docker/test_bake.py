@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.build import build
+from tests.cluster.build import build, program
 from tests.cluster.errors import MissingTool
 from tests.cluster.tools import BUILDX
 from tests.docker.bake import ROOT, bake
@@ -75,3 +78,33 @@ def test_variables_choose_registry_tag_and_bases(tmp_path: Path) -> None:
     assert arguments["trainer-compile"]["COMPILER"] == "1"
     assert arguments["trainer-devel"]["DEVEL_IMAGE"] == "docker.io/library/debian:12"
     assert "BASE_IMAGE" not in arguments["controller"], "left out, the Dockerfile's own base counts"
+
+
+def test_make_images_builds_what_it_is_told_of_this_commit(tmp_path: Path) -> None:
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text(f'#!/bin/sh\nshift\nexec {program("buildx")} "$@"\n')
+    docker.chmod(0o755)
+    path = f"{docker.parent}:{os.environ['PATH']}"
+    done = make("images", "ARGS=--print controller", PATH=path, HOME=str(tmp_path))
+    (told,) = json.loads(done.stdout)["target"].values()
+    assert told["tags"] == ["holdfast-controller:0.1"]
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert told["args"]["REVISION"] == (head.stdout.strip() or "unknown")
+
+
+def test_without_buildx_make_images_says_what_is_missing(tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\necho "docker: unknown command" >&2\nexit 1\n')
+    docker.chmod(0o755)
+    done = make("images", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 2
+    assert "holdfast: images are built by docker buildx, which is not here" in done.stderr
+    assert "unknown command" not in done.stderr
+
+
+def make(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", "--no-print-directory", *words]
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )

@@ -103,6 +103,33 @@ def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     assert max(map(len, shown.splitlines())) < 200, "nothing is padded to the width of a pipe"
 
 
+def test_events_are_all_shown_where_describe_has_the_newest(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """What took the first of many attempts: of eleven events `describe` has ten, and nothing had them all."""
+    assert "gpt-small" in holdfast("events", "gpt-small", code=1).stderr, "there is no such job"
+    holdfast("submit", str(job_file))
+    none = holdfast("events", "gpt-small")
+    assert (none.stdout, none.stderr) == ("", "default/gpt-small has no events\n")
+    assert json.loads(holdfast("events", "gpt-small", "-o", "json").stdout) == {"items": []}
+    told = [Event(datetime.now(UTC), "Warning", "Disrupted", "[red]replica 1 was killed", count=2)]
+    told += [
+        Event(datetime.now(UTC), "Normal", "Started", f"attempt {number} starts") for number in range(10)
+    ]
+    for event in told:
+        server.run(server.store.record_event(server.job("gpt-small"), event))
+    lines = holdfast("events", "gpt-small").stdout.splitlines()
+    assert lines[0].split() == ["AGE", "TYPE", "REASON", "MESSAGE"]
+    assert re.fullmatch(r" *\d+s  Warning  Disrupted  \[red\]replica 1 was killed \(x2\) *", lines[1])
+    assert [line.split()[1:] for line in lines[2:]] == [
+        ["Normal", "Started", "attempt", str(number), "starts"] for number in range(10)
+    ]
+    assert "replica 1 was killed" not in holdfast("describe", "gpt-small").stdout
+    document = json.loads(holdfast("events", "default/gpt-small", "-o", "json").stdout)
+    assert [item["message"] for item in document["items"]] == [event.message for event in told]
+    assert document == yaml.safe_load(holdfast("events", "gpt-small", "-o", "yaml").stdout)
+
+
 def test_what_a_program_told_its_terminal_is_not_done_to_that_of_a_reader(
     holdfast: Holdfast, server: Served, job_file: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from waiting import wait_until
 
 from holdfast_controller.cli.connection import JobAddress
 from holdfast_controller.cli.following import Followed, Shown
-from holdfast_controller.cli.showing import Output
-from holdfast_controller.cli.watching import looks, watch_jobs
+from holdfast_controller.cli.showing import Output, TableOutput
+from holdfast_controller.cli.watching import looks, watch_events, watch_jobs
 from holdfast_controller.client import Client
-from holdfast_controller.cluster import Unavailable
+from holdfast_controller.cluster import Event, Unavailable
 from holdfast_controller.jobs import Phase
 from holdfast_controller.local.ports import free_port
 from holdfast_controller.problem import Unauthorized
@@ -106,6 +107,53 @@ def test_get_w_shows_what_went_while_the_controller_was_away(
         with served(tmp_path, port=port, token="a-token-of-somebody-else"):
             watching.join(300)
     assert not watching.is_alive(), "it ends where it may not look"
+
+
+def test_events_w_goes_on_through_a_restart_until_the_job_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each event is a row once, one that came again meanwhile is another; those of a later job that has the
+    name are not its."""
+    port = free_port()
+    shown: list[str] = []
+
+    def rows() -> list[str]:
+        shown.append(capsys.readouterr().out)
+        return [" ".join(line.split()[2:]) for line in "".join(shown).splitlines()[1:]]
+
+    def happens(server: Served, type: str, reason: str, message: str) -> None:
+        event = Event(datetime.now(UTC), type, reason, message)
+        server.run(server.store.record_event(server.job("gpt-small"), event))
+
+    with Client(f"http://127.0.0.1:{port}", TOKEN) as client:
+        watching = threading.Thread(
+            target=watch_events,
+            args=(client, JobAddress("default", "gpt-small"), TableOutput.TABLE),
+            daemon=True,
+        )
+        with served(tmp_path, port=port) as server:
+            submit(client)
+            happens(server, "Normal", "Started", "attempt 1 starts")
+            watching.start()
+            wait_until(lambda: len(rows()) == 1, "what there is")
+            happens(server, "Warning", "SaveFailed", "no room")
+            wait_until(lambda: len(rows()) == 2, "what happens")
+        with ingress(port, 503) as asked, served(tmp_path) as elsewhere:
+            wait_until(lambda: asked, "the watch to ask again")
+            happens(elsewhere, "Warning", "SaveFailed", "no room")
+        with served(tmp_path, port=port) as server:
+            wait_until(lambda: len(rows()) == 3, "what happened while nobody answered")
+        with ingress(port, 503) as asked, served(tmp_path) as elsewhere:
+            wait_until(lambda: asked, "the watch to ask again")
+            elsewhere.run(elsewhere.store.remove(elsewhere.job("gpt-small")))
+            with Client(elsewhere.url, TOKEN) as other:
+                submit(other)
+            happens(elsewhere, "Normal", "Started", "attempt 1 of another starts")
+        with served(tmp_path, port=port):
+            watching.join(300)
+    assert not watching.is_alive(), "it ends with its job"
+    saves = ["Warning SaveFailed no room", "Warning SaveFailed no room (x2)"]
+    assert rows() == ["Normal Started attempt 1 starts", *saves]
 
 
 def test_a_log_is_followed_through_restarts_of_its_controller(tmp_path: Path) -> None:

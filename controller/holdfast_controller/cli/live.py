@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -19,8 +19,8 @@ from ..jobs import Phase, TrainingJob
 from . import formats
 from .description import step_bar
 from .documents import print_document
-from .showing import Output
-from .tables import PHASE_STYLES, Column, console, fit, job_columns, phase_text, table
+from .showing import Output, TableOutput
+from .tables import PHASE_STYLES, Column, console, event_columns, fit, job_columns, phase_text, table
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -156,6 +156,25 @@ def _follow_in_lines(looks: Iterable[TrainingJob]) -> TrainingJob:
     return job
 
 
+class _Rows:
+    """A table whose rows come one by one: under a header that is printed once, in columns with a width that
+    hardly any row exceeds."""
+
+    def __init__(self, widths: Mapping[str, int]):
+        self._widths = widths
+        self._titled = False
+
+    def print(self, columns: Sequence[Column]) -> None:
+        screen = console()
+        for column in columns:
+            at_least = self._widths.get(column.title, 0)
+            column.title = column.title.rjust(at_least) if column.right else column.title.ljust(at_least)
+        drawn = table(columns, screen.width)
+        drawn.show_header = not self._titled
+        self._titled = True
+        screen.print(drawn)
+
+
 class ChangeLines:
     """`get -w`: prints what changed, a row under a header that is printed once.
 
@@ -166,7 +185,8 @@ class ChangeLines:
         self._output = output
         self._namespaces = namespaces
         self._shown: dict[str, tuple[TrainingJob, tuple[object, ...]]] = {}
-        self._titled = False
+        widths = {"NAME": 20, "NAMESPACE": 12, "STEP": 13, "PHASE": 10, "TOKENS/S": 10, "ETA": 7, "LOSS": 8}
+        self._rows = _Rows(widths)
 
     def show(self, change: Change) -> None:
         job, status = change.job, change.job.status
@@ -180,9 +200,7 @@ class ChangeLines:
             case Output.NAME:
                 typer.echo(job.key if self._namespaces else job.metadata.name)
             case Output.JSON | Output.YAML:
-                if self._output == Output.YAML:
-                    typer.echo("---")
-                print_document(job.to_dict(), self._output.value)
+                _one_of_many(job.to_dict(), self._output.value)
             case _:
                 self._row(change)
 
@@ -197,13 +215,29 @@ class ChangeLines:
         columns = job_columns([change.job], wide=self._output == Output.WIDE, namespaces=self._namespaces)
         if change.type == "DELETED":
             next(column for column in columns if column.title == "PHASE").cells[0] = Text("(gone)", "dim")
-        screen = console()
-        # Rows come one by one, so every column has a width that hardly any row exceeds.
-        widths = {"NAME": 20, "NAMESPACE": 12, "STEP": 13, "PHASE": 10, "TOKENS/S": 10, "ETA": 7, "LOSS": 8}
-        for column in columns:
-            at_least = widths.get(column.title, 0)
-            column.title = column.title.rjust(at_least) if column.right else column.title.ljust(at_least)
-        drawn = table(columns, screen.width)
-        drawn.show_header = not self._titled
-        self._titled = True
-        screen.print(drawn)
+        self._rows.print(columns)
+
+
+class EventLines:
+    """`events -w`: a row, or a document, for each event, and another where it came once more."""
+
+    def __init__(self, output: TableOutput):
+        self._output = output
+        self._told: Sequence[dict[str, Any]] = ()
+        self._rows = _Rows({"TYPE": 7, "REASON": 18})
+
+    def show(self, events: Sequence[dict[str, Any]]) -> None:
+        """Those that were not among the events of the look before."""
+        for event in (event for event in events if event not in self._told):
+            if self._output == TableOutput.TABLE:
+                self._rows.print(event_columns([event], moments=True))
+            else:
+                _one_of_many(event, self._output.value)
+        self._told = events
+
+
+def _one_of_many(document: Any, output: str) -> None:
+    """A stream of YAML needs a line between two documents."""
+    if output == "yaml":
+        typer.echo("---")
+    print_document(document, output)

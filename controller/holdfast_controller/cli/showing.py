@@ -1,4 +1,4 @@
-"""`holdfast get`, `describe`, `ledger`, `logs`: what a job is and was."""
+"""`holdfast get`, `describe`, `events`, `ledger`, `logs`: what a job is and was."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class TableOutput(StrEnum):
 def add_to(cli: typer.Typer) -> None:
     cli.command("get")(get)
     cli.command("describe")(describe)
+    cli.command("events")(events)
     cli.command("logs")(logs)
     cli.command("ledger")(ledger)
 
@@ -101,6 +102,42 @@ def describe(ctx: typer.Context, job: Job, namespace: NamespaceOption = None) ->
         events = client.events(place.namespace, place.name)
     screen = console()
     screen.print(describe_job(found, account, events, screen.width))
+
+
+def events(
+    ctx: typer.Context,
+    job: Job,
+    namespace: NamespaceOption = None,
+    output: Annotated[TableOutput, typer.Option("-o", "--output")] = TableOutput.TABLE,
+    watch: Annotated[
+        bool, typer.Option("-w", "--watch", help="Go on showing what happens until the job is deleted.")
+    ] = False,
+) -> None:
+    """Show what happened to a job, oldest first: starts, interruptions, lost work, failed saves.
+
+    The newest 200 are kept; on a cluster for as long as it keeps events, by default an hour.
+    A (xN) behind a message tells that it came N times.
+    """
+    place = locate(job, namespace)
+    with ctx.obj.client() as client:
+        if watch:
+            from .watching import watch_events
+
+            watch_events(client, place, output)
+            return
+        found = client.events(place.namespace, place.name)
+    if output != TableOutput.TABLE:
+        from .documents import print_document
+
+        print_document({"items": found}, output.value)
+        return
+    if not found:
+        typer.echo(f"{place} has no events", err=True)
+        return
+    from .tables import console, event_columns, table
+
+    screen = console()
+    screen.print(table(event_columns(found), screen.width))
 
 
 def ledger(

@@ -206,13 +206,20 @@ def elapsed(attempt: dict[str, Any], running: bool) -> float | None:
     return (end - datetime.fromisoformat(attempt["startedAt"])).total_seconds()
 
 
-def event_columns(events: Sequence[dict[str, Any]]) -> list[Column]:
-    """What happened to a job, as `describe` shows it."""
-    columns = [Column("AGE", 0, True), Column("REASON"), Column("MESSAGE", wraps=True)]
+def event_columns(events: Sequence[dict[str, Any]], *, moments: bool = False) -> list[Column]:
+    """What happened to a job; with `moments` when it was, for rows that stay: an age does not stay true."""
+    when = Column("TIME") if moments else Column("AGE", 0, True)
+    columns = [when, Column("TYPE", 1), Column("REASON"), Column("MESSAGE", wraps=True)]
     for event in events:
         times = f" (x{event['count']})" if event["count"] > 1 else ""
         style = "yellow" if event["type"] == "Warning" else ""
-        columns[0].cells.append(Text(formats.age(datetime.fromisoformat(event["time"]))))
-        columns[1].cells.append(Text(event["reason"], style))
-        columns[2].cells.append(Text(event["message"] + times))
+        time = datetime.fromisoformat(event["time"])
+        cells = [
+            Text(formats.moment(time) if moments else formats.age(time)),
+            Text(event["type"], style),
+            Text(event["reason"], style),
+            Text(event["message"] + times),
+        ]
+        for column, cell in zip(columns, cells, strict=True):
+            column.cells.append(cell)
     return columns

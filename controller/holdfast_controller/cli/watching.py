@@ -19,7 +19,7 @@ from .exits import JOB_FAILED, TIMED_OUT
 if TYPE_CHECKING:
     from ..client import Client
     from ..jobs import TrainingJob
-    from .showing import Output
+    from .showing import Output, TableOutput
 
 T = TypeVar("T")
 
@@ -148,6 +148,24 @@ def watch_jobs(client: Client, area: str | None, name: str | None, selector: str
         connected = True
         time.sleep(pause)
         lines.only(_once_back(client, area, selector))
+
+
+def watch_events(client: Client, place: JobAddress, output: TableOutput) -> None:
+    """`events -w`: all there are, then each as it happens, until the job is gone or Ctrl-C."""
+    from ..cluster import NotFound
+    from .live import EventLines
+
+    where = place.namespace, place.name
+    lines, uid = EventLines(output), client.get(*where).metadata.uid
+    try:
+        # The job is asked for last: where it still is the same, so was the one whose events these are.
+        for found, job in answers(lambda: (client.events(*where), client.get(*where)), seen=True):
+            if job.metadata.uid != uid:
+                break
+            lines.show(found)
+    except NotFound:
+        pass
+    typer.echo(f"{place} is gone", err=True)
 
 
 def _once_back(client: Client, area: str | None, selector: str) -> list[TrainingJob]:

@@ -172,7 +172,8 @@ def history(server: Served) -> None:
                   "verdict": "a step takes 9.0 ms, of which 40% waits for data: tokenise beforehand"},
         attempts=[
             {"number": 1, "started_at": now - timedelta(seconds=100), "ended_at": now - timedelta(seconds=60),
-             "verdict": "Disrupted", "reason": "replica 1 was killed", "log_tail": {"0": "one\nlast words"}},
+             "verdict": "Disrupted", "reason": "replica 1 was killed", "goodput": 0.55,
+             "log_tail": {"0": "one\nlast words"}},
             {"number": 2, "started_at": now - timedelta(seconds=50), "resumed_step": 20,
              "resume_differences": ["ranks: 4 -> 2"], "passed_over": ["step-00000025: torn"]},
         ],

@@ -84,6 +84,14 @@ BreakdownOfStart = Annotated[
     Field(description="What the time up to the first step went into; once that is done."),
 ]
 Placed = Annotated[Whereabouts | None, Field(description="The nodes it was placed on.")]
+GoodputOfAttempt = Annotated[
+    float | None,
+    Field(
+        description="Time it spent on steps that count / wall time from its start to its end, or to the "
+        "newest progress while it runs; None of a program that tells nothing of its steps, and of an attempt "
+        "that has not loaded what it goes on from."
+    ),
+]
 CostOfAttempt = Annotated[
     float | None,
     Field(description="In whereabouts.currency, from its start to its end; None where a node has no price."),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from .breakdown import BreakdownOfStart, CostOfAttempt, Placed, RecoverySeconds
+from .breakdown import BreakdownOfStart, CostOfAttempt, GoodputOfAttempt, Placed, RecoverySeconds
 from .spec import (
     RESERVED_ENV,
     RESERVED_ENV_PREFIXES,
@@ -126,6 +126,13 @@ class AttemptRecord(Model):
     breakdown: BreakdownOfStart = None
     whereabouts: Placed = None
     cost: CostOfAttempt = None
+    resumed_seconds: float | None = Field(
+        default=None, description="Time spent on the steps up to resumedStep, by all attempts that count."
+    )
+    useful_seconds: float | None = Field(
+        default=None, description="Time that it spent on steps that count; corrected as lostSteps is."
+    )
+    goodput: GoodputOfAttempt = None
     ending: Verdict | None = Field(
         default=None,
         description="What Holdfast ends it for, where it could not go on and did not end by itself.",

@@ -21,6 +21,8 @@ def test_the_ledger(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     lines = holdfast("ledger", "gpt-small").stdout.splitlines()
     assert lines[1].split()[:9] == ["1", "Disrupted", "0", "1", "32", "20", "12", "1", "-"]
     assert lines[2].split()[:9] == ["2", "running", "20", "21", "50", "20", "-", "0", "17s"]
+    assert [line.split()[9:11] for line in lines[:2]] == [["TIME", "GOODPUT"], ["40s", "55.0%"]]
+    assert lines[2].split()[10] == "-", "of the second nobody has told what its steps took"
     assert lines[4].split()[:3] == ["ATTEMPT", "RECOVERY", "DETECT"]
     assert lines[6].split()[:3] == ["2", "17s", "-"]
     told = "2 attempts; 1 disruption; 0 failures; 12 steps lost; back after 17s; goodput 93.4%; "

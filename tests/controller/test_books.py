@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -52,6 +53,80 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
         assert job.status.attempts[1].resumed_step == 40
         assert (job.status.attempts[0].lost_steps, job.status.lost_steps) == (7, 7)
         assert "17 steps are to be done again" in (await scene.store.events("default", "a"))[1].message
+
+    play(story)
+
+
+def test_each_attempt_has_a_goodput_of_its_own_and_together_they_are_the_jobs() -> None:
+    """Which of three attempts was worth its machines: one was taken early, the save of another was damaged,
+    and what the last one goes on from decides what counts of both."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        job = await scene.look()
+        assert job.status.attempts[0].goodput is None, "it has not told what it goes on from"
+
+        async def goes_on(seconds: float, progress: Progress) -> list[float | None]:
+            scene.now += timedelta(seconds=seconds)
+            engine.progress = replace(progress, updated=scene.now.timestamp())
+            job = await scene.look()
+            return [record.goodput for record in job.status.attempts]
+
+        async def is_taken() -> list[float | None]:
+            job = await scene.store.get("default", "a")
+            engine.progress = None
+            engine.vanish(job, job.status.attempt, 0)
+            job = await scene.look()
+            assert job.status.attempts[-1].verdict is None, "the next one is there"
+            return [record.goodput for record in job.status.attempts]
+
+        first = Progress(
+            1, 46, 100, 30, "training",
+            resumed_step=0, resumed_seconds=0.0, useful_seconds=5.0, durable_seconds=3.0,
+        )  # fmt: skip
+        assert await goes_on(10, first) == [0.5]
+        assert await is_taken() == [0.3, None], "16 steps have to be done again"
+        second = Progress(
+            2, 60, 100, 50, "training",
+            resumed_step=40, resumed_seconds=4.0, useful_seconds=7.0, durable_seconds=6.0,
+        )  # fmt: skip
+        assert await goes_on(10, second) == [0.4, 0.3], "its last save had become durable unheard"
+        assert await is_taken() == [0.4, 0.2, None]
+        third = Progress(
+            3, 20, 100, 20, "training",
+            resumed_step=20, resumed_seconds=2.0, useful_seconds=2.0, durable_seconds=2.0,
+        )  # fmt: skip
+        assert await goes_on(1, third) == [0.2, 0.0, 0.0], "all newer checkpoints were damaged"
+        last = replace(third, step=100, durable_step=100, useful_seconds=10.0, durable_seconds=10.0)
+        assert await goes_on(15, last) == [0.2, 0.0, 0.5]
+        job = await scene.end(0)
+        assert job.status.phase is Phase.SUCCEEDED
+        assert [record.goodput for record in job.status.attempts] == [0.2, 0.0, 0.5]
+        assert sum(record.useful_seconds or 0 for record in job.status.attempts) == job.status.useful_seconds
+        assert job.status.goodput == pytest.approx(10.0 / 36)
+
+    play(story)
+
+
+def test_an_attempt_whose_predecessor_is_not_known_lends_its_time_to_no_other() -> None:
+    """One attempt has no figure, as of an older trainer; what it did is not put to the one before."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        told = [(0, 0.0, 3.0), (30, None, None), (60, 6.0, None)]
+        for number, (resumed, before, durable) in enumerate(told, 1):
+            engine.progress = Progress(
+                number, resumed + 40, 100, resumed + 30, "training",
+                resumed_step=resumed, resumed_seconds=before, useful_seconds=durable, durable_seconds=durable,
+            )  # fmt: skip
+            job = await scene.look()
+            scene.now += timedelta(seconds=10)
+            engine.progress = None
+            engine.vanish(job, number, 0)
+            job = await scene.look()
+        assert [record.goodput for record in job.status.attempts] == [0.3, None, None, None]
 
     play(story)
 

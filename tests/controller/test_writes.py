@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_controller.jobs import JobProgress, Phase, Status
+from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, Status, Verdict
 from holdfast_controller.policy.writes import seconds_to_write
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -32,6 +32,23 @@ def test_the_trainers_figures_are_written_once_a_second(
         changes = {**changes, "progress": JobProgress(step=changes["progress"], updated_at=NOW)}
     new = old.model_copy(update=changes)
     assert seconds_to_write(old, new, NOW + timedelta(seconds=age)) == expected
+
+
+def test_what_an_attempt_comes_to_is_written_at_once_and_its_figures_so_far_with_the_trainers() -> None:
+    """The goodput of the one that runs moves with every step."""
+    before = AttemptRecord(number=1, verdict=Verdict.DISRUPTED, goodput=0.5)
+    runs = AttemptRecord(number=2, resumed_step=10, goodput=0.25, useful_seconds=1.0)
+    old = Status(phase=Phase.RUNNING, progress=JobProgress(step=10, updated_at=NOW), attempts=[before, runs])
+
+    def left(*attempts: AttemptRecord) -> float | None:
+        new = old.model_copy(update={"progress": JobProgress(step=11), "attempts": list(attempts)})
+        return seconds_to_write(old, new, NOW + timedelta(seconds=0.25))
+
+    further = {"goodput": 0.26, "useful_seconds": 1.1}
+    assert left(before, runs.model_copy(update=further)) == 0.75
+    assert left(before, runs.model_copy(update={**further, "verdict": Verdict.DISRUPTED})) == 0
+    assert left(before.model_copy(update={"goodput": 0.4}), runs) == 0, "it was corrected, once"
+    assert left(before, runs, AttemptRecord(number=3)) == 0
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,7 @@ def test_lost_work_and_goodput_follow_from_the_lines_of_killed_runs(workshop: Wo
     assert word.progress is not None
     assert (word.progress.resumed_step, word.progress.first_step) == (starts[2], starts[2] + 1)
     assert (word.progress.digest, word.progress.useful_seconds) == (history.stop()["digest"], useful)
+    assert word.progress.resumed_seconds == history.events("attempt_start", 3)[0]["useful_seconds"]
     assert word.progress.checkpoints == len(history.events("checkpoint", 3))
     for line in history.events("checkpoint"):
         assert line["bytes"] > 0

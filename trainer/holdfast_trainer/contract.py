@@ -344,10 +344,10 @@ _DECODER = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
 class Progress:
     """What rank 0 answers at `/progress`, and says in its termination message when it ends.
 
-    Measured in this attempt, but for `useful_seconds` and `durable_seconds`. None means not known yet,
-    never zero. `tokens_per_second` and `samples_per_second` are over the recent steps, of all ranks
-    together; `data_wait_fraction` is the share of step time spent waiting for data; `eta_seconds` covers
-    the steps that are left, with validations and saves between them as often as there were so far.
+    Measured in this attempt, but for `useful_seconds`, `durable_seconds` and `resumed_seconds`. None means
+    not known yet, never zero. `tokens_per_second` and `samples_per_second` are over the recent steps, of all
+    ranks together; `data_wait_fraction` is the share of step time spent waiting for data; `eta_seconds`
+    covers the steps that are left, with validations and saves between them as often as there were so far.
     """
 
     attempt: int
@@ -382,6 +382,8 @@ class Progress:
     world_size: int | None = None
     resumed_step: int | None = None
     """The step of the checkpoint that this attempt went on from; 0: it began anew."""
+    resumed_seconds: float | None = None
+    """Spent on steps 1 to `resumed_step`, as `useful_seconds`."""
     first_step: int | None = None
     first_step_time: float | None = None
     """Seconds since the epoch at which this attempt's first step was done."""

@@ -185,6 +185,7 @@ class Telemetry:
             step=step,
             durable_step=step,
             resumed_step=step,
+            resumed_seconds=useful_seconds,
             useful_seconds=useful_seconds,
             durable_seconds=useful_seconds,
         )

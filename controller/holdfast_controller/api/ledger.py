@@ -19,7 +19,14 @@ from pydantic import Field
 
 from holdfast_trainer.contract import is_count, is_time
 
-from ..breakdown import Breakdown, BreakdownOfStart, CostOfAttempt, Placed, RecoverySeconds
+from ..breakdown import (
+    Breakdown,
+    BreakdownOfStart,
+    CostOfAttempt,
+    GoodputOfAttempt,
+    Placed,
+    RecoverySeconds,
+)
 from ..jobs import AttemptRecord, Model, Phase, TrainingJob, Verdict
 from ..policy.lost_work import Work, lost_steps, lost_unheard, work_of
 from ..policy.recovery import breakdown, lost_in
@@ -58,6 +65,7 @@ class AttemptAccount(Model):
     breakdown: BreakdownOfStart = None
     whereabouts: Placed = None
     cost: CostOfAttempt = None
+    goodput: GoodputOfAttempt = None
     outcome: str | None = Field(default=None, description="As its rank 0 told at the end, if it could.")
     digest: str | None = Field(
         default=None, description="Of the state in the checkpoint of durableStep, over all ranks."
@@ -171,6 +179,7 @@ def _attempt(number: int, seen: _Evidence, record: AttemptRecord | None) -> Atte
         breakdown=known.breakdown or _start_of(number, work),
         whereabouts=known.whereabouts,
         cost=known.cost,
+        goodput=known.goodput,
         digest=work.digest or known.digest,
         outcome=work.outcome or known.outcome,
     )

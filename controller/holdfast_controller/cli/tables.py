@@ -172,7 +172,7 @@ def ledger_columns(attempts: Sequence[dict[str, Any]]) -> list[Column]:
     columns = [Column("ATTEMPT", 0, True), Column("VERDICT"), Column("RESUMED", 3, True)]
     columns += [Column("FIRST", 4, True), Column("LAST", 0, True), Column("DURABLE", 0, True)]
     columns += [Column("LOST", 0, True), Column("SAVES", 5, True), Column("RECOVERY", 1, True)]
-    columns += [Column("TIME", 2, True), Column("REASON", 6, wraps=True)]
+    columns += [Column("TIME", 2, True), Column("GOODPUT", 4, True), Column("REASON", 6, wraps=True)]
     for attempt in attempts:
         running = attempt is attempts[-1] and not attempt["endedAt"]
         verdict = attempt["verdict"] or ("running" if running else formats.UNKNOWN)
@@ -191,6 +191,7 @@ def ledger_columns(attempts: Sequence[dict[str, Any]]) -> list[Column]:
             Text(formats.integer(attempt["checkpoints"])),
             Text(formats.duration(attempt["recoverySeconds"])),
             Text(formats.duration(elapsed(attempt, running))),
+            Text(formats.percent(attempt.get("goodput"))),
             Text(attempt["reason"]),
         ]
         for column, cell in zip(columns, cells, strict=True):

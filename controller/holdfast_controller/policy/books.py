@@ -47,6 +47,7 @@ class Books:
         self._note_cost(record, when)
         if progress.useful_seconds is not None:
             self._note_useful(progress.useful_seconds, when)
+        _note_goodput(record, progress.useful_seconds, when)
         if self.status.progress is not None and progress.resumed_step is None and not progress.step:
             return  # it has not looked yet what it goes on from: the job stands where it stood
         self.status.progress = JobProgress(
@@ -141,6 +142,9 @@ class Books:
         if record.resumed_step is None and work.resumed_step is not None:
             record.resumed_step = work.resumed_step
             self._correct_before(record, work.resumed_step)
+        if record.resumed_seconds is None and work.resumed_seconds is not None:
+            record.resumed_seconds = work.resumed_seconds
+            self._correct_goodput_before(record.number, work.resumed_seconds)
         record.resume_differences = record.resume_differences or list(work.resume_differences)
         record.passed_over = record.passed_over or list(work.passed_over)
 
@@ -156,6 +160,20 @@ class Books:
         true = max(0, (last.last_step or 0) - resumed)
         self.status.lost_steps += true - (last.lost_steps or 0)
         last.lost_steps = true
+
+    def _correct_goodput_before(self, number: int, resumed: float) -> None:
+        """What came after the step that `number` resumed from counts no more. Of the attempt that did its
+        step last the seconds up to it are known now, be it that a last save was not heard of."""
+        begun = [old for old in self.status.attempts if old.number < number and not _did_not_begin(old)]
+        for old in begun:
+            if old.resumed_seconds is None or old.ended_at is None:
+                continue
+            counted = resumed
+            if old is not begun[-1]:
+                if old.useful_seconds is None:
+                    continue
+                counted = min(old.resumed_seconds + old.useful_seconds, resumed)
+            _note_goodput(old, counted, old.ended_at)
 
     def close(
         self,
@@ -177,6 +195,7 @@ class Books:
         if ends:
             record.ended_at = self._ours(record, max(ends))
         self._settle_cost(record)
+        _note_goodput(record, work.durable_seconds, record.ended_at or self.now)
         useful = work.durable_seconds if work.durable_seconds is not None else self.status.useful_seconds
         if useful is not None:
             self._note_useful(useful, self.now)
@@ -212,6 +231,14 @@ class Books:
                 record.last_sign_at = self._ours(record, work.last_sign)
             record.lost_steps = lost_steps(work, incident.verdict)
             self.status.lost_steps += record.lost_steps or 0
+
+
+def _note_goodput(record: AttemptRecord, seconds: float | None, until: datetime) -> None:
+    """Of the attempt alone, up to `until`: `seconds` is of all attempts, as what it went on from is."""
+    begun = record.resumed_seconds
+    record.useful_seconds = None if seconds is None or begun is None else max(0.0, seconds - begun)
+    wall = 0.0 if record.started_at is None else (until - record.started_at).total_seconds()
+    record.goodput = goodput(record.useful_seconds, wall)
 
 
 def _did_not_begin(record: AttemptRecord) -> bool:

@@ -10,6 +10,9 @@ in the last attempt that did it; earlier runs of the same step were lost and cou
 adds it up over the attempts (`useful_seconds`), so that nobody has to read a line for each step. When an
 attempt has ended, what its durable steps took is what counts. Wall time is all of it: starting, saving,
 waiting for room, backing off, being suspended.
+
+An attempt's own goodput: its share of that time, those of its steps that count / wall time from its start
+to its end. Where a later attempt goes on from an older step than its newest durable one, fewer of them do.
 """
 
 from __future__ import annotations
@@ -56,6 +59,8 @@ class Work:
     """Of the state in the checkpoint of `durable_step`."""
     durable_seconds: float | None = None
     """Spent on the steps up to `durable_step`, by all attempts that count."""
+    resumed_seconds: float | None = None
+    """Likewise, up to `resumed_step`."""
     last_sign: float | None = None
     """When it was last heard of, in seconds since the epoch."""
     process_time: float | None = None
@@ -137,7 +142,7 @@ class _Gathered:
         self.sign(line.get("time"))
         if event == "attempt_start":
             resumed = _int(line, "resumed_step") or 0
-            self._began(resumed, line.get("world_size"))
+            self._began(resumed, line.get("world_size"), seconds)
             self._started(line)
             self._resumed(line)
             self._checkpoints = self._checkpoints or 0
@@ -160,7 +165,7 @@ class _Gathered:
         self.durable(progress.durable_step, progress.durable_seconds, progress.digest)
         self.sign(progress.updated or None)
         if progress.resumed_step is not None:
-            self._began(progress.resumed_step, progress.world_size)
+            self._began(progress.resumed_step, progress.world_size, progress.resumed_seconds)
         if progress.process_time is not None:
             seconds = {stage: getattr(progress, f"{stage}_seconds") for stage in STAGES}
             self.facts["process_time"] = progress.process_time
@@ -192,8 +197,10 @@ class _Gathered:
                 [f"{one.get('checkpoint')}: {one.get('reason')}" for one in bad]
             )
 
-    def _began(self, resumed: int, world_size: object) -> None:
+    def _began(self, resumed: int, world_size: object, seconds: float | None) -> None:
         self.facts["resumed_step"] = resumed
+        if seconds is not None:
+            self.facts["resumed_seconds"] = seconds
         self.facts["world_size"] = world_size if is_count(world_size) else None
         self.last.append(resumed)
 

@@ -9,15 +9,18 @@ later.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
-from holdfast_controller.jobs import Phase, Status
+from holdfast_controller.jobs import AttemptRecord, Phase, Status
 
 PROGRESS_SECONDS = 1.0
 WAITING = (Phase.QUEUED, Phase.STARTING)
 """Between these an attempt that has not begun goes to and fro."""
 FIGURES = {"progress", "message", "useful_seconds", "goodput", "cost", "cost_currency"}
 """What moves all the time while a job trains."""
+FIGURES_OF_ATTEMPT = ("useful_seconds", "goodput")
+"""Likewise, of the newest attempt."""
 
 
 def seconds_to_write(
@@ -39,13 +42,22 @@ def seconds_to_write(
     if old.phase is not new.phase and not waits:
         return 0
     told = FIGURES | {"phase", "conditions"} if waits else FIGURES
-    if any(getattr(old, name) != getattr(new, name) for name in Status.model_fields if name not in told):
+    others = Status.model_fields.keys() - told - {"attempts"}
+    if any(getattr(old, name) != getattr(new, name) for name in others):
+        return 0
+    if _but_figures(old.attempts) != _but_figures(new.attempts):
         return 0
     if waits:
         return 0 if wrote is None else _left(wrote, now, waiting_seconds)
     if old.progress is None or old.progress.updated_at is None or new.progress == old.progress:
         return 0
     return _left(old.progress.updated_at, now, progress_seconds)
+
+
+def _but_figures(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
+    """With an older attempt's figures: they are corrected once."""
+    moving = dict.fromkeys(FIGURES_OF_ATTEMPT)
+    return [*attempts[:-1], *(newest.model_copy(update=moving) for newest in attempts[-1:])]
 
 
 def _left(since: datetime, now: datetime, every: float) -> float:

@@ -166,7 +166,8 @@ def history(server: Served) -> None:
     server.set_status(
         "gpt-small", phase="Running", attempt=2, disruptions=1, lost_steps=12, goodput=0.934,
         first_started_at=now - timedelta(seconds=100), message="attempt 2 trains",
-        progress={"step": 50, "total_steps": 200, "durable_step": 40, "loss": 2.345678,
+        progress={"step": 50, "total_steps": 200, "durable_step": 40, "loss": 2.345678, "loss_ema": 2.4,
+                  "grad_norm": 0.75, "epoch": 1.25, "memory_bytes": 3_210_000_000,
                   "tokens_per_second": 12345.6, "eta_seconds": 192.0,
                   "save_fault": "step 45 could not be saved: No space left on device",
                   "verdict": "a step takes 9.0 ms, of which 40% waits for data: tokenise beforehand"},

@@ -193,7 +193,15 @@ class JobProgress(Model):
     )
     training_phase: str = ""
     loss: float | None = None
+    loss_ema: float | None = Field(
+        default=None,
+        description="Mean of the attempt's losses, each counting 2 % less than the one after it.",
+    )
     val_loss: float | None = None
+    grad_norm: float | None = None
+    epoch: float | None = Field(
+        default=None, description="How often all attempts together went through the data."
+    )
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
     data_wait_fraction: float | None = None
@@ -203,6 +211,11 @@ class JobProgress(Model):
     )
     cpu_utilization: float | None = Field(
         default=None, description="Where it computes on the CPU: what rank 0 used of the cores it may use."
+    )
+    memory_bytes: int | None = Field(
+        default=None,
+        description="Rank 0's at most so far, in this attempt: of a GPU what tensors took, else what was "
+        "resident.",
     )
     eta_seconds: float | None = None
     verdict: str | None = Field(

@@ -88,6 +88,8 @@ def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     for part in (
         "default/gpt-small  Running",
         "50/200  25%, 3m12s left",
+        "loss         2.3457, smoothed 2.4000, gradient norm 0.7500, epoch 1.25 ",
+        "memory       rank 0 took 3.21 GB at most",
         "12,346 tokens/s",
         "saved        up to step 40",
         "save failed  step 45 could not be saved: No space left on device",

@@ -109,6 +109,36 @@ def test_each_attempt_has_a_goodput_of_its_own_and_together_they_are_the_jobs() 
     play(story)
 
 
+def test_the_status_has_the_trainers_figures_and_those_that_go_with_a_step_follow_its_last() -> None:
+    """Memory, gradients, the smoothed loss and the epoch were in /progress alone, out of REST's reach. A rank
+    that is killed between two looks has told of its last steps in its lines: with them the epoch moves."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        engine.progress = Progress(1, 0, 100, 0, "training", resumed_step=0)
+        job = await scene.look()
+
+        def figures(job: TrainingJob) -> list[float | None]:
+            now = job.status.progress
+            assert now is not None
+            return [now.step, now.epoch, now.loss_ema, now.grad_norm, now.memory_bytes]
+
+        assert figures(job) == [0, None, None, None, None], "not known yet, which is no 0"
+        scene.now += timedelta(seconds=2)
+        engine.progress = Progress(
+            1, 40, 100, 30, "training",
+            resumed_step=0, epoch=0.5, loss_ema=2.5, grad_norm=0.75, memory_bytes=3_000_000_000,
+        )  # fmt: skip
+        assert figures(await scene.look()) == [40, 0.5, 2.5, 0.75, 3_000_000_000]
+        engine.stepped += [{"attempt": 1, "step": n, "seconds": 0.5} for n in range(1, 49)]
+        engine.progress = None
+        engine.vanish(job, 1, 0)
+        assert figures(await scene.look()) == [48, 0.6, 2.5, 0.75, 3_000_000_000]
+
+    play(story)
+
+
 def test_an_attempt_whose_predecessor_is_not_known_lends_its_time_to_no_other() -> None:
     """One attempt has no figure, as of an older trainer; what it did is not put to the one before."""
 

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..jobs import Phase, TrainingJob
+from ..jobs import JobProgress, Phase, TrainingJob
 from ..policy.explain import passed_over, resume_differs
 from . import formats
 from .tables import event_columns, ledger_columns, phase_text, table
@@ -60,10 +60,7 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
     spec, status, progress = job.spec, job.status, job.status.progress
     if progress:
         yield "step", step_bar(job)
-        loss = formats.figure(progress.loss)
-        if progress.val_loss is not None:
-            loss += f", validation {formats.figure(progress.val_loss)}"
-        yield "loss", loss
+        yield "loss", ", ".join(_loss_words(progress))
         yield "saved", f"up to step {progress.durable_step}"
         if progress.save_fault and status.phase is Phase.RUNNING:
             yield "save failed", Text(progress.save_fault, "yellow")
@@ -71,6 +68,8 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
             yield "speed", ", ".join(_speed_words(job))
             if progress.verdict:
                 yield "diagnosis", progress.verdict
+        if progress.memory_bytes is not None:
+            yield "memory", f"rank 0 took {progress.memory_bytes / 1e9:.2f} GB at most"
     for record in status.attempts:
         if record.passed_over:
             yield "resumed", Text(passed_over(record), "yellow")
@@ -103,6 +102,20 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
         yield "next start", formats.moment(status.next_start_at)
     if status.finished_at:
         yield "finished", formats.moment(status.finished_at)
+
+
+def _loss_words(progress: JobProgress) -> Iterator[str]:
+    yield formats.figure(progress.loss)
+    figures = (
+        ("smoothed", progress.loss_ema),
+        ("validation", progress.val_loss),
+        ("gradient norm", progress.grad_norm),
+    )
+    for name, value in figures:
+        if value is not None:
+            yield f"{name} {formats.figure(value)}"
+    if progress.epoch is not None:
+        yield f"epoch {progress.epoch:.2f}"
 
 
 def _speed_words(job: TrainingJob) -> Iterator[str]:

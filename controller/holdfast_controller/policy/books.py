@@ -60,13 +60,17 @@ class Books:
             save_fault=save_fault(progress),
             training_phase=progress.phase,
             loss=progress.loss,
+            loss_ema=progress.loss_ema,
             val_loss=progress.val_loss,
+            grad_norm=progress.grad_norm,
+            epoch=progress.epoch,
             tokens_per_second=progress.tokens_per_second,
             samples_per_second=progress.samples_per_second,
             data_wait_fraction=progress.data_wait_fraction,
             mfu=progress.mfu,
             gpu_utilization=progress.gpu_utilization,
             cpu_utilization=progress.cpu_utilization,
+            memory_bytes=progress.memory_bytes,
             eta_seconds=progress.eta_seconds,
             verdict=progress.verdict,
             updated_at=when,
@@ -214,6 +218,8 @@ class Books:
             told = [x[key] for x in steps if x.get("attempt") == record.number and key in x]
             if told:
                 changes[key] = told[-1] if is_figure(told[-1]) else None
+        if known.epoch is not None and known.step:
+            changes["epoch"] = known.epoch * work.last_step / known.step
         if known.total_steps is not None and work.last_step >= known.total_steps:
             changes["eta_seconds"] = 0.0
         self.status.progress = known.model_copy(update=changes)

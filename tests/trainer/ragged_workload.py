@@ -32,6 +32,22 @@ def make() -> Workload:
     return Workload(lambda: nn.Linear(8, 8), Numbers(), loss, Settings(batch=1, threads=1))
 
 
+def whole() -> Workload:
+    """It is said how long its training is."""
+    return Workload(lambda: nn.Linear(8, 8), Numbers(), loss, Settings(batch=4, threads=1), steps=100_000)
+
+
+class Callback(nn.Linear):
+    """Keeps in its state what no checkpoint can hold."""
+
+    def get_extra_state(self) -> object:
+        return print
+
+
+def unsaved() -> Workload:
+    return Workload(lambda: Callback(8, 8), Numbers(), loss, Settings(batch=4, threads=1))
+
+
 def slow_loss(model: nn.Module, batch: Tensor) -> Tensor:
     time.sleep(0.8 / len(batch))
     return loss(model, batch)

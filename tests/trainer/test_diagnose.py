@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from holdfast_trainer.config import Config, load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.diagnose_command import as_text, main
 from holdfast_trainer.diagnosis import Facts, estimate, findings, out_of_memory
+from holdfast_trainer.links import Link
 from holdfast_trainer.memory_need import largest_micro_batch, memory_need
 from holdfast_trainer.model import parameter_count
 from holdfast_trainer.probing import disk_speed
@@ -417,6 +419,45 @@ def test_a_loop_in_python_is_named_with_its_line(capsys: pytest.CaptureFixture[s
     assert main([f"{WORKLOADS}:nothing"]) == EXIT_CONFIG_ERROR
 
 
+def test_a_run_of_ones_own_is_foretold_with_its_checkpoint_and_its_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only of the reference GPT was the disk measured, and the time to finish estimated."""
+    asked = ["--steps", "2", "--run-dir", str(tmp_path / "runs" / "a")]
+    assert main([f"{WORKLOADS}:whole", *asked, "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    facts = told["facts"]
+    assert facts["state_bytes"] == 3 * 4 * (8 * 8 + 8) + 2 * 4, "weights, two moments, two counts of steps"
+    assert facts["save_seconds"] == facts["state_bytes"] / facts["disk_bytes_per_second"]
+    assert facts["start_seconds"] > 0
+    steps = 100_000 * sum(facts["times"].values())
+    assert told["estimated_seconds"] == pytest.approx(facts["start_seconds"] + steps + facts["save_seconds"])
+    assert list(tmp_path.iterdir()) == [], "the probe of the disk is gone"
+
+    assert main([f"{WORKLOADS}:whole", *asked]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^checkpoint  0.00 GB, .* s at .* GB/s; a notice leaves 27 s$", said, re.MULTILINE)
+    assert re.search(r"^time        .* for 100,000 steps$", said, re.MULTILINE)
+    assert main([f"{WORKLOADS}:make", *asked]) == 0
+    assert "time        not estimated: Workload(steps=...) would say how" in capsys.readouterr().out
+
+
+def test_a_run_of_ones_own_that_could_save_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{WORKLOADS}:whole", "--steps", "1", "--run-dir", "/proc/self"]) == 1
+    assert "error: the disk of the run directory cannot be measured: " in capsys.readouterr().err
+    assert main([f"{WORKLOADS}:unsaved", "--steps", "1"]) == EXIT_CONFIG_ERROR
+    assert "error: no checkpoint could be saved of it: model._extra_state" in capsys.readouterr().err
+
+
+def test_ranks_of_ones_own_model_measure_what_lies_between_them(workshop: Workshop) -> None:
+    arguments = ["diagnose", f"{WORKLOADS}:whole", "--steps", "1"]
+    gang = workshop.start(script=COMMAND, ranks=2, arguments=arguments)
+    assert gang.wait(300) == [0, 0], gang.texts()
+    assert "GB/s all-reduce bus bandwidth over " in gang.ranks[0].text()
+    assert "for 100,000 steps" in gang.ranks[0].text()
+    assert "all-reduce" not in gang.ranks[1].text()
+
+
 SOUND = WorkloadFacts(
     settings=Settings(batch=32, fused=True, precision="bf16"),
     times=StepTimes(data=0.001, forward=0.3, backward=0.6, optimizer=0.05),
@@ -427,7 +468,23 @@ SOUND = WorkloadFacts(
     cores=8,
     fast_bf16=True,
     device_type="cuda",
+    start_seconds=5.0,
+    disk_bytes_per_second=1e9,
+    state_bytes=2_000_000_000,
+    notice_seconds=27.0,
 )
+
+
+def test_what_a_save_and_the_network_hold_back_is_found_in_a_run_of_ones_own() -> None:
+    """As of the reference GPT: a notice that is too short, and a link that ranks make little of."""
+    (still, slow) = explain(replace(SOUND, disk_bytes_per_second=1e7))
+    assert (still.cause, slow.cause) == ("compute", "checkpoint"), "no part of a step"
+    assert slow.message.startswith("a checkpoint takes 200.0 s until it is durable and a notice leaves 27.0")
+    link = Link("socket", "eth0", 1.25e9, setting="NCCL_SOCKET_IFNAME")
+    assert explain(replace(SOUND, link=link, reduce_bytes_per_second=1e9))[0].cause == "compute"
+    (found,) = explain(replace(SOUND, link=link, reduce_bytes_per_second=2.5e8))
+    assert found.cause == "network"
+    assert found.message.startswith("NCCL_SOCKET_IFNAME: all-reduce reaches 0.25 GB/s, 20% of the 1.25 that")
 
 
 def test_more_workers_than_cores_are_told() -> None:

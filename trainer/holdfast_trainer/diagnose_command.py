@@ -2,8 +2,8 @@
 
 A few real steps are done with the configured model on real data, and thrown away: nothing is resumed and
 nothing saved. Disk speed is measured by one file that is removed again. Under torchrun the ranks measure
-what lies between them too. Exit status: 0, 1 where a finding is an error or no step could be done, 78
-where the configuration cannot be used at all.
+what lies between them too. Exit status: 0, 1 where a finding is an error, no step could be done or the disk
+not be written, 78 where the configuration cannot be used at all.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .config import Config, ConfigError, check_world, load
 from .diagnosis import Facts, Finding, estimate, findings
 from .gpu_advice import add_gpus, advise, settings_line
 from .memory_need import Need, memory_need
+from .run_facts import checkpoint_line, network_lines, time_line
 from .target_words import add_target_words, target_of
 from .token_index import DataError
 from .tune.diagnose import diagnose_workload, is_workload
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.gpu_memory:
         return advise(target, overrides, arguments)
     if is_workload(target):
-        return diagnose_workload(target, arguments.steps, arguments.output)
+        return diagnose_workload(target, arguments.run_dir or Path(), arguments.steps, arguments.output)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     try:
         config = load(Path(target), overrides)
@@ -72,9 +73,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         if world_size > 1:
             os._exit(1)  # the interpreter's end could wait for what other ranks never send
-        return 1
-    except OSError as error:
-        print(f"error: the disk of the run directory cannot be measured: {error}", file=sys.stderr)
         return 1
     if facts is None:  # rank 0 tells for all
         return 0
@@ -106,14 +104,11 @@ def as_text(config: Config, facts: Facts, found: Sequence[Finding]) -> str:
         f"step        {1e3 * facts.step_seconds:,.1f} ms, {tokens / facts.step_seconds:,.0f} tokens/s, "
         f"{facts.data_seconds / facts.step_seconds:.2%} of it data",
         f"attention   {facts.attention}",
-        f"checkpoint  {facts.state_bytes / 1e9:.2f} GB, {facts.save_seconds:.1f} s at "
-        f"{facts.disk_bytes_per_second / 1e9:.2f} GB/s; a notice leaves {facts.notice_seconds:.0f} s",
+        checkpoint_line(facts),
         f"data        {_data(config, facts.samples)}",
+        *network_lines(facts),
+        time_line(estimate(config, facts), config.train.steps),
     ]
-    if facts.reduce_bytes_per_second is not None:
-        speed = f"{facts.reduce_bytes_per_second / 1e9:.2f} GB/s all-reduce bus bandwidth"
-        lines.append(f"network     {speed} over {_rated(facts)}")
-    lines.append(f"time        {_duration(estimate(config, facts))} for {config.train.steps:,} steps")
     if line := settings_line(config, facts, need):
         lines.append(line)
     lines += ["", *(f"{finding.level}: {finding.setting}: {finding.message}" for finding in found)]
@@ -131,19 +126,3 @@ def _data(config: Config, samples: int | None) -> str:
 def _need(config: Config, facts: Facts) -> Need:
     micro = config.train.micro_batch or config.train.global_batch // facts.world_size
     return memory_need(config, facts.precision, facts.world_size, micro)
-
-
-def _rated(facts: Facts) -> str:
-    if facts.link is None:
-        return "what is between the ranks"
-    rate = facts.link.bytes_per_second
-    return (
-        f"{facts.link.name}, {'which has no rated speed' if rate is None else f'rated for {rate / 1e9:.2f}'}"
-    )
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} seconds"

@@ -12,12 +12,11 @@ from typing import Literal
 
 from .allocator import PACKAGE
 from .attention import MATH
-from .checkpoint.cadence import does_not_fit
 from .config import Config
-from .links import Link, judged
 from .memory_need import FULL_SHARE, largest_micro_batch, memory_need
 from .model import parameter_count
 from .recommend import Recommended, larger_step
+from .run_facts import RunFacts
 from .verdict import OPTIMIZER_SHARE
 
 IDLE_SHARE = 0.5
@@ -27,8 +26,8 @@ MANY_EPOCHS = 4.0
 LONG_STEPS_SECONDS = 600.0
 
 
-@dataclass(frozen=True)
-class Facts:
+@dataclass(frozen=True, kw_only=True)
+class Facts(RunFacts):
     """Read from the machine and the data, and measured by a few steps. Sizes in bytes, times in seconds."""
 
     device: str
@@ -43,20 +42,9 @@ class Facts:
     """Windows of `model.context` tokens in the training split; None where it is streamed."""
     step_seconds: float
     data_seconds: float
-    start_seconds: float
-    """From the start of the process to the first step, with what the first step takes more than others."""
     optimizer_seconds: float
     fast_bf16: bool
     validation_seconds: float | None
-    disk_bytes_per_second: float
-    state_bytes: int
-    """Of a checkpoint."""
-    notice_seconds: float
-    reduce_bytes_per_second: float | None = None
-    """Bus bandwidth of an all-reduce between the ranks; None where there is one."""
-
-    link: Link | None = None
-    """What lies between them, and what it is rated for."""
     not_compiled: str = ""
     """Why the steps ran as they are written although train.compile is on."""
     own_malloc: bool = True
@@ -65,10 +53,6 @@ class Facts:
     """The kernel that attention took (see attention_kernels)."""
     ranks_here: int = 1
     """That share the cores."""
-
-    @property
-    def save_seconds(self) -> float:
-        return self.state_bytes / self.disk_bytes_per_second
 
 
 @dataclass(frozen=True)
@@ -82,7 +66,7 @@ class Finding:
 
 def estimate(config: Config, facts: Facts) -> float:
     """Seconds from start to end of the process: start-up, steps, validations, and the save at the end."""
-    total = facts.start_seconds + config.train.steps * facts.step_seconds + facts.save_seconds
+    total = facts.seconds_of(config.train.steps, facts.step_seconds)
     if config.validation.every and facts.validation_seconds is not None:
         total += -(-config.train.steps // config.validation.every) * facts.validation_seconds
     return total
@@ -95,7 +79,7 @@ def findings(config: Config, facts: Facts) -> list[Finding]:
         *_data(config, facts),
         *_saves(config, facts),
         *_computing(config, facts),
-        *_network(facts),
+        *([Finding("warning", *slow)] if (slow := facts.slow_network()) else []),
         *_settings(config, facts),
     ]
     return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
@@ -191,7 +175,7 @@ def _data(config: Config, facts: Facts) -> list[Finding]:
 
 def _saves(config: Config, facts: Facts) -> list[Finding]:
     found = []
-    if problem := does_not_fit(facts.save_seconds, facts.notice_seconds):
+    if problem := facts.outlasts_notice():
         found.append(Finding("warning", "checkpoint", problem))
     every = config.checkpoint.every
     if isinstance(every, int):
@@ -250,13 +234,6 @@ def _unfused(config: Config, device_type: str) -> Finding:
     message = f"{told}: no fused kernel of this device takes heads of {size} ({config.model.width} / "
     message += f"{config.model.heads}); 64 and 128 are usual"
     return Finding("warning", "model.heads", message)
-
-
-def _network(facts: Facts) -> list[Finding]:
-    if facts.link is None or facts.reduce_bytes_per_second is None:
-        return []
-    found = judged(facts.reduce_bytes_per_second, facts.link)
-    return [] if found is None else [Finding("warning", *found)]
 
 
 def _settings(config: Config, facts: Facts) -> list[Finding]:

@@ -35,6 +35,7 @@ from .parallel import Gang, is_lost_peer, join_gang
 from .place import grace_seconds, process_start
 from .precision import Bf16, allow_tf32, bf16_of, least, precision
 from .rehearsal import Rehearsal
+from .run_facts import RunFacts
 from .token_index import DataError
 from .train_command import open_data
 
@@ -43,17 +44,17 @@ REDUCE_BYTES, GPU_REDUCE_BYTES = 16 << 20, 256 << 20
 
 
 class CannotMeasure(Exception):
-    """The steps could not be done, and its message says what to change. The gang was not left: peers may
-    be waiting for this rank, and it is to end without waiting for them in turn."""
+    """The steps could not be done, or the disk not be written, and its message says what to change. The gang
+    was not left: peers may be waiting for this rank, and it is to end without waiting for them in turn."""
 
 
 def probe(config: Config, directory: Path, *, steps: int) -> Facts | None:
-    """Measure; None on all ranks but the first. Raises ConfigError, DataError, OSError of the disk, and
-    CannotMeasure where memory runs out, or where another rank ended."""
+    """Measure; None on all ranks but the first. Raises ConfigError, DataError, and CannotMeasure where memory
+    runs out, where another rank ended, or of the disk."""
     gang = join_gang()
     try:
         facts = _probe(config, directory, gang, steps)
-    except (ConfigError, DataError, OSError):
+    except (ConfigError, DataError):
         gang.leave()
         raise
     except RuntimeError as error:
@@ -101,20 +102,29 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         memory_total=room,
         memory_peak=peak,
         samples=data.samples,
-        start_seconds=ready - seconds,
         step_seconds=seconds,
         data_seconds=statistics.mean(step.data for step in times),
         optimizer_seconds=statistics.mean(step.optimizer for step in times),
         fast_bf16=least(gang.gather(bf16_of(gang.device))) is Bf16.FAST,
         validation_seconds=validation,
-        disk_bytes_per_second=disk_speed(directory, min(state, DISK_PROBE_BYTES)) if gang.rank == 0 else 1.0,
-        state_bytes=state,
-        notice_seconds=grace_seconds() * (1 - RESERVE_SHARE),
         not_compiled=training.not_compiled,
         own_malloc=preloaded(os.environ),
         attention=training.attention,
         ranks_here=ranks_here(),
-        reduce_bytes_per_second=_reduce_speed(gang),
+        **vars(surroundings(gang, directory, state, ready - seconds)),
+    )
+
+
+def surroundings(gang: Gang, directory: Path, state: int, start_seconds: float) -> RunFacts:
+    """For checkpoints of `state` bytes in `directory`, whose disk rank 0 alone measures, once nobody waits
+    for it. Collective. Raises CannotMeasure of the disk."""
+    reduce_speed = _reduce_speed(gang)
+    return RunFacts(
+        start_seconds=start_seconds,
+        disk_bytes_per_second=disk_speed(directory, min(state, DISK_PROBE_BYTES)) if gang.rank == 0 else 1.0,
+        state_bytes=state,
+        notice_seconds=grace_seconds() * (1 - RESERVE_SHARE),
+        reduce_bytes_per_second=reduce_speed,
         link=_link(gang),
     )
 
@@ -142,21 +152,25 @@ def _fitting(config: Config, precision: str, gang: Gang, memory: Footprint) -> I
 
 
 def disk_speed(directory: Path, size: int) -> float:
-    """Bytes a second, written and synced, in `directory` or the nearest parent that is there."""
+    """Bytes a second, written and synced, in `directory` or the nearest parent that is there. Raises
+    CannotMeasure."""
     place = directory.absolute()
     while not place.is_dir():
         place = place.parent
     path = place / f".holdfast-disk-probe-{os.getpid()}"
     block = os.urandom(min(size, 1 << 20))
     try:
-        began = time.perf_counter()
-        with open(path, "wb") as file:
-            file.writelines(block for _ in range(max(1, size // len(block))))
-            file.flush()
-            os.fsync(file.fileno())
-        return max(1, size // len(block)) * len(block) / (time.perf_counter() - began)
-    finally:
-        path.unlink(missing_ok=True)
+        try:
+            began = time.perf_counter()
+            with open(path, "wb") as file:
+                file.writelines(block for _ in range(max(1, size // len(block))))
+                file.flush()
+                os.fsync(file.fileno())
+            return max(1, size // len(block)) * len(block) / (time.perf_counter() - began)
+        finally:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CannotMeasure(f"the disk of the run directory cannot be measured: {error}") from error
 
 
 def _link(gang: Gang) -> Link | None:

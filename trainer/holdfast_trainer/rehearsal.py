@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .assembly import Batches, assemble
-from .checkpoint.tree import pack
+from .checkpoint.tree import packed_bytes
 from .config import Config
 from .optim import clip_gradients
 from .parallel import Gang, accumulate
@@ -134,7 +134,6 @@ class Rehearsal:
 
     def state_bytes(self) -> int:
         """Of a checkpoint: what all ranks write together."""
-        _, tensors = pack({"model": self._raw.state_dict(), "optimizer": self._optimizer.state_dict()})
-        mine = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        mine = packed_bytes({"model": self._raw.state_dict(), "optimizer": self._optimizer.state_dict()})
         sharded = self._config.train.parallel == "fsdp"
         return sum(self._gang.gather(mine)) if sharded else mine

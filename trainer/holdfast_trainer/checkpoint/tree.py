@@ -31,6 +31,11 @@ class UnsupportedState(TypeError):
     """A value in the state can be saved neither as a tensor nor as JSON."""
 
 
+def packed_bytes(state: Any) -> int:
+    """What this rank writes of it. Raises UnsupportedState."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in pack(state)[1].values())
+
+
 def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """(skeleton, tensors by dotted path). Tensors are not copied.
 

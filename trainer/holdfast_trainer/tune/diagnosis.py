@@ -11,19 +11,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..rehearsal import StepTimes
+from ..run_facts import RunFacts
 from ..samples import workers_by_rule
 from ..verdict import DATA_SHARE, OPTIMIZER_SHARE
 from .census import Line
 from .settings import Settings
 
-Cause = Literal["data", "workers", "python", "precision", "optimizer", "batch", "compute"]
+Cause = Literal[
+    "data", "workers", "python", "precision", "optimizer", "batch", "network", "compute", "checkpoint"
+]
 OPERATIONS_A_SAMPLE = 10
 """From these on a forward pass goes through its samples, or their parts, in Python: however deep a network
 is, one more sample in the batch adds no operation to it."""
 
 
-@dataclass(frozen=True)
-class WorkloadFacts:
+@dataclass(frozen=True, kw_only=True)
+class WorkloadFacts(RunFacts):
     """Measured with the settings as they are. Times in seconds."""
 
     settings: Settings
@@ -47,11 +50,18 @@ class WorkloadFacts:
     """Bytes that the steps took, of the rank that took most."""
     room: int = 0
     """Bytes that the rank with least could have taken."""
+    steps: int | None = None
+    """Of the whole training; None where that is not said."""
+
+    @property
+    def estimated_seconds(self) -> float | None:
+        """From start to end of a run; None where it is not said how long that is."""
+        return None if self.steps is None else self.seconds_of(self.steps, self.times.seconds)
 
 
 @dataclass(frozen=True)
 class Explained:
-    """`share` is the part of a step's time that this is about."""
+    """`share` is the part of a step's time that this is about: none, of a save beside the steps."""
 
     cause: Cause
     share: float
@@ -62,9 +72,11 @@ def explain(facts: WorkloadFacts) -> list[Explained]:
     """All that applies, the largest share first."""
     found = [*_data(facts), *_workers(facts), *_python(facts), *_optimizer(facts)]
     found += [*_batch(facts), *_precision(facts)]  # of the same share; small operations gain little by bf16
+    found += _network(facts)
     if not found:
         message = "nothing stands out: forward and backward take the time; try torch.compile"
         found.append(Explained("compute", 1.0, message))
+    found += _checkpoint(facts)
     return sorted(found, key=lambda one: -one.share)
 
 
@@ -139,3 +151,15 @@ def _batch(facts: WorkloadFacts) -> list[Explained]:
     share = (facts.times.forward + facts.times.backward) / facts.times.seconds
     message = "a pass holds one sample: operations are small and memory idle; let tune --grow it"
     return [Explained("batch", share, message)]
+
+
+def _network(facts: WorkloadFacts) -> list[Explained]:
+    """Gradients are exchanged within the backward pass."""
+    if (slow := facts.slow_network()) is None:
+        return []
+    return [Explained("network", facts.times.backward / facts.times.seconds, ": ".join(slow))]
+
+
+def _checkpoint(facts: WorkloadFacts) -> list[Explained]:
+    problem = facts.outlasts_notice()
+    return [] if problem is None else [Explained("checkpoint", 0.0, problem)]

@@ -12,7 +12,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -63,17 +63,21 @@ class Outcome:
     """Bytes that the rank with least could have taken."""
     times: StepTimes | None = None
     """A mean step of this rank."""
+    ready_seconds: float = 0.0
+    """What this rank took until its first step was done, from nothing; compiled, where no step had been."""
     fault: str = ""
 
 
 def measure(build: Build, settings: Settings, gang: Gang, effort: Effort) -> Outcome:
     """Collective. A combination that fails is told as a fault, and never ends the others."""
     with _threads(settings.threads), with_tf32(gang.device, settings.tf32):
+        alone = Outcome()
         if gang.world_size > 1:
             alone = _agree(gang, _try(lambda: _steps(build, settings, True, Effort(1, 0.0), gang)))
             if alone.fault:
                 return alone
-        return _agree(gang, _try(lambda: _steps(build, settings, False, effort, gang)))
+        together = _agree(gang, _try(lambda: _steps(build, settings, False, effort, gang)))
+        return replace(together, ready_seconds=max(alone.ready_seconds, together.ready_seconds))
 
 
 @contextmanager
@@ -90,9 +94,11 @@ def _threads(count: int | None) -> Iterator[None]:
 
 def _steps(build: Build, settings: Settings, alone: bool, effort: Effort, gang: Gang) -> Outcome:
     memory = Footprint(gang.device)
+    began = time.perf_counter()
     trial = build(settings, alone)
     try:
-        trial.step(0)  # compiles and allocates
+        trial.step(0).read()  # compiles and allocates
+        ready = time.perf_counter() - began
         trial.step(1).read()
         clocks: list[Clock] = []
         began = time.perf_counter()
@@ -103,7 +109,7 @@ def _steps(build: Build, settings: Settings, alone: bool, effort: Effort, gang: 
         seconds, count = time.perf_counter() - began, len(times)
         mean = StepTimes(**{part: sum(getattr(t, part) for t in times) / count for part in vars(times[0])})
         speed = trial.work * count / seconds
-        return Outcome(speed, memory.peak(), memory.room(), mean)
+        return Outcome(speed, memory.peak(), memory.room(), mean, ready)
     finally:
         trial.close()
 
@@ -142,4 +148,4 @@ def _agree(gang: Gang, mine: Outcome) -> Outcome:
     if fault:
         return Outcome(fault=fault)
     speeds, memories, rooms, _ = zip(*told, strict=True)
-    return Outcome(len(told) * min(speeds), max(memories), min(rooms), mine.times)
+    return Outcome(len(told) * min(speeds), max(memories), min(rooms), mine.times, mine.ready_seconds)

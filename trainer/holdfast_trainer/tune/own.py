@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
 
+from ..checkpoint.tree import packed_bytes
 from ..parallel import Gang, accumulate, wrap
 from ..precision import precision
 from ..rehearsal import Clock
@@ -25,7 +26,7 @@ class OwnTrial:
         self._workload, self._settings, self._gang = workload, settings, gang
         self._compute = precision(settings.precision, gang.device)
         torch.manual_seed(0)
-        raw = workload.model().to(gang.device)
+        self._raw = raw = workload.model().to(gang.device)
         if settings.compile:
             raw.forward = torch.compile(raw.forward)
         self.model: nn.Module = raw if alone else wrap(raw, gang)
@@ -55,6 +56,10 @@ class OwnTrial:
         # Batches differ in what they hold: over the steps so far.
         self.work = round((self.work * number + work) / (number + 1))
         return clock
+
+    def state_bytes(self) -> int:
+        """Of a checkpoint of model and optimizer. Raises UnsupportedState."""
+        return packed_bytes({"model": self._raw.state_dict(), "optimizer": self._optimizer.state_dict()})
 
     def _next(self) -> Any:
         try:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from ..attention import attention_kernels
+from ..checkpoint.tree import UnsupportedState
 from ..faults import is_out_of_memory
+from ..footprint import warm_up
 from ..memory import ranks_here
 from ..parallel import Gang
+from ..place import process_start
 from ..precision import Bf16, bf16_of, least, precision
+from ..probing import surroundings
 from ..samples import to_device
 from .census import Line, census
 from .diagnosis import WorkloadFacts
@@ -22,14 +28,23 @@ from .settings import ConfigError, Settings
 from .workload import Workload
 
 
-def probe_workload(workload: Workload, gang: Gang, effort: Effort) -> WorkloadFacts:
-    """Collective. Raises ConfigError where its settings cannot be measured."""
+def probe_workload(workload: Workload, directory: Path, gang: Gang, effort: Effort) -> WorkloadFacts:
+    """Collective; checkpoints would go to `directory`. Raises ConfigError where its settings cannot be
+    measured, CannotMeasure of the disk."""
     settings = workload.settings
-    build = lambda settings, alone: OwnTrial(workload, settings, gang, alone=alone)  # noqa: E731
+    warm_up(gang.device)
+    begun = time.time() - process_start()
+    trials: list[OwnTrial] = []
+
+    def build(settings: Settings, alone: bool) -> OwnTrial:
+        trials[:] = [OwnTrial(workload, settings, gang, alone=alone)]
+        return trials[0]
+
     outcome = measure(build, settings, gang, effort)
     if outcome.fault or outcome.times is None:
         remedy = "; give a pass a smaller batch, and accumulate" if NO_ROOM in outcome.fault else ""
         raise ConfigError(f"today's settings ({settings.told()}) cannot be measured: {outcome.fault}{remedy}")
+    state = _state_bytes(trials.pop())  # and nothing holds its memory any more
     model = workload.model().to(gang.device)
     whole = _operations(workload, settings, model, gang)
     count = sum(line.operations for line in whole)
@@ -53,7 +68,17 @@ def probe_workload(workload: Workload, gang: Gang, effort: Effort) -> WorkloadFa
         attention=_attention(workload, settings, model, gang),
         memory=outcome.memory,
         room=outcome.room,
+        steps=workload.steps,
+        **vars(surroundings(gang, directory, state, begun + outcome.ready_seconds - outcome.times.seconds)),
     )
+
+
+def _state_bytes(trial: OwnTrial) -> int:
+    """After its steps: before the first one an optimizer keeps nothing."""
+    try:
+        return trial.state_bytes()
+    except UnsupportedState as error:
+        raise ConfigError(f"no checkpoint could be saved of it: {error}") from error
 
 
 def _attention(workload: Workload, settings: Settings, model: nn.Module, gang: Gang) -> str:

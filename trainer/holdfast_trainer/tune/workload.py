@@ -12,6 +12,7 @@
             dataset=Images("data/"),
             loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
             settings=Settings(batch=8),
+            steps=10_000,
         )
 
     # python -m holdfast_trainer tune mine.py:make
@@ -61,6 +62,8 @@ class Workload:
     work: Callable[[Any], int] | None = None
     """What a batch holds, in `unit`; samples where None."""
     unit: str = "samples"
+    steps: int | None = None
+    """Of the optimizer, in the whole training, for the time that `diagnose` estimates; None: it does not."""
 
 
 def load_workload(target: str) -> Workload:

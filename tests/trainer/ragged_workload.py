@@ -48,6 +48,26 @@ def unsaved() -> Workload:
     return Workload(lambda: Callback(8, 8), Numbers(), loss, Settings(batch=4, threads=1))
 
 
+def scattered_loss(model: nn.Module, batch: Tensor) -> Tensor:
+    """Has an operation without a deterministic kernel on a CPU either."""
+    torch.zeros(3).put_(torch.zeros(2, dtype=torch.int64), torch.ones(2))
+    return loss(model, batch)
+
+
+def scattering() -> Workload:
+    return Workload(lambda: nn.Linear(8, 8), Numbers(), scattered_loss, Settings(batch=4, threads=1))
+
+
+def scattering_strictly() -> Workload:
+    settings = Settings(batch=4, threads=1, deterministic="strict")
+    return Workload(lambda: nn.Linear(8, 8), Numbers(), scattered_loss, settings)
+
+
+def scattering_as_it_comes() -> Workload:
+    settings = Settings(batch=4, threads=1, deterministic=False)
+    return Workload(lambda: nn.Linear(8, 8), Numbers(), scattered_loss, settings)
+
+
 def slow_loss(model: nn.Module, batch: Tensor) -> Tensor:
     time.sleep(0.8 / len(batch))
     return loss(model, batch)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from holdfast_trainer.determinism import (
     hear_of_operations,
     make_deterministic,
     operation_of,
+    with_kernels,
 )
 
 # As torch 2.15 has them; attention's come from its kernels for GPUs alone.
@@ -23,6 +26,8 @@ FLASH = (
     "Flash Attention defaults to a non-deterministic algorithm. To explicitly enable determinism call "
     "torch.use_deterministic_algorithms(True, warn_only=False)."
 )
+
+CHOICES: tuple[bool | Literal["strict"], ...] = (False, True, "strict")
 
 TRAINS = """
 import sys
@@ -104,11 +109,25 @@ def test_torch_is_asked_so_that_attention_can_repeat_its_bits(strict: bool) -> N
 
 def test_cudnn_looks_for_its_fastest_kernels_where_bits_need_not_be_repeated() -> None:
     try:
-        for deterministic in (False, True, "strict"):
+        for deterministic in CHOICES:
             choose_kernels(deterministic)
             assert torch.backends.cudnn.benchmark is (deterministic is False)
     finally:
         make_deterministic()
+
+
+def test_kernels_are_chosen_for_a_while_and_are_then_as_they_were() -> None:
+    def asked() -> tuple[int, bool, bool]:
+        fills = torch.utils.deterministic.fill_uninitialized_memory
+        return torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark, fills
+
+    expected = {False: (0, True, True), True: (1, False, True), "strict": (2, False, False)}
+    for around, then in itertools.product(CHOICES, repeat=2):
+        with with_kernels(around):
+            with with_kernels(then):
+                assert asked() == expected[then]
+            assert asked() == expected[around]
+    assert asked()[0] == 0
 
 
 def test_each_operation_is_told_once_and_other_warnings_are_left_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -447,6 +448,29 @@ def test_a_run_of_ones_own_that_could_save_nothing_is_told(capsys: pytest.Captur
     assert "error: the disk of the run directory cannot be measured: " in capsys.readouterr().err
     assert main([f"{WORKLOADS}:unsaved", "--steps", "1"]) == EXIT_CONFIG_ERROR
     assert "error: no checkpoint could be saved of it: model._extra_state" in capsys.readouterr().err
+
+
+def test_a_model_of_ones_own_is_measured_with_the_kernels_that_its_run_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It was measured with torch's default ones, which are others, where `Run` takes deterministic ones."""
+    with warnings.catch_warnings():
+        assert main([f"{WORKLOADS}:scattering", "--steps", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "settings    batch 4, fp32, 1 threads, deterministic\n" in said
+    assert "kernels     none is deterministic for put_: a resume may not be bit-exact\n" in said
+    with warnings.catch_warnings():
+        assert main([f"{WORKLOADS}:scattering_strictly", "--steps", "1"]) == EXIT_CONFIG_ERROR
+    refused = capsys.readouterr().err
+    assert (
+        "today's settings (batch 4, fp32, 1 threads, strictly deterministic) cannot be measured: " in refused
+    )
+    assert "put_ does not have a deterministic implementation" in refused
+    with warnings.catch_warnings():
+        assert main([f"{WORKLOADS}:scattering_as_it_comes", "--steps", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "settings    batch 4, fp32, 1 threads, any kernels\n" in said
+    assert "kernels     " not in said
 
 
 def test_ranks_of_ones_own_model_measure_what_lies_between_them(workshop: Workshop) -> None:

@@ -339,7 +339,7 @@ def test_a_model_of_ones_own_grows_to_what_fits(tmp_path: Path, capsys: pytest.C
     captured = capsys.readouterr()
     told = json.loads(captured.out)
     precision = "bf16|fp32"  # by what the CPU has instructions for
-    too_much = rf"batch 16 \(batch 16, ({precision}), fused, 1 threads\): out of memory"
+    too_much = rf"batch 16 \(batch 16, ({precision}), fused, 1 threads, deterministic\): out of memory"
     assert re.search(too_much, captured.err), captured.err
     assert max(size["batch"] for size in told["batch_sizes"]) <= 12
     chosen = Settings.read(tmp_path / "tuned.yaml")
@@ -365,6 +365,7 @@ def test_ranks_tune_together(workshop: Workshop, tmp_path: Path) -> None:
         ([f"{WORKLOADS}:made"], ":made: there is no such function. Name one, such as mine.py:make"),
         ([f"{WORKLOADS}:nothing"], "gave int; it should return a Workload"),
         ([f"{WORKLOADS}:too_few"], "the dataset has 512 samples, too few for a batch of 600"),
+        ([f"{WORKLOADS}:scattering_strictly"], "put_ does not have a deterministic implementation"),
         (["nowhere.yaml"], "nowhere.yaml"),
     ],
 )

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, TextIO
 
 import torch
@@ -24,11 +25,7 @@ SIGNS = ("does not have a deterministic implementation", "defaults to a non-dete
 def make_deterministic(*, strict: bool = False) -> None:
     """An operation that has no deterministic kernel raises RuntimeError (`strict`), or warns."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if "torch._inductor.config" in sys.modules:
-        torch.use_deterministic_algorithms(True, warn_only=not strict)
-    else:  # that would import the compiler, only to tell it what it reads here when it is imported
-        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
-        torch.set_deterministic_debug_mode("error" if strict else "warn")
+    _ask(2 if strict else 1)
     torch.backends.cudnn.benchmark = False
     if strict:
         # Nothing of ours reads memory that it has not written, and to fill new memory is a kernel each time.
@@ -42,6 +39,33 @@ def choose_kernels(deterministic: bool | Literal["strict"]) -> None:
         make_deterministic(strict=deterministic == "strict")
     else:
         torch.backends.cudnn.benchmark = True
+
+
+@contextmanager
+def with_kernels(deterministic: bool | Literal["strict"]) -> Iterator[None]:
+    """As `choose_kernels` has it in a process that asked for nothing before, until the block ends; but cuBLAS
+    keeps the workspaces that it was first told of."""
+    asked, measures = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+    fills = torch._C._get_deterministic_fill_uninitialized_memory()
+    try:
+        _ask(0)
+        torch._C._set_deterministic_fill_uninitialized_memory(True)
+        choose_kernels(deterministic)
+        yield
+    finally:
+        _ask(asked)
+        torch.backends.cudnn.benchmark = measures
+        torch._C._set_deterministic_fill_uninitialized_memory(fills)
+
+
+def _ask(mode: int) -> None:
+    """Of torch and its compiler: 0, any kernels; 1, it warns of an operation without one; 2, it raises."""
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1)
+        return
+    # That would import the compiler, only to tell it what it reads here when it is imported.
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = str(int(mode > 0))
+    torch.set_deterministic_debug_mode(mode)
 
 
 def hear_of_operations(tell: Callable[[str], None]) -> None:

@@ -104,7 +104,6 @@ def gpt_subject(config: Config, gang: Any) -> Any:
     """The configured training. Raises ConfigError, DataError."""
     from ..assembly import Batches
     from ..data import TokenDataset
-    from ..determinism import choose_kernels
     from ..footprint import Footprint
     from ..precision import precision
     from ..probing import foreseen
@@ -118,7 +117,6 @@ def gpt_subject(config: Config, gang: Any) -> Any:
         )
     shape = {"context": config.model.context, "vocab_size": config.model.vocab_size}
     data = TokenDataset(config.data.prepared, "train", **shape, verify=config.data.verify)
-    choose_kernels(config.train.kernels)
     compute = precision(config.train.precision, gang.device, gang)
     batches = Batches(data, config, gang.rank, gang.world_size, gang.device)
     if gang.rank == 0 and (killed := foreseen(batches, compute.name, Footprint(gang.device).room())):

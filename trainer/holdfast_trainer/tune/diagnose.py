@@ -70,12 +70,18 @@ def as_text(facts: WorkloadFacts, found: Sequence[Explained]) -> str:
         f"step        {1e3 * times.seconds:,.1f} ms, {facts.samples_per_second:,.1f} samples/s: {parts}",
         f"operations  {facts.operations:,} in a forward pass, {facts.operations_of_one:,} more a sample",
         *([f"attention   {facts.attention}"] if facts.attention else []),
+        *_kernels(facts),
         checkpoint_line(facts),
         *network_lines(facts),
         _time(facts),
         "",
     ]
     return "\n".join([*lines, *(f"{one.cause}: {one.message}" for one in found)])
+
+
+def _kernels(facts: WorkloadFacts) -> list[str]:
+    names = ", ".join(facts.not_deterministic)
+    return [f"kernels     none is deterministic for {names}: a resume may not be bit-exact"] if names else []
 
 
 def _time(facts: WorkloadFacts) -> str:

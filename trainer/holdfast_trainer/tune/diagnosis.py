@@ -50,6 +50,8 @@ class WorkloadFacts(RunFacts):
     """Bytes that the steps took, of the rank that took most."""
     room: int = 0
     """Bytes that the rank with least could have taken."""
+    not_deterministic: Sequence[str] = ()
+    """Operations that torch has no deterministic kernel for, where such were asked for."""
     steps: int | None = None
     """Of the whole training; None where that is not said."""
 

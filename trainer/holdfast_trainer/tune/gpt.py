@@ -28,6 +28,7 @@ def settings_of(config: Config, compute: str, gang: Gang) -> Settings:
         fused=train.fused_optimizer,
         threads=train.threads,
         recompute=train.activation_checkpointing,
+        deterministic=train.kernels,
         learning_rate=config.optim.learning_rate,
     )
 

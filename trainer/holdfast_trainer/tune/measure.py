@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from ..determinism import with_kernels
 from ..faults import is_out_of_memory
 from ..footprint import Footprint
 from ..parallel import Gang
@@ -70,7 +71,8 @@ class Outcome:
 
 def measure(build: Build, settings: Settings, gang: Gang, effort: Effort) -> Outcome:
     """Collective. A combination that fails is told as a fault, and never ends the others."""
-    with _threads(settings.threads), with_tf32(gang.device, settings.tf32):
+    kernels = with_kernels(settings.deterministic)
+    with _threads(settings.threads), with_tf32(gang.device, settings.tf32), kernels:
         alone = Outcome()
         if gang.world_size > 1:
             alone = _agree(gang, _try(lambda: _steps(build, settings, True, Effort(1, 0.0), gang)))

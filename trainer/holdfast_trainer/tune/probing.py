@@ -12,6 +12,7 @@ from torch import nn
 
 from ..attention import attention_kernels
 from ..checkpoint.tree import UnsupportedState
+from ..determinism import hear_of_operations, with_kernels
 from ..faults import is_out_of_memory
 from ..footprint import warm_up
 from ..memory import ranks_here
@@ -31,7 +32,14 @@ from .workload import Workload
 def probe_workload(workload: Workload, directory: Path, gang: Gang, effort: Effort) -> WorkloadFacts:
     """Collective; checkpoints would go to `directory`. Raises ConfigError where its settings cannot be
     measured, CannotMeasure of the disk."""
+    with with_kernels(workload.settings.deterministic):
+        return _probe(workload, directory, gang, effort)
+
+
+def _probe(workload: Workload, directory: Path, gang: Gang, effort: Effort) -> WorkloadFacts:
     settings = workload.settings
+    without: list[str] = []
+    hear_of_operations(without.append)
     warm_up(gang.device)
     begun = time.time() - process_start()
     trials: list[OwnTrial] = []
@@ -69,6 +77,7 @@ def probe_workload(workload: Workload, directory: Path, gang: Gang, effort: Effo
         memory=outcome.memory,
         room=outcome.room,
         steps=workload.steps,
+        not_deterministic=without,
         **vars(surroundings(gang, directory, state, begun + outcome.ready_seconds - outcome.times.seconds)),
     )
 

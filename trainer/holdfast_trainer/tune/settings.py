@@ -11,6 +11,8 @@ import yaml
 
 from ..schema import ConfigError, Range, from_mapping, read_yaml
 
+_KERNELS = {True: "deterministic", "strict": "strictly deterministic", False: "any kernels"}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -35,6 +37,8 @@ class Settings:
     """Processes that make batches; 0: the training thread does."""
     recompute: bool = False
     """Activations are computed again in the backward pass (the GPT's train.activation_checkpointing)."""
+    deterministic: bool | Literal["strict"] = True
+    """Which kernels torch takes, as `Run` is asked for them; not tuned, as an exact resume stands on it."""
     learning_rate: float | None = None
     """null: as it was."""
 
@@ -61,6 +65,7 @@ class Settings:
         words += [f"{self.threads} threads"] if self.threads else []
         words += [f"{self.workers} workers"] if self.workers else []
         words += ["recomputing"] if self.recompute else []
+        words += [_KERNELS[self.deterministic]]
         return ", ".join(filter(None, words))
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ from holdfast_trainer.tune.plan import (
 )
 from holdfast_trainer.tune.report import as_markdown, as_text, gain
 from holdfast_trainer.tune.search import Size, best_size, divisors, doubling, scaled_rate, sizes_to_try
-from holdfast_trainer.tune.session import NOT_RECOMPUTING, RECOMPUTING, Options, Session, Subject
+from holdfast_trainer.tune.session import NOT_RECOMPUTING, RECOMPUTING, Findings, Options, Session, Subject
 from holdfast_trainer.tune.settings import Settings
 
 WORKLOADS = Path(__file__).parent / "ragged_workload.py"
@@ -259,7 +260,7 @@ def test_a_combination_that_has_two_rows_has_one_figure() -> None:
     table = [Switch("fused optimizer", {"fused": True}, {"fused": False})]
     session._table(table)
     rows = session.findings.rows
-    assert [row.candidate.name for row in rows] == [AS_IT_IS, ALL_OFF, ALL_ON]
+    assert [row.candidate.name for row in rows][:3] == [AS_IT_IS, ALL_OFF, ALL_ON]
     assert built.count(rows[0].candidate.settings) == 3, "once a round"
     assert rows[2].speeds == rows[0].speeds
     assert factors(rows)[ALL_ON] == 1.0
@@ -279,6 +280,40 @@ def test_recomputing_is_tried_where_it_is_off_and_left_out_where_it_is_on(config
         (NOT_RECOMPUTING, False) if configured else (RECOMPUTING, True)
     )
     assert factors(rows)[last.name] == rows[-1].speed / rows[0].speed
+
+
+class FasterWithout(Made):
+    """Where any kernel will do, a step does a million times as much."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, None)
+        assert bool(torch.get_deterministic_debug_mode()) is bool(settings.deterministic)
+        self.work *= 1 if settings.deterministic else 10**6
+
+
+@pytest.mark.parametrize("asked", [True, "strict", False])
+def test_what_deterministic_kernels_cost_is_shown_and_they_stay_as_they_are(
+    asked: bool | Literal["strict"],
+) -> None:
+    """No row told. A resume is exact by them, so nobody is to lose or get them for the speed alone."""
+    today = Settings(batch=2, threads=1, deterministic=asked)
+    subject = subject_of(today, lambda settings, _: FasterWithout(settings))
+    gang = Gang(0, 1, 0, torch.device("cpu"))
+    found = Session(subject, gang, Options(Effort(1, 0.0), 1, compile=False), lambda text: None).run()
+    (other,) = [row for row in found.rows if row.candidate.settings.deterministic != asked]
+    left_out = "deterministic" if asked else "any"
+    assert other.candidate.name == f"{ALL_ON} but {left_out} kernels"
+    assert (factors(found.rows)[other.candidate.name] > 1) is bool(asked)
+    assert found.chosen is not None
+    assert found.chosen.settings.deterministic == asked
+    assert any(note.startswith("deterministic kernels: ") for note in found.notes)
+    assert torch.get_deterministic_debug_mode() == 0, "until the end of each measurement alone"
+
+
+def test_what_is_only_shown_is_not_chosen_where_nothing_else_was_measured() -> None:
+    shown = Candidate("all on but deterministic kernels", Settings(deterministic=False), only_shown=True)
+    rows = [row(AS_IT_IS, [], Settings(), "out of memory"), Measured(shown, [10.0])]
+    assert Findings(rows=rows).chosen is None
 
 
 # ----------------------------------------------------------- the configuration
@@ -309,7 +344,7 @@ def test_a_configuration_is_tuned_and_what_is_written_can_be_trained(
     names = [row["name"] for row in told["rows"]]
     assert names[:2] == ["as it is", "all off"]
     # Which of the others has a row depends on what was found to be faster here.
-    assert {"all on", "all on, recomputing"} <= set(names)
+    assert {"all on", "all on but deterministic kernels", "all on, recomputing"} <= set(names)
     assert len({size["batch"] for size in told["batch_sizes"]}) > 1
     assert all(row["median"] > 0 and row["memory"] > 0 for row in told["rows"])
     tuned, today = load(out / "tuned.yaml", environ={}), load(file, given, environ={})

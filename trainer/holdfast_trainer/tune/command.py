@@ -131,6 +131,7 @@ def gpt_subject(config: Config, gang: Any) -> Any:
         has_workers=False,
         can_recompute=True,
         samples=data.samples,
+        repeats="strict",
     )
 
 

@@ -55,6 +55,7 @@ def with_settings(config: Config, settings: Settings, world_size: int) -> Config
             fused_optimizer=settings.fused,
             threads=settings.threads,
             activation_checkpointing=settings.recompute,
+            deterministic=bool(settings.deterministic),
         ),
         optim=replace(
             optim,

@@ -36,6 +36,8 @@ class Candidate:
 
     name: str
     settings: Settings
+    only_shown: bool = False
+    """It is not to be chosen, however fast: more than speed hangs on it."""
 
 
 @dataclass
@@ -84,7 +86,7 @@ def choose(measured: Sequence[Measured]) -> Candidate:
     Where leaving one out is faster than all on, it is left out. The row that was measured fastest wins over
     what follows from that, as combinations that nobody measured are a guess.
     """
-    fitting = [row for row in measured if row.speeds]
+    fitting = [row for row in measured if row.speeds and not row.candidate.only_shown]
     if not fitting:
         raise ValueError("nothing was measured")
     by_name = {row.candidate.name: row for row in fitting}

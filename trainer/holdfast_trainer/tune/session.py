@@ -39,6 +39,8 @@ class Subject:
     can_recompute: bool
     samples: int
     """In the data."""
+    repeats: Literal[True, "strict"] = True
+    """What its run asks for where bits are to repeat (see Settings.deterministic)."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Findings:
 
     @property
     def chosen(self) -> Candidate | None:
-        return choose(self.rows) if any(row.speeds for row in self.rows) else None
+        measured = any(row.speeds and not row.candidate.only_shown for row in self.rows)
+        return choose(self.rows) if measured else None
 
 
 class Session:
@@ -185,8 +188,9 @@ class Session:
             if not switch.does_anything:
                 self._note(f"{switch.name}: nothing to change here")
         plan = candidates(self._subject.settings, switches)
+        on = next(row.settings for row in plan if row.name == ALL_ON)
+        plan.append(self._with_other_kernels(on))
         if self._subject.can_recompute:
-            on = next(row.settings for row in plan if row.name == ALL_ON)
             name = NOT_RECOMPUTING if on.recompute else RECOMPUTING
             plan.append(Candidate(name, replace(on, recompute=not on.recompute)))
         rows = self.findings.rows = [Measured(candidate) for candidate in plan]
@@ -204,6 +208,19 @@ class Session:
                     else:
                         one.speeds.append(outcome.speed)
                         one.memory = max(one.memory, outcome.memory)
+
+    def _with_other_kernels(self, on: Settings) -> Candidate:
+        """What it costs that a resume is exact to the bit, or would, is measured and left to the user."""
+        if on.deterministic:
+            name, other = f"{ALL_ON} but deterministic kernels", replace(on, deterministic=False)
+            self._note(
+                "deterministic kernels: what they cost is shown, and they stay: resumes are exact by them"
+            )
+        else:
+            other = replace(on, deterministic=self._subject.repeats)
+            name = f"{ALL_ON} but any kernels"
+            self._note("deterministic kernels: off, and they stay so; what they would cost is shown")
+        return Candidate(name, other, only_shown=True)
 
     def _measure(self, title: str, settings: Settings) -> Outcome:
         outcome = measure(self._subject.build, settings, self._gang, self._options.effort)

@@ -72,6 +72,8 @@ def _standing() -> list[Panel]:
 
 ADVICE = {
     "validation": "Validation takes much of the time: less often (validation.every), fewer batches.",
+    "data computing": "Steps wait for a loader that computes: do it beforehand, or with more workers, cores.",
+    "data reading": "Steps wait for a loader that reads: a local or faster disk, or read further ahead.",
     "data": "Steps wait for data: tokenise beforehand, put it on a local disk, or give the loader workers.",
     "checkpoint": "Saves hold the steps up: save less often (checkpoint.every), or use faster storage.",
     "other": "Time goes outside of every span: Python between the parts, or a peer that is waited for.",

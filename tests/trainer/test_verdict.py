@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
 from holdfast_trainer.contract import Progress, RunDir, read_lines
 from holdfast_trainer.ledger import Journal
+from holdfast_trainer.loading import Loading
 from holdfast_trainer.spans import Spans
 from holdfast_trainer.steplog import StepLog
 from holdfast_trainer.telemetry import Telemetry
+from holdfast_trainer.utilization import Reading
 from holdfast_trainer.verdict import CAUSES, Interval, Judge, judge
 
 COMPUTE = {"forward": 3.0, "backward": 6.0, "optimizer": 0.5}
+WAITS = COMPUTE | {"data": 10.0}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +29,58 @@ COMPUTE = {"forward": 3.0, "backward": 6.0, "optimizer": 0.5}
             Interval(10, 20.0, COMPUTE | {"data": 10.0}),
             "data",
             "a step takes 2,000.0 ms, of which 50% waits for",
+        ),
+        (
+            Interval(10, 20.0, WAITS, loading=Loading(own=0.98, cores=16.0, ranks=2)),
+            "data computing",
+            "waits for data; this process computes for 98% of that: do that beforehand, once (prepare "
+            "tokenises), or give the loader more workers (16 cores of 2 ranks)",
+        ),
+        (
+            Interval(10, 20.0, WAITS, loading=Loading(own=3.2, cores=1.0), gpu=0.4),
+            "data computing",
+            "waits for data (the GPU is 40% busy); this process computes for 100% of that: do that "
+            "beforehand, once (prepare tokenises), or give the job more cores (resources.cpu; it has 1 core)",
+        ),
+        (
+            Interval(10, 20.0, WAITS, loading=Loading(own=0.02, cores=16.0)),
+            "data reading",
+            "this process computes for 2% of that: the loader waits for a disk or network itself: put the "
+            "data on a local or a faster disk (data.path), or have it read further ahead",
+        ),
+        (
+            Interval(10, 20.0, WAITS, loading=Loading(0.02, 16.0, workers=4, wanted=0.97, queued=0.01)),
+            "data computing",
+            "the busiest of its 4 workers computes for 97% of the time: do that beforehand, once (prepare "
+            "tokenises), or give the loader more workers (16 cores)",
+        ),
+        (
+            Interval(10, 20.0, WAITS, loading=Loading(0.02, 16.0, workers=1, wanted=0.97, queued=0.6)),
+            "data computing",
+            "its worker would compute for 97% of the time, and has no core for 60%: do that beforehand, once "
+            "(prepare tokenises), or give the job more cores (resources.cpu; it has 16 cores)",
+        ),
+        (
+            Interval(10, 20.0, WAITS, loading=Loading(0.02, 16.0, ranks=4, workers=4, wanted=0.97)),
+            "data computing",
+            "or give the job more cores (resources.cpu; it has 16 cores of 4 ranks)",
+        ),
+        (
+            Interval(10, 20.0, WAITS, loading=Loading(0.9, 16.0, workers=4, wanted=0.1)),
+            "data computing",
+            "this process computes for 90% of that: do that beforehand, once (prepare tokenises), or have "
+            "the loader's workers do it",
+        ),
+        (
+            Interval(10, 20.0, WAITS, loading=Loading(0.02, 16.0, workers=4, wanted=0.03)),
+            "data reading",
+            "this process computes for 2% of that, and no worker of its loader for more than 3% of the time: "
+            "the loader waits for a disk or network itself: put",
+        ),
+        (
+            Interval(10, 20.0, WAITS, loading=Loading(0.02, 16.0, workers=4)),
+            "data",
+            "do beforehand what makes it (prepare tokenises), put the data on a local or a faster disk",
         ),
         (
             Interval(10, 10.0, COMPUTE | {"data": 1.0}, validation=0.6),
@@ -67,6 +123,17 @@ COMPUTE = {"forward": 3.0, "backward": 6.0, "optimizer": 0.5}
             "device idle",
             "raise train.micro_batch while memory lasts, then try train.compile=true where it is off",
         ),
+        (
+            Interval(10, 10.0, COMPUTE, mfu=0.12, gpu=0.97),
+            "device idle",
+            "at 12% of what the device can multiply",
+        ),
+        (
+            Interval(10, 10.0, COMPUTE, gpu=0.3),
+            "device idle",
+            "and the GPU has work for 30% of the time: Python gives it too little at once: raise tra",
+        ),
+        (Interval(10, 10.0, COMPUTE, gpu=0.9), "compute", "nothing holds it"),
         (
             Interval(10, 10.0, COMPUTE, mfu=0.6),
             "compute",
@@ -220,6 +287,34 @@ def test_the_device_is_judged_by_the_steps_without_validation(
         "holds it back"
     )
     assert telemetry.progress.mfu == pytest.approx(0.6 / 1.16), "of all the time"
+
+
+class Idling:
+    """A GPU that had work for a tenth of the time."""
+
+    of: Literal["gpu"] = "gpu"
+
+    def __init__(self) -> None:
+        self._known = 0.0
+
+    def read(self) -> Reading:
+        self._known += 10.0
+        return Reading(self._known / 10, self._known)
+
+    def close(self) -> None: ...
+
+
+def test_a_gpu_with_too_little_to_do_is_known_by_nvml_whatever_is_computed_on_it(tmp_path: Path) -> None:
+    """Of a loop that nobody counts the multiplications of."""
+    telemetry, spans = Telemetry(1, 1), Spans(torch.device("cpu"))
+    log = StepLog(spans, telemetry, Journal(RunDir(tmp_path), 1), 1, judge=Judge(1, interval_seconds=0.0))
+    log.watch(Idling())
+    for step in (1, 2):
+        log.begin()
+        spans.add("forward", 1e6)
+        log.end(step)
+        log.tell()
+    assert "and the GPU has work for 10% of the time" in (telemetry.progress.verdict or "")
 
 
 def test_where_telling_is_switched_off_steps_are_counted_and_no_more(

@@ -85,7 +85,8 @@ class Account:
         if self._gang.rank == 0 and self._use is None:
             self._use = _use_of(self._gang.device)
         if self._use is not None:
-            self._meter, self.steps.epoch_meter = Meter(self._use), Meter(self._use)
+            self._meter = Meter(self._use)
+            self.steps.watch(self._use)
         if self._wants_tensorboard and self.steps.tensorboard is None:
             self.steps.tensorboard = TensorBoard(self._run_dir.path / "tensorboard", self._attempt, step)
         self.steps.restart_clock()

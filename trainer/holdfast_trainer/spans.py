@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import record_function
 
+from .loading import Waits
+
 
 class _Timed(NamedTuple):
     """By the GPU's clock."""
@@ -36,6 +38,8 @@ class Spans:
         self.named = False
         """Whether a profiler listens, and wants to be told the phases."""
         self.off = False
+        self.waits = Waits()
+        """For data, by the CPU's clocks on a GPU too."""
         self._seconds: dict[str, float] = {}
         self._apart = 0.0
         self._parts: list[tuple[str, Any]] = []
@@ -51,7 +55,8 @@ class Spans:
             yield
             return
         named = record_function(phase) if self.named else nullcontext()
-        with named, torch.cuda.nvtx.range("{}", phase) if self.late else nullcontext():
+        waits = self.waits.measured() if phase == "data" else nullcontext()
+        with waits, named, torch.cuda.nvtx.range("{}", phase) if self.late else nullcontext():
             around, self._parts = self._parts, [(phase, self._now())]
             try:
                 yield

@@ -18,11 +18,12 @@ from typing import Any
 from .contract import ENV_TELEMETRY, Progress
 from .epochs import Epoch, Epochs
 from .ledger import Journal
+from .loading import Loader
 from .redone import Redone
 from .spans import Spans
 from .telemetry import StepFigures, Telemetry
 from .tensorboard import TensorBoard
-from .utilization import Meter
+from .utilization import Meter, Use
 from .verdict import Judge, Verdict
 
 log = logging.getLogger("holdfast")
@@ -70,7 +71,7 @@ class StepLog:
         """The step whose spans are still to be told."""
         self._began = self._previous_end = self._left = 0.0
         self._any = False
-        self._judge = judge or Judge(world_size, mfu=telemetry.mfu)
+        self._judge = judge or Judge(world_size, mfu=telemetry.mfu, loading=Loader(spans.waits).look)
         self._cause = ""
         self.tensorboard: TensorBoard | None = None
         """Gets the figures too, at most once in `TENSORBOARD_SECONDS`."""
@@ -79,10 +80,16 @@ class StepLog:
         """Where an attempt before may have done the same steps."""
         self.epochs: Epochs | None = None
         """Where it is known how many steps one is."""
-        self.epoch_meter: Meter | None = None
+        self._epoch_meter: Meter | None = None
         """Of the time between the ends of two epochs, to within a step."""
         self._epoch_told = float("-inf")
         self._off = os.environ.get(ENV_TELEMETRY) == "off"
+
+    def watch(self, use: Use) -> None:
+        """Of what this rank computes on."""
+        self._epoch_meter = Meter(use)
+        if use.of == "gpu":
+            self._judge.gpu = Meter(use)
 
     def restart_clock(self) -> None:
         """A loop begins: what was done before it, since the loop before, is no step's."""
@@ -148,6 +155,8 @@ class StepLog:
         if not self._any and self._journal is not None:
             first = self._telemetry.progress.first_step_time
             self._journal.event("first_step", time=first, step=step, seconds=seconds)
+        if not self._any:
+            self._judge.begin()
         self._any = True
         self._tokens = self._samples = 0
         self._awaits_loss = False
@@ -223,10 +232,10 @@ class StepLog:
                 self._draw(step)
 
     def _metered(self, epoch: Epoch) -> Epoch:
-        share = None if self.epoch_meter is None else self.epoch_meter.share()
-        if self.epoch_meter is None or share is None:
+        share = None if self._epoch_meter is None else self._epoch_meter.share()
+        if self._epoch_meter is None or share is None:
             return epoch
-        return replace(epoch, busy=(self.epoch_meter.of, share))
+        return replace(epoch, busy=(self._epoch_meter.of, share))
 
     def _report(self, epoch: Epoch) -> None:
         now = time.monotonic()

@@ -2,8 +2,11 @@
 
 The loop's spans are added up over an interval; what they do not cover is `other`. The causes are looked at
 in order: what is no computing at all first (validation, data, saves, gaps), then what computing wastes (a
-slow optimizer, a network), then how well the rest uses the device. Validation is no part of a step, and an
-interval has one or has none: it is weighed from the end of the attempt's first one to that of its newest.
+slow optimizer, a network), then how well the rest uses the device. A wait for data has two causes with two
+remedies, and the cores tell which it is: what loads computes, or it waits for a disk or network in its turn
+(see loading.py). Where NVML tells how busy the GPU is, a GPU that is given too little is known by that, also
+of a model whose multiplications nobody counts. Validation is no part of a step, and an interval has one or
+has none: it is weighed from the end of the attempt's first one to that of its newest.
 With DDP, what backward waits for the exchange of gradients is a phase of its own. Where nobody measured that,
 it is told from the rest: backward costs about twice what forward does (two matrix products for one), and what
 goes far beyond that with several ranks is the exchange.
@@ -15,11 +18,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from .loading import Loading
+from .utilization import Meter
+
 INTERVAL_SECONDS = 30.0
 """A verdict is given at most so often."""
 VALIDATION_SHARE = 0.2
 """Of all time, not of a step's."""
 DATA_SHARE = 0.05
+LOADER_COMPUTES = 0.5
+"""Of a core, what loads computes from here on, rather than that it waits for a disk or network."""
+QUEUED_SHARE = 0.2
+"""A worker that waits for a core for so much of its time would not be helped by another one beside it."""
 SAVE_SHARE = 0.05
 OTHER_SHARE = 0.15
 OPTIMIZER_SHARE = 0.25
@@ -27,6 +37,8 @@ COMMUNICATION_SHARE = 0.1
 BACKWARD_TO_FORWARD = 3.5
 """Where the exchange was not measured."""
 LOW_MFU = 0.3
+GPU_IDLES = 0.5
+"""A GPU that has a kernel to run for less of the time is given too little."""
 COMPUTING = ("forward", "backward", "optimizer")
 
 
@@ -42,6 +54,10 @@ class Interval:
     world_size: int = 1
     validation: float = 0.0
     """Its share of all time, of this interval and those before, 0 to 1."""
+    loading: Loading | None = None
+    """What the cores did while steps waited for data; None: not known."""
+    gpu: float | None = None
+    """Share of time in which a kernel ran on the GPU, anybody's; None: there is none, or it is not known."""
 
     def share(self, phase: str) -> float:
         """Of the wall time, 0 to 1."""
@@ -62,9 +78,10 @@ class Verdict:
 
 
 CAUSES = (
-    "validation", "data", "checkpoint", "other", "optimizer", "communication", "device idle", "compute",
-    "unknown",
+    "validation", "data computing", "data reading", "data", "checkpoint", "other", "optimizer",
+    "communication", "device idle", "compute", "unknown",
 )  # fmt: skip
+"""`data`: waits of which nothing more is known."""
 
 
 def judge(interval: Interval) -> Verdict:
@@ -85,11 +102,8 @@ def _not_computing(interval: Interval, took: str) -> Verdict | None:
             "(validation.every), or on less (validation.batches)",
         )
     if data > DATA_SHARE:
-        return Verdict(
-            "data",
-            f"{took}, of which {data:.0%} waits for data: tokenise beforehand (prepare), put data.path on a "
-            "local disk, or give the loader more workers, pinned memory and prefetching",
-        )
+        busy = "" if interval.gpu is None else f" (the GPU is {interval.gpu:.0%} busy)"
+        return _data(f"{took}, of which {data:.0%} waits for data{busy}", interval.loading)
     if saves > SAVE_SHARE:
         return Verdict(
             "checkpoint",
@@ -103,6 +117,50 @@ def _not_computing(interval: Interval, took: str) -> Verdict | None:
             "back from the device in each step, or a peer that is waited for",
         )
     return None
+
+
+def _data(waits: str, loading: Loading | None) -> Verdict:
+    """By what the cores do meanwhile."""
+    if loading is None or (loading.own < LOADER_COMPUTES and loading.workers and loading.wanted is None):
+        return Verdict(
+            "data",
+            f"{waits}: do beforehand what makes it (prepare tokenises), {NEARER}, or give the loader more "
+            "workers",
+        )
+    if loading.wanted is not None and loading.wanted >= LOADER_COMPUTES:
+        which = "its worker" if loading.workers == 1 else f"the busiest of its {loading.workers} workers"
+        does = f"{which} computes for {loading.wanted:.0%} of the time"
+        if loading.queued >= QUEUED_SHARE:
+            does = f"{which} would compute for {loading.wanted:.0%} of the time, and has no core for "
+            does += f"{loading.queued:.0%}"
+        return Verdict("data computing", f"{waits}; {does}: {BEFOREHAND}, or {_helpers(loading)}")
+    own = f"this process computes for {min(1.0, loading.own):.0%} of that"
+    if loading.own >= LOADER_COMPUTES:
+        moved = "have the loader's workers do it" if loading.workers else _helpers(loading)
+        return Verdict("data computing", f"{waits}; {own}: {BEFOREHAND}, or {moved}")
+    if loading.wanted is not None:
+        own += f", and no worker of its loader for more than {loading.wanted:.0%} of the time"
+    return Verdict(
+        "data reading",
+        f"{waits}; {own}: the loader waits for a disk or network itself: {NEARER}, or have it read further "
+        "ahead (more workers, more that each prefetches)",
+    )
+
+
+BEFOREHAND = "do that beforehand, once (prepare tokenises)"
+NEARER = "put the data on a local or a faster disk (data.path)"
+
+
+def _cores(loading: Loading) -> str:
+    cores = f"{loading.cores:g} core{'' if loading.cores == 1 else 's'}"
+    return cores if loading.ranks == 1 else f"{cores} of {loading.ranks} ranks"
+
+
+def _helpers(loading: Loading) -> str:
+    """More workers, where they would have cores."""
+    if loading.queued >= QUEUED_SHARE or loading.cores <= loading.ranks * max(1, loading.workers):
+        return f"give the job more cores (resources.cpu; it has {_cores(loading)})"
+    return f"give the loader more workers ({_cores(loading)})"
 
 
 def _wasted(interval: Interval, took: str) -> Verdict | None:
@@ -135,6 +193,13 @@ def _wasted(interval: Interval, took: str) -> Verdict | None:
 
 
 def _used(interval: Interval, took: str) -> Verdict:
+    if interval.gpu is not None and interval.gpu < GPU_IDLES:
+        return Verdict(
+            "device idle",
+            f"{took}, and the GPU has work for {interval.gpu:.0%} of the time: Python gives it too little at "
+            "once: raise train.micro_batch while memory lasts, then try train.compile=true where "
+            "it is off",
+        )
     if interval.mfu is not None and interval.mfu < LOW_MFU:
         return Verdict(
             "device idle",
@@ -169,13 +234,26 @@ class Judge:
         world_size: int,
         interval_seconds: float = INTERVAL_SECONDS,
         mfu: Callable[[float], float | None] = lambda _: None,
+        loading: Callable[[], Loading | None] = lambda: None,
     ) -> None:
-        """`mfu`: at so many tokens a second; None where that is not known."""
+        """`mfu`: at so many tokens a second; `loading`: since it was asked last; None where that is not
+        known."""
         self._world_size, self._every, self._mfu = world_size, interval_seconds, mfu
+        self._loading = loading
+        self.gpu: Meter | None = None
+        """Where the device is one."""
         self._since = time.monotonic()
         self._steps, self._seconds, self._tokens = 0, 0.0, 0
         self._spans: dict[str, float] = {}
         self._cycles: _Cycles | None = None
+
+    def begin(self) -> None:
+        """What is measured since the beginning or the last verdict counts from now on."""
+        self._since = time.monotonic()
+        self._meanwhile()
+
+    def _meanwhile(self) -> tuple[Loading | None, float | None]:
+        return self._loading(), None if self.gpu is None else self.gpu.share()
 
     def step(self, seconds: float, spans: Mapping[str, float], tokens: int = 0) -> Verdict | None:
         """A step took `seconds` of wall time for the `tokens` of all ranks; a verdict where the interval is
@@ -197,6 +275,9 @@ class Judge:
             return None
         mfu = self._mfu(self._tokens / self._seconds)
         share = self._cycles.share if self._cycles is not None else 0.0
-        verdict = judge(Interval(self._steps, self._seconds, self._spans, mfu, self._world_size, share))
+        loading, gpu = self._meanwhile()
+        verdict = judge(
+            Interval(self._steps, self._seconds, self._spans, mfu, self._world_size, share, loading, gpu)
+        )
         self._since, self._steps, self._seconds, self._tokens, self._spans = now, 0, 0.0, 0, {}
         return verdict

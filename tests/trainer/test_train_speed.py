@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from gangs import KILL, NOTICE, Workshop
 from gpt_runs import compiler_cache, start, write_config
 from waiting import wait_until
 
-from holdfast_trainer.compilation import CACHE, compile_or_eager, mode_that_holds
+from holdfast_trainer.compilation import CACHE, CUT_SHORT, compile_or_eager, mode_that_holds
 from holdfast_trainer.config import ConfigError, ModelConfig, parse_window
 from holdfast_trainer.model import GPT
 from holdfast_trainer.parallel import Gang, unharmed
@@ -148,6 +149,27 @@ def test_a_peer_that_cannot_compile_takes_the_others_back_too(
     gang.peer = ""
     with pytest.raises(torch.OutOfMemoryError):
         compile_or_eager([model], None, too_large, gang, tmp_path)
+
+
+def test_a_compiler_that_a_notice_ends_has_not_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun signals it with its rank, of which a peer, on a node that stays, knows nothing yet. All stop
+    before the first step, so nobody was to go on without it."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    model = torch.nn.Linear(2, 2)
+
+    def killed() -> None:
+        raise RuntimeError("C++ compile error") from subprocess.CalledProcessError(-15, "g++")
+
+    gang = TwoRanks(0, 2, 0, torch.device("cpu"))
+    assert not compile_or_eager([model], None, killed, gang, tmp_path, noticed=lambda: True)
+    assert not compile_or_eager([model], None, lambda: None, replace(gang, peer=CUT_SHORT), tmp_path)
+    assert "forward" not in vars(model), "what is half compiled is not called"
+    assert caplog.messages == [
+        f"a notice ended the compiler on rank {rank}: no step is done without it" for rank in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -98,11 +98,13 @@ def assemble(
     weights: Path | None,
     validates: bool,
     cache: Path | None,
+    noticed: Callable[[], bool] = lambda: False,
 ) -> Assembled:
     """Build the model as configured, the same on every rank. Collective.
 
     It begins with `weights` where they are given; a checkpoint that is loaded later has its own. What is
-    compiled stays in `cache` (see compile_or_eager). Raises ConfigError on weights that cannot be used.
+    compiled stays in `cache`; `noticed`: this rank was told to end (see compile_or_eager). Raises ConfigError
+    on weights that cannot be used.
     """
     settings = config.train
     sharded = settings.parallel == "fsdp" and gang.world_size > 1
@@ -139,7 +141,7 @@ def assemble(
             probe = _probe(block, _through_block(batches, compute), validates=validates)
         else:
             probe = _probe(raw, loss, validates=validates)
-        not_compiled = compile_or_eager(parts, mode, probe, gang, cache)
+        not_compiled = compile_or_eager(parts, mode, probe, gang, cache, noticed)
     if sharded:
         digest = Digest()
         values = raw.initial_values() if weights is None else digest.of(published_values(raw, weights))

@@ -37,6 +37,7 @@ WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no
 """What torch's modes that record CUDA graphs are without them."""
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
+CUT_SHORT = "a notice ended the compiler"
 
 
 def mode_that_holds(mode: str | None, gang: Gang, micro_batches: int) -> str | None:
@@ -62,8 +63,12 @@ def compile_or_eager(
     probe: Callable[[], None],
     gang: Gang,
     cache: Path | None,
+    noticed: Callable[[], bool] = lambda: False,
 ) -> str:
     """Compile the forward functions of `parts` in place; says why where all went back to eager. Collective.
+
+    `noticed`: this rank was told to end. torchrun signals its process group, and so the C++ compiler too:
+    what that leaves undone is no failure, and not said, for the gang stops before its first step.
 
     `cache` is where what was compiled stays, torch's own place where None. `probe` calls the parts in every
     way in which they will be called. Raises what it raised where memory ran out: eager needs no less.
@@ -82,12 +87,17 @@ def compile_or_eager(
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        fault = f"{type(error).__name__}: {_first_line(error)}"
-    failed = [f"rank {rank}: {said}" for rank, said in enumerate(gang.gather(fault)) if said]
+        fault = CUT_SHORT if noticed() else f"{type(error).__name__}: {_first_line(error)}"
+    told = gang.gather(fault)
+    failed = [f"rank {rank}: {said}" for rank, said in enumerate(told) if said]
     if failed:
         for part in parts:
             vars(part).pop("forward", None)  # the instance's: the class has the one that was written
         torch.compiler.reset()
+        if CUT_SHORT in told:
+            if gang.rank == 0:
+                log.info("%s on rank %d: no step is done without it", CUT_SHORT, told.index(CUT_SHORT))
+            return ""
         if gang.rank == 0:
             log.warning("torch.compile failed, all ranks go on without it (%s)", failed[0])
         return failed[0]

@@ -432,6 +432,11 @@ class Run:
         total = self.gang.sum_async(torch.tensor([value], dtype=torch.float64))()
         return float(total) / self.world_size
 
+    @property
+    def noticed(self) -> bool:
+        """Whether this rank was told to end: all stop together, at a step's end."""
+        return self._notice.received
+
     def summary(self) -> str:
         """Loss, rates and time left in a line, as far as they are known."""
         return self._account.telemetry.summary()

@@ -65,6 +65,7 @@ def train(
         weights=None if run.has_checkpoint() else settings.init_from,  # published ones may be gone by then
         validates=val_data is not None,
         cache=run.run_dir.path / "compiled",
+        noticed=lambda: run.noticed,
     )
     raw_model, model, optimizer = parts.raw_model, parts.model, parts.optimizer
     run.hear_waiting(model)

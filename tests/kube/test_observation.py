@@ -318,7 +318,7 @@ def scheduled(message: str) -> dict[str, Any]:
 
 
 WAITING: list[tuple[str, Any, list[Any], str]] = [
-    ("no pods yet", job(), [], "waits for {operator} to make its pods; is it installed"),
+    ("no pods yet", job(), [], "waits for {operator} to make its pods; is it busy"),
     (
         "queued by Kueue",
         job(suspend=True),

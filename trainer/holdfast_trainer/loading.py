@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .memory import ranks_here
-from .utilization import cores_allowed
+from .utilization import cores_allowed, process_age
 
 YOUNGEST_SECONDS = 1.0
 """A worker that has lived for less has begun, and no more can be said of it."""
@@ -147,12 +147,11 @@ def work_of(pid: int, root: Path = Path("/proc")) -> Work | None:
             (thread / "schedstat").read_text(encoding="ascii").split()
             for thread in (root / str(pid) / "task").iterdir()
         ]
-        fields = (root / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
-        began = int(fields.split()[19]) / os.sysconf("SC_CLK_TCK")
+        age = process_age(root / str(pid))
         ran, queued = (sum(int(told[number]) for told in threads) * NANOSECONDS for number in (0, 1))
     except (OSError, ValueError, IndexError):
         return None
-    return Work(ran, queued, time.clock_gettime(time.CLOCK_BOOTTIME) - began) if ran else None
+    return Work(ran, queued, age) if ran else None
 
 
 def _workers() -> Sequence[int]:

@@ -19,6 +19,7 @@ from .ledger import trained_before
 from .parallel import Gang
 from .records import Records
 from .schema import ConfigError
+from .utilization import process_age
 
 DEFAULT_RUN_DIR = "holdfast-run"
 ENV_LOCAL_DIR = "HOLDFAST_LOCAL_DIR"
@@ -134,10 +135,8 @@ def _number(name: str, kind: Callable[[str], N], low: float, high: float = float
 
 
 def process_start() -> float:
-    """When this process began, in seconds since the epoch (proc_pid_stat(5), field 22)."""
+    """When this process began, in seconds since the epoch."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - process_age(Path("/proc/self"))
     except (OSError, ValueError, IndexError):
         return time.time()
-    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")

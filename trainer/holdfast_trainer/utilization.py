@@ -118,6 +118,14 @@ class GpuUse:
                 self._reading = Reading(busy + self._every * percent / 100, known + self._every)
 
 
+def process_age(process: Path) -> float:
+    """Seconds since the process behind `process`, such as /proc/self, began (proc_pid_stat(5), field 22).
+    Raises OSError, and ValueError or IndexError where the kernel tells otherwise."""
+    stat = (process / "stat").read_text(encoding="utf-8", errors="replace")
+    ticks = int(stat.rpartition(")")[2].split()[19])  # the command's name may hold spaces and brackets
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
 def cores_allowed(root: Path = Path("/")) -> float:
     """How many this process may compute on at a time: by its affinity, and by its control group's quota."""
     groups = root / "sys/fs/cgroup"

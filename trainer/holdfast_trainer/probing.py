@@ -78,8 +78,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     batches = Batches(data, config, gang.rank, gang.world_size, gang.device)
     warm_up(gang.device)
     memory = Footprint(gang.device)
-    if gang.rank == 0 and (killed := foreseen(batches, compute.name, memory.room())):
-        print(f"warning: {killed}", file=sys.stderr, flush=True)
+    warn_beforehand(batches, compute.name, memory.room())
     with _fitting(config, compute.name, gang, memory):
         training = Rehearsal(config, gang, compute, batches, validates=held_out is not None)
         training.step(0).read()
@@ -129,7 +128,13 @@ def surroundings(gang: Gang, directory: Path, state: int, start_seconds: float) 
     )
 
 
-def foreseen(batches: Batches, precision: str, room: int) -> str:
+def warn_beforehand(batches: Batches, precision: str, room: int) -> None:
+    """Rank 0 says what the kernel may end it for."""
+    if batches.rank == 0 and (killed := _foreseen(batches, precision, room)):
+        print(f"warning: {killed}", file=sys.stderr, flush=True)
+
+
+def _foreseen(batches: Batches, precision: str, room: int) -> str:
     """Why the kernel may kill this process, which will have no words then: a step needs, by reckoning, more
     than the `room` bytes; empty where it does not, and on a GPU, which refuses with an error."""
     config, ranks = batches.config, batches.world_size

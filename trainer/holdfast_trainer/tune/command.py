@@ -106,7 +106,7 @@ def gpt_subject(config: Config, gang: Any) -> Any:
     from ..data import TokenDataset
     from ..footprint import Footprint
     from ..precision import precision
-    from ..probing import foreseen
+    from ..probing import warn_beforehand
     from .gpt import GptTrial, settings_of
     from .session import Subject
 
@@ -119,8 +119,7 @@ def gpt_subject(config: Config, gang: Any) -> Any:
     data = TokenDataset(config.data.prepared, "train", **shape, verify=config.data.verify)
     compute = precision(config.train.precision, gang.device, gang)
     batches = Batches(data, config, gang.rank, gang.world_size, gang.device)
-    if gang.rank == 0 and (killed := foreseen(batches, compute.name, Footprint(gang.device).room())):
-        print(f"warning: {killed}", file=sys.stderr, flush=True)
+    warn_beforehand(batches, compute.name, Footprint(gang.device).room())
     return Subject(
         build=lambda settings, alone: GptTrial(config, data, settings, gang, alone=alone),
         settings=settings_of(config, compute.name, gang),

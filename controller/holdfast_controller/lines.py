@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import codecs
+import re
 
 LONGEST_LINE = 256 * 1024
 """Bytes. A line that is longer so far (a progress bar that never ends it, a file that somebody printed) is
 handed out in parts, whole characters each. What the trainer itself shows of a line without an end, with the
 mark of its rank, is less (holdfast_trainer/tee.py), so no part of that is taken for another rank's."""
+
+
+_HEAD = re.compile(r"==> attempt (\d+) <==")
+
+
+def head_of(attempt: int) -> str:
+    """The line that stands before an attempt's own, in a log of several."""
+    return f"==> attempt {attempt} <=="
+
+
+def attempt_of(line: str) -> int | None:
+    """Whose lines begin after this one; None where it is no head."""
+    found = _HEAD.fullmatch(line)
+    return None if found is None else int(found[1])
 
 
 class Lines:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from ..cluster import Engine, HoldfastError, JobStore, NotFound
 from ..jobs import TrainingJob
+from ..lines import head_of
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ async def follow_job(
     shown = 0
     while True:
         if attempt > shown:
-            yield f"==> attempt {attempt} <=="
+            yield head_of(attempt)
             async for line in _lines_once_there(store, engine, job, attempt, rank, tail, closing):
                 yield line
             shown, tail = attempt, None

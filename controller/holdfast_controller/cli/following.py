@@ -8,7 +8,6 @@ another file, that is said in their place.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ..lines import attempt_of, head_of
 from .connection import JobAddress
 from .watching import POLL_SECONDS
 
@@ -28,7 +28,6 @@ KNOWN_LINES = 1000
 """Of those that were shown last."""
 VERDICT_SECONDS = 10.0
 TORN = "holdfast: the log was torn here: lines may be missing, or come again"
-_HEAD = re.compile(r"==> attempt (\d+) <==")
 
 
 class Followed:
@@ -109,9 +108,9 @@ class Followed:
             return []
 
     def _note(self, line: str) -> None:
-        head = _HEAD.fullmatch(line) if self._alone is None else None
-        if head is not None and int(head[1]) > self._shown.attempt:
-            self._shown.begin(int(head[1]))
+        begins = attempt_of(line) if self._alone is None else None
+        if begins is not None and begins > self._shown.attempt:
+            self._shown.begin(begins)
         elif line is TORN:
             self._shown.begin(self._shown.attempt)
         else:
@@ -122,20 +121,20 @@ class Followed:
         lines, before = self._log(self._alone, follow=True), self._shown.attempt
         newest = before
         if self._alone is None:
-            head = _HEAD.fullmatch(next(lines, ""))
+            head = attempt_of(next(lines, ""))
             if head is None:  # it has had no attempt
                 return
-            newest = int(head[1])
+            newest = head
         there = self._there(before) if before else []
         known = self._shown.known_in(there)
         if known is None:
             yield TORN
         yield from there[known or 0 :]
         for number in range(before + 1, newest):
-            yield f"==> attempt {number} <=="
+            yield head_of(number)
             yield from self._there(number)
         if newest > before:
-            yield f"==> attempt {newest} <=="
+            yield head_of(newest)
         yield from islice(lines, len(there) if newest == before else 0, None)
 
 

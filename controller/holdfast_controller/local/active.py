@@ -254,13 +254,15 @@ class ActiveAttempt:
 
     def _facts(self, replica: int) -> ReplicaFacts:
         ranks = self.launch.ranks_of(replica)
+        ranks_started = sum(self.files.rank_started(rank) for rank in ranks)
+        says_why = replica not in self._running and not ranks_started
         return ReplicaFacts(
             index=replica,
             running=replica in self._running,
             exit=self._exits.get(replica),
             ranks=tuple(self._rank_exits[rank] for rank in ranks if rank in self._rank_exits),
-            ranks_started=sum(self.files.rank_started(rank) for rank in ranks),
-            torchrun_said="" if replica in self._running else self.files.torchrun_said(replica),
+            ranks_started=ranks_started,
+            torchrun_said=self.files.torchrun_said(replica) if says_why else "",
             termination=self.files.termination(replica),
             drill=self._drills.get(replica),
             lost=self._lost.get(replica),

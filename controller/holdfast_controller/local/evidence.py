@@ -33,7 +33,7 @@ class ReplicaFacts:
     ranks: tuple[RankExit, ...] = ()
     ranks_started: int = 0
     torchrun_said: str = ""
-    """Its last line."""
+    """Its last line, where it has started no rank and ended."""
     termination: Termination | None = None
     drill: Drill | None = None
     lost: Lost | None = None
@@ -68,7 +68,7 @@ def _judge(replica: ReplicaFacts, facts: AttemptFacts) -> ReplicaObservation:
         reason=reason,
         disrupted=disrupted,
         out_of_memory=replica.lost is not None and replica.lost.out_of_memory and replica.drill is None,
-        torchrun_said="" if replica.ranks_started else replica.torchrun_said,
+        torchrun_said=replica.torchrun_said,
         exit_code=None if end is None else end.code,
         exit_signal=None if end is None else end.signal,
         termination=replica.termination,

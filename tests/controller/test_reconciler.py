@@ -94,6 +94,14 @@ def test_a_job_that_told_of_its_steps_before_does_not_run_as_long_as_it_tells_of
     told to put `Run` into a loop that has it. Another program that is put in its place may well say nothing.
     """
 
+    async def silent(scene: Scene) -> TrainingJob:
+        """The next attempt is up, and tells nothing for a long time."""
+        await scene.look()
+        scene.now += timedelta(seconds=5)
+        await scene.look(passes=3)
+        scene.now += timedelta(seconds=1000)
+        return await scene.look()
+
     async def story(scene: Scene) -> None:
         engine = telling(scene)
         job = await scene.submit(make())
@@ -101,20 +109,12 @@ def test_a_job_that_told_of_its_steps_before_does_not_run_as_long_as_it_tells_of
         assert (await scene.look()).status.phase is Phase.RUNNING
         engine.vanish(job, 1, 1)
         engine.progress = None
-        await scene.look()
-        scene.now += timedelta(seconds=5)
-        job = await scene.look(passes=3)
-        scene.now += timedelta(seconds=1000)
-        job = await scene.look()
+        job = await silent(scene)
         assert (job.status.attempt, job.status.phase) == (2, Phase.STARTING)
         assert job.status.message == "replicas are up; rank 0 has not reported yet"
         await scene.change(command=["plain"])
         engine.vanish(job, 2, 1)
-        await scene.look()
-        scene.now += timedelta(seconds=5)
-        job = await scene.look(passes=3)
-        scene.now += timedelta(seconds=1000)
-        job = await scene.look()
+        job = await silent(scene)
         assert (job.status.attempt, job.status.phase) == (3, Phase.RUNNING)
 
     play(story)

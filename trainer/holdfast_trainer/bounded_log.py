@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 from .tee import write_all
@@ -32,11 +33,32 @@ _PUNCH_HOLE = 0x1 | 0x2  # FALLOC_FL_KEEP_SIZE, without which it is refused
 _FAR = 1 << 40
 
 
-class HoledLog:
-    """Keeps the log behind `file` to `limit` bytes, at least `LEAST`, whoever writes it."""
+class Log:
+    """The log behind `file`, which grows as it will."""
+
+    piped = False
+    """Whether all that a rank says has to come through here."""
+
+    def __init__(self, file: int):
+        self._log = file
+        self.tend: Callable[[], None] | None = None
+        """To be done now and again while the rank writes the file itself."""
+
+    def __call__(self, data: bytes) -> None:
+        """Take what a rank says. Raises OSError."""
+        write_all(self._log, data)
+
+    def end(self) -> None:
+        """The rank has ended."""
+
+
+class HoledLog(Log):
+    """Kept to `limit` bytes, whoever writes it."""
 
     def __init__(self, file: int, limit: int):
         """Raises OSError where its file system makes no holes."""
+        super().__init__(file)
+        self.tend = self.cut
         self._limit = limit
         self._start = max(limit // 2 // BLOCK, 1) * BLOCK
         self._end = self._start
@@ -47,6 +69,10 @@ class HoledLog:
         except OSError:
             os.close(self._file)
             raise
+
+    def __call__(self, data: bytes) -> None:
+        super().__call__(data)
+        self.cut()
 
     def cut(self) -> None:
         """Give back what is too much by now; nothing may keep a rank from going on."""
@@ -61,24 +87,26 @@ class HoledLog:
             self._end = end
 
 
-class HalfLog:
-    """Takes what a rank says, and keeps its beginning and, until `end`, the newest of it in memory."""
+class HalfLog(Log):
+    """Keeps the beginning of what a rank says and, until `end`, the newest of it in memory."""
+
+    piped = True
 
     def __init__(self, file: int, limit: int):
-        self._file, self._limit = file, limit
+        super().__init__(file)
+        self._limit = limit
         self._room = limit // 2 - os.fstat(file).st_size
         self._newest: deque[bytes] = deque()
         self._held = self._left_out = 0
 
     def __call__(self, data: bytes) -> None:
-        """Raises OSError."""
         if self._room > 0:
             written, data = data[: self._room], data[self._room :]
             self._room -= len(written)
-            write_all(self._file, written)
+            super().__call__(written)
             if self._room <= 0:
                 why = "its file system makes no holes, so what follows is left out, but for its end"
-                write_all(self._file, _note(why, self._limit))
+                super().__call__(_note(why, self._limit))
         if data:
             self._newest.append(data)
             self._held += len(data)
@@ -88,11 +116,21 @@ class HalfLog:
                 self._left_out += len(oldest)
 
     def end(self) -> None:
-        """The rank has ended."""
         with suppress(OSError):
             if self._left_out:
-                write_all(self._file, _note(f"{self._left_out} bytes were left out here", self._limit))
-            write_all(self._file, b"".join(self._newest))
+                super().__call__(_note(f"{self._left_out} bytes were left out here", self._limit))
+            super().__call__(b"".join(self._newest))
+
+
+def kept_to(limit: int, file: int) -> Log:
+    """Of bytes, at least `LEAST`; 0: no limit."""
+    if limit <= 0:
+        return Log(file)
+    limit = max(limit, LEAST)
+    try:
+        return HoledLog(file, limit)
+    except OSError:
+        return HalfLog(file, limit)
 
 
 def _note(what: str, limit: int) -> bytes:

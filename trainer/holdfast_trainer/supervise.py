@@ -41,7 +41,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from .bounded_log import LEAST, SECONDS, HalfLog, HoledLog
+from .bounded_log import SECONDS, kept_to
 from .contract import (
     DEFAULT_TERMINATION_LOG,
     ENV_LOG_BYTES,
@@ -262,21 +262,20 @@ def run(options: Options, *, in_place: bool = False) -> int:
     exit_file = KeptFile(options.exit) if options.exit is not None else None
     if ENV_TERMINATION_LOG in os.environ:
         keep_room(_termination_log())
-    holed, half = _bounds(log)
+    kept = None if log is None else kept_to(_log_limit(), log)
     pipe = feed = None
-    if log is not None and (options.tee or half is not None):
+    if kept is not None and (options.tee or kept.piped):
         pipe, feed = os.pipe()
     try:
         child = Child(options.command, log if feed is None else feed, in_place=in_place)
     except OSError as error:
         return _refuse(options, error, log, exit_file)
-    if feed is not None and pipe is not None and log is not None:
+    if feed is not None and pipe is not None and kept is not None:
         os.close(feed)
-        code = _copy(child, pipe, _kept(log, holed, half), shown=options.tee)
-        if half is not None:
-            half.end()
+        code = _copy(child, pipe, kept, shown=options.tee)
+        kept.end()
     else:
-        code = child.wait(holed.cut if holed is not None else None)
+        code = child.wait(None if kept is None else kept.tend)
     end = how_it_ended(code, child.peak_bytes)
     record(exit_file, end)
     if code != 0 and options.tell_exit:
@@ -291,30 +290,12 @@ def run(options: Options, *, in_place: bool = False) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _bounds(log: int | None) -> tuple[HoledLog | None, HalfLog | None]:
-    """What keeps the log from growing without end: nothing where nobody asks for it, else one of the two."""
+def _log_limit() -> int:
+    """Bytes; 0 where nobody asks for one."""
     try:
-        limit = int(os.environ.get(ENV_LOG_BYTES, "0"))
+        return int(os.environ.get(ENV_LOG_BYTES, "0"))
     except ValueError:
-        return None, None
-    if log is None or limit <= 0:
-        return None, None
-    limit = max(limit, LEAST)
-    try:
-        return HoledLog(log, limit), None
-    except OSError:
-        return None, HalfLog(log, limit)
-
-
-def _kept(log: int, holed: HoledLog | None, half: HalfLog | None) -> Sink:
-    """Takes what is to be logged."""
-
-    def keep(data: bytes) -> None:
-        write_all(log, data)
-        if holed is not None:
-            holed.cut()
-
-    return keep if half is None else half
+        return 0
 
 
 def _copy(child: Child, pipe: int, keep: Sink, *, shown: bool) -> int:

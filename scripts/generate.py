@@ -52,6 +52,30 @@ def chart_values() -> str:
     return values_schema()
 
 
+def settings() -> str:
+    """What `python -m holdfast_trainer explain` shows, as a page."""
+    from holdfast_trainer.reference import sections
+
+    page = [
+        "# The settings of a training",
+        "What stands in the file that `python -m holdfast_trainer train` is given, and under `spec.config` "
+        "in a job. `key=value` behind the file wins over it. `python -m holdfast_trainer explain` shows the "
+        "same, `explain train.precision` one of them. This page is made from the source.",
+    ]
+    for section in sections():
+        rows = [
+            f"| `{setting.key}` | {setting.takes} | {_default(setting.default)} | {setting.meaning} |"
+            for setting in section.settings
+        ]
+        table = "\n".join(["| setting | takes | default | |", "| --- | --- | --- | --- |", *rows])
+        page += [f"## `{section.key}`", section.meaning, table]
+    return "\n\n".join(page) + "\n"
+
+
+def _default(value: str | None) -> str:
+    return "required" if value is None else f"`{value}`"
+
+
 def faults() -> str:
     """What the fault suite has seen."""
     from scripts.faults import kept, page
@@ -101,6 +125,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "docs/trainingjob.schema.json": job_schema,
     "docs/openapi.json": openapi,
     "docs/faults.md": faults,
+    "docs/settings.md": settings,
     "README.md": readme,
     "helm/holdfast/templates/crd.yaml": crd,
     "helm/holdfast/values.schema.json": chart_values,

@@ -109,14 +109,16 @@ class OptimConfig:
     learning_rate: Annotated[float, Range(0, open_low=True)] = 6e-4
     """Peak. The default is GPT-3's for models of about 100 M parameters (table 2.1)."""
     min_learning_rate: Annotated[float, Range(0)] | None = None
-    """Where the cosine ends. null: a tenth of the peak (`final_learning_rate` has the figure)."""
+    """Where the cosine ends. null: a tenth of the peak."""
     warmup_steps: Count = 0
     """Steps until the peak; must be fewer than `train.steps`."""
     weight_decay: Annotated[float, Range(0)] = 0.1
     """Of matrices only; biases and norms are not decayed."""
     beta1: Annotated[float, Range(0, 1, open_high=True)] = 0.9
+    """Of the running mean of the gradient."""
     beta2: Annotated[float, Range(0, 1, open_high=True)] = 0.95
-    """Shorter memory than Adam's 0.999: steadier with large batches (GPT-3, appendix B)."""
+    """Of the running mean of its square. Shorter memory than Adam's 0.999: steadier with large batches
+    (GPT-3, appendix B)."""
     clip: Annotated[float, Range(0)] = 1.0
     """Largest norm of the gradient of all parameters together; 0 does not clip."""
 

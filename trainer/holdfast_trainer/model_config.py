@@ -18,6 +18,7 @@ class ModelConfig:
     vocab_size: Positive
     """Rows of the embedding; at least the vocabulary of the prepared data. A multiple of 64 is fastest."""
     layers: Positive
+    """Transformer blocks, one after the other."""
     heads: Positive
     """Attention heads; must divide `width`."""
     width: Positive

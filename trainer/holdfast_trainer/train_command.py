@@ -27,6 +27,8 @@ EPILOG = """examples:
   python -m holdfast_trainer train gpt.yaml train.steps=1000 optim.learning_rate=3e-4
   torchrun --nproc-per-node=2 -m holdfast_trainer train gpt.yaml --run-dir runs/a
 
+`python -m holdfast_trainer explain` lists all settings, `explain train.precision` one of them.
+
 The run directory keeps checkpoints, logs and the ledger. Start the same command again after an
 interruption: it resumes from the newest checkpoint, bit for bit. SIGTERM (or Ctrl-C) saves first.
 """

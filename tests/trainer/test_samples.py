@@ -211,9 +211,9 @@ def test_a_folder_with_more_images_than_before_is_told_at_the_resume(
     assert history.events("attempt_start", 3)[0]["differences"] == [expected]
 
 
-def test_the_readme_shows_the_lines_of_the_example() -> None:
-    readme = (EXAMPLE.parents[3] / "README.md").read_text()
-    shown = readme.split("sorts sequences into classes with it:\n\n```python\n")[1].split("```")[0]
+def test_the_page_on_own_loops_shows_the_lines_of_the_example() -> None:
+    page = (EXAMPLE.parents[3] / "docs/own-loops.md").read_text()
+    shown = page.split("sorts sequences into classes with it:\n\n```python\n")[1].split("```")[0]
     lines = [line.strip() for line in EXAMPLE.read_text().splitlines()]
     assert all(line.strip() in lines for line in shown.splitlines())
 

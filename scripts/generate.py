@@ -14,7 +14,7 @@ import difflib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,16 +64,42 @@ def settings() -> str:
     ]
     for section in sections():
         rows = [
-            f"| `{setting.key}` | {setting.takes} | {_default(setting.default)} | {setting.meaning} |"
-            for setting in section.settings
+            (setting.key, setting.takes, setting.default, setting.meaning) for setting in section.settings
         ]
-        table = "\n".join(["| setting | takes | default | |", "| --- | --- | --- | --- |", *rows])
-        page += [f"## `{section.key}`", section.meaning, table]
+        page += [f"## `{section.key}`", section.meaning, _settings("setting", rows)]
     return "\n\n".join(page) + "\n"
 
 
-def _default(value: str | None) -> str:
-    return "required" if value is None else f"`{value}`"
+def job() -> str:
+    """What `holdfast explain spec` shows, as a page."""
+    from holdfast_controller.cli.explaining import keys
+
+    page = (
+        "# What a job can say",
+        "A TrainingJob is submitted by `holdfast submit`, REST or `kubectl apply`; "
+        "[examples](../k8s/examples). `holdfast explain` shows the same, `holdfast explain spec.retries` a "
+        "part of it and `holdfast explain status` what its status says. What stands under `spec.config` is "
+        "the program's own: for the trainer that comes with Holdfast it is in [settings.md](settings.md). "
+        "This page is made from the source.",
+        _settings(
+            "key",
+            [
+                (one.key, one.takes, None if one.required else one.default or "", one.meaning)
+                for one in keys()
+                if one.key.startswith("spec.")
+            ],
+        ),
+    )
+    return "\n\n".join(page) + "\n"
+
+
+def _settings(of: str, rows: Sequence[tuple[str, str, str | None, str]]) -> str:
+    """Key, what it takes, default (None: it is required, empty: there is none), meaning."""
+    lines = [f"| {of} | takes | default | |", "| --- | --- | --- | --- |"]
+    for key, takes, default, meaning in rows:
+        told = "required" if default is None else default and f"`{default}`"
+        lines.append(f"| `{key}` | {takes} | {told} | {meaning} |")
+    return "\n".join(lines)
 
 
 def faults() -> str:
@@ -125,6 +151,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "docs/trainingjob.schema.json": job_schema,
     "docs/openapi.json": openapi,
     "docs/faults.md": faults,
+    "docs/job.md": job,
     "docs/settings.md": settings,
     "README.md": readme,
     "helm/holdfast/templates/crd.yaml": crd,

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..data_directory import DataDirectoryError
-from . import changing, drilling, gpus, showing, submission, watching
+from . import changing, drilling, explaining, gpus, showing, submission, watching
 from .connection import Connection
 from .controller import StartOnCluster, controller_command
 from .exits import ERROR, INTERRUPTED, PIPE_CLOSED
@@ -78,7 +78,7 @@ def create_cli(start_controller: StartController, start_on_cluster: StartOnClust
     cli.callback(epilog=EPILOG)(_shared)
     cli.command("up")(up_command(start_controller))
     cli.command("controller")(controller_command(start_on_cluster))
-    for module in (submission, showing, watching, drilling, changing, gpus):
+    for module in (submission, showing, watching, drilling, changing, explaining, gpus):
         module.add_to(cli)
     cli.command("version")(_version)
     return cli

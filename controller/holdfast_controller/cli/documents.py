@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import Any
 
 import typer
+
+
+class TextOutput(StrEnum):
+    """Of what is told in sentences."""
+
+    TEXT = "text"
+    JSON = "json"
+    YAML = "yaml"
 
 
 def print_document(document: Any, output: str) -> None:
@@ -13,8 +22,6 @@ def print_document(document: Any, output: str) -> None:
     if output == "json":
         typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    if output != "yaml":
-        raise typer.BadParameter(f"{output!r} is no output format: json or yaml")
     from ..yaml_text import dump
 
     typer.echo(dump(document, width=100), nl=False)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..drills import KINDS, DrillKind, DrillReport, drill_report
 from .connection import Job, JobAddress, NamespaceOption, locate
+from .documents import TextOutput, print_document
 from .exits import TIMED_OUT
 from .watching import answers
 
@@ -27,12 +27,6 @@ DONE = {
 }
 
 
-class DrillOutput(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-    YAML = "yaml"
-
-
 def add_to(cli: typer.Typer) -> None:
     cli.command("drill")(drill)
 
@@ -45,22 +39,20 @@ def drill(
     kind: Annotated[DrillKind, typer.Option(help=KINDS)] = DrillKind.KILL,
     wait: Annotated[bool, typer.Option("--wait", help="Until it trains again; then report.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; then exit 4.")] = 900.0,
-    output: Annotated[DrillOutput, typer.Option("-o", "--output", help="Of the report.")] = DrillOutput.TEXT,
+    output: Annotated[TextOutput, typer.Option("-o", "--output", help="Of the report.")] = TextOutput.TEXT,
 ) -> None:
     """Disrupt a replica, to see the job survive it; with --wait also what that cost, and the proof."""
     place = locate(job, namespace)
     with ctx.obj.client() as client:
         done = client.drill(place.namespace, place.name, replica, kind.value)
         told = f"{place}: replica {done['replica']} of attempt {done['attempt']} {DONE[kind]}"
-        typer.echo(told, err=output is not DrillOutput.TEXT)
+        typer.echo(told, err=output is not TextOutput.TEXT)
         if not wait:
             return
         report = _wait(client, place, int(done["attempt"]), timeout)
-    if output is DrillOutput.TEXT:
+    if output is TextOutput.TEXT:
         typer.echo(_text(report))
     else:
-        from .documents import print_document
-
         print_document({**asdict(report), "proof": report.proof}, output.value)
     if report.different:
         raise typer.Exit(1)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .connection import JobAddress, NamespaceOption
+from .documents import TextOutput, print_document
 from .exits import ERROR
 
 
@@ -30,9 +31,7 @@ def submit(
         bool, typer.Option("--dry-run", help="Show the plan, and why it could not run here.")
     ] = False,
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Stay until it ends; 3 if it failed.")] = False,
-    output: Annotated[
-        str, typer.Option("-o", "--output", help="With --dry-run: text, json or yaml.")
-    ] = "text",
+    output: Annotated[TextOutput, typer.Option("-o", "--output", help="With --dry-run.")] = TextOutput.TEXT,
 ) -> None:
     """Submit a job."""
     document = read_document(file)
@@ -88,11 +87,9 @@ def assign(document: dict[str, Any], assignment: str) -> None:
     place[keys[-1]] = parse_value(text, f"--set {assignment}")
 
 
-def show_plan(plan: dict[str, Any], output: str) -> None:
+def show_plan(plan: dict[str, Any], output: TextOutput) -> None:
     """Print a dry run; exits 1 where the job could not run here."""
-    from .documents import print_document
-
-    if output != "text":
+    if output is not TextOutput.TEXT:
         print_document(plan, output)
     else:
         print_document({"manifests": plan["manifests"]}, "yaml")

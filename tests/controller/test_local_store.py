@@ -8,13 +8,14 @@ import random
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from disks import fill, small_disk
 
 from holdfast_controller.cluster import Idempotency, Unavailable
-from holdfast_controller.jobs import Metadata, Phase, Spec, Status, TrainingJob
+from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob
 from holdfast_controller.local.store import LocalStore
 
 
@@ -105,20 +106,43 @@ def test_a_file_of_a_newer_holdfast(tmp_path: Path) -> None:
     assert "has schema version 99, this Holdfast reads 1" in refusal(tmp_path / "jobs.db")
 
 
-def test_a_job_of_a_newer_holdfast_is_told_and_left_as_it_is(tmp_path: Path) -> None:
+def changed_by_a_newer_holdfast(path: Path, key: str) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE jobs SET body = json_set(body, '{key}', 1)")
+    db.close()
+
+
+def test_what_a_newer_holdfast_asks_of_a_job_is_told_and_left_as_it_is(tmp_path: Path) -> None:
     async def story() -> None:
         async with opened(tmp_path / "jobs.db") as store:
             await store.create(job("a"))
-        with sqlite3.connect(tmp_path / "jobs.db") as db:
-            db.execute("UPDATE jobs SET body = json_set(body, '$.status.fromTheFuture', 1)")
-        db.close()
+        changed_by_a_newer_holdfast(tmp_path / "jobs.db", "$.spec.fromTheFuture")
         async with opened(tmp_path / "jobs.db") as store:
             told = (
-                r"jobs\.db has a job that this Holdfast cannot read \(status\.fromTheFuture: .*; run the Hold"
+                r"jobs\.db has a job that this Holdfast cannot read \(spec\.fromTheFuture: .*; run the Hold"
             )
             for look in (store.list_jobs(), store.get("default", "a"), anext(aiter(store.watch()))):
                 with pytest.raises(Unavailable, match=told):
                     await look
+
+    asyncio.run(story())
+
+
+def test_who_goes_back_to_an_older_holdfast_keeps_the_jobs_whose_status_said_more(tmp_path: Path) -> None:
+    """The older controller would not start, and jobs that ran were left to themselves."""
+
+    async def story() -> None:
+        async with opened(tmp_path / "jobs.db") as store:
+            attempts = [AttemptRecord(number=1, opened_at=datetime.now(UTC))]
+            ran = Status(phase=Phase.RUNNING, attempt=1, attempts=attempts)
+            made = await store.replace_status(await store.create(job("a")), ran)
+        for key in ("$.status.fromTheFuture", "$.status.attempts[0].fromTheFuture"):
+            changed_by_a_newer_holdfast(tmp_path / "jobs.db", key)
+        async with opened(tmp_path / "jobs.db") as store:
+            assert await store.list_jobs() == [made]
+            made.status.phase = Phase.SUCCEEDED
+            ended = await store.replace_status(made, made.status)
+            assert await store.get("default", "a") == ended
 
     asyncio.run(story())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 import sqlite3
 from collections.abc import AsyncIterator
@@ -326,7 +327,14 @@ async def _one(db: aiosqlite.Connection, query: str, *values: object) -> sqlite3
 
 
 def _decode(row: sqlite3.Row) -> TrainingJob:
-    job = TrainingJob.model_validate_json(row[1])
+    """The job. Keys of its status that we do not know were written by a later Holdfast, before somebody went
+    back to this one, and are left out, as kube/resource.py does; what it is asked to do is read whole."""
+    try:
+        job = TrainingJob.model_validate_json(row[1])
+    except ValidationError:
+        document = json.loads(row[1])
+        status = Status.model_validate(document.pop("status"), extra="ignore")
+        job = TrainingJob.model_validate(document).model_copy(update={"status": status})
     job.metadata.resource_version = str(row[0])
     return job
 
@@ -367,7 +375,7 @@ async def _prepare(db: aiosqlite.Connection, path: Path) -> None:
 
 
 def _unavailable(path: Path, error: Exception) -> Unavailable:
-    if isinstance(error, ValidationError):  # a later Holdfast of the same schema says more of a job
+    if isinstance(error, ValidationError):  # a later Holdfast of the same schema can be asked for more
         first = error.errors(include_url=False)[0]
         return Unavailable(
             f"{path} has a job that this Holdfast cannot read ({'.'.join(map(str, first['loc']))}: "

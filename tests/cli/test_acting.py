@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -31,10 +31,10 @@ def test_drill_suspend_resume_delete(holdfast: Holdfast, server: Served, job_fil
         "default/gpt-small does not train again after 0 s"
         in holdfast("drill", "gpt-small", "--wait", "--timeout", "0", code=4).stderr
     )
-    assert "gpt-small is being suspended; `holdfast resume gpt-s" in holdfast("suspend", "gpt-small").stdout
+    assert "is being suspended; `holdfast resume default/gpt-s" in holdfast("suspend", "gpt-small").stdout
     assert server.job("gpt-small").spec.suspend
     server.set_status("gpt-small", phase="Suspended", attempt=1)
-    assert "gpt-small is suspended; `holdfast resume gpt-small`" in holdfast("suspend", "gpt-small").stdout
+    assert "is suspended; `holdfast resume default/gpt-small`" in holdfast("suspend", "gpt-small").stdout
     holdfast("resume", "gpt-small")
     assert not server.job("gpt-small").spec.suspend
     assert (
@@ -116,6 +116,61 @@ def test_a_job_that_is_not_there_keeps_no_other_from_being_deleted(
     assert done.stdout == "default/gpt-small is being deleted\n"
     assert "error: no job default/gone" in done.stderr
     assert server.job("gpt-small").metadata.deletion_timestamp
+
+
+@pytest.fixture
+def sweep(holdfast: Holdfast, server: Served, tmp_path: Path) -> list[str]:
+    """Three jobs of a sweep; the first failed ten days ago, the second came through just now."""
+    names = ["lr-1", "lr-2", "lr-3"]
+    for name in names:
+        (tmp_path / "one.yaml").write_text(job_yaml(name=name))
+        holdfast("submit", str(tmp_path / "one.yaml"), "--set", "metadata.labels={sweep: lr}")
+    now = datetime.now(UTC)
+    ended = {"attempt": 1, "message": "no retry is left"}
+    server.set_status("lr-1", phase="Failed", finished_at=now - timedelta(days=10), **ended)
+    server.set_status("lr-2", phase="Succeeded", finished_at=now, **ended)
+    server.set_status("lr-3", phase="Running", attempt=1)
+    return names
+
+
+def test_several_jobs_are_named_or_selected_by_their_labels(
+    holdfast: Holdfast, server: Served, sweep: list[str]
+) -> None:
+    """Who has fifty jobs of a sweep would write a loop around each command."""
+    assert holdfast("get", "lr-3", "lr-1", "-o", "name").stdout == "lr-3\nlr-1\n"
+    assert holdfast("get", "-A", "--phase", "failed", "-o", "name").stdout == "default/lr-1\n"
+    assert "one of Queued," in holdfast("get", "--phase", "lost", code=2).stderr
+    shown = holdfast("top", "--once", "-A", "-l", "sweep=other").stdout
+    assert "lr-" not in shown
+
+    suspended = holdfast("suspend", "-l", "sweep=lr", code=1)
+    assert suspended.stdout.startswith("default/lr-3 is being suspended")
+    assert suspended.stderr.count("error: ") == 2, "those that have ended, and they keep no other from it"
+    assert holdfast("resume", "lr-3", "gone", code=1).stdout == "default/lr-3 goes on\n"
+
+    waited = holdfast("wait", *sweep, "--timeout", "0", code=3)
+    assert waited.stdout == "default/lr-2 is Succeeded\n"
+    assert "lr-1 is Failed and will never be Succeeded: no retry" in waited.stderr
+    assert "lr-3 is Running, not Succeeded, after 0 s" in waited.stderr
+    assert "no such jobs in namespace default" in holdfast("wait", "-l", "sweep=none", code=1).stderr
+    for command_ in ("suspend", "resume", "delete", "wait"):
+        assert "name one or several jobs" in holdfast(command_, code=2).stderr
+        assert "a JOB cannot be given together" in holdfast(command_, "lr-1", "-l", "a", code=2).stderr
+
+
+def test_old_jobs_are_deleted_by_how_long_ago_they_ended(
+    holdfast: Holdfast, server: Served, sweep: list[str]
+) -> None:
+    """Their checkpoints go with them, so the command can be tried first; what runs has not ended."""
+    old = ("delete", "--finished-for", "7d", "-l", "sweep")
+    assert holdfast(*old, "--dry-run").stdout == "default/lr-1 would be deleted\n"
+    assert server.job("lr-1").metadata.deletion_timestamp is None
+    assert holdfast(*old).stdout == "default/lr-1 is being deleted\n"
+    assert server.job("lr-1").metadata.deletion_timestamp
+    rest = holdfast("delete", "--finished-for", "0s", "--phase", "Succeeded").stdout
+    assert rest == "default/lr-2 is being deleted\n"
+    assert not server.job("lr-3").metadata.deletion_timestamp
+    assert "write it as 90s, 30m, 12h or 7d" in holdfast("delete", "--finished-for", "week", code=2).stderr
 
 
 def test_delete_waits_until_it_is_gone(holdfast: Holdfast, server: Served, job_file: Path) -> None:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 BAR_WIDTH = 14
 
 
-def show_top(client: Client, namespace: str | None, interval: float, once: bool) -> None:
+def show_top(client: Client, namespace: str | None, selector: str, interval: float, once: bool) -> None:
     """Draw all jobs again and again; a controller that stops answering is told, its last figures stay."""
     screen = console()
-    jobs = client.list_jobs(namespace)
+    jobs = client.list_jobs(namespace, selector=selector)
     answered = datetime.now(UTC)
     if once:
         screen.print(top_view(jobs, client.server, screen.width, None))
@@ -42,7 +42,7 @@ def show_top(client: Client, namespace: str | None, interval: float, once: bool)
             live.update(top_view(jobs, client.server, screen.width, silent), refresh=True)
             time.sleep(pause)
             try:
-                jobs = client.list_jobs(namespace)
+                jobs = client.list_jobs(namespace, selector=selector)
                 answered, silent, pause = datetime.now(UTC), None, interval
             except Unavailable as error:
                 silent, pause = answered, max(interval, error.retry_after)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .connection import Job, NamespaceOption, complete_job, locate
+from .connection import Job, NamespaceOption, locate
+from .selecting import Everywhere, Jobs, Phases, Selector, each, known_phases
 
 if TYPE_CHECKING:
     from ..jobs import TrainingJob
@@ -37,34 +38,43 @@ def add_to(cli: typer.Typer) -> None:
 
 def get(
     ctx: typer.Context,
-    job: Annotated[
-        str | None,
-        typer.Argument(metavar="[JOB]", help="By default all jobs.", autocompletion=complete_job),
-    ] = None,
+    jobs: Jobs = None,
     namespace: NamespaceOption = None,
-    everywhere: Annotated[bool, typer.Option("-A", "--all-namespaces", help="Of all namespaces.")] = False,
-    selector: Annotated[str, typer.Option("-l", "--selector", help="Only jobs with labels: a=b,c!=d.")] = "",
+    everywhere: Everywhere = False,
+    selector: Selector = "",
+    phases: Phases = None,
     output: Annotated[Output, typer.Option("-o", "--output")] = Output.TABLE,
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Go on showing changes.")] = False,
 ) -> None:
-    """Show jobs."""
-    if job is not None and (everywhere or selector):
-        raise typer.BadParameter("a JOB cannot be given together with -A or -l")
-    place = locate(job, namespace) if job is not None else None
-    area = place.namespace if place else None if everywhere else namespace or "default"
+    """Show jobs: by default all of the namespace.
+
+    Examples: holdfast get -A --phase Failed; holdfast get gpt-1 gpt-2 -o yaml
+    """
+    if jobs and (everywhere or selector or phases):
+        raise typer.BadParameter("a JOB cannot be given together with -A, -l or --phase")
+    if watch and (phases or len(jobs or ()) > 1):
+        raise typer.BadParameter("-w watches one JOB, or all with -l or -A, and takes no --phase")
+    places = [locate(job, namespace) for job in jobs or ()]
+    area = places[0].namespace if places else None if everywhere else namespace or "default"
+    wanted = known_phases(phases)
     with ctx.obj.client() as client:
         if watch:
             from .watching import watch_jobs
 
-            watch_jobs(client, area, place.name if place else None, selector, output)
+            watch_jobs(client, area, places[0].name if places else None, selector, output)
             return
-        found = (
-            [client.get(place.namespace, place.name)] if place else client.list_jobs(area, selector=selector)
-        )
-    show_jobs(found, output, namespaces=everywhere, single=place is not None)
-    if not found and output in (Output.TABLE, Output.WIDE):
+        code, found = 0, list["TrainingJob"]()
+        if places:
+            code = each(places, lambda place: found.append(client.get(place.namespace, place.name)))
+        else:
+            found = client.list_jobs(area, phases=wanted, selector=selector)
+    several = len({job.metadata.namespace for job in found}) > 1
+    if found or not places:
+        show_jobs(found, output, namespaces=everywhere or several, single=len(places) == 1)
+    if not found and not places and output in (Output.TABLE, Output.WIDE):
         where = "in any namespace" if everywhere else f"in namespace {area}"
-        typer.echo(f"no jobs {where}", err=True)
+        typer.echo(f"no {'such jobs' if selector or phases else 'jobs'} {where}", err=True)
+    raise typer.Exit(code)
 
 
 def show_jobs(jobs: list[TrainingJob], output: Output, *, namespaces: bool, single: bool) -> None:

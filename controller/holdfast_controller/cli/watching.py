@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from .connection import Job, JobAddress, NamespaceOption, locate
-from .exits import JOB_FAILED, TIMED_OUT
+from .connection import JobAddress, NamespaceOption
+from .exits import ERROR, JOB_FAILED, TIMED_OUT
+from .selecting import Everywhere, Jobs, Selector, chosen, each
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -35,6 +36,10 @@ def add_to(cli: typer.Typer) -> None:
 def top(
     ctx: typer.Context,
     namespace: NamespaceOption = None,
+    everywhere: Annotated[
+        bool, typer.Option("-A", "--all-namespaces", help="Of all namespaces, as without -n.")
+    ] = False,
+    selector: Selector = "",
     once: Annotated[bool, typer.Option("--once", help="Show it once and leave.")] = False,
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = FRAME_SECONDS,
 ) -> None:
@@ -42,19 +47,26 @@ def top(
     from .live import show_top
 
     with ctx.obj.client() as client:
-        show_top(client, namespace, interval, once or not sys.stdout.isatty())
+        area = None if everywhere else namespace
+        show_top(client, area, selector, interval, once or not sys.stdout.isatty())
 
 
 def wait(
     ctx: typer.Context,
-    job: Job,
+    jobs: Jobs = None,
     namespace: NamespaceOption = None,
+    everywhere: Everywhere = False,
+    selector: Selector = "",
     phase: Annotated[str, typer.Option("--for", help="The phase, or `Final` for any end.")] = "Succeeded",
-    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; then exit 4 (for ever).")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Seconds, for all together; then exit 4 (for ever).")
+    ] = None,
 ) -> None:
-    """Wait until a job is in a phase.
+    """Wait until a job is in a phase, or each of several.
 
-    Exits 3 where it failed, or ended otherwise, and so never will be.
+    Exits 3 where one failed, or ended otherwise, and so never will be.
+
+    Examples: holdfast wait gpt-1 gpt-2; holdfast wait -l sweep=7 --for Final
     """
     from ..jobs import Phase
 
@@ -62,24 +74,37 @@ def wait(
     wanted = next((name for name in names if name.lower() == phase.lower()), None)
     if wanted is None:
         raise typer.BadParameter(f"--for {phase}: one of {', '.join(names)}")
-    place = locate(job, namespace)
     end = None if timeout is None else time.monotonic() + timeout
     with ctx.obj.client() as client:
-        found = None
-        for found in looks(client, place, end):
-            now = found.status.phase
-            if now.value == wanted or (wanted == "Final" and now.final):
-                typer.echo(f"{place} is {now.value}")
-                raise typer.Exit(JOB_FAILED if wanted == "Final" and now == Phase.FAILED else 0)
-            if now.final:
-                typer.echo(
-                    f"error: {place} is {now.value} and will never be {wanted}: {found.status.message}",
-                    err=True,
-                )
-                raise typer.Exit(JOB_FAILED)
-    state = f"is {found.status.phase.value}" if found is not None else "could not be asked for"
-    typer.echo(f"error: {place} {state}, not {wanted}, after {timeout:g} s", err=True)
-    raise typer.Exit(TIMED_OUT)
+        places = chosen(client, jobs, namespace, everywhere=everywhere, selector=selector)
+        if not places:
+            raise typer.Exit(ERROR)
+
+        def one(place: JobAddress) -> None:
+            found = None
+            for found in looks(client, place, end):
+                if _judged(place, found, wanted):
+                    return
+            state = f"is {found.status.phase.value}" if found is not None else "could not be asked for"
+            typer.echo(f"error: {place} {state}, not {wanted}, after {timeout:g} s", err=True)
+            raise typer.Exit(TIMED_OUT)
+
+        raise typer.Exit(each(places, one))
+
+
+def _judged(place: JobAddress, found: TrainingJob, wanted: str) -> bool:
+    """Whether it is as wanted, which is told. Exits 3 where it never will be, or failed as it ended."""
+    now, failed = found.status.phase, found.status.phase.value == "Failed"
+    if now.value == wanted or (wanted == "Final" and now.final):
+        typer.echo(f"{place} is {now.value}")
+        if wanted == "Final" and failed:
+            raise typer.Exit(JOB_FAILED)
+        return True
+    if now.final:
+        why = found.status.message
+        typer.echo(f"error: {place} is {now.value} and will never be {wanted}: {why}", err=True)
+        raise typer.Exit(JOB_FAILED)
+    return False
 
 
 def looks(

@@ -7,10 +7,12 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 import yaml
 from served import Served, history
 from typed import Holdfast
 
+from holdfast_controller.cli.formats import figure
 from holdfast_controller.cluster import Event
 
 
@@ -105,6 +107,20 @@ def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     ):
         assert part in shown, shown
     assert max(map(len, shown.splitlines())) < 200, "nothing is padded to the width of a pipe"
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [
+        (0.0, "0.0000"),
+        (2.34567, "2.3457"),
+        (3.14159e-5, "3.142e-05"),
+        (-4e-9, "-4e-09"),
+        (12345.6, "1.235e+04"),
+    ],
+)
+def test_a_loss_that_is_small_is_not_shown_as_none(loss: float, shown: str) -> None:
+    assert figure(loss) == shown
 
 
 def test_events_are_all_shown_where_describe_has_the_newest(

@@ -37,8 +37,10 @@ def count(value: float | None) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Four significant places, for losses."""
-    return UNKNOWN if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
+    """Four places, for losses; of one that is too small for these, or large, four that are significant."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.4f}" if not value or 0.001 <= abs(value) < 1000 else f"{value:.4g}"
 
 
 def percent(fraction: float | None) -> str:

@@ -298,6 +298,9 @@ class MemoryEngine:
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         return []
 
+    def run_directory(self, job: TrainingJob) -> str:
+        return f"/runs/{job.key}"
+
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
         return []
 

@@ -68,6 +68,9 @@ class ScriptedEngine:
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         return self.ledger_lines.get(job.key, [])
 
+    def run_directory(self, job: TrainingJob) -> str:
+        return f"/runs/{job.key}"
+
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
         if self.no_steps is not None:
             raise NotReady(self.no_steps)

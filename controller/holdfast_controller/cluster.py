@@ -309,6 +309,9 @@ class Engine(Protocol):
         One on a PersistentVolumeClaim is the user's, and stays.
         """
 
+    def run_directory(self, job: TrainingJob) -> str:
+        """Where its checkpoints, logs and ledger are, or will be, as people find them."""
+
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         """All ledger lines of all attempts that can be reached, in order (contract.py has the format)."""
 

@@ -94,6 +94,7 @@ def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
         "memory       rank 0 took 3.21 GB at most",
         "12,346 tokens/s",
         "saved        up to step 40",
+        "directory    /runs/default/gpt-small",  # for `checkpoint ls`, `du` and `cp`
         "save failed  step 45 could not be saved: No space left on device",
         "diagnosis    a step takes 9.0 ms, of which 40% waits for data: tokenise beforehand",
         "resumed      attempt 2 goes on from step 20, as nothing newer can be used: step-00000025: torn",

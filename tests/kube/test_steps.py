@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from holdfast_controller.cluster import NotReady
 from holdfast_controller.jobs import Metadata, Spec, Status, Storage, TrainingJob
 from holdfast_controller.kube import steps as kube_steps
-from holdfast_controller.kube.steps import read_steps
+from holdfast_controller.kube.steps import read_steps, run_directory
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
 from holdfast_trainer.contract import DEFAULT_PORT, Progress, RunDir
 from holdfast_trainer.endpoint import Endpoint
@@ -31,6 +31,10 @@ def job(attempt: int) -> TrainingJob:
         spec=Spec(command=["x"], storage=Storage(claim="runs")),
         status=Status(attempt=attempt),
     )
+
+
+def test_where_a_run_directory_is_as_people_find_it() -> None:
+    assert run_directory(job(1)) == "team/gpt-0123abcd on claim runs"
 
 
 def pod(state: str = "running", index: int = 0) -> dict[str, Any]:

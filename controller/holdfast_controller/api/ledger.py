@@ -92,6 +92,11 @@ class Totals(Model):
 class LedgerDocument(Model):
     job: str = Field(description="`namespace/name`")
     phase: Phase
+    run_directory: str | None = Field(
+        default=None,
+        description="Where its checkpoints, logs and ledger are: on one machine a path, else a directory of "
+        "a PersistentVolumeClaim.",
+    )
     attempts: list[AttemptAccount]
     totals: Totals
     lines: list[dict[str, Any]] = Field(

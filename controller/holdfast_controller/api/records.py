@@ -124,7 +124,8 @@ async def ledger(at: At, job: Found) -> Any:
         steps = await at.engine.steps(job)
     except NotReady:  # they are out of reach: the status remembers what they added up to
         steps = []
-    return account(job, await at.engine.ledger(job), steps)
+    told = account(job, await at.engine.ledger(job), steps)
+    return told.model_copy(update={"run_directory": at.engine.run_directory(job)})
 
 
 @router.get("/steps", response_model=StepList)

@@ -24,7 +24,7 @@ def describe_job(
     job: TrainingJob, account: dict[str, Any], events: Sequence[dict[str, Any]], width: int
 ) -> RenderableType:
     """Everything worth knowing, most important first."""
-    parts: list[RenderableType] = [_title(job), Text(), _facts(job)]
+    parts: list[RenderableType] = [_title(job), Text(), _facts(job, account.get("runDirectory"))]
     if account["attempts"]:
         parts += _section("Attempts", table(ledger_columns(account["attempts"]), width - 2))
         parts += [Padding(totals_line(account["totals"]), (1, 0, 0, 2), expand=False)]
@@ -47,12 +47,14 @@ def _title(job: TrainingJob) -> Text:
     return title
 
 
-def _facts(job: TrainingJob) -> Table:
+def _facts(job: TrainingJob, run_directory: str | None) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in _fact_rows(job):
         grid.add_row(f"  {name}", value)
+    if run_directory is not None:
+        grid.add_row("  directory", run_directory)
     return grid
 
 

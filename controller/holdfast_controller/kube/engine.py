@@ -60,7 +60,7 @@ from .queue_waits import queue_waits
 from .rank_logs import RankLogs
 from .reflector import Reflector
 from .slow_starts import slow_starts
-from .steps import read_steps
+from .steps import read_steps, run_directory
 from .taking import KILL_GRACE_SECONDS, refuse, take
 from .unmade import unmade
 
@@ -182,6 +182,9 @@ class KubeEngine:
             group.create_task(self._slow_starts.run())
             group.create_task(self._queue_waits.run())
             group.create_task(self._unmade.run())
+
+    def run_directory(self, job: TrainingJob) -> str:
+        return run_directory(job)
 
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         known = await self._endpoints.ledger_of(job)

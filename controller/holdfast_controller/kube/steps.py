@@ -64,6 +64,14 @@ async def _all_pages(client: aiohttp.ClientSession, url: str, job: TrainingJob) 
     return found
 
 
+def run_directory(job: TrainingJob) -> str:
+    """As people find it."""
+    return f"{run_name(job)} on {_claim(job)}"
+
+
 def _where(job: TrainingJob) -> str:
-    claim = f"claim {job.spec.storage.claim}" if job.spec.storage else "the cluster's default claim"
-    return f"they are on {claim}, in {run_name(job)}/attempts/*/steps.jsonl"
+    return f"they are on {_claim(job)}, in {run_name(job)}/attempts/*/steps.jsonl"
+
+
+def _claim(job: TrainingJob) -> str:
+    return f"claim {job.spec.storage.claim}" if job.spec.storage else "the cluster's default claim"

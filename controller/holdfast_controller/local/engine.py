@@ -350,6 +350,9 @@ class LocalEngine:
 
     # -------------------------------------------------------------- records
 
+    def run_directory(self, job: TrainingJob) -> str:
+        return str(run_directory(self._data, job).path)
+
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         return await asyncio.to_thread(self._lines, job, RunDir.ledger)
 

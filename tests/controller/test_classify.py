@@ -130,6 +130,12 @@ CASES = [
     pytest.param((taken(0), node_gone(1)), Verdict.DISRUPTED, "Drilled", id="the first that was taken"),
     pytest.param((bad(0, code=7), ours(1)), Verdict.FAILED, "rank 0 ended with exit code 7", id="exit code"),
     pytest.param((bad(0, CONFIG), bad(1, RESET)), Verdict.CONFIG_ERROR, "lr_rate", id="config error"),
+    pytest.param(
+        (bad(0, replace(CONFIG, error="model.layers: required\nmodel.width: required")),),
+        Verdict.CONFIG_ERROR,
+        "model.layers: required; model.width: required",
+        id="all that is wrong in a configuration",
+    ),
     pytest.param((bad(0, code=78), ours(1)), Verdict.CONFIG_ERROR, "exit code 78", id="exit code 78"),
     pytest.param((taken(0), bad(1, CONFIG)), Verdict.CONFIG_ERROR, "lr_rate", id="config error and drill"),
     pytest.param((memory(0), bad(1, RESET)), Verdict.OUT_OF_MEMORY, "memory", id="the kernel's killer"),

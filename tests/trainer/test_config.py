@@ -138,7 +138,11 @@ def test_all_faults_of_a_file_are_told_at_once_each_with_its_line(file: Path) ->
         ("train: [1\n", "not valid YAML: line 2"),
         ("- 1\n", "expected a mapping of sections, found a list of 1"),
         ("a: 1\na: 2\n", "line 2: a: written twice; the first is at"),
-        ("", "model: required, but missing"),
+        (
+            "",
+            "model: required, but missing (expected a mapping with at least vocab_size, layers, heads, "
+            "width, context)",
+        ),
         ("a: !!python/object:os.system {}\n", "not valid YAML: line 1"),
         (
             "a: 1\nb: 2026-02-30\n",

@@ -214,10 +214,19 @@ def _describe(hint: Any) -> str:
         return ", ".join(str(a) for a in args)
     if origin in (list, tuple):
         return "a list, such as [a, b]"
+    if dataclasses.is_dataclass(hint):
+        return f"a mapping{_required(hint)}"
     plain = {int: "an integer", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     if hint is type(None):
         return "null"
     return plain.get(hint, f"a {getattr(hint, '__name__', hint)}")
+
+
+def _required(cls: Any) -> str:
+    """` with at least layers, heads`: of a section, what it cannot do without."""
+    missing = dataclasses.MISSING
+    names = [f.name for f in dataclasses.fields(cls) if f.default is missing and f.default_factory is missing]
+    return f" with at least {', '.join(names)}" if names else ""
 
 
 # ------------------------------------------------------------------------ YAML

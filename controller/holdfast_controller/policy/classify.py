@@ -208,6 +208,9 @@ def _say(replica: ReplicaObservation) -> str:
     where = f"replica {replica.index}"
     said = replica.termination.error.strip() if replica.termination is not None else ""
     if said and not (replica.out_of_memory and lost_its_peer(replica.termination)):
+        assert replica.termination is not None
+        if replica.termination.config_error:  # a line for each thing that is wrong
+            return f"{where}: {'; '.join(said.splitlines())}"
         # Of a traceback its last line, which names the exception; the log tail has all of it.
         return f"{where}: {said.splitlines()[-1]}"
     if replica.out_of_memory:

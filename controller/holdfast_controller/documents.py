@@ -236,6 +236,8 @@ def _describe(fault: Any, location: tuple[int | str, ...], path: str, model: typ
     if fault["type"] == "value_error":
         return str(fault["msg"]).removeprefix("Value error, ")
     value = repr(fault["input"])
+    if fault["type"] == "string_type" and isinstance(fault["input"], int | float):
+        return f"{value}: a {kind_of(fault['input'])} stands where text is needed; write it in quotes"
     value = value if len(value) <= 80 else value[:77] + "..."
     if path in ("metadata.name", "metadata.namespace") and fault["type"].startswith("string_"):
         return f"{value} {_NAME_RULE if path == 'metadata.name' else _NAMESPACE_RULE}"

@@ -38,6 +38,14 @@ GOOD = "metadata: {name: j}\nspec: {command: [python, t.py]}\n"
         ("apiVersion: v1\n" + GOOD, "apiVersion: 'v1' should be 'holdfast.dev/v1alpha1'"),
         ("kind: Pod\n" + GOOD, "kind: 'Pod' should be 'TrainingJob'"),
         ("metadata: {name: j}", "spec: this key is needed and missing"),
+        (
+            "metadata: {name: j}\nspec: {command: [python, t.py, --lr, 0.01]}",
+            "spec.command[3]: 0.01: a number stands where text is needed; write it in quotes",
+        ),
+        (
+            "metadata: {name: j}\nspec: {command: [x], env: {NESTED: true}}",
+            "spec.env.NESTED: True: a true/false value stands where text is needed; write it in quotes",
+        ),
         ("metadata: [j]\nspec: {command: [x]}", "metadata: a list stands where a mapping is needed"),
         ("metadata: {name: My_Job}\nspec: {command: [x]}", "metadata.name: 'My_Job' is no name: lower-case"),
         (

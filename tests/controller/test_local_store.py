@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from disks import fill, small_disk
 
-from holdfast_controller.cluster import Idempotency, Unavailable
+from holdfast_controller.cluster import AlreadyExists, Idempotency, Unavailable
 from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob
 from holdfast_controller.local.store import LocalStore
 
@@ -43,6 +43,19 @@ def test_a_restart_finds_everything_and_versions_go_on(tmp_path: Path) -> None:
             assert (await store.create(job("a"), idempotency=once)).metadata.uid == made.metadata.uid
             newer = await store.create(job("b"))
             assert int(newer.metadata.resource_version) > int(made.metadata.resource_version)
+
+    asyncio.run(story())
+
+
+def test_who_gives_a_name_twice_is_told_how_to_give_another(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "jobs.db") as store:
+            await store.create(job("a"))
+            told = (
+                r"choose another name, as with --set metadata\.name=NAME, or delete it first: holdfast delete"
+            )
+            with pytest.raises(AlreadyExists, match=told):
+                await store.create(job("a"))
 
     asyncio.run(story())
 

@@ -86,7 +86,8 @@ class KubeStore:
             except AlreadyExists:
                 meta = job.metadata
                 raise AlreadyExists(
-                    f"job {job.key} exists already; choose another name, or delete it first: "
+                    f"job {job.key} exists already; choose another name, as with "
+                    "--set metadata.name=NAME, or delete it first: "
                     f"holdfast delete {meta.name} -n {meta.namespace}"
                 ) from None
             except NotFound as error:

@@ -115,7 +115,8 @@ class LocalStore:
             )
             if row is not None:
                 raise AlreadyExists(
-                    f"job {job.key} exists already; choose another name, or delete it first: "
+                    f"job {job.key} exists already; choose another name, as with "
+                    "--set metadata.name=NAME, or delete it first: "
                     f"holdfast delete {meta.name} -n {meta.namespace}"
                 )
             created = await self._put(db, job)

@@ -367,6 +367,7 @@ def test_a_run_begins_with_the_weights_and_is_exported(
     ]
     gang = start(workshop, file, *settings)
     assert gang.wait() == [0], gang.texts()
+    assert f"begins with the weights of {weights}\n" in gang.texts()
 
     run = str(gang.history.run.path)
     assert main([run, "--config", str(file), "--out", str(out), *settings]) == 0
@@ -392,3 +393,4 @@ def test_a_run_begins_with_the_weights_and_is_exported(
     again = start(workshop, file, *settings)
     assert again.wait() == [0], again.texts()
     assert f"the checkpoint of step 2 counts, not train.init_from ({weights})" in again.texts()
+    assert "begins with the weights" not in again.texts()

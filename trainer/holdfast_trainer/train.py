@@ -57,12 +57,14 @@ def train(
     run.describe_batches(batches.describe)
     run.memory_remedy = memory_remedy(config, batches.micro)
 
+    # Published ones may be gone by the time of a resume.
+    weights = None if run.has_checkpoint() else settings.init_from
     parts = assemble(
         run.gang,
         config,
         compute,
         batches,
-        weights=None if run.has_checkpoint() else settings.init_from,  # published ones may be gone by then
+        weights=weights,
         validates=val_data is not None,
         cache=run.run_dir.path / "compiled",
         noticed=lambda: run.noticed,
@@ -83,6 +85,8 @@ def train(
     run.track(model=raw_model, optimizer=optimizer, scaler=compute.scaler, **train_data.tracked)
     if run.step and settings.init_from is not None and run.rank == 0:
         log.info("the checkpoint of step %d counts, not train.init_from (%s)", run.step, settings.init_from)
+    if weights is not None and run.rank == 0:
+        log.info("begins with the weights of %s", weights)
     if run.rank == 0:
         log.info(
             "%.1f M parameters, %s on %s, attention by %s, %d ranks, %d x %d sequences a rank, attempt %d",

@@ -111,7 +111,10 @@ def test_a_job_that_told_of_its_steps_before_does_not_run_as_long_as_it_tells_of
         engine.progress = None
         job = await silent(scene)
         assert (job.status.attempt, job.status.phase) == (2, Phase.STARTING)
-        assert job.status.message == "replicas are up; rank 0 has not reported yet"
+        assert (
+            job.status.message
+            == "replicas are up; rank 0 has not reported yet (a script without Run never does: see its log)"
+        )
         await scene.change(command=["plain"])
         engine.vanish(job, 2, 1)
         job = await silent(scene)

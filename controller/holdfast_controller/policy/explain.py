@@ -22,7 +22,7 @@ def starting(observation: AttemptObservation) -> str:
         why = next((f"; replica {replica.index}: {replica.reason}" for replica in out if replica.reason), "")
         return f"{observation.up} of {len(observation.replicas)} replicas are up{why}"
     if observation.progress is None:
-        return "replicas are up; rank 0 has not reported yet"
+        return "replicas are up; rank 0 has not reported yet (a script without Run never does: see its log)"
     return f"replicas are up; rank 0 says: {observation.progress.phase}"
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import yaml
-from served import Served, history
+from served import Served, history, job_yaml
 from typed import Holdfast
 
 from holdfast_controller.cli.formats import figure
@@ -122,6 +122,31 @@ def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
 )
 def test_a_loss_that_is_small_is_not_shown_as_none(loss: float, shown: str) -> None:
     assert figure(loss) == shown
+
+
+def test_what_happened_to_all_jobs_is_one_list(holdfast: Holdfast, server: Served, tmp_path: Path) -> None:
+    """Who looks into an incident of the night does not know yet which of fifty jobs it hit."""
+    now = datetime.now(UTC)
+    told = [("a", 7200, "Disrupted"), ("b", 60, "Failed"), ("a", 30, "AttemptOpened")]
+    for name in ("a", "b"):
+        (tmp_path / "job.yaml").write_text(job_yaml(name))
+        holdfast("submit", str(tmp_path / "job.yaml"), "--set", f"metadata.labels.name={name}")
+    for name, ago, reason in told:
+        event = Event(now - timedelta(seconds=ago), "Normal", reason, f"{reason} of {name}")
+        server.run(server.store.record_event(server.job(name), event))
+
+    def seen(*words: str) -> list[str]:
+        lines = holdfast("events", *words).stdout.splitlines()[1:]
+        return [" ".join(line.split()[1:4:2]) for line in lines]
+
+    assert seen() == ["default/a Disrupted", "default/b Failed", "default/a AttemptOpened"]
+    assert seen("-A", "--since", "1h") == ["default/b Failed", "default/a AttemptOpened"]
+    assert seen("-l", "name=b") == ["default/b Failed"]
+    told_of_a = json.loads(holdfast("events", "a", "--since", "1h", "-o", "json").stdout)["items"]
+    assert [event["reason"] for event in told_of_a] == ["AttemptOpened"]
+    nothing = holdfast("events", "-n", "none", "--since", "1h").stderr
+    assert nothing == "the jobs of namespace none have no events of the newest 1h\n"
+    assert "to one JOB" in holdfast("events", "-w", code=2).stderr
 
 
 def test_events_are_all_shown_where_describe_has_the_newest(

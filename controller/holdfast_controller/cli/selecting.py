@@ -14,6 +14,7 @@ from .exits import ERROR, JOB_FAILED, TIMED_OUT
 
 if TYPE_CHECKING:
     from ..client import Client
+    from ..jobs import TrainingJob
 
 Jobs = Annotated[
     list[str] | None,
@@ -59,7 +60,11 @@ def chosen(
     if not found:
         where = f"in namespace {area}" if area else "in any namespace"
         typer.echo(f"no such jobs {where}", err=True)
-    return [JobAddress(job.metadata.namespace, job.metadata.name) for job in found]
+    return places_of(found)
+
+
+def places_of(jobs: Sequence[TrainingJob]) -> list[JobAddress]:
+    return [JobAddress(job.metadata.namespace, job.metadata.name) for job in jobs]
 
 
 def known_phases(given: Sequence[str] | None) -> tuple[str, ...]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .connection import Job, NamespaceOption, locate
-from .selecting import Everywhere, Jobs, Phases, Selector, each, known_phases
+from .connection import Job, JobAddress, NamespaceOption, complete_job, locate
+from .selecting import Everywhere, Jobs, Phases, Selector, each, known_phases, places_of, span
 
 if TYPE_CHECKING:
+    from ..client import Client
     from ..jobs import TrainingJob
 
 
@@ -116,38 +118,73 @@ def describe(ctx: typer.Context, job: Job, namespace: NamespaceOption = None) ->
 
 def events(
     ctx: typer.Context,
-    job: Job,
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB", help="NAME or NAMESPACE/NAME; by default all.", autocompletion=complete_job
+        ),
+    ] = None,
     namespace: NamespaceOption = None,
+    everywhere: Everywhere = False,
+    selector: Selector = "",
+    since: Annotated[str, typer.Option("--since", help="Only of the newest 90s, 30m, 12h, 7d.")] = "",
     output: Annotated[TableOutput, typer.Option("-o", "--output")] = TableOutput.TABLE,
     watch: Annotated[
-        bool, typer.Option("-w", "--watch", help="Go on showing what happens until the job is deleted.")
+        bool, typer.Option("-w", "--watch", help="Go on showing what happens until the JOB is deleted.")
     ] = False,
 ) -> None:
-    """Show what happened to a job, oldest first: starts, interruptions, lost work, failed saves.
+    """Show what happened to a job, or to all, oldest first: starts, interruptions, lost work, failed saves.
 
-    The newest 200 are kept; on a cluster for as long as it keeps events, by default an hour.
-    A (xN) behind a message tells that it came N times.
+    The newest 200 of a job are kept; on a cluster for as long as it keeps events, by default an hour.
+    A (xN) behind a message tells that it came N times, and its time is that of the newest.
+
+    Examples: holdfast events gpt -w; holdfast events -A --since 12h
     """
-    place = locate(job, namespace)
+    if watch and (job is None or since):
+        raise typer.BadParameter("-w shows all that happens to one JOB, from the first on")
+    if job is not None and (everywhere or selector):
+        raise typer.BadParameter("a JOB cannot be given together with -A or -l")
+    earliest = datetime.now(UTC) - span(since) if since else datetime.min.replace(tzinfo=UTC)
+    area = None if everywhere else namespace or "default"
     with ctx.obj.client() as client:
-        if watch:
+        if job is not None and watch:
             from .watching import watch_events
 
-            watch_events(client, place, output)
+            watch_events(client, locate(job, namespace), output)
             return
-        found = client.events(place.namespace, place.name)
+        places = [locate(job, namespace)] if job else places_of(client.list_jobs(area, selector=selector))
+        found = [
+            {"job": str(place), **event}
+            for place in places
+            for event in _events_of(client, place, gone_is_none=job is None)
+            if datetime.fromisoformat(event["time"]) >= earliest
+        ]
+    found.sort(key=lambda event: datetime.fromisoformat(event["time"]))
     if output != TableOutput.TABLE:
         from .documents import print_document
 
         print_document({"items": found}, output.value)
         return
     if not found:
-        typer.echo(f"{place} has no events", err=True)
+        all_of = f"namespace {area}" if area else "all namespaces"
+        what = f"{places[0]} has" if job else f"the jobs of {all_of} have"
+        typer.echo(f"{what} no events{f' of the newest {since}' if since else ''}", err=True)
         return
     from .tables import console, event_columns, table
 
     screen = console()
-    screen.print(table(event_columns(found), screen.width))
+    screen.print(table(event_columns(found, jobs=job is None), screen.width))
+
+
+def _events_of(client: Client, place: JobAddress, *, gone_is_none: bool) -> list[dict[str, Any]]:
+    from ..cluster import NotFound
+
+    try:
+        return client.events(place.namespace, place.name)
+    except NotFound:
+        if gone_is_none:
+            return []
+        raise
 
 
 def ledger(

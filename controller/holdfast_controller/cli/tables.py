@@ -207,10 +207,15 @@ def elapsed(attempt: dict[str, Any], running: bool) -> float | None:
     return (end - datetime.fromisoformat(attempt["startedAt"])).total_seconds()
 
 
-def event_columns(events: Sequence[dict[str, Any]], *, moments: bool = False) -> list[Column]:
-    """What happened to a job; with `moments` when it was, for rows that stay: an age does not stay true."""
+def event_columns(
+    events: Sequence[dict[str, Any]], *, moments: bool = False, jobs: bool = False
+) -> list[Column]:
+    """What happened to a job, or with `jobs` to which of several; with `moments` when it was, for rows that
+    stay: an age does not stay true."""
     when = Column("TIME") if moments else Column("AGE", 0, True)
     columns = [when, Column("TYPE", 1), Column("REASON"), Column("MESSAGE", wraps=True)]
+    if jobs:
+        columns.insert(1, Column("JOB"))
     for event in events:
         times = f" (x{event['count']})" if event["count"] > 1 else ""
         style = "yellow" if event["type"] == "Warning" else ""
@@ -221,6 +226,8 @@ def event_columns(events: Sequence[dict[str, Any]], *, moments: bool = False) ->
             Text(event["reason"], style),
             Text(event["message"] + times),
         ]
+        if jobs:
+            cells.insert(1, Text(event["job"]))
         for column, cell in zip(columns, cells, strict=True):
             column.cells.append(cell)
     return columns

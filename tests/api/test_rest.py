@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 from pathlib import Path
@@ -104,6 +105,14 @@ def test_an_unknown_key_names_the_nearest(http: httpx.Client) -> None:
             "Content-Type is missing: send application/json",
         ),
         ("POST", JOBS, {"data": {"a": "b"}}, 415, "unsupported-media", "--data-binary @job.yaml"),
+        (
+            "POST",
+            JOBS,
+            {"content": gzip.compress(job_yaml().encode()), "headers": YAML | {"Content-Encoding": "gzip"}},
+            415,
+            "unsupported-media",
+            "Content-Encoding is gzip: send the body as it is",
+        ),
         (
             "POST",
             JOBS + "?dryrun=true",

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.datastructures import Headers
 
 from ..cluster import (
     Conflict,
@@ -56,8 +57,11 @@ _JOB_BODY: dict[str, Any] = {
 }
 
 
-def _document(body: bytes, content_type: str | None) -> dict[str, Any]:
-    media = (content_type or "").partition(";")[0].strip().lower()
+def _document(body: bytes, headers: Headers) -> dict[str, Any]:
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        raise UnsupportedMedia(f"Content-Encoding is {encoding}: send the body as it is, not packed")
+    media = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media == "application/json" or media.endswith("+json"):
         return parse(body, "the body", "json")
     if media in _YAML_TYPES:
@@ -68,11 +72,11 @@ def _document(body: bytes, content_type: str | None) -> dict[str, Any]:
     )
 
 
-async def _parsed(body: bytes, content_type: str | None) -> dict[str, Any]:
+async def _parsed(body: bytes, headers: Headers) -> dict[str, Any]:
     """A megabyte of YAML takes seconds to parse: the other requests need not wait for it."""
     if len(body) <= SMALL_BODY:
-        return _document(body, content_type)
-    return await asyncio.to_thread(_document, body, content_type)
+        return _document(body, headers)
+    return await asyncio.to_thread(_document, body, headers)
 
 
 @router.post(
@@ -97,7 +101,7 @@ async def submit(
 ) -> Any:
     """Submit a job. It is refused where it could never run on this engine, with every reason."""
     body = await request.body()
-    document = await _parsed(body, request.headers.get("content-type"))
+    document = await _parsed(body, request.headers)
     job = to_job(document, namespace)
     plan = at.engine.plan(job)
     if dry_run:
@@ -250,8 +254,7 @@ async def _set_suspend(at: Backend, namespace: str, name: str, value: bool) -> T
 async def drill(at: At, job: Found, request: Request) -> Any:
     """Disrupt a replica of the running attempt; without a body a random one, without notice."""
     body = await request.body()
-    content_type = request.headers.get("content-type")
-    asked = validate(DrillRequest, await _parsed(body, content_type) if body.strip() else {})
+    asked = validate(DrillRequest, await _parsed(body, request.headers) if body.strip() else {})
     attempt = job.status.attempt
     there = job.as_of(attempt).spec.replicas
     if asked.replica is not None and asked.replica >= there:

@@ -46,7 +46,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=160, help="optimizer steps of each run (160)")
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="where everything goes")
     arguments = parser.parse_args()
-    console = Console(highlight=False)
+    # Into a file or a pipe a sentence is one line, however long; a terminal's are broken between words.
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
     try:

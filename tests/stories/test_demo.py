@@ -55,6 +55,11 @@ def test_the_demo_shows_an_identical_resume_and_leaves_nothing_running(
     assert (figures["attempts"], figures["disruptions"], figures["failures"]) == (3, 2, 0)
     assert figures["notice_lost_steps"] == 0
     assert len(figures["recovery_seconds"]) == 2
+    recovery = ", ".join(f"{seconds:.1f} s" for seconds in figures["recovery_seconds"])
+    assert any(
+        line.startswith("12 steps, ") and line.endswith(f"; recovery {recovery}")
+        for line in printed.splitlines()
+    ), "in a pipe a sentence is not broken at 80 columns"
     assert 0 < figures["goodput"] < 1
     assert 0 < figures["data_wait_fraction"] < 1
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")

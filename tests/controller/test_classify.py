@@ -129,6 +129,12 @@ CASES = [
     pytest.param((node_gone(0), bad(1, RESET)), Verdict.LOST_NODE, "no longer exists", id="a lost node"),
     pytest.param((taken(0), node_gone(1)), Verdict.DISRUPTED, "Drilled", id="the first that was taken"),
     pytest.param((bad(0, code=7), ours(1)), Verdict.FAILED, "rank 0 ended with exit code 7", id="exit code"),
+    pytest.param(
+        (replace(bad(0), ranks=(RankExit(0, None, 7, 9.0),)), bad(1, RESET)),
+        Verdict.FAILED,
+        "replica 0: rank 0 ended by SIGBUS (a file that it had mapped was cut, its disk failed, or /dev/shm",
+        id="a shard was cut while it was read",
+    ),
     pytest.param((bad(0, CONFIG), bad(1, RESET)), Verdict.CONFIG_ERROR, "lr_rate", id="config error"),
     pytest.param(
         (bad(0, replace(CONFIG, error="model.layers: required\nmodel.width: required")),),

@@ -231,9 +231,14 @@ def _peak(replica: ReplicaObservation) -> str:
 
 
 _NAMES = {number.value: number.name for number in signal.Signals}
+_MEANINGS: dict[int, str] = {
+    signal.SIGBUS: "a file that it had mapped was cut, its disk failed, or /dev/shm is full",
+}
+"""Of signals that the kernel sends for what a rank did not do itself."""
 
 
 def _how(code: int | None, number: int | None) -> str:
     if number is not None:
-        return f"ended by {_NAMES.get(number, f'signal {number}')}"
+        meaning = f" ({_MEANINGS[number]})" if number in _MEANINGS else ""
+        return f"ended by {_NAMES.get(number, f'signal {number}')}{meaning}"
     return f"ended with exit code {code}" if code is not None else "ended without an exit code"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from served import TOKEN, Served, ingress, job_yaml, served
 from waiting import wait_until
 
 from holdfast_controller.cli.connection import JobAddress
-from holdfast_controller.cli.following import Followed, Shown
+from holdfast_controller.cli.following import KNOWN_LINES, TORN, Followed, Shown
 from holdfast_controller.cli.showing import Output, TableOutput
 from holdfast_controller.cli.watching import looks, watch_events, watch_jobs
 from holdfast_controller.client import Client
@@ -158,9 +159,9 @@ def test_events_w_goes_on_through_a_restart_until_the_job_is_gone(
 
 def test_a_log_is_followed_through_restarts_of_its_controller(tmp_path: Path) -> None:
     """No line twice and none left out: of an attempt that ended meanwhile, of one that came and went unseen,
-    and of the one that runs now, be it that the last lines alone were asked for."""
+    and of the one that runs now, be it that the last lines alone were asked for, or new ones."""
     port, job, engine = free_port(), "default/gpt-small", ScriptedEngine()
-    whole, tailed = list[str](), list[str]()
+    whole, tailed, new = list[str](), list[str](), list[str]()
 
     def follow(client: Client, shown: list[str], tail: int | None) -> threading.Thread:
         followed = Followed(client, JobAddress("default", "gpt-small"), 0, None, tail)
@@ -174,8 +175,8 @@ def test_a_log_is_followed_through_restarts_of_its_controller(tmp_path: Path) ->
         with served(tmp_path, port=port, engine=engine) as server:
             submit(client)
             server.set_status("gpt-small", phase="Running", attempt=1)
-            following = [follow(client, whole, None), follow(client, tailed, 1)]
-            wait_until(lambda: (len(whole), len(tailed)) == (4, 2), "what there is")
+            following = [follow(client, whole, None), follow(client, tailed, 1), follow(client, new, 0)]
+            wait_until(lambda: (len(whole), len(tailed), len(new)) == (4, 2, 1), "what there is")
         first += ["waits", "notice"]
         engine.open_attempts.remove((job, 1))
         engine.output[(job, 2, 0)] = ["unseen"]
@@ -185,10 +186,10 @@ def test_a_log_is_followed_through_restarts_of_its_controller(tmp_path: Path) ->
             elsewhere.set_status("gpt-small", attempt=3)
             wait_until(lambda: len(asked) > 1, "it to be asked for again")
         with served(tmp_path, port=port, engine=engine):
-            wait_until(lambda: whole[-1] == tailed[-1] == "runs", "both to go on")
+            wait_until(lambda: whole[-1] == tailed[-1] == new[-1] == "runs", "all to go on")
         third += ["goes on"]
         with served(tmp_path, port=port, engine=engine) as server:
-            wait_until(lambda: whole[-1] == tailed[-1] == "goes on", "both to go on once more")
+            wait_until(lambda: whole[-1] == tailed[-1] == new[-1] == "goes on", "all to go on once more")
             server.set_status("gpt-small", phase="Succeeded")
             engine.open_attempts.remove((job, 3))
             for thread in following:
@@ -198,6 +199,15 @@ def test_a_log_is_followed_through_restarts_of_its_controller(tmp_path: Path) ->
     assert whole == ["==> attempt 1 <==", "begins", "waits", "waits", "waits", *more]
     assert tailed[:2] == ["==> attempt 1 <==", "waits"]
     assert tailed[-len(more) :] == more
+    assert new == ["==> attempt 1 <==", TORN, *more[1:]], "which lines were new as it tore, nobody knows"
+
+
+def test_a_log_whose_new_lines_alone_are_wanted_may_tear_twice_before_one_comes() -> None:
+    seen = Shown(1, 0)
+    seen.tear()
+    assert seen.goes_on_in(["old", "old"]) == (2, False)
+    seen.add("new")
+    assert seen.goes_on_in(["old", "old", "new", "newer"]) == (3, True)
 
 
 def test_a_log_that_ends_with_its_attempt_or_its_job_is_not_called_torn(
@@ -230,21 +240,47 @@ def test_a_log_that_ends_with_its_attempt_or_its_job_is_not_called_torn(
 
 
 @pytest.mark.parametrize(
-    ("tailed", "shown", "log", "known"),
+    ("tail", "shown", "log", "goes_on"),
     [
-        pytest.param(False, [], ["a", "b"], 0, id="nothing of it was shown"),
-        pytest.param(False, ["a", "a"], ["a", "a", "a"], 2, id="lines that are alike are counted"),
-        pytest.param(True, ["c"], ["a", "b", "c", "d"], 3, id="the last lines alone were asked for"),
-        pytest.param(False, ["a", "b", "c"], ["b", "c", "d"], 2, id="its beginning is kept no more"),
-        pytest.param(False, ["a", "b", "c"], ["x", "y"], None, id="another file was begun"),
-        pytest.param(False, ["a", "b"], [], None, id="it is gone"),
+        pytest.param(None, [], ["a", "b"], (0, True), id="nothing of it was shown"),
+        pytest.param(None, ["a", "a"], ["a", "a", "a"], (2, True), id="lines that are alike are counted"),
+        pytest.param(1, ["c"], ["a", "b", "c", "d"], (3, True), id="the last lines alone were asked for"),
+        pytest.param(1, [], ["a", "b"], (0, True), id="the last lines were asked for, and there was none"),
+        pytest.param(0, [], ["a", "b"], (2, False), id="new lines alone were asked for, and none had come"),
+        pytest.param(None, ["a", "b", "c"], ["b", "c", "d"], (2, True), id="its beginning is kept no more"),
+        pytest.param(None, ["a", "b", "c"], ["x", "y"], (0, False), id="another file was begun"),
+        pytest.param(None, ["a", "b"], [], (0, False), id="it is gone"),
     ],
 )
 def test_how_much_of_a_log_was_shown_is_found_by_its_last_lines(
-    tailed: bool, shown: list[str], log: list[str], known: int | None
+    tail: int | None, shown: list[str], log: list[str], goes_on: tuple[int, bool]
 ) -> None:
-    seen = Shown(0, tailed=tailed)
+    seen = Shown(0, tail)
     seen.begin(1)
     for line in shown:
         seen.add(line)
-    assert seen.known_in(log) == known
+    assert seen.goes_on_in(log) == goes_on
+
+
+def test_a_log_of_any_length_is_gone_on_with_in_little_memory() -> None:
+    """It is asked for line by line: no more of it is kept than the last lines that were shown."""
+    kept = weakref.WeakSet[Line]()
+    most = 0
+
+    def long_log() -> Iterator[str]:
+        nonlocal most
+        for number in range(20 * KNOWN_LINES):
+            line = Line(f"step {number}")
+            kept.add(line)
+            most = max(most, len(kept))
+            yield line
+
+    seen = Shown(1, None)
+    for number in range(19 * KNOWN_LINES):
+        seen.add(f"step {number}")
+    assert seen.goes_on_in(long_log()) == (19 * KNOWN_LINES, True)
+    assert most < 2 * KNOWN_LINES
+
+
+class Line(str):
+    """One that a test can see go."""

@@ -3,14 +3,15 @@
 Jobs run on without it, so a log that is torn is asked for again, for as long as it takes. It begins anew
 then: how much of it was shown is found by its last lines, and what came meanwhile follows from there,
 attempts that began and ended unseen too. Where those lines are in it no more, as where a node has begun
-another file, that is said in their place.
+another file, that is said in their place. A log may have a GB: it is read line by line, and never kept.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ class Followed:
         self._rank = rank
         self._alone = attempt
         self._tail = tail
-        self._shown = Shown(attempt or 0, tailed=tail is not None)
+        self._shown = Shown(attempt or 0, tail)
 
     def lines(self) -> Iterator[str]:
         """Until the job, or the attempt, ends or is gone. Raises what is answered at first; a controller that
@@ -98,21 +99,19 @@ class Followed:
         where = self._place.namespace, self._place.name
         return self._client.logs(*where, attempt=attempt, rank=self._rank, follow=follow, tail=tail)
 
-    def _there(self, attempt: int) -> list[str]:
+    def _there(self, attempt: int) -> Iterator[str]:
         """All that there is of an attempt's log."""
         from ..cluster import NotFound
 
-        try:
-            return list(self._log(attempt))
-        except NotFound:
-            return []
+        with suppress(NotFound):
+            yield from self._log(attempt)
 
     def _note(self, line: str) -> None:
         begins = attempt_of(line) if self._alone is None else None
         if begins is not None and begins > self._shown.attempt:
             self._shown.begin(begins)
         elif line is TORN:
-            self._shown.begin(self._shown.attempt)
+            self._shown.tear()
         else:
             self._shown.add(line)
 
@@ -125,33 +124,34 @@ class Followed:
             if head is None:  # it has had no attempt
                 return
             newest = head
-        there = self._there(before) if before else []
-        known = self._shown.known_in(there)
-        if known is None:
+        first, whole = self._shown.goes_on_in(self._there(before)) if before else (0, True)
+        if not whole:
             yield TORN
-        yield from there[known or 0 :]
+        if newest == before:
+            yield from islice(lines, first, None)
+            return
+        yield from islice(self._there(before) if before else (), first, None)
         for number in range(before + 1, newest):
             yield head_of(number)
             yield from self._there(number)
-        if newest > before:
-            yield head_of(newest)
-        yield from islice(lines, len(there) if newest == before else 0, None)
+        yield head_of(newest)
+        yield from lines
 
 
 class Shown:
     """What was shown of an attempt's log."""
 
-    def __init__(self, attempt: int, *, tailed: bool):
-        """`tailed`: the first attempt's is shown from somewhere in it on."""
+    def __init__(self, attempt: int, tail: int | None):
+        """`tail`: how many of its lines there were to be at first, of the first attempt that is shown."""
         self.attempt = attempt
-        self._tailed = tailed
-        self._next_tailed = tailed and not attempt
+        self._tail = tail
+        self._next_tail = None if attempt else tail
         self._count = 0
         self._last: deque[str] = deque(maxlen=KNOWN_LINES)
 
     def begin(self, attempt: int) -> None:
         self.attempt = attempt
-        self._tailed, self._next_tailed = self._next_tailed, False
+        self._tail, self._next_tail = self._next_tail, None
         self._count = 0
         self._last.clear()
 
@@ -159,17 +159,27 @@ class Shown:
         self._count += 1
         self._last.append(line)
 
-    def known_in(self, log: Sequence[str]) -> int | None:
-        """How many lines of the log, from its beginning on, need not be shown; None where nobody can tell."""
-        if not self._count and not self._tailed:
-            return 0
+    def tear(self) -> None:
+        """It comes again from its beginning; where none of it was shown, from where it is now."""
+        if self._count:
+            self.begin(self.attempt)
+
+    def goes_on_in(self, log: Iterable[str]) -> tuple[int, bool]:
+        """How many lines of the log, from its beginning on, are not to be shown, and whether that is sure."""
+        if not self._count:
+            # There was none. With --tail 0 there may have been, and nobody counted them.
+            return (sum(1 for _ in log), False) if self._tail == 0 else (0, True)
         last = list(self._last)
-        if not self._tailed and list(log[max(0, self._count - len(last)) : self._count]) == last:
-            return self._count
-        ends = (end for end in range(1, len(log) + 1) if last and _ends_with(log, end, last))
-        return max(ends, key=lambda end: (min(end, len(last)), -end), default=None)
-
-
-def _ends_with(log: Sequence[str], end: int, last: Sequence[str]) -> bool:
-    """Whether the log up to `end` ends with these lines, as far back as both go."""
-    return all(log[end - back] == last[-back] for back in range(1, min(end, len(last)) + 1))
+        window: deque[str] = deque(maxlen=len(last))
+        agreed, where = 0, 0
+        for end, line in enumerate(log, 1):
+            window.append(line)
+            if not all(
+                there == shown for there, shown in zip(reversed(window), reversed(last), strict=False)
+            ):
+                continue
+            if self._tail is None and end == self._count:
+                return end, True
+            if len(window) > agreed:
+                agreed, where = len(window), end
+        return where, agreed > 0

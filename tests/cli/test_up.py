@@ -197,16 +197,27 @@ def test_help_loads_no_more_than_the_command_tree() -> None:
     assert "Exit codes: 0 done; 1 an error" in told
 
 
-def test_a_reader_that_closes_the_pipe_is_no_error(up: Up, tmp_path: Path) -> None:
+def test_a_full_disk_under_the_output_is_told_in_a_line_and_a_closed_pipe_is_no_error(
+    up: Up, tmp_path: Path
+) -> None:
+    """A table or a document into a file on a full disk, or into a pipe that nobody reads."""
     controller = up()
+    job = tmp_path / "job.yaml"
+    job.write_text("metadata: {name: sleeper}\nspec: {command: [sleep, '600'], suspend: true}\n")
+    holdfast(tmp_path, "submit", str(job))
     ours, theirs = socket.socketpair()
     ours.close()
-    result = subprocess.run(
-        [HOLDFAST, "--data-dir", str(tmp_path / "data"), "get", "-o", "yaml"],
-        stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    theirs.close()
-    assert "Traceback" not in result.stderr
+    with open("/dev/full", "w") as full, theirs:
+        for words in ("get", "get -o yaml"):
+            command = [HOLDFAST, "--data-dir", str(tmp_path / "data"), *words.split()]
+            for output, code, told in (
+                (full, 1, "error: the output could not be written: No space left on device\n"),
+                (theirs, 141, ""),
+            ):
+                done = subprocess.run(
+                    command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=300, check=False
+                )
+                assert (done.returncode, done.stderr) == (code, told), words
     end(controller, tmp_path)
 
 

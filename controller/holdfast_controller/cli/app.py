@@ -6,6 +6,7 @@ pydantic nor httpx, and no command but `up` loads the server.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib.metadata import version
@@ -28,6 +29,10 @@ EPILOG = (
 )
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Where the output goes to a file; an error of another file names it."""
+
+
 class _Commands(TyperGroup):
     """Turns our errors into a line on stderr and an exit code; a traceback is a bug of ours."""
 
@@ -39,15 +44,26 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # Whoever read our output has seen enough; Python must not try to flush the rest.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # Whoever read our output has seen enough.
+            _drop_output()
             raise typer.Exit(PIPE_CLOSED) from None
+        except OSError as error:
+            if error.filename is not None or error.errno not in _NO_ROOM:
+                raise
+            _drop_output()
+            typer.echo(f"error: the output could not be written: {error.strerror}", err=True)
+            raise typer.Exit(ERROR) from None
         except DataDirectoryError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(ERROR) from None
         except Exception as error:
             tell(error)
             raise typer.Exit(ERROR) from None
+
+
+def _drop_output() -> None:
+    """Python must not try to flush the rest as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def tell(error: Exception) -> None:

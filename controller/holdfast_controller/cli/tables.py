@@ -51,7 +51,7 @@ def console() -> Console:
 
     What users and programs wrote is shown as it is: neither `[bold]` nor `:warning:` means anything here.
     """
-    return Console(
+    return _Output(
         file=sys.stdout,
         width=None if sys.stdout.isatty() else PIPE_WIDTH,
         markup=False,
@@ -59,6 +59,12 @@ def console() -> Console:
         highlight=False,
         soft_wrap=False,
     )
+
+
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        """All commands end alike where nobody reads on (app.py); rich's own way is exit code 1."""
+        raise BrokenPipeError
 
 
 @dataclass

@@ -185,6 +185,11 @@ def make_token(path: Path) -> None:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                if _open_to_others(os.fstat(descriptor)):
+                    raise DataDirectoryError(
+                        f"the file system of {path.parent} keeps no modes, as FAT and NTFS do not, so others "
+                        "on this machine could use the token: give a data directory on another with --data-dir"
+                    )
                 file.write(secrets.token_urlsafe(32) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -193,6 +198,10 @@ def make_token(path: Path) -> None:
                 os.link(temporary, path)
         finally:
             os.unlink(temporary)
+
+
+def _open_to_others(file: os.stat_result) -> bool:
+    return bool(file.st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 
 def read_token(path: Path) -> str:
@@ -204,7 +213,7 @@ def read_token(path: Path) -> str:
         raise DataDirectoryError(f"no token file at {path}: `holdfast up` makes one") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataDirectoryError(f"cannot read the token file {path}: {error}") from error
-    if mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if _open_to_others(mode):
         raise DataDirectoryError(
             f"the token file {path} has mode {stat.S_IMODE(mode.st_mode):04o}, so others on this machine "
             f"can use it: `chmod 600 {path}`, or delete it and start again for a new token"

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import stat
+import tempfile
 import threading
 from pathlib import Path
 
@@ -156,6 +157,24 @@ def test_the_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     make_token(path)
     assert read_token(path) == token
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_no_token_is_made_where_a_file_system_keeps_no_modes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a stick: neither the chmod nor the new token that a token open to others is told to get helps.
+    Files that come with the mode of such a file system stand for it."""
+    private = tempfile.mkstemp
+
+    def shown_to_all(prefix: str, dir: Path) -> tuple[int, str]:
+        descriptor, path = private(prefix=prefix, dir=dir)
+        os.fchmod(descriptor, 0o777)
+        return descriptor, path
+
+    monkeypatch.setattr(tempfile, "mkstemp", shown_to_all)
+    with pytest.raises(DataDirectoryError, match=r"keeps no modes, as FAT and NTFS do not.* --data-dir"):
+        make_token(tmp_path / "token")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_first_starts_at_once_agree_on_one_token(tmp_path: Path) -> None:

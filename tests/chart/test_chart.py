@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from golden import assert_golden
+from processes import Processes
 from scripts.chart_values import Values
 from tests.chart.conftest import CHART, ELSEWHERE, KUBERNETES, Helm
 
@@ -171,6 +177,51 @@ def test_every_pod_fits_the_restricted_standard(helm: Helm) -> None:
             }
             assert container["resources"]["limits"]["memory"]
         assert all({"configMap", "emptyDir"} & set(volume) for volume in pod.get("volumes", ()))
+
+
+class _Starting(BaseHTTPRequestHandler):
+    """A controller that is not ready when it is asked for the first time, and lets nobody in."""
+
+    asked = 0
+
+    def do_GET(self) -> None:
+        ready = self.path == "/readyz"
+        code = 401 if not ready else 503 if not _Starting.asked else 200
+        _Starting.asked += ready
+        text = b'{"ready": true}' if code == 200 else b'{"ready": false, "checks": {"store": "not read yet"}}'
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+def test_the_release_may_be_tested_as_soon_as_it_is_installed(helm: Helm, processes: Processes) -> None:
+    """`helm install` does not wait: right after it nothing listens, then a controller is not ready yet."""
+    (pod,) = of_kind(helm.documents(), "Pod")
+    *_, program, url = pod["spec"]["containers"][0]["command"]
+    assert url == "http://holdfast:8765"
+    with socket.socket() as held:  # bound and not listening: whoever asks is refused
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        test = processes.start(
+            [sys.executable, "-uc", program, f"http://127.0.0.1:{port}"],
+            env={"no_proxy": "127.0.0.1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert test.stdout is not None
+        assert "refused" in test.stdout.readline()
+    server = HTTPServer(("127.0.0.1", port), _Starting)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        said, _ = test.communicate(timeout=300)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert test.returncode == 0, said
+    assert "not read yet" in said
+    assert 'readyz: {"ready": true}' in said
 
 
 def test_one_controller_can_always_be_drained(helm: Helm) -> None:

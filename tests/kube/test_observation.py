@@ -39,7 +39,15 @@ from holdfast_controller.policy.classify import classify
 from holdfast_controller.trainjobs import TRAIN_JOB
 from holdfast_trainer.contract import Termination
 
+REJECTED = "Pod was rejected: Node didn't have enough resource: cpu, requested: 100, used: 0, capacity: 50"
+BY_NOTICE = '{"rank": 0, "signal": 15, "ended": 1777637400.0, "peak_bytes": 734003200}'
 FULL = 'Usage of EmptyDir volume "scratch" exceeds the limit "20Gi". '
+
+
+def beside_sidecar(one: Any) -> Any:
+    one["status"]["containerStatuses"].append({"name": "proxy", "state": RUNNING})
+    return one
+
 
 CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
     ("runs", job(), pod(state=RUNNING), {"state": ReplicaState.RUNNING, "reason": ""}),
@@ -138,7 +146,41 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         "evicted for memory of the node",
         job(),
         pod(phase="Failed", reason="Evicted"),
-        {"disrupted": True, "reason": "Evicted: The node was low on resource: memory."},
+        {"disrupted": True, "reason": "Evicted: The node was low on resource: memory"},
+    ),
+    (
+        "its node has less to give than the scheduler believed",
+        job(),
+        {**pod(phase="Failed", reason="OutOfcpu", message=REJECTED), "spec": {"nodeName": "gpu-7"}},
+        {"state": ReplicaState.FAILED, "disrupted": True, "reason": f"OutOfcpu: {REJECTED} (node gpu-7)"},
+    ),
+    (
+        "its node restarts with less and rejects it: a notice has ended it, and why is not told yet",
+        job(),
+        pod(phase="Running", state=ended(1, BY_NOTICE)),
+        {"state": ReplicaState.RUNNING, "disrupted": False},
+    ),
+    (
+        "its node restarted with less and rejected it",
+        job(),
+        pod(phase="Failed", state=ended(1, BY_NOTICE), reason="UnexpectedAdmissionError", message=REJECTED),
+        {
+            "state": ReplicaState.FAILED,
+            "disrupted": True,
+            "reason": f"UnexpectedAdmissionError: {REJECTED}",
+        },
+    ),
+    (
+        "it sent itself the signal of a notice",
+        job(),
+        pod(phase="Failed", state=ended(1, BY_NOTICE)),
+        {"state": ReplicaState.FAILED, "disrupted": False, "exit_code": 1},
+    ),
+    (
+        "it sent itself the signal of a notice, and somebody's sidecar runs on",
+        job(),
+        beside_sidecar(pod(phase="Running", state=ended(1, BY_NOTICE))),
+        {"state": ReplicaState.FAILED, "disrupted": False, "exit_code": 1},
     ),
     (
         "evicted for what it wrote itself",

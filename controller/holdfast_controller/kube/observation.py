@@ -7,11 +7,14 @@ that somebody deletes, Kubeflow Trainer makes another, and that its pods. Then t
 is the replica, whose end ends the attempt, and those that came after it have to end too: no replica is ever
 restarted in place.
 
-Who ended a pod: the platform says so itself (a DisruptionTarget condition, a reason such as Evicted), or
-somebody deleted it before we did. Our own stops and kills are marked on the attempt object before they are
-done, and before that mark what somebody else has deleted is marked on the pod (`deleted_by_others`), for it
-is also deleted by us when the rest of its gang is. No time of ours is compared with one of the cluster, nor
-one node's with another's: where their clocks differ, a failure would pass for a disruption.
+Who ended a pod: the platform says so itself (a DisruptionTarget condition; a reason of the pod's own, such as
+Evicted, or OutOfcpu where its node rejects it), or somebody deleted it before we did. A node that rejects
+what runs there, as after its restart, says so a second or two after the container has ended: who was ended
+by a notice that nobody explains has not ended before the pod's phase says so too. Our own stops and kills
+are marked on the attempt object before they are done, and before that mark what somebody else has deleted
+is marked on the pod (`deleted_by_others`), for it is also deleted by us when the rest of its gang is. No
+time of ours is compared with one of the cluster, nor one node's with another's: where their clocks differ, a
+failure would pass for a disruption.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ from .pod_state import (
     is_disrupted,
     is_wanted,
     memory_limit,
+    node_of,
+    outlived,
     running,
     scheduled,
     seconds,
@@ -54,8 +59,6 @@ DRILLED = "holdfast.dev/drilled"
 TAKEN = "holdfast.dev/taken"
 """On a pod that somebody else had deleted when we first asked for the end of its attempt."""
 
-_TAKEN = ("Evicted", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated")
-"""Reasons of a pod's status that mean the node, not the program, ended it."""
 _OVER_LIMIT = re.compile(
     r"exceeds the limit|exceeds the total limit of containers|exceeded its local ephemeral storage limit"
 )
@@ -138,7 +141,8 @@ def _replica(
     taken, reason = _taken(pod, ours, attempt_object)
     end = container_state(pod).get("terminated")
     phase = pod["status"].get("phase", "Pending")
-    if end is None and phase in ("Pending", "Running", "Unknown") and not forced(pod):
+    told_all = end is not None and (ours or taken or outlived(pod) or not _noticed(end))
+    if not told_all and phase in ("Pending", "Running", "Unknown") and not forced(pod):
         state = ReplicaState.RUNNING if running(pod) or phase == "Running" else ReplicaState.PENDING
         why = reason or why_pending(pod, slow)
         due = seconds(pod["metadata"].get("deletionTimestamp"))
@@ -183,9 +187,9 @@ def _taken(pod: Document, ours: bool, attempt_object: Document | None) -> tuple[
     if is_disrupted(pod):
         condition = condition_of(pod, "DisruptionTarget")
         return True, f"{condition.get('reason', 'Disrupted')}: {condition.get('message', '')}".rstrip(": ")
-    reason = pod["status"].get("reason")
-    if reason in _TAKEN:
-        return True, f"{reason}: {pod['status'].get('message', '')}".rstrip(": ")
+    if reason := pod["status"].get("reason"):  # no end of its container's gives the pod itself one
+        where = f" (node {node_of(pod)})" if node_of(pod) else ""
+        return True, f"{reason}: {str(pod['status'].get('message', '')).strip('. ')}".rstrip(": ") + where
     if _annotation(pod, TAKEN) is None:
         asked = asked_to_go(pod)
         if asked is None or not _ended_by_deletion(pod, asked):
@@ -195,6 +199,16 @@ def _taken(pod: Document, ours: bool, attempt_object: Document | None) -> tuple[
     if is_suspended(attempt_object):
         return True, "Preempted: the queue suspended the attempt"
     return True, "Deleted: somebody deleted the pod"
+
+
+def _noticed(end: Document) -> bool:
+    """Whether SIGTERM ended the container, or a rank of it that said nothing: its node may say yet why."""
+    return end.get("exitCode") == _SIGNAL_BASE + signal.SIGTERM or _rank_noticed(end)
+
+
+def _rank_noticed(end: Document) -> bool:
+    """As a program ends that knows of no notices: its torchrun ends with code 1."""
+    return any(rank.signal == signal.SIGTERM for rank in rank_ends(end.get("message") or ""))
 
 
 def _over_limit(pod: Document) -> str:
@@ -216,12 +230,10 @@ def _ended_by_deletion(pod: Document, asked: float) -> bool:
     end = container_state(pod).get("terminated")
     if end is None:
         return True
-    message = end.get("message") or ""
-    said = Termination.from_json(message)
+    said = Termination.from_json(end.get("message") or "")
     if said is not None and said.outcome == "interrupted":
         return True
-    # A program that knows of no notices ends by it, and its torchrun with code 1.
-    if any(rank.signal == signal.SIGTERM for rank in rank_ends(message)):
+    if _rank_noticed(end):
         return True
     if pod["metadata"].get("deletionGracePeriodSeconds"):
         return (seconds(end.get("finishedAt")) or asked) >= asked

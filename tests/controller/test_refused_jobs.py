@@ -13,6 +13,7 @@ from holdfast_controller.cluster import Event, NotFound, NotReady, Unavailable
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
 from holdfast_controller.reconciler import Reconciler
 from holdfast_controller.spec import Idle, Retries
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 
 FAULT = "spec.gpus: '0.3' GPUs: a share is 1/N of a GPU"
 
@@ -92,6 +93,65 @@ def test_an_attempt_that_runs_goes_on_when_its_spec_becomes_unreadable_and_no_ot
         job = await scene.edit()
         assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
         assert FAULT not in job.status.message
+
+    play(story)
+
+
+def test_an_attempt_that_runs_says_that_the_spec_was_changed_since_it_was_made() -> None:
+    """`kubectl edit` of a job at work: what is shown beside the spec is not yet made from it."""
+
+    async def story(scene: Scene) -> None:
+        await scene.submit()
+        job = await scene.edit(retries=Retries(failures=9))
+        assert "changed" not in job.status.message, "that counts at once"
+        job = await scene.edit(env={"A": "1"})
+        said = "the spec was changed since attempt 1 was made: the next one is made from it"
+        assert job.status.message.endswith(said)
+        scene.engine.vanish(job, 1, 0)
+        scene.engine.end(job, 1, 1, 1)
+        job = await scene.look()
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
+        assert said not in job.status.message
+
+    play(story)
+
+
+def test_an_edit_that_keeps_a_job_from_going_on_waits_to_be_corrected_and_no_work_is_lost() -> None:
+    """Its run directory is this job's alone: a job submitted anew would begin from nothing."""
+
+    async def story(scene: Scene) -> None:
+        job = await scene.submit()
+        scene.engine.fail(job, 1, 0, 800, "ValueError: a bad batch")
+        scene.engine.end(job, 1, 1, 1)
+        job = await scene.edit(config={"optim": {"warmup_steps": 30}})
+        job.status.next_start_at = None
+        job = await scene.store.replace_status(job, job.status)
+        job = await scene.look()
+        assert (job.status.attempt, job.status.attempts[0].durable_step) == (2, 800)
+        for replica in (0, 1):
+            scene.engine.end(job, 2, replica, EXIT_CONFIG_ERROR)
+        for _ in range(2):
+            job = await scene.look()
+            assert (job.status.phase, job.status.attempt) == (Phase.QUEUED, 2)
+            assert job.status.message == (
+                "cannot run as it is: attempt 2: replica 0: rank 0 ended with exit code 78 (the spec was "
+                "changed since attempt 1, whose checkpoints are kept); correct the spec and it goes on"
+            )
+        assert dict(await scene.told())["Refused"] == 1
+        job = await scene.edit(config={})
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 3)
+
+    play(story)
+
+
+def test_a_configuration_that_was_wrong_from_the_beginning_is_final() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit()
+        for replica in (0, 1):
+            scene.engine.end(job, 1, replica, EXIT_CONFIG_ERROR)
+        job = await scene.look()
+        assert job.status.phase is Phase.FAILED
+        assert job.status.message.endswith("correct it and submit again")
 
     play(story)
 

@@ -132,7 +132,7 @@ class _Deciding:
             self.books.judged(record, Incident(Verdict.SUSPENDED, "suspended before it started"))
             return self._suspended()
         if self.evidence.refusals:
-            return self._refused()
+            return self._refused(self.evidence.refusals)
         self._size(record, self._fewer(self.status.attempts[:-1]))
         if self.status.phase is not Phase.QUEUED:  # as it is of all that wait when a controller comes back
             tried = refused.is_about_start(self.status.message, record.number)
@@ -249,13 +249,15 @@ class _Deciding:
         verdict = incident.verdict
         booked = spend(verdict, self.status.failures, self.status.disruptions, self.spec.retries)
         self.status.failures, self.status.disruptions = booked.failures, booked.disruptions
-        text = f"attempt {record.number}: {incident.reason}"
+        text = explain.verdict(record)
         if verdict is Verdict.FINISHED:
             self._tell("Normal", "Finished", text)
             return self._final(Phase.SUCCEEDED, "Finished", text)
         lost = explain.to_do_again(record, self.status.progress)
         as_asked = verdict is Verdict.SUSPENDED and not lost
         self._tell("Normal" if as_asked else "Warning", verdict.value, f"{text}{lost}")
+        if explain.edited_wrong(self.status, self.spec):
+            return self._between()
         if not booked.again:
             return self._final(Phase.FAILED, verdict.value, f"{text}; {booked.reason}")
         if hopeless := same_failure(self.status.attempts):
@@ -281,8 +283,8 @@ class _Deciding:
             why = reason or (self.status.attempts[-1].reason if self.status.attempts else "")
             self._phase(Phase.RECOVERING, "BackOff", f"starts again after a back-off: {why}")
             return self._done(requeue_after=(start_at - self.now).total_seconds())
-        if self.evidence.refusals:
-            return self._refused()
+        if refusals := (*self.evidence.refusals, *explain.edited_wrong(self.status, self.spec)):
+            return self._refused(refusals)
         number = self.status.attempt + 1
         self.status.attempt = number
         self.status.next_start_at = None
@@ -308,9 +310,9 @@ class _Deciding:
         record.grace_seconds = self.spec.grace_seconds
         record.made_of = self.spec.of_attempt
 
-    def _refused(self) -> Decision:
+    def _refused(self, reasons: Sequence[str]) -> Decision:
         """Wait for another spec; told once, and again when the reason is another one."""
-        message = refused.waits(self.evidence.refusals)
+        message = refused.waits(reasons)
         if message != self.job.status.message:
             self._tell("Warning", "Refused", message)
         self._phase(Phase.QUEUED, "Refused", message)
@@ -356,7 +358,10 @@ class _Deciding:
 
     def _phase(self, phase: Phase, reason: str, message: str) -> None:
         self.status.phase = phase
-        if self.job.faults and open_record(self.status) is not None and reason != "Refused":
+        record = open_record(self.status)
+        if phase in (Phase.STARTING, Phase.RUNNING) and record is not None and not self.job.faults:
+            message += explain.edited_since(record, self.spec)
+        if self.job.faults and record is not None and reason != "Refused":
             message = refused.goes_on(message, self.job.faults)
             if refused.UNREADABLE not in self.job.status.message:
                 self._tell("Warning", "Refused", message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaState
-from holdfast_controller.jobs import AttemptRecord, JobProgress
+from holdfast_controller.jobs import AttemptRecord, JobProgress, Spec, Status, Verdict
 from holdfast_trainer.contract import Progress
 
 FAULT_CHARACTERS = 300
@@ -34,6 +34,34 @@ def training(observation: AttemptObservation) -> str:
     total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
     fault = f"; {why}" if (why := save_fault(progress)) else ""
     return f"step {progress.step}{total}; step {progress.durable_step} is durable{fault}"
+
+
+def edited_since(record: AttemptRecord, spec: Spec) -> str:
+    """What is to be added of an attempt that runs as the job asked before its spec was changed."""
+    if record.made_of in (None, spec.of_attempt):
+        return ""
+    return f"; the spec was changed since attempt {record.number} was made: the next one is made from it"
+
+
+def edited_wrong(status: Status, spec: Spec) -> tuple[str, ...]:
+    """Why no attempt can follow one that the spec's last change keeps from going on with what is saved.
+
+    A job is final whose configuration is wrong from the beginning. This one has checkpoints, which only it
+    can go on from: another job has another run directory. So it waits for the spec to be corrected.
+    """
+    if not status.attempts or status.attempts[-1].verdict is not Verdict.CONFIG_ERROR:
+        return ()
+    *earlier, last = status.attempts
+    trained = [one for one in earlier if one.durable_step and one.made_of not in (None, last.made_of)]
+    if not trained or last.made_of != spec.of_attempt:
+        return ()
+    since = f"the spec was changed since attempt {trained[-1].number}, whose checkpoints are kept"
+    return (f"{verdict(last)} ({since})",)
+
+
+def verdict(record: AttemptRecord) -> str:
+    """Of an attempt that is over."""
+    return f"attempt {record.number}: {record.reason}"
 
 
 def save_fault(progress: Progress) -> str | None:

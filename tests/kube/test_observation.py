@@ -41,6 +41,7 @@ from holdfast_trainer.contract import Termination
 
 REJECTED = "Pod was rejected: Node didn't have enough resource: cpu, requested: 100, used: 0, capacity: 50"
 BY_NOTICE = '{"rank": 0, "signal": 15, "ended": 1777637400.0, "peak_bytes": 734003200}'
+NOT_LOCATED = "The container could not be located when the pod was deleted"
 FULL = 'Usage of EmptyDir volume "scratch" exceeds the limit "20Gi". '
 
 
@@ -169,6 +170,34 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
             "disrupted": True,
             "reason": f"UnexpectedAdmissionError: {REJECTED}",
         },
+    ),
+    (
+        "its node was rebooted, and containerd finds it gone",
+        job(),
+        {**pod(phase="Failed", state=ended(255, reason="Unknown")), "spec": {"nodeName": "gpu-7"}},
+        {
+            "disrupted": True,
+            "lost_node": True,
+            "reason": "NodeRestarted: its node, or the container runtime there, started anew (node gpu-7)",
+        },
+    ),
+    (
+        "its node was rebooted, and the kubelet finds it gone",
+        job(),
+        pod(state=ended(137, f"{NOT_LOCATED}.  The container used to be Running", "ContainerStatusUnknown")),
+        {"state": ReplicaState.FAILED, "disrupted": True, "lost_node": True},
+    ),
+    (
+        "it was deleted before it had its image",
+        job(annotations={KILLED: NOON}),
+        pod(state=ended(137, NOT_LOCATED, "ContainerStatusUnknown"), deleted=(NOON, 0)),
+        {"disrupted": False, "lost_node": False, "reason": "Killed: by Holdfast, with its peers"},
+    ),
+    (
+        "a program that ends with 255 by itself",
+        job(),
+        pod(phase="Failed", state=ended(255)),
+        {"disrupted": False, "lost_node": False, "exit_code": 255},
     ),
     (
         "it sent itself the signal of a notice",

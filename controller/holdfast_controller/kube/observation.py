@@ -187,9 +187,11 @@ def _taken(pod: Document, ours: bool, attempt_object: Document | None) -> tuple[
     if is_disrupted(pod):
         condition = condition_of(pod, "DisruptionTarget")
         return True, f"{condition.get('reason', 'Disrupted')}: {condition.get('message', '')}".rstrip(": ")
+    where = f" (node {node_of(pod)})" if node_of(pod) else ""
     if reason := pod["status"].get("reason"):  # no end of its container's gives the pod itself one
-        where = f" (node {node_of(pod)})" if node_of(pod) else ""
         return True, f"{reason}: {str(pod['status'].get('message', '')).strip('. ')}".rstrip(": ") + where
+    if _forgotten(pod):
+        return True, f"NodeRestarted: its node, or the container runtime there, started anew{where}"
     if _annotation(pod, TAKEN) is None:
         asked = asked_to_go(pod)
         if asked is None or not _ended_by_deletion(pod, asked):
@@ -265,16 +267,26 @@ def _waiting(
 
 
 def _lost_node(pod: Document) -> bool:
-    """Whether its node went: the platform says so, or nobody ever told that its container has ended.
+    """Whether its node went: the platform says so, or nobody ever told that, or how, its container has ended.
 
     Where a node falls silent, its Ready condition Unknown, Kubernetes writes no more into its pods than that
     they are not Ready: that is all there is until its taint evicts them, 5 minutes later by default.
     """
     if condition_of(pod, "DisruptionTarget").get("reason") == "DeletionByPodGC":
         return True
-    if pod["status"].get("reason") == "NodeLost":
+    if pod["status"].get("reason") == "NodeLost" or _forgotten(pod):
         return True
     return forced(pod) and running(pod) and condition_of(pod, "Ready").get("status") == "False"
+
+
+def _forgotten(pod: Document) -> bool:
+    """Whether its container ran, and those who ran it cannot tell how it ended: after a reboot they only find
+    it gone. containerd then says Unknown, with the exit code 255 (internal/cri, restart.go); the kubelet
+    says so of whatever the runtime does not know, also of what has never run.
+    """
+    end = container_state(pod).get("terminated") or {}
+    ran = "used to be Running" in (end.get("message") or "")
+    return end.get("reason") == "Unknown" or (end.get("reason") == "ContainerStatusUnknown" and ran)
 
 
 def _placed(pods: Mapping[int, Document], replicas: int) -> datetime | None:

@@ -78,6 +78,40 @@ def test_a_model_of_another_shape_is_named_before_gradients_are_mixed(workshop: 
     assert line.startswith("the tracked state differs among the ranks: 'model (")
 
 
+WRAPPED = 'model = run.wrap(raw, settle=(lambda net: loss_of(net, 0, 0)) if options["settle"] else None)\n'
+TRACKED = "run.track(model=model, "
+STEPPED = "        scheduler.step()\n"
+EMA = "ema = torch.optim.swa_utils.AveragedModel(raw)\n"
+OF_ONE_RANK = "        if run.rank == 0:\n            ema.update_parameters(raw)\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("model", {WRAPPED: "model = raw\n"}),
+        ("ema", {TRACKED: f"{EMA}{TRACKED}ema=ema, ", STEPPED: STEPPED + OF_ONE_RANK}),
+    ],
+    ids=["never wrapped", "an average of rank 0's alone"],
+)
+def test_a_model_that_each_rank_has_of_its_own_is_not_saved_as_one_of_all(
+    workshop: Workshop, tmp_path: Path, name: str, changes: dict[str, str]
+) -> None:
+    """The parts of a checkpoint are written by all ranks together: it was a mixture, and nobody was told."""
+    source = (Path(__file__).parent / "loop_script.py").read_text()
+    for old, new in changes.items():
+        assert old in source
+        source = source.replace(old, new)
+    loop = tmp_path / "loop_apart.py"
+    loop.write_text(source)
+    gang = workshop.start(ranks=2, script=loop, steps=20, save_every=5)
+    assert gang.wait() == [EXIT_CONFIG_ERROR] * 2, gang.texts()
+    told = gang.termination()
+    assert (told.outcome, told.step, told.durable_step, told.config_error) == ("failed", 5, 0, True)
+    assert told.error.startswith(f"the parameters of {name} are not the same on all ranks, and a checkpoint")
+    assert gang.history.events("checkpoint") == []
+    assert workshop.finish("alone", script=loop, steps=20).stop()["step"] == 20
+
+
 def test_memory_that_never_sufficed_is_not_asked_for_again(workshop: Workshop) -> None:
     gang = workshop.start("never", steps=40, fail_at=0, fail_as="memory")
     assert gang.wait() == [EXIT_CONFIG_ERROR], gang.texts()

@@ -1,4 +1,4 @@
-"""What must be the same on every rank, compared before the first step.
+"""What must be the same on every rank, compared before the first step, or before the first save.
 
 Ranks that differ in a setting or in their data do not fail: they train something that nobody asked for,
 or wait for each other for ever. So each tells what it has, by name, and all see the same answer. So it is
@@ -23,6 +23,22 @@ def require_alike(gang: Gang, values: Mapping[str, object]) -> None:
     shown = {name: str(value) for name, value in values.items()}
     if faults := differing(gang.gather(shown)):
         raise RanksDiffer(faults)
+
+
+def require_same_models(gang: Gang, samples: Mapping[str, bytes], where: object) -> None:
+    """Of what a checkpoint has once for all ranks, `samples` are by name. Collective. Raises RanksDiffer.
+
+    `where` is what they were computed with: ranks of which that is not the same drift apart by roundings.
+    """
+    told = gang.gather((samples, where))
+    first, there = told[0]
+    apart = [name for name in first if any(theirs[name] != first[name] for theirs, _ in told)]
+    if apart and all(elsewhere == there for _, elsewhere in told):
+        raise RanksDiffer(
+            f"the parameters of {', '.join(apart)} are not the same on all ranks, and a "
+            "checkpoint has them once: put the model under DDP (`model = run.wrap(model)`), and change "
+            "parameters, averages of them too, on all ranks alike"
+        )
 
 
 _announced: dict[str, str] = {}

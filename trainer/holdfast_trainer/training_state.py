@@ -110,6 +110,11 @@ class TrainingState:
         text = "\n".join([", ".join(self._parts), *tensors])
         return f"{', '.join(self._parts)} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
 
+    def samples(self) -> dict[str, bytes]:
+        """By the name of each model, an element of each parameter that is to be the same on all ranks."""
+        models = {name: part for name, part in self._parts.items() if isinstance(part, nn.Module)}
+        return {name: _sample(model) for name, model in models.items()}
+
     def end_step(self) -> None:
         """A step has ended: gradients that no optimizer has stepped with are part of the state after it."""
         for unspent in self._unspent.values():
@@ -255,6 +260,13 @@ def _other_groups(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> st
         for groups in (saved["param_groups"], optimizer.param_groups)
     )
     return "" if had == has else f"its groups had {had} parameters, and have {has} now"
+
+
+def _sample(model: nn.Module) -> bytes:
+    """The last element of each parameter that lies whole on this rank."""
+    whole = [value for p in model.parameters() if type(value := p.detach()) is torch.Tensor and p.numel()]
+    ends = [value[(-1,) * value.dim()].reshape(1).view(torch.uint8) for value in whole]
+    return b"".join(end.cpu().numpy().tobytes() for end in ends)
 
 
 def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:

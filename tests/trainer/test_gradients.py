@@ -25,3 +25,19 @@ def test_gradients_equal_those_of_the_whole_batch_however_often_exchanged(worksh
         for name, of in found.items():
             assert of["gradients"] < TOLERANCE, (name, of)
             assert of["loss"] < TOLERANCE, (name, of)
+
+
+def test_a_model_that_leaves_parameters_out_trains_where_wrap_is_told_so(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """As its data has it: DDP's error names an option that `run.wrap` has to take."""
+    source = (Path(__file__).parent / "loop_script.py").read_text()
+    for old, new in {
+        "raw = nn.Sequential(*layers)\n": "raw = nn.Sequential(*layers)\nraw[0].spare = nn.Linear(2, 2)\n",
+        "model = run.wrap(raw, ": "model = run.wrap(raw, find_unused_parameters=True, ",
+    }.items():
+        assert old in source
+        source = source.replace(old, new)
+    loop = tmp_path / "loop_with_spares.py"
+    loop.write_text(source)
+    assert workshop.finish(ranks=2, script=loop, steps=6).stop()["step"] == 6

@@ -141,9 +141,11 @@ def wrap(
     gang: Gang,
     *,
     static_graph: bool = False,
+    find_unused_parameters: bool = False,
     settle: Callable[[nn.Module], torch.Tensor] | None = None,
 ) -> nn.Module:
-    """`model` on the gang's device, as DDP where there are several ranks.
+    """`model` on the gang's device, as DDP where there are several ranks. `find_unused_parameters` is for one
+    that does not use each of them in each pass.
 
     DDP regroups its gradient buckets after the first backward pass of a process. With three ranks or
     more the order in which an all-reduce adds depends on where a gradient lies in its bucket, so the
@@ -161,7 +163,7 @@ def wrap(
         device_ids=[gang.device.index] if gang.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         static_graph=static_graph and not (order_matters and settle is None),
-        find_unused_parameters=order_matters and settle is None,
+        find_unused_parameters=find_unused_parameters or (order_matters and settle is None),
     )
     if order_matters and settle is not None:
         _settle(ddp, settle)

@@ -73,6 +73,41 @@ def test_a_loop_that_cannot_repeat_its_bits_goes_on_and_says_so_at_the_next_resu
     assert "the resume may not be bit-exact: not deterministic: put_" in log
 
 
+WRAPS = 'model = run.wrap(raw, settle=(lambda net: loss_of(net, 0, 0)) if options["settle"] else None)\n'
+POWER = "from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power\n"
+SUMS = "sums of the gradients of model"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "wraps", "why"),
+    [
+        (3, "model = nn.parallel.DistributedDataParallel(raw)\n", "they are grouped otherwise in the first"),
+        (3, "model = nn.parallel.DistributedDataParallel(raw, find_unused_parameters=True)\n", ""),
+        (
+            2,
+            f"{POWER}model = run.wrap(raw)\nkept = power.PowerSGDState(None, start_powerSGD_iter=2)\n"
+            "model.register_comm_hook(kept, power.powerSGD_hook)\n",
+            "what its communication hook keeps (PowerSGDState) is not saved",
+        ),
+    ],
+    ids=["three ranks", "three ranks, searching", "PowerSGD"],
+)
+def test_a_loop_whose_own_ddp_adds_up_otherwise_after_a_resume_says_so(
+    workshop: Workshop, tmp_path: Path, ranks: int, wraps: str, why: str
+) -> None:
+    """It, or accelerate, made DDP itself; a notice then loses no step, so none that is done again tells."""
+    source = (Path(__file__).parent / "loop_script.py").read_text()
+    assert WRAPS in source
+    loop = tmp_path / "loop_with_its_own_ddp.py"
+    loop.write_text(source.replace(WRAPS, wraps))
+    workshop.finish(ranks=ranks, script=loop, steps=6)
+    first = (workshop.path / "run-1" / "rank-0.log").read_text()
+    assert first.count(f"{SUMS} cannot be repeated: {why}") == (why != ""), first
+    history = workshop.finish(ranks=ranks, script=loop, steps=8)
+    told = [f"not deterministic: {SUMS}"] if why else []
+    assert history.events("attempt_start", 2)[0]["differences"] == told
+
+
 def test_strict_it_ends_with_the_operation_and_the_remedy(workshop: Workshop, loop: Path) -> None:
     loop.write_text(loop.read_text().replace("run = Run(\n", 'run = Run(\n    deterministic="strict",\n'))
     gang = workshop.start(script=loop, steps=12)

@@ -7,6 +7,7 @@ is always gloo, so that agreeing on a stop or on a checkpoint never touches the 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from .checkpoint.tree import Piece
 from .faults import NoGpu
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
+_settled: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+"""Those that have regrouped their gradients already (see wrap)."""
 
 
 @dataclass
@@ -167,7 +170,24 @@ def wrap(
     )
     if order_matters and settle is not None:
         _settle(ddp, settle)
+        _settled.add(ddp)
     return ddp
+
+
+def not_repeated(model: DistributedDataParallel, tracked: Iterable[object]) -> str:
+    """Why sums of gradients after a resume are not those of a run that goes on, empty where they are: `model`
+    regroups them after its first pass (see wrap), or its hook keeps something from pass to pass, such as
+    PowerSGD's what it has left out so far, that is none of the parts `tracked`."""
+    kept = [state for _, state in model._comm_hooks if not isinstance(state, dist.ProcessGroup | None)]
+    if untracked := [type(state).__name__ for state in kept if not any(state is part for part in tracked)]:
+        return f"what its communication hook keeps ({', '.join(untracked)}) is not saved"
+    regroups = model.static_graph or not model.find_unused_parameters
+    if regroups and dist.get_world_size(model.process_group) > 2 and model not in _settled:
+        return (
+            "they are grouped otherwise in the first pass of a process; have Run.wrap make the "
+            "DistributedDataParallel, or give it find_unused_parameters=True"
+        )
+    return ""
 
 
 def hear_waiting(model: nn.Module, heard: Callable[[], None]) -> None:

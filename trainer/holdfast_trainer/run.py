@@ -37,6 +37,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from . import contract
 from .account import Account
@@ -51,7 +52,7 @@ from .faults import dead_worker, is_out_of_memory, not_deterministic, out_of_mem
 from .interruption import Exchange, Notice
 from .losses import Losses
 from .overflow import Overflow
-from .parallel import Gang, divide_alike, hear_waiting, join_gang, shard, wrap
+from .parallel import Gang, divide_alike, hear_waiting, join_gang, not_repeated, shard, wrap
 from .place import Place
 from .prefetch import Prefetch
 from .redone import Redone
@@ -342,8 +343,9 @@ class Run:
         self._account.count_epochs(self.steps_an_epoch, self._step)
         self._watchdog.start()
         assert self._saves.state is not None
-        for model in self._saves.state.replicated.values():
+        for name, model in self._saves.state.replicated.items():
             divide_alike(model)
+            self._hear_of_sums(name, model)
         self._overflow.look(self._saves.state.gradient_scale(self.device), stepped=True)
         self._exchange.contribute(self._step)
         if self._exchange.finish().stop:  # a notice came before the first step
@@ -380,10 +382,18 @@ class Run:
         if agreed.stop:
             self._stop()
 
-    def _cannot_repeat(self, operation: str) -> None:
+    def _hear_of_sums(self, name: str, model: DistributedDataParallel) -> None:
+        """Tell once where a resume gets other sums of gradients than a run that goes on."""
+        assert self._saves.state is not None
+        sums, told = f"sums of the gradients of {name}", self.environment.get(NOT_DETERMINISTIC, "")
+        why = not_repeated(model, self._saves.state.parts)
+        if why and self.environment["deterministic"] and sums not in told:
+            self._cannot_repeat(sums, f"cannot be repeated: {why}")
+
+    def _cannot_repeat(self, operation: str, why: str = "is not deterministic on this device") -> None:
         told = self.environment.get(NOT_DETERMINISTIC)
         self.environment[NOT_DETERMINISTIC] = f"{told}, {operation}" if told else operation
-        log.warning("%s is not deterministic on this device: a resume may not be bit-exact", operation)
+        log.warning("%s %s: a resume may not be bit-exact", operation, why)
 
     def _explain(self, error: BaseException) -> BaseException:
         if not is_out_of_memory(error):

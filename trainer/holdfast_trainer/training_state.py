@@ -14,6 +14,7 @@ state says of which models the next pass begins with each rank's own.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -56,11 +57,16 @@ class TrainingState:
             if any(map(has_shuffle_buffer, (part, getattr(part, "dataset", None)))):
                 raise UnsupportedState(f"track({name}=...): {SHUFFLE_BUFFER}")
         self._parts: dict[str, Stateful] = {name: _innermost(name, part) for name, part in parts.items()}
-        self.replicated = {n: p for n, p in parts.items() if isinstance(p, DistributedDataParallel)}
+        self.replicated = _replicated(parts)
+        """What is DDP's among the models and in them, by name."""
         self._rank = rank
         optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}
         self._unspent = {name: Unspent(optimizer) for name, optimizer in optimizers.items()}
         pack(self._shared(0))  # an unsupported value is told now, not when the first save is due
+
+    @property
+    def parts(self) -> Collection[Stateful]:
+        return self._parts.values()
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -188,6 +194,13 @@ def _innermost(name: str, part: Any) -> Stateful:
             )
         part = inner
     return part  # type: ignore[no-any-return]
+
+
+def _replicated(parts: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
+    """Also where torch.compile or another library has wrapped what DDP wraps."""
+    models = [(name, part) for name, part in parts.items() if isinstance(part, nn.Module)]
+    found = [(f"{name}.{path}" if path else name, m) for name, p in models for path, m in p.named_modules()]
+    return {name: module for name, module in found if isinstance(module, DistributedDataParallel)}
 
 
 def _goes_on_apart(model: DistributedDataParallel) -> bool:

@@ -114,6 +114,38 @@ def test_of_an_optimizer_that_wraps_another_the_inner_one_is_tracked() -> None:
         TrainingState({"model": model, "optimizer": wrapped}, rank=0)
 
 
+class Fabrics(nn.Module):
+    """As Lightning Fabric has it: what it runs and what it was made of, whose state it gives as its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._forward_module = nn.Sequential(model)
+        self._original_module = model
+
+    def state_dict(self, **options: Any) -> dict[str, Any]:  # type: ignore[override]
+        return self._original_module.state_dict(**options)
+
+    def load_state_dict(self, state: Any, **options: Any) -> Any:  # type: ignore[override]
+        return self._original_module.load_state_dict(state, **options)
+
+
+def test_of_a_model_that_is_wrapped_each_rank_keeps_its_own_buffers() -> None:
+    """Else running statistics of one rank are saved for all, and the resume is another training."""
+    norms = [nn.BatchNorm1d(2), nn.BatchNorm1d(2)]
+    ranks = [TrainingState({"model": Fabrics(norm)}, rank) for rank, norm in enumerate(norms)]
+    for rank, norm in enumerate(norms):
+        norm(torch.full((3, 2), 10.0 * (rank + 1)))
+    first, second = (state.capture(1) for state in ranks)
+    assert "shared.parts.model.running_mean" in first.rank_0_only
+    assert second.own["buffers"]["model"]["running_mean"].tolist() == [2, 2]
+
+    resumed = nn.BatchNorm1d(2)
+    manifest = Manifest(step=1, attempt=1, world_size=2, config_hash="", files={}, time=0.0)
+    TrainingState({"model": Fabrics(resumed)}, 1).restore(Loaded(manifest, first.shared, second.own))
+    running: Any = resumed.running_mean
+    assert running.tolist() == [2, 2]
+
+
 def test_of_a_step_that_the_loop_has_left_in_its_middle_no_gradients_are_saved() -> None:
     """By `break`, say: the step will be done again, from its beginning."""
     model = nn.Linear(2, 1)

@@ -181,10 +181,13 @@ class TrainingState:
 
 
 def _innermost(name: str, part: Any) -> Stateful:
-    """What a part wraps: the module in DDP, and the optimizer in one that was never set up itself, such as
+    """What a part wraps: the module in DDP or in one that gives its state as its own, such as Lightning
+    Fabric's, where buffers have other names; and the optimizer in one that was never set up itself, such as
     accelerate's. Only the inner one tells when it steps. Raises TypeError where none is found."""
     if isinstance(part, nn.Module):
-        return unwrap(part)
+        model = unwrap(part)
+        names = model.state_dict().keys()
+        return next((m for m in model.children() if names and m.state_dict().keys() == names), model)
     while isinstance(part, torch.optim.Optimizer) and not hasattr(part, "_optimizer_step_pre_hooks"):
         inner = next((v for v in vars(part).values() if isinstance(v, torch.optim.Optimizer)), None)
         if inner is None:

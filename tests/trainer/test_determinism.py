@@ -108,6 +108,40 @@ def test_a_loop_whose_own_ddp_adds_up_otherwise_after_a_resume_says_so(
     assert history.events("attempt_start", 2)[0]["differences"] == told
 
 
+ACCUMULATES = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=3)
+model = run.shard(torch.nn.Linear(4, 4), [])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(int(sys.argv[2])):
+    last = step % 4 == 3
+    model.set_requires_gradient_sync(last or sys.argv[1] == "reduced")
+    loss = model(torch.ones(2, 4) + step).square().mean()
+    loss.backward()
+    run.log(loss=loss)
+    if last:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("how", ["whole", "reduced"])
+def test_gradients_that_fsdp_keeps_from_being_reduced_are_told_to_be_lost(
+    workshop: Workshop, tmp_path: Path, how: str
+) -> None:
+    """They are in no parameter's `grad` until then; those that are reduced in each pass are saved."""
+    script = tmp_path / "accumulates.py"
+    script.write_text(ACCUMULATES)
+    workshop.finish(ranks=2, script=script, arguments=[how, "6"])
+    history = workshop.finish(ranks=2, script=script, arguments=[how, "8"])
+    told = ["not deterministic: gradients that model adds up whole"] if how == "whole" else []
+    assert history.events("attempt_start", 2)[0]["differences"] == told
+
+
 def test_strict_it_ends_with_the_operation_and_the_remedy(workshop: Workshop, loop: Path) -> None:
     loop.write_text(loop.read_text().replace("run = Run(\n", 'run = Run(\n    deterministic="strict",\n'))
     gang = workshop.start(script=loop, steps=12)

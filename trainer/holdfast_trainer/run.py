@@ -376,6 +376,8 @@ class Run:
         self._account.end_step(self._step, owes_counts=self._losses.owes_counts(self._step))
         self._losses.hear(agreed)
         self._save_agreed = agreed.save or self._saves.due_at_step(self._step)
+        if self._save_agreed or agreed.stop:
+            self._hear_of_whole_gradients()
         if leaving:
             return
         self._saves.raise_if_fenced()
@@ -389,6 +391,14 @@ class Run:
         why = not_repeated(model, self._saves.state.parts)
         if why and self.environment["deterministic"] and sums not in told:
             self._cannot_repeat(sums, f"cannot be repeated: {why}")
+
+    def _hear_of_whole_gradients(self) -> None:
+        assert self._saves.state is not None
+        for name in self._saves.state.whole_gradients():
+            sums = f"gradients that {name} adds up whole"
+            if sums not in self.environment.get(NOT_DETERMINISTIC, ""):
+                why = "(set_requires_gradient_sync(False)) are not saved; have each pass reduce them"
+                self._cannot_repeat(sums, why)
 
     def _cannot_repeat(self, operation: str, why: str = "is not deterministic on this device") -> None:
         told = self.environment.get(NOT_DETERMINISTIC)

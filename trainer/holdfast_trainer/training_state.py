@@ -121,6 +121,11 @@ class TrainingState:
         models = {name: part for name, part in self._parts.items() if isinstance(part, nn.Module)}
         return {name: _sample(model) for name, model in models.items()}
 
+    def whole_gradients(self) -> list[str]:
+        """The models, cut over the ranks, whose gradients add up whole on each: no save takes these."""
+        models = {name: part for name, part in self._parts.items() if isinstance(part, nn.Module)}
+        return [name for name, model in models.items() if any(map(_adds_up_whole, model.modules()))]
+
     def end_step(self) -> None:
         """A step has ended: gradients that no optimizer has stepped with are part of the state after it."""
         for unspent in self._unspent.values():
@@ -276,6 +281,14 @@ def _other_groups(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> st
         for groups in (saved["param_groups"], optimizer.param_groups)
     )
     return "" if had == has else f"its groups had {had} parameters, and have {has} now"
+
+
+def _adds_up_whole(module: nn.Module) -> bool:
+    """Whether FSDP2 has gradients of it that set_requires_gradient_sync(False) kept from being reduced."""
+    find: Any = getattr(module, "_get_fsdp_state", None)
+    state: Any = None if find is None else find()
+    cut = (one for group in getattr(state, "_fsdp_param_groups", ()) for one in group.fsdp_params)
+    return any(one.unsharded_accumulated_grad is not None for one in cut)
 
 
 def _sample(model: nn.Module) -> bytes:

@@ -188,7 +188,7 @@ def make_token(path: Path) -> None:
                 if _open_to_others(os.fstat(descriptor)):
                     raise DataDirectoryError(
                         f"the file system of {path.parent} keeps no modes, as FAT and NTFS do not, so others "
-                        "on this machine could use the token: give a data directory on another with --data-dir"
+                        "of this machine could use the token: name a directory on another with --data-dir"
                     )
                 file.write(secrets.token_urlsafe(32) + "\n")
                 file.flush()

@@ -103,6 +103,12 @@ def test_verify_reads_everything_and_names_the_bad_file(
     assert "1 of 2 checkpoints are bad; a resume passes over what is damaged" in told.err
     assert main(["checkpoint", "verify", f"{ddp.path}@5"]) == 0
 
+    flip(parts_of(ddp, 5)[0])
+    assert main(["checkpoint", "verify", str(ddp.path)]) == 1
+    assert (
+        "2 of 2 checkpoints are bad; a run with none that is good refuses to begin" in capsys.readouterr().err
+    )
+
 
 def test_a_checkpoint_that_the_job_removes_meanwhile_is_not_called_bad(
     ddp: RunDir, monkeypatch: pytest.MonkeyPatch

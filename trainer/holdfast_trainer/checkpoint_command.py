@@ -207,8 +207,11 @@ def _verify(options: argparse.Namespace) -> int:
             flush=True,
         )
     if bad:
+        then = "a resume passes over what is damaged"
+        if step is None and bad == len(steps):
+            then = "a run with none that is good refuses to begin, as that would lose its work silently"
         print(
-            f"{bad} of {len(steps)} checkpoints are bad; a resume passes over what is damaged",
+            f"{bad} of {len(steps)} checkpoints are bad; {then}",
             file=sys.stderr,
         )
     return 1 if bad else 0

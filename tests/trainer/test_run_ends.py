@@ -151,6 +151,7 @@ def test_a_superseded_attempt_stops_and_its_successor_is_unharmed(workshop: Work
     message = old.termination()
     assert message.outcome == "failed"
     assert "attempt 1 was superseded by attempt 2" in message.error
+    assert "training goes on" not in old.texts()
     new = workshop.finish(ranks=2, steps=30)
     assert (
         new.events("attempt_start", 2)[0]["resumed_step"] == old.history.events("checkpoint", 1)[-1]["step"]

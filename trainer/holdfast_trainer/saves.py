@@ -385,8 +385,8 @@ class Saves:
     def _on_failed(self, step: int, error: CheckpointError) -> None:
         self._telemetry.save_failed(step, str(error))
         self._failures, self._failed = self._failures + 1, time.monotonic()
-        log.warning(
-            "checkpoint of step %d failed%s: %s", step, "" if self._ends else ", training goes on", error
-        )
+        # A newer attempt has taken over: this one ends at its next step.
+        ends = self._ends or isinstance(error, Fenced)
+        log.warning("checkpoint of step %d failed%s: %s", step, "" if ends else ", training goes on", error)
         if self._gang.rank == 0:
             self._journal.event("checkpoint_failed", step=step, error=str(error))

@@ -61,9 +61,13 @@ def test_notes_say_what_is_missing(helm: Helm, kubectl: Kubectl) -> None:
     )
     told = release(helm, kubectl, "upgrade", "--install", "holdfast", str(CHART), "--create-namespace")
     assert "MISSING: the Kubeflow Training Operator (no PyTorchJob in kubeflow.org/v1)" in told
-    other = ("--set=jobs.kind=TrainJob", "--dry-run=server")
+    assert "sed 's|holdfast-trainer:0.1|IMAGE|' k8s/examples/prepare-data.yaml | kubectl apply -f -" in told
+    other = ("--set=jobs.kind=TrainJob,jobs.defaultImage=registry.example.org/t:1", "--dry-run=server")
     told = release(helm, kubectl, "upgrade", "holdfast", str(CHART), *other)
     assert "MISSING" not in told, "the other operator is that which counts"
+    # The sample names the image as it is built locally, which no node could pull.
+    for sample in ("prepare-data", "gpt-stdlib-cluster"):
+        assert f"sed 's|holdfast-trainer:0.1|registry.example.org/t:1|' k8s/examples/{sample}.yaml" in told
     training_operator.serve_crd(kubectl)
 
 

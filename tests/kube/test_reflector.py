@@ -352,7 +352,12 @@ def test_a_server_nobody_reaches_and_a_kubeconfig_that_is_none(tmp_path: Path) -
 
 
 def test_each_refusal_has_its_error() -> None:
-    assert isinstance(error_of("GET /x", 404, {}, None), NotFound)
+    gone = error_of("GET /x", 404, {"message": 'pods "a" not found'}, None)
+    assert (type(gone), str(gone)) == (NotFound, 'GET /x: pods "a" not found')
+    # Where somebody has removed the operator's definitions there is no `Status`, only "404 page not found".
+    gone = error_of("POST /apis/kubeflow.org/v1/pytorchjobs", 404, {}, None)
+    assert isinstance(gone, NotFound)
+    assert "serves no such kind: its definition (CustomResourceDefinition) is not there" in str(gone)
     assert isinstance(error_of("GET /x", 410, {}, None), Expired)
     throttled = error_of("GET /x", 429, {}, "7")
     assert isinstance(throttled, Throttled)

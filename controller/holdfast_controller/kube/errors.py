@@ -29,6 +29,9 @@ _RIGHTS = re.compile(r"User \"[^\"]*\" cannot ")
 """How an apiserver says that somebody may not do what others may."""
 
 
+NOT_SERVED = "the apiserver serves no such kind: its definition (CustomResourceDefinition) is not there"
+
+
 class Expired(Unavailable):
     pass
 
@@ -53,8 +56,8 @@ def error_of(what: str, code: int, status: Mapping[str, Any], retry_after: str |
     See "Response status codes" in Kubernetes' API conventions.
     """
     said = str(status.get("message") or f"HTTP {code}")
-    if code == 404:
-        return NotFound(f"{what}: {said}")
+    if code == 404:  # of what it does serve, it says what is not found
+        return NotFound(f"{what}: {status.get('message') or NOT_SERVED}")
     if code == 409:
         taken = status.get("reason") == "AlreadyExists"
         return AlreadyExists(f"{what}: {said}") if taken else Conflict(f"{what}: {said}; read it again")

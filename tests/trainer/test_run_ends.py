@@ -125,6 +125,48 @@ def test_a_loop_over_epochs_breaks_off_each_and_goes_on_with_the_step_after_it(w
     )
 
 
+NESTED = """
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+
+def train(step):
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+epoch = run.steps(6)
+for step in epoch:
+    train(step)
+    if step == 2:
+        break  # and `epoch` is kept
+try:
+    for step in run.steps(6):
+        train(step)
+except RuntimeError as error:
+    print(error, flush=True)
+epoch.close()
+for step in run.steps(6):
+    print("goes on with", step, flush=True)
+    train(step)
+"""
+
+
+def test_a_loop_in_a_loop_that_was_not_left_does_no_step_twice(workshop: Workshop, tmp_path: Path) -> None:
+    """A generator that somebody holds on to is not left by `break`: its step was done once more."""
+    script = tmp_path / "nested.py"
+    script.write_text(NESTED)
+    gang = workshop.start(script=script)
+    assert gang.wait() == [0], gang.texts()
+    assert "is under way, and a step in it would be done twice: leave that one first" in gang.texts()
+    assert [f"goes on with {step}" in gang.texts() for step in range(6)] == [False] * 3 + [True] * 3
+    assert gang.history.stop()["step"] == 6
+
+
 def test_a_last_save_that_fails_at_exit_is_no_success(workshop: Workshop) -> None:
     gang = workshop.start(steps=40, break_at=12, hold_at=12)
     gang.wait_for_text("step 12")

@@ -175,8 +175,8 @@ class Run:
         self._seeded = self._changed = False
         """changed: an optimizer has taken the step that is under way, and the state is not that of `step`."""
         self._overflow = Overflow()
-        self._left = False
-        """The loop has been left, by itself or by `break`."""
+        self._left = self._looping = False
+        """left: the loop has been left, by itself or by `break`; looping: one is under way."""
         self._save_agreed = self._completed = False
         self._ending.progress = lambda: account.telemetry.progress
         self._ending.standing = lambda: self._saves.standing(self._step)
@@ -288,6 +288,12 @@ class Run:
         """
         if self._saves.state is None:
             raise RuntimeError("call track(model=..., optimizer=...) before steps(): nothing would be saved")
+        if self._looping:
+            raise RuntimeError(
+                "a loop over run.steps() is under way, and a step in it would be done twice: leave that one "
+                "first, by its end, break or close()"
+            )
+        self._looping = True
         try:
             self._end_left_step()
             self.total_steps = total
@@ -303,7 +309,7 @@ class Run:
         finally:  # also where the loop is left by `break`: what comes then is not ours to time, or to copy
             self._watchdog.stop()
             self._saves.settle()
-            self._left = True
+            self._left, self._looping = True, False
             self._account.steps.leave()
 
     def _pass_on(self, total: int) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from holdfast_trainer.checkpoint import Loaded, WrongConfiguration
 from holdfast_trainer.checkpoint.manifest import Manifest
+from holdfast_trainer.checkpoint.tree import UnsupportedState
 from holdfast_trainer.training_state import TrainingState
 
 
@@ -112,6 +113,22 @@ def test_of_an_optimizer_that_wraps_another_the_inner_one_is_tracked() -> None:
         TypeError, match=r"track\(optimizer=...\): a Wrapped is an optimizer that does not tell"
     ):
         TrainingState({"model": model, "optimizer": wrapped}, rank=0)
+
+
+class InParts(torch.optim.SGD):
+    """As torch's ZeroRedundancyOptimizer, which wants a gang to be made."""
+
+    def consolidate_state_dict(self, to: int = 0) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("Please call `consolidate_state_dict(to=0)` on all ranks beforehand")
+
+
+def test_an_optimizer_that_no_rank_has_whole_is_refused_with_what_helps() -> None:
+    """Its own error asks for a call after which all ranks but one fail."""
+    optimizer = InParts(nn.Linear(2, 1).parameters(), 0.1)
+    with pytest.raises(UnsupportedState, match=r"track\(optimizer=...\): a InParts has .* with `run.shard`"):
+        TrainingState({"optimizer": optimizer}, rank=0)
 
 
 class Fabrics(nn.Module):

@@ -54,6 +54,11 @@ class TrainingState:
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise TypeError(f"track({name}=...): a {type(part).__name__} has no state_dict to save")
+            if hasattr(part, "consolidate_state_dict"):
+                raise UnsupportedState(
+                    f"track({name}=...): a {type(part).__name__} has its state in parts that no one rank can "
+                    "give; use the optimizer that it is made of, or cut model and optimizer with `run.shard`"
+                )
             if any(map(has_shuffle_buffer, (part, getattr(part, "dataset", None)))):
                 raise UnsupportedState(f"track({name}=...): {SHUFFLE_BUFFER}")
         self._parts: dict[str, Stateful] = {name: _innermost(name, part) for name, part in parts.items()}

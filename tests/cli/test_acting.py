@@ -256,7 +256,10 @@ def test_submit_and_stay_until_it_failed(holdfast: Holdfast, server: Served, job
     result = holdfast("submit", str(job_file), "-w", code=3)
     reconciler.join(300)
     assert "Failed  attempt 1  step 1/10" in result.stdout
-    assert "error: default/gpt-small failed: no retry is left" in result.stderr
+    assert (
+        "error: default/gpt-small failed: no retry is left; `holdfast describe default/gpt-small` has"
+        in result.stderr
+    )
 
 
 def test_a_wait_outlives_the_controller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,10 +101,14 @@ def _judged(place: JobAddress, found: TrainingJob, wanted: str) -> bool:
             raise typer.Exit(JOB_FAILED)
         return True
     if now.final:
-        why = found.status.message
+        why = f"{found.status.message}{_last_lines(place) if failed else ''}"
         typer.echo(f"error: {place} is {now.value} and will never be {wanted}: {why}", err=True)
         raise typer.Exit(JOB_FAILED)
     return False
+
+
+def _last_lines(place: JobAddress) -> str:
+    return f"; `holdfast describe {place}` has its last lines"
 
 
 def looks(
@@ -147,7 +151,7 @@ def stay(client: Client, place: JobAddress) -> None:
 
     job = follow_job(looks(client, place, seen=True))
     if job.status.phase == Phase.FAILED:
-        typer.echo(f"error: {place} failed: {job.status.message}", err=True)
+        typer.echo(f"error: {place} failed: {job.status.message}{_last_lines(place)}", err=True)
         raise typer.Exit(JOB_FAILED)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import time
@@ -28,7 +29,7 @@ from local_world import (
 from processes import Processes
 from waiting import wait_until, wait_until_async
 
-from holdfast_controller.cluster import Invalid, ReplicaState
+from holdfast_controller.cluster import Invalid, ReplicaState, Unavailable
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid, shutdown_timeout
 from holdfast_controller.jobs import Metadata, TrainingJob, Verdict
@@ -127,6 +128,33 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+def test_a_copy_of_a_data_directory_does_not_take_the_attempts_of_the_original_for_its_own(
+    tmp_path: Path,
+) -> None:
+    """A backup that is tried out beside what runs: it showed figures of the original, and suspended it."""
+
+    async def story() -> None:
+        job = waiting_job()
+        first, moved = tmp_path / "first", tmp_path / "moved"
+        async with at_work(local_engine(first)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, first, job)
+        shutil.copytree(first, tmp_path / "copy")
+        place = run_directory(first, job).path
+        told = f"copy is a copy: attempt 1 of default/a runs in {place}, and would be taken"
+        with pytest.raises(Unavailable, match=told):
+            local_engine(tmp_path / "copy")
+        assert processes_of(job), "nothing was done to it"
+
+        first.rename(moved)
+        first.symlink_to(moved)
+        async with at_work(local_engine(moved)) as engine:
+            assert all_running(await engine.observe(job, 1)), "by another path, it is its own"
+            await killed(engine, job)
+
+    asyncio.run(story())
 
 
 def test_kill_9_of_the_controller_ends_no_attempt(tmp_path: Path, processes: Processes) -> None:

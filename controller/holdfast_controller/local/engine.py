@@ -10,12 +10,13 @@ exist after a restart, and the reconciler asks for it again.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from holdfast_controller.policy.gpu_request import gpu_request, sharing_notes
 from holdfast_controller.prices import Prices
 from holdfast_controller.queueing import Keys
 from holdfast_controller.visible_gpus import VARIABLE
-from holdfast_trainer.contract import RunDir, read_lines
+from holdfast_trainer.contract import ENV_RUN_DIR, RunDir, read_lines
 
 from . import logs, process, progress
 from .active import ActiveAttempt, MemoryKills
@@ -107,6 +108,12 @@ class LocalEngine:
             for attempt in run.attempt_numbers()[-1:]:
                 files = AttemptFiles(run, attempt)
                 if launch := files.launch():
+                    if (original := _original(directory, launch)) is not None:
+                        raise Unavailable(
+                            f"{self._data} is a copy: attempt {launch.attempt} of {launch.key} runs in "
+                            f"{original}, and would be taken for the copy's own; suspend the job there "
+                            "first, or let it finish"
+                        )
                     self._adopt(files, launch)
 
     def _adopt(self, files: AttemptFiles, launch: Launch) -> ActiveAttempt:
@@ -407,3 +414,16 @@ def _settled(environment: Mapping[str, str]) -> dict[str, str]:
 def _remove_tree(directory: Path) -> None:
     if directory.exists():
         shutil.rmtree(directory)
+
+
+def _original(directory: Path, launch: Launch) -> Path | None:
+    """The other run directory that a live attempt with this record was started in, if it is still there: this
+    one was copied from it. Where it was moved, or is reached by another path, there is none."""
+    for supervisor in launch.supervisors:
+        with suppress(*process.NOT_TO_BE_SEEN):
+            variables = process.environment(supervisor.pid) if process.alive(supervisor) else ()
+            for variable in variables:
+                name, _, value = os.fsdecode(variable).partition("=")
+                if name == ENV_RUN_DIR and not Path(value).samefile(directory):
+                    return Path(value)
+    return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,10 @@ from typed import Holdfast
 
 from holdfast_controller.cli import create_cli
 from holdfast_controller.cli.connection import Connection, complete_job
+from holdfast_controller.data_directory import DataDirectory, DataDirectoryError, ServerFile, make_token
 from holdfast_controller.local.ports import free_port
+
+NOBODY = 65534
 
 # ------------------------------------------------------------------- submit
 
@@ -160,6 +165,37 @@ def test_the_data_directory_leads_to_the_server(
     holdfast("--data-dir", str(tmp_path), "get")
     token.chmod(0o644)
     assert "has mode 0644" in holdfast("--data-dir", str(tmp_path), "get", code=1).stderr
+
+
+@pytest.mark.parametrize("server", [None, "http://localhost:{}", "http://[::1]:{}"])
+def test_this_machines_token_is_not_sent_to_another_user_who_listens_in_the_controllers_place(
+    server: str | None, tmp_path: Path
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("listening as another user needs root")
+    directory = DataDirectory(tmp_path / "data")
+    directory.create()
+    make_token(directory.token)
+    for theirs in (True, False):
+        host = "::1" if server and "::1" in server else "127.0.0.1"
+        os.seteuid(NOBODY if theirs else 0)
+        try:
+            listener = socket.create_server((host, 0), family=socket.getaddrinfo(host, 0)[0][0])
+        finally:
+            os.seteuid(0)
+        with listener:
+            port = listener.getsockname()[1]
+            if server is None:  # the controller was killed and has left its address
+                directory.write_server_file(ServerFile(f"http://127.0.0.1:{port}", None, 1))
+            connection = Connection(server and server.format(port), None, directory.path)
+            if theirs:
+                with pytest.raises(DataDirectoryError, match=rf"another user .* \(uid {NOBODY}\), who would"):
+                    connection.token()
+                os.chown(directory.token, NOBODY, -1)  # root asks another's controller, by his directory
+                assert connection.token()
+                os.chown(directory.token, 0, -1)
+            else:
+                assert connection.token()
 
 
 def test_this_machines_token_is_not_sent_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,14 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ..data_directory import DataDirectory, default_data_directory, read_token
+from ..data_directory import DataDirectory, DataDirectoryError, default_data_directory, read_token
+from ..listeners import users_listening
 
 if TYPE_CHECKING:
     from ..client import Client
 
 DEFAULT_SERVER = "http://127.0.0.1:8765"
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 COMPLETION_SECONDS = 1.0
 """A shell that completes must not hang."""
 
@@ -40,18 +42,33 @@ class Connection:
         return running.url if running else DEFAULT_SERVER
 
     def token(self) -> str | None:
-        """The token for `address`. Raises DataDirectoryError for a file that was named and is no good."""
+        """The token for `address`. Raises DataDirectoryError for a file that was named and is no good, and
+        where another user would be sent what only our controller may see."""
         if self.token_file is not None:
             return read_token(self.token_file)
         if given := os.environ.get("HOLDFAST_TOKEN"):
             return given
         # This machine's token is for this machine's controller, not for whatever --server names.
-        local = urlsplit(self.address()).hostname in ("localhost", "127.0.0.1", "::1")
+        local = urlsplit(self.address()).hostname in LOOPBACK
         running = self.directory.read_server_file()
         ours = running is not None and running.url == self.address().rstrip("/")
-        if (local or ours) and self.directory.token.exists():
-            return read_token(self.directory.token)
-        return None
+        if not (local or ours) or not self.directory.token.exists():
+            return None
+        if local:
+            self._refuse_others()
+        return read_token(self.directory.token)
+
+    def _refuse_others(self) -> None:
+        """Raises DataDirectoryError where another user listens in our controller's place."""
+        address = urlsplit(self.address())
+        known_to = {os.getuid(), self.directory.token.stat().st_uid, 0}
+        others = users_listening(address.hostname or "", address.port or 80) - known_to
+        if others:
+            raise DataDirectoryError(
+                f"{self.address()} is answered by another user of this machine (uid {min(others)}), who "
+                f"would learn the token in {self.directory.token}, and with it may do all that you may: "
+                "start `holdfast up`, or name the controller that you mean with --server and --token-file"
+            )
 
     def client(self, timeout: float = 10.0) -> Client:
         from ..client import Client

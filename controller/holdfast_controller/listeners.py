@@ -1,0 +1,48 @@
+"""Which users listen on a port of this machine, as the kernel says (/proc/net/tcp, proc_net_tcp(5)).
+
+A port above 1023 is anybody's: where a controller is not there, whoever shares its machine may listen in its
+place, and a token sent there is his.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+LISTENS = "0A"
+WORD = 4
+
+
+def users_listening(host: str, port: int) -> set[int]:
+    """The user ids of those that `host`, a loopback address or `localhost`, leads to; empty where nobody
+    listens, or where the kernel does not say."""
+    reached = ("127.0.0.1", "::1") if host == "localhost" else (host,)
+    found = {ipaddress.ip_address(address) for address in reached}
+    anywhere = {ipaddress.ip_address("::")}  # takes IPv4 as well, unless it says otherwise
+    anywhere |= {ipaddress.ip_address("0.0.0.0")} if any(one.version == 4 for one in found) else set()
+    return {user for address, of, user in _listeners() if of == port and address in found | anywhere}
+
+
+def _listeners() -> Iterator[tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int, int]]:
+    for table in TABLES:
+        try:
+            lines = table.read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, _, state, _, _, _, user, *_ = line.split()
+            if state == LISTENS:
+                address, port = local.split(":")
+                yield _address(address), int(port, 16), int(user)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Words of four bytes, each in the order of this machine."""
+    raw = bytes.fromhex(text)
+    if sys.byteorder == "little":
+        raw = b"".join(raw[at : at + WORD][::-1] for at in range(0, len(raw), WORD))
+    address = ipaddress.ip_address(raw)
+    return getattr(address, "ipv4_mapped", None) or address

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,36 @@ def test_a_loop_in_a_loop_that_was_not_left_does_no_step_twice(workshop: Worksho
     assert "is under way, and a step in it would be done twice: leave that one first" in gang.texts()
     assert [f"goes on with {step}" in gang.texts() for step in range(6)] == [False] * 3 + [True] * 3
     assert gang.history.stop()["step"] == 6
+
+
+FOLDS = """
+import torch
+from holdfast_trainer.run import Run
+
+for fold in range(2):
+    run = Run(run_dir=f"fold-{fold}")
+    model = torch.nn.Linear(1, 1)
+    run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    done = sum(1 for step in run.steps(3))
+    print("steps of this fold:", done)
+"""
+
+
+def test_a_second_training_in_one_process_does_not_take_the_first_ones_checkpoints_for_its_own(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """As a job has one run directory, the second fold was resumed at its end, and did no step."""
+    script = tmp_path / "folds.py"
+    script.write_text(FOLDS)
+    gang = workshop.start(script=script, arguments=[])
+    assert gang.wait() == [EXIT_CONFIG_ERROR], gang.texts()
+    assert gang.ranks[0].text().count("steps of this fold: 3") == 1
+    error = gang.termination(0).error
+    assert "this process has a Run in" in error
+    assert "HOLDFAST_RUN_DIR names it for the whole job, so make each training a job" in error
+
+    alone = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert alone.stdout.count("steps of this fold: 3") == 2
 
 
 def test_a_last_save_that_fails_at_exit_is_no_success(workshop: Workshop) -> None:

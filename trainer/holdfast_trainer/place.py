@@ -25,6 +25,8 @@ DEFAULT_RUN_DIR = "holdfast-run"
 ENV_LOCAL_DIR = "HOLDFAST_LOCAL_DIR"
 """Below it lie logs, ledgers and the compile cache of runs in buckets; a directory in /tmp unless given."""
 N = TypeVar("N", int, float)
+_admitted: set[RunDir] = set()
+"""Those of the Runs that this process has had."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,14 @@ class Place:
     def admit(self, gang: Gang) -> Admitted:
         """This attempt, with the fence at it; alone, one more than the fence. Collective.
 
-        Raises CheckpointError on every rank where the run directory cannot be written, StorageUnavailable
-        where that may pass, Fenced where a newer attempt was admitted already.
+        Raises ConfigError where this process has had a Run there: a second training, such as the next fold,
+        would take the first one's checkpoints for its own. Raises CheckpointError on every rank where the
+        run directory cannot be written, StorageUnavailable where that may pass, Fenced where a newer attempt
+        was admitted already.
         """
+        if self.run_dir in _admitted:
+            raise ConfigError(_second_run(self.run_dir))
+        _admitted.add(self.run_dir)
         answer = gang.broadcast(self._admit() if gang.rank == 0 else None)
         if isinstance(answer, CheckpointError):
             raise answer
@@ -74,6 +81,13 @@ class Place:
             return cannot_begin(run, error)
         except CheckpointError as error:
             return error
+
+
+def _second_run(run: RunDir) -> str:
+    where = f"this process has a Run in {run.objects or run.path} already, with checkpoints of its own"
+    if os.environ.get(contract.ENV_RUN_DIR):
+        return f"{where}; {contract.ENV_RUN_DIR} names it for the whole job, so make each training a job"
+    return f"{where}; give each training its own: Run(run_dir=...)"
 
 
 def cannot_begin(run: RunDir, error: OSError | ValueError) -> CheckpointError:

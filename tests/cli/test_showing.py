@@ -14,6 +14,7 @@ from typed import Holdfast
 
 from holdfast_controller.cli.formats import figure
 from holdfast_controller.cluster import Event
+from holdfast_controller.jobs import AttemptRecord
 
 
 def test_the_ledger(holdfast: Holdfast, server: Served, job_file: Path) -> None:
@@ -79,6 +80,18 @@ def test_an_attempt_of_which_nobody_knows_the_end_does_not_run(
     shown = [line.split() for line in holdfast("ledger", "gpt-small").stdout.splitlines()]
     assert [row[1] for row in shown[1:4]] == ["-", "-", "running"]
     assert [row[9] for row in shown[1:3]] == ["37s", "-"], "from its start to its last step; nobody knows"
+
+
+def test_an_attempt_that_waits_for_its_start_does_not_run(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    holdfast("submit", str(job_file))
+    job = server.job("gpt-small")
+    opened = AttemptRecord(number=1, opened_at=datetime.now(UTC))
+    server.run(
+        server.store.replace_status(job, job.status.model_copy(update={"attempt": 1, "attempts": [opened]}))
+    )
+    assert holdfast("ledger", "gpt-small").stdout.splitlines()[1].split()[:2] == ["1", "waiting"]
 
 
 def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:

@@ -181,13 +181,16 @@ def ledger_columns(attempts: Sequence[dict[str, Any]]) -> list[Column]:
     columns += [Column("TIME", 2, True), Column("GOODPUT", 4, True), Column("REASON", 6, wraps=True)]
     for attempt in attempts:
         running = attempt is attempts[-1] and not attempt["endedAt"]
-        verdict = attempt["verdict"] or ("running" if running else formats.UNKNOWN)
+        where = "running" if attempt["startedAt"] else "waiting"
+        verdict = attempt["verdict"] or (where if running else formats.UNKNOWN)
         lost = attempt["lostSteps"]
         cells = [
             Text(str(attempt["attempt"])),
             Text(
                 verdict,
-                VERDICT_STYLES.get(verdict, "red" if attempt["verdict"] else "cyan" if running else ""),
+                VERDICT_STYLES.get(
+                    verdict, "red" if attempt["verdict"] else "cyan" if verdict == "running" else ""
+                ),
             ),
             *(
                 Text(formats.integer(attempt[key]))

@@ -14,7 +14,6 @@ from typed import Holdfast
 
 from holdfast_controller.cli.formats import figure
 from holdfast_controller.cluster import Event
-from holdfast_controller.jobs import AttemptRecord
 
 
 def test_the_ledger(holdfast: Holdfast, server: Served, job_file: Path) -> None:
@@ -85,13 +84,9 @@ def test_an_attempt_of_which_nobody_knows_the_end_does_not_run(
 def test_an_attempt_that_waits_for_its_start_does_not_run(
     holdfast: Holdfast, server: Served, job_file: Path
 ) -> None:
-    holdfast("submit", str(job_file))
-    job = server.job("gpt-small")
-    opened = AttemptRecord(number=1, opened_at=datetime.now(UTC))
-    server.run(
-        server.store.replace_status(job, job.status.model_copy(update={"attempt": 1, "attempts": [opened]}))
-    )
-    assert holdfast("ledger", "gpt-small").stdout.splitlines()[1].split()[:2] == ["1", "waiting"]
+    holdfast("submit", str(job_file), "--set", "metadata.name=waits")
+    server.set_status("waits", attempt=1, attempts=[{"number": 1, "opened_at": datetime.now(UTC)}])
+    assert holdfast("ledger", "waits").stdout.splitlines()[1].split()[:2] == ["1", "waiting"]
 
 
 def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:

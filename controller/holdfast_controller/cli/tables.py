@@ -43,6 +43,9 @@ VERDICT_STYLES = {
     "ImagePull": "yellow",
     "StorageUnavailable": "yellow",
     "Suspended": "blue",
+    "running": "cyan",
+    "waiting": "",
+    formats.UNKNOWN: "",
 }
 
 
@@ -186,12 +189,7 @@ def ledger_columns(attempts: Sequence[dict[str, Any]]) -> list[Column]:
         lost = attempt["lostSteps"]
         cells = [
             Text(str(attempt["attempt"])),
-            Text(
-                verdict,
-                VERDICT_STYLES.get(
-                    verdict, "red" if attempt["verdict"] else "cyan" if verdict == "running" else ""
-                ),
-            ),
+            Text(verdict, VERDICT_STYLES.get(verdict, "red")),
             *(
                 Text(formats.integer(attempt[key]))
                 for key in ("resumedStep", "firstStep", "lastStep", "durableStep")

@@ -110,6 +110,8 @@ def pod_template(
         ],
         "volumes": _volumes(job, settings, config_map),
     }
+    if job.spec.working_dir is not None:
+        spec["containers"][0]["workingDir"] = job.spec.working_dir
     if settings.image_pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
     if accepted := tolerations(settings.provider, capacity, gpus):

@@ -146,6 +146,13 @@ class Spec(Model):
         description="Container image; the local engine runs this machine's own environment.",
     )
     command: list[str] = Field(min_length=1, max_length=256, description="Run on every rank under torchrun.")
+    working_dir: str | None = Field(
+        default=None,
+        pattern=r"^/",
+        max_length=4096,
+        description="Directory that the command starts in, a whole path; unless given that in which "
+        "`holdfast up` was started, or on a cluster the image's own.",
+    )
     config: dict[str, Any] = Field(
         default_factory=dict, description="Any mapping; the YAML file that HOLDFAST_CONFIG names."
     )

@@ -454,6 +454,24 @@ def test_the_plan_shows_what_would_run(tmp_path: Path) -> None:
     assert not list((tmp_path / "runs").iterdir())
 
 
+def test_a_job_runs_in_its_working_directory_and_waits_for_one_that_is_not_there(tmp_path: Path) -> None:
+    """Several people share a controller, which was started in one directory; each has scripts in another."""
+    home = tmp_path / "home of anna"
+
+    async def story() -> None:
+        async with at_work(local_engine(tmp_path)) as engine:
+            job = waiting_job(replicas=1, command=["sh", "-c", "pwd"], workingDir=str(home))
+            (why,) = engine.plan(job).reasons
+            assert why == f"spec.workingDir: there is no directory {home} on this machine that jobs may enter"
+            home.mkdir()
+            assert engine.plan(job).reasons == ()
+            await engine.start(job, 1)
+            await until(engine, job, 1, "its end", gone)
+            assert [line async for line in engine.logs(job, 1, 0)] == [str(home)]
+
+    asyncio.run(story())
+
+
 def test_logs_are_followed_to_their_end_and_a_tail_is_a_tail(tmp_path: Path) -> None:
     async def story() -> None:
         script = (

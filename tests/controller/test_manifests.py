@@ -106,6 +106,13 @@ def test_golden_attempts(name: str) -> None:
     assert_golden(GOLDEN / f"{name}.yaml", yaml.safe_dump_all(documents, sort_keys=False, width=110))
 
 
+def test_the_working_directory_is_the_images_own_unless_the_job_names_one() -> None:
+    assert "workingDir" not in pod_of(a_job())["containers"][0]
+    assert pod_of(a_job(workingDir="/workspace"))["containers"][0]["workingDir"] == "/workspace"
+    with pytest.raises(ValueError, match="workingDir"):
+        a_job(workingDir="relative")
+
+
 def test_it_is_pure_and_the_same_every_time() -> None:
     job, attempt, settings = CASES["spot-gpus-rdma"]
     before = job.to_dict()

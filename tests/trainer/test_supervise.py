@@ -111,6 +111,22 @@ def test_a_command_that_cannot_run_is_a_configuration_error(tmp_path: Path, kind
     assert remedy in (tmp_path / "log").read_text()
 
 
+def test_the_command_starts_in_the_directory_that_is_named_for_it(tmp_path: Path) -> None:
+    elsewhere, told = tmp_path / "else where", tmp_path / "termination"
+    words = [*SUPERVISE, "--log", str(tmp_path / "log"), "--directory", str(elsewhere), "--", "pwd"]
+    environment = {**os.environ, ENV_TERMINATION_LOG: str(told)}
+    refused = subprocess.run(words, env=environment, timeout=300, check=False)
+    assert refused.returncode == EXIT_CONFIG_ERROR
+    message = Termination.from_json(told.read_text())
+    assert message is not None
+    assert message.config_error
+    why = f"cannot enter the job's workingDir {elsewhere}: No such file or directory"
+    assert message.error == why
+    elsewhere.mkdir()
+    subprocess.run(words, timeout=300, check=True)
+    assert (tmp_path / "log").read_text() == f"supervise: {why}\n{elsewhere}\n"
+
+
 def test_a_log_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     told = tmp_path / "termination"

@@ -1,11 +1,11 @@
 """Run one command so that its end is always known and it never outlives its supervisor.
 
-``python -m holdfast_trainer.supervise [--log PATH] [--exit PATH] [--tee] [--fail-on-notice] [--tell-exit]
-[--die-with-parent] -- CMD ...``
+``python -m holdfast_trainer.supervise [--log PATH] [--exit PATH] [--directory PATH] [--tee]
+[--fail-on-notice] [--tell-exit] [--die-with-parent] -- CMD ...``
 
-The command runs as a child in a session of its own. Its output is appended to the log, which takes no more
-than HOLDFAST_LOG_BYTES of the disk (bounded_log.py), SIGTERM and SIGINT are passed on to it once each, and
-when it ends the exit file says how::
+The command runs as a child in a session of its own, in another directory with ``--directory``. Its output is
+appended to the log, which takes no more than HOLDFAST_LOG_BYTES of the disk (bounded_log.py), SIGTERM and
+SIGINT are passed on to it once each, and when it ends the exit file says how::
 
     {"code": 0, "ended": 1760000000.0, "peak_bytes": 734003200}     or     {"signal": 9, ...}
 
@@ -57,7 +57,8 @@ from .tee import MarkedLines, Sink, copy, write_all
 
 USAGE = (
     "usage: python -m holdfast_trainer.supervise "
-    "[--log PATH] [--exit PATH] [--tee] [--fail-on-notice] [--tell-exit] [--die-with-parent] -- CMD ..."
+    "[--log PATH] [--exit PATH] [--directory PATH] [--tee] [--fail-on-notice] [--tell-exit] "
+    "[--die-with-parent] -- CMD ..."
 )
 ENV_PARENT = "HOLDFAST_SUPERVISED_PID"
 """The pid of the supervised command, told to what runs below it."""
@@ -79,6 +80,7 @@ class Options:
     def __init__(self) -> None:
         self.log: Path | None = None
         self.exit: Path | None = None
+        self.directory: Path | None = None
         self.tee = False
         self.fail_on_notice = False
         self.tell_exit = False
@@ -100,7 +102,7 @@ def parse(argv: list[str]) -> Options:
             options.tell_exit = True
         elif word == "--die-with-parent":
             options.die_with_parent = True
-        elif word in ("--log", "--exit"):
+        elif word in ("--log", "--exit", "--directory"):
             if not words or words[0] == "--":
                 raise UsageError(f"{word} needs a path")
             setattr(options, word[2:], expand(words.pop(0)))
@@ -267,9 +269,16 @@ def run(options: Options, *, in_place: bool = False) -> int:
     if kept is not None and (options.tee or kept.piped):
         pipe, feed = os.pipe()
     try:
+        if options.directory is not None:
+            os.chdir(options.directory)
+    except OSError as error:
+        return _refuse(
+            f"cannot enter the job's workingDir {options.directory}: {error.strerror}", log, exit_file
+        )
+    try:
         child = Child(options.command, log if feed is None else feed, in_place=in_place)
     except OSError as error:
-        return _refuse(options, error, log, exit_file)
+        return _refuse(_cannot_run(options.command[0], error), log, exit_file)
     if feed is not None and pipe is not None and kept is not None:
         os.close(feed)
         code = _copy(child, pipe, kept, shown=options.tee)
@@ -323,16 +332,18 @@ def _termination_log() -> Path:
     return Path(os.environ.get(ENV_TERMINATION_LOG, DEFAULT_TERMINATION_LOG))
 
 
-def _refuse(options: Options, error: OSError, log: int | None, exit_file: KeptFile | None) -> int:
-    """The command cannot be executed, and no retry will mend that: say so everywhere it is read."""
-    name = options.command[0]
+def _cannot_run(name: str, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         remedy = "there is no such command on PATH; check the job's `command`"
     elif isinstance(error, PermissionError):
         remedy = "the file is not executable; `chmod +x` it, or put its interpreter (python, bash) first"
     else:
         remedy = f"{error.strerror}; put its interpreter (python, bash) first in the job's `command`"
-    message = f"cannot run {name!r}: {remedy}"
+    return f"cannot run {name!r}: {remedy}"
+
+
+def _refuse(message: str, log: int | None, exit_file: KeptFile | None) -> int:
+    """The command cannot be executed, and no retry will mend that: say so everywhere it is read."""
     write_all(2 if log is None else log, f"supervise: {message}\n".encode())
     write_termination(_termination_log(), Termination("failed", 0, 0, message, config_error=True))
     record(exit_file, how_it_ended(EXIT_CONFIG_ERROR))

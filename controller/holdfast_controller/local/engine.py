@@ -203,7 +203,13 @@ class LocalEngine:
                 else "This machine does not let Holdfast limit memory (that takes a writable cgroup with the "
                 "memory controller: root's, or one that systemd delegates): resources.memory has no effect."
             )
-        return Plan(self.name, manifests, never_fits(request, self._machine), tuple(notes))
+        reasons = never_fits(request, self._machine)
+        there = job.spec.working_dir
+        if there is not None and not (os.path.isdir(there) and os.access(there, os.X_OK)):
+            reasons += (
+                f"spec.workingDir: there is no directory {there} on this machine that jobs may enter",
+            )
+        return Plan(self.name, manifests, reasons, tuple(notes))
 
     async def start(self, job: TrainingJob, attempt: int) -> None:
         uid = attempt_uid(job, attempt)

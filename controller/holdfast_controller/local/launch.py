@@ -100,6 +100,7 @@ def replica_command(
         str(run.replica_log(attempt, replica)),
         "--exit",
         str(run.replica_exit(attempt, replica)),
+        *(() if spec.working_dir is None else ("--directory", spec.working_dir)),
         "--",
         *runtime.torchrun,
         f"--nnodes={spec.replicas}",

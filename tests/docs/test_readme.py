@@ -15,7 +15,16 @@ from holdfast_trainer.config import load
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docker/README.md", "trainer/CHECKPOINTS.md")),
+    *(
+        ROOT / name
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "docker/README.md",
+            "k8s/README.md",
+            "trainer/CHECKPOINTS.md",
+        )
+    ),
     *sorted(ROOT.glob("docs/*.md")),
 ]
 JOBS = [

@@ -22,6 +22,7 @@ from one_machine import Platform, assert_same_run, document, of_attempt, platfor
 from processes import Processes
 from waiting import wait_until
 
+from holdfast_controller.jobs import Status
 from holdfast_trainer.contract import ENV_ATTEMPT
 
 SEED = int(os.environ.get("KILL_SEED", "20261121"))
@@ -68,10 +69,26 @@ def strike(target: str, here: Platform, processes: Processes, chance: random.Ran
     return hit or None
 
 
+def reach(status: Status) -> float:
+    """Seconds within which a kill may come: twice those to the first step. On a busy machine else no attempt
+    would ever get there, and each would wait longer than the one before."""
+    started, stepped = status.attempts[0].started_at, status.attempts[0].first_step_at
+    assert started is not None
+    assert stepped is not None
+    return max(6.0, 2 * (stepped - started).total_seconds())
+
+
 def torment(
-    here: Platform, name: str, steps: int, kills: int, processes: Processes, chance: random.Random
+    here: Platform,
+    name: str,
+    steps: int,
+    kills: int,
+    processes: Processes,
+    chance: random.Random,
+    within: float,
 ) -> set[str]:
-    """Strike a job of `steps` so many times, each at a random instant of the attempt that runs then.
+    """Strike a job of `steps` so many times, each at a random instant of the attempt that runs then, `within`
+    so many seconds of the one before.
 
     Returns the attempts hit.
 
@@ -83,7 +100,7 @@ def torment(
     while len(struck) < kills:
         # Uniform over start-up and the first seconds of stepping; sooner where the job would else finish:
         # all kills come in its first half.
-        instant = time.monotonic() + chance.uniform(0, 6)
+        instant = time.monotonic() + chance.uniform(0, within)
         bound = steps // 2 * (len(struck) + 1) // (kills + 1)
 
         def now(instant: float = instant, bound: int = bound) -> bool:
@@ -126,10 +143,10 @@ def test_whatever_is_killed_the_run_is_the_untouched_one(
     print(f"KILL_SEED={SEED}")
     with platform(tmp_path / "holdfast", processes) as here:
         here.ask(lambda c: c.submit(document("twin", data, steps=steps, layout=(2, 1), **train), "default"))
-        here.until_done("twin", 1500)
+        twin = here.until_done("twin", 1500)
 
         here.ask(lambda c: c.submit(document("victim", data, steps=steps, layout=layout, **train), "default"))
-        hit = torment(here, "victim", steps, kills, processes, chance)
+        hit = torment(here, "victim", steps, kills, processes, chance, reach(twin.status))
         done = here.until_done("victim", 1500)
 
         status = json.loads(done.status.model_dump_json())

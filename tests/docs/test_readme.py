@@ -59,11 +59,23 @@ def test_the_configuration_that_is_made_of_an_example_is_one(tmp_path: Path) -> 
     assert load(tmp_path / "gpt.yaml").train.steps == 300
 
 
+def anchors(document: Path) -> set[str]:
+    """What GitHub lets a link name in a page: its headings in lower case, of other signs than letters,
+    digits, - and _ nothing left, blanks as hyphens. What looks like one within a code block is none."""
+    text = re.sub(r"^ *```.*?^ *```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.+?) *$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_somewhere(document: Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
-        if "://" not in link:
-            assert (document.parent / link).exists(), link
+    for link in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        page = document.parent / path if path else document
+        assert page.exists(), link
+        assert not anchor or anchor in anchors(page), f"{link}: no such heading"
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,15 @@ class Checkpoint(Model):
 
     every: str = Field(
         default="auto",
-        description="`auto` (from measured cost), a number of steps such as `500`, or seconds such as `90s`.",
+        description="How often to save. `auto`: from what a save costs here, between 10 s and 15 minutes "
+        "apart; it suits most jobs. Or a number of steps such as `500`, or seconds such as `90s`.",
     )
-    keep: int = Field(default=3, ge=1, le=1000, description="Newest checkpoints kept.")
+    keep: int = Field(
+        default=3,
+        ge=1,
+        le=1000,
+        description="How many of the newest checkpoints stay on the disk; older ones are deleted.",
+    )
 
     @field_validator("every", mode="before")
     @classmethod
@@ -87,32 +93,49 @@ class Checkpoint(Model):
 class Retries(Model):
     """How often the job may start again; failures and disruptions are counted apart."""
 
-    failures: int = Field(default=3, ge=0, le=1000, description="Restarts allowed for the job's own faults.")
+    failures: int = Field(
+        default=3,
+        ge=0,
+        le=1000,
+        description="How many failures (exceptions, crashes, out of memory, hangs) are followed by another "
+        "attempt; after one more the job is Failed.",
+    )
     disruptions: int | None = Field(
         default=None,
         ge=0,
-        description="Restarts allowed for replicas the platform took; unlimited unless given.",
+        description="How many disruptions (a replica that was reclaimed, evicted, or lost with its machine) "
+        "are followed by another attempt; unlimited unless given.",
     )
 
 
 class Storage(Model):
-    """Where the run directory lives."""
+    """Where checkpoints, logs and data lie on a cluster."""
 
     claim: ObjectName = Field(
-        description="PersistentVolumeClaim; the local engine uses its own data directory."
+        description="On a cluster, the PersistentVolumeClaim for checkpoints, logs and the ledger, which all "
+        "nodes can mount. On one machine not used: they are in the data directory of `holdfast up`."
     )
     data: ObjectName | None = Field(
         default=None,
-        description="PersistentVolumeClaim with the data to train on, seen read-only at /holdfast/data; "
-        "on the local engine `config` names its paths.",
+        description="On a cluster, the PersistentVolumeClaim with the data to train on, mounted read-only at "
+        "/holdfast/data. On one machine not used: name the paths in `config`.",
     )
 
 
 class Resources(Model):
-    """Per replica."""
+    """What each replica gets of CPU and memory."""
 
-    cpu: str | None = Field(default=None, description="Cores, e.g. `8` or `500m`.")
-    memory: str | None = Field(default=None, description="E.g. `64Gi`.")
+    cpu: str | None = Field(
+        default=None,
+        description="Cores that each replica asks for, such as `8` or `500m` (half a core). Unless given, "
+        "one for each rank, but none for ranks on GPUs of one machine.",
+    )
+    memory: str | None = Field(
+        default=None,
+        description="Memory of each replica, such as `64Gi`. One that takes more is killed, and the attempt "
+        "is OutOfMemory; on one machine only where it lets Holdfast limit memory (`holdfast submit "
+        "--dry-run` says it).",
+    )
 
     @field_validator("cpu", mode="before")
     @classmethod
@@ -143,89 +166,124 @@ class Spec(Model):
     image: str = Field(
         default="",
         max_length=512,
-        description="Container image; the local engine runs this machine's own environment.",
+        description="On a cluster, the container image of the replicas; unless given the chart's "
+        "`jobs.defaultImage`. On one machine not used: jobs run in the environment of `holdfast up`.",
     )
-    command: list[str] = Field(min_length=1, max_length=256, description="Run on every rank under torchrun.")
+    command: list[str] = Field(
+        min_length=1,
+        max_length=256,
+        description="The program and its arguments, such as `[python, train.py]`; torchrun starts it once "
+        "for each rank, so do not name torchrun here.",
+    )
     working_dir: str | None = Field(
         default=None,
         pattern=r"^/",
         max_length=4096,
-        description="Directory that the command starts in, a whole path; unless given that in which "
-        "`holdfast up` was started, or on a cluster the image's own.",
+        description="Directory that the command starts in, as an absolute path. Unless given it is the one "
+        "in which `holdfast up` was started, or on a cluster the image's own.",
     )
     config: dict[str, Any] = Field(
-        default_factory=dict, description="Any mapping; the YAML file that HOLDFAST_CONFIG names."
+        default_factory=dict,
+        description="Settings for the program, any mapping: it finds them in a YAML file, whose path the "
+        "environment variable HOLDFAST_CONFIG has.",
     )
-    replicas: int = Field(default=1, ge=1, le=10_000, description="Pods of the gang.")
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=10_000,
+        description="How many equal parts the job has, each with `processes` ranks: on a cluster each is a "
+        "pod, on one machine a torchrun with its ranks. They start together; when one is lost the others "
+        "stop too, and the next attempt starts all of them again.",
+    )
     min_replicas: int | None = Field(
         default=None,
         ge=1,
-        description="The fewest replicas that an attempt may have where no node has room for the others; all "
-        "unless given. Numbers that divide replicas are taken, the largest that found room first.",
+        description="On a cluster, the fewest replicas to train with while there is no room for all. An "
+        "attempt then has the largest number that divides `replicas` and found room. Unless given, the job "
+        "waits until there is room for all.",
     )
     gpus: str = Field(
         default="0",
-        description="Per replica: 0 for CPU and gloo, a whole number, or a share of a GPU (`0.25`).",
+        description="GPUs of each replica: `0` trains on CPU, a whole number such as `2`, or a share of one "
+        "GPU such as `0.25`, which others use too.",
     )
     mig: str | None = Field(
         default=None,
         pattern=r"^[1-7]g\.[1-9][0-9]{0,2}gb(\.me)?$",
-        description="MIG profile of the one GPU of a replica, such as `1g.10gb`, where MIG cuts the nodes' "
-        "GPUs: a part with memory and faults of its own.",
+        description="On a cluster whose GPUs are partitioned by MIG, the profile to ask for, such as "
+        "`1g.10gb`, with `gpus: 1`: a part of a GPU with memory and faults of its own.",
     )
     processes: int | None = Field(
         default=None,
         ge=1,
         le=64,
-        description="Ranks per replica; by default one per GPU, or one on CPU.",
+        description="Ranks (processes) of each replica. Unless given, one for each GPU, or one on CPU.",
     )
     capacity: Capacity = Field(
         default=Capacity.ANY,
-        description="Spot: spot nodes alone. SpotFirst: those as long as they have room, and the others "
-        "first after three disruptions in a row without a new durable step, until there is one. "
-        "OnDemandFirst: the others as long as they have room. OnDemand: the others alone. Any: whichever.",
+        description="Which nodes of a cluster the job may have. Any: all. Spot: only spot nodes. OnDemand: "
+        "only the others. SpotFirst: spot nodes as long as they have room; after three disruptions in a row "
+        "without a new durable step the others first, until there is one. OnDemandFirst: the others as long "
+        "as they have room, then spot nodes.",
     )
-    queue: Namespace | None = Field(default=None, description="Kueue LocalQueue.")
+    queue: Namespace | None = Field(
+        default=None,
+        description="On a cluster with Kueue, the LocalQueue in which the job waits until there is quota for "
+        "all its replicas.",
+    )
     priority: Namespace | None = Field(
         default=None,
-        description="Kueue WorkloadPriorityClass: who comes first in the queue, and whose quota may be taken "
-        "for whom. Without one all of a queue's jobs are alike.",
+        description="On a cluster with Kueue, the WorkloadPriorityClass: a job of a higher one goes first in "
+        "the queue, and may have one of a lower one preempted. Unless given, all jobs of a queue are alike.",
     )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     retries: Retries = Field(default_factory=Retries)
     storage: Storage | None = None
     resources: Resources = Field(default_factory=Resources)
     env: dict[EnvName, str] = Field(
-        default_factory=dict, max_length=200, description="Literal environment variables."
+        default_factory=dict,
+        max_length=200,
+        description="Environment variables of all ranks, name and value.",
     )
     grace_seconds: float = Field(
         default=30.0,
         ge=1,
         le=3600,
-        description="Seconds a replica has between the notice (SIGTERM) and SIGKILL.",
+        description="Seconds that a replica has from the notice (SIGTERM) to SIGKILL, to save and leave. "
+        "Raise it where a save takes longer and the platform gives the time: what "
+        "spot nodes give bounds it.",
     )
     hang_seconds: int | None = Field(
         default=None,
         ge=0,
         le=604_800,
-        description="Seconds without a step after which the attempt is ended as hung (0: never); "
-        "by default 10 minutes, or 30 times the longest step where that is more.",
+        description="Seconds without a finished step after which the attempt is ended as hung (0: never); "
+        "before the first step three times as long. Unless given, 10 minutes, or 30 times the longest step "
+        "where that is more. Raise it where a single step may take longer than that.",
     )
     idle: Idle = Field(
         default=Idle.REPORT,
-        description="What follows when GPUs of the job are not used for idleSeconds. Report: a condition and "
-        "an event. Stop: also, once none of them is used, the job is suspended after a checkpoint, until it "
-        "is resumed.",
+        description="What happens when GPUs of the job are not used for `idleSeconds`. Report: a condition "
+        "and an event say so. Stop: once none of its GPUs is used, the job is also suspended after a "
+        "checkpoint, until somebody resumes it.",
     )
     idle_seconds: int = Field(
         default=1800,
         ge=30,
         le=604_800,
-        description="A GPU is idle once it was busy for less than 5 % at every look for so long.",
+        description="Seconds after which a GPU counts as idle, if at every look in that time it was busy for "
+        "less than 5 %.",
     )
-    suspend: bool = Field(default=False, description="True: stop after a checkpoint, keep everything.")
+    suspend: bool = Field(
+        default=False,
+        description="true: the job stops after a checkpoint and keeps everything, until it is false again; "
+        "`holdfast suspend` and `holdfast resume` set it.",
+    )
     ttl_seconds_after_finished: int | None = Field(
-        default=None, ge=0, description="Delete the job this long after it finished; never unless given."
+        default=None,
+        ge=0,
+        description="Seconds from the job's end until it is deleted by itself, on one machine with its "
+        "checkpoints and logs; never unless given.",
     )
 
     @property

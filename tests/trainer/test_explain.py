@@ -75,7 +75,8 @@ def test_a_section_or_one_setting_is_asked_for(capsys: pytest.CaptureFixture[str
         "key": "train.seed",
         "takes": "an integer, at least 0",
         "default": "1337",
-        "meaning": "Of the initial weights, of dropout and of the order of samples.",
+        "meaning": "Seed of the initial weights, of dropout and of the order of samples; "
+        "another one is another training.",
     }
 
 

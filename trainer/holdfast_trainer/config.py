@@ -49,27 +49,32 @@ class TrainConfig:
     steps: Positive
     """Optimizer steps of the whole run; the schedule ends here too."""
     global_batch: Positive
-    """Sequences a step, over all ranks together: what the optimizer sees, whatever the world size."""
+    """Sequences in one step, of all ranks together; the number of ranks must divide it, and each has its
+    share. It stays the same however many ranks there are."""
     micro_batch: Positive | None = None
-    """Sequences a forward pass, per rank: bounds memory. null: the whole share of a rank at once.
-    Must divide the share; the rest is accumulated."""
+    """Sequences in one forward pass of a rank; lower it where a step does not fit the memory. null: the
+    rank's whole share of global_batch at once. It must divide that share; gradients of the passes are added
+    up."""
     init_from: Path | None = None
     """Weights to begin with instead of random ones: GPT-2's or Llama's, a local model.safetensors in Hugging
     Face's layout or the directory that holds it, in one file or several. A run that resumes has its own."""
     seed: Annotated[int, Range(0, (1 << 64) - 1)] = 1337
-    """Of the initial weights, of dropout and of the order of samples."""
+    """Seed of the initial weights, of dropout and of the order of samples; another one is another
+    training."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Of the matrix products; weights stay fp32 (with fsdp a rank's share of them: they are gathered in bf16,
-    and so is what one block hands to the next). auto: bf16 where native, else fp16 on CUDA, else fp32."""
+    """Number format of the matrix products; weights stay fp32 (with fsdp a rank's share of them: they are
+    gathered in bf16, and so is what one block hands to the next). auto: bf16 where the device is faster in
+    it, else fp16 on CUDA, else fp32."""
     deterministic: bool = True
     """Deterministic kernels only, so that a resumed run repeats the untouched one bit for bit; where the
-    device has none for an operation, the run ends and names it. Off: any kernel, and cuDNN takes the fastest
-    of its own for each shape, as it measures them."""
+    device has none for an operation, the run ends and names it. false: any kernel, which may be faster on a
+    GPU (cuDNN measures its own for each shape and takes the fastest); a resume is then not bit-exact."""
     compile: bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         False
     )
-    """torch.compile, or its mode. Off: worth its start-up time only on long runs. reduce-overhead and
-    max-autotune record CUDA graphs only on one rank that does not accumulate."""
+    """torch.compile the model; true, or one of its modes. false by default: compiling takes time at each
+    start, which only long runs win back. reduce-overhead and max-autotune record CUDA graphs only with a
+    single rank whose micro_batch is its whole share."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """With several ranks: ddp keeps the whole model on each, fsdp (FSDP2) cuts parameters, gradients and
     optimizer state over them, for models that do not fit: no rank ever holds all of them, on this machine
@@ -78,16 +83,19 @@ class TrainConfig:
     """Keep only the input of each block and compute the rest again in the backward pass: about a third
     more work for a fraction of the activations, so a larger micro_batch fits."""
     fused_optimizer: bool = True
-    """One kernel for all parameters in AdamW, where the device has it. Off: a loop over them."""
+    """AdamW with one kernel for all parameters, where the device has it. false: a loop over them, slower; for
+    comparison."""
     tf32: bool = True
-    """TensorFloat-32 in what stays fp32 on a CUDA device: 10 bits of mantissa, several times as fast."""
+    """TensorFloat-32 for the matrix products that stay fp32 on a CUDA device: several times as fast, with 10
+    bits of mantissa instead of 23."""
     threads: Positive | None = None
-    """Threads per rank for CPU operators. null: OMP_NUM_THREADS, or what torch chooses."""
+    """Threads of each rank for operators on the CPU. null: OMP_NUM_THREADS, or what torch chooses. Bits
+    depend on it."""
     log_every: Positive = 10
-    """Steps between two lines of log."""
+    """Steps from one line of the log (loss, speed, time left) to the next."""
     profile: str | None = None
-    """A window of steps to trace on rank 0, `20-24`; the file is in the attempt's
-    directory. Steps in the window are slow."""
+    """Steps to trace on rank 0, such as `20-24` (0 is the first): the file, for Perfetto, is in the attempt's
+    directory. These steps are slower. null: none."""
     tensorboard: bool = False
     """Write loss, rates and norms for TensorBoard, to `tensorboard/` in the run directory."""
 
@@ -107,20 +115,22 @@ class OptimConfig:
     """AdamW, and its schedule: linear warm-up, then cosine."""
 
     learning_rate: Annotated[float, Range(0, open_low=True)] = 6e-4
-    """Peak. The default is GPT-3's for models of about 100 M parameters (table 2.1)."""
+    """Learning rate at its peak, after the warm-up. The default is GPT-3's for models of about 100 M
+    parameters (table 2.1)."""
     min_learning_rate: Annotated[float, Range(0)] | None = None
-    """Where the cosine ends. null: a tenth of the peak."""
+    """Learning rate at the last step, where the cosine ends. null: a tenth of the peak."""
     warmup_steps: Count = 0
-    """Steps until the peak; must be fewer than `train.steps`."""
+    """Steps in which the learning rate rises to its peak; must be fewer than `train.steps`."""
     weight_decay: Annotated[float, Range(0)] = 0.1
-    """Of matrices only; biases and norms are not decayed."""
+    """AdamW's weight decay, of matrices only; biases and norms are not decayed."""
     beta1: Annotated[float, Range(0, 1, open_high=True)] = 0.9
-    """Of the running mean of the gradient."""
+    """AdamW's decay of the running mean of the gradient."""
     beta2: Annotated[float, Range(0, 1, open_high=True)] = 0.95
-    """Of the running mean of its square. Shorter memory than Adam's 0.999: steadier with large batches
-    (GPT-3, appendix B)."""
+    """AdamW's decay of the running mean of the squared gradient. Below Adam's 0.999: steadier with large
+    batches (GPT-3, appendix B)."""
     clip: Annotated[float, Range(0)] = 1.0
-    """Largest norm of the gradient of all parameters together; 0 does not clip."""
+    """Largest norm of the gradient of all parameters together: a larger gradient is scaled down to it. 0: no
+    clipping."""
 
     def __post_init__(self) -> None:
         if self.final_learning_rate > self.learning_rate:
@@ -142,9 +152,9 @@ class ValidationConfig:
     """Loss on held-out text, measured inside the loop. Changes nothing in the training."""
 
     every: Count = 0
-    """Steps between two validations; 0 never validates."""
+    """Steps from one validation to the next; 0: none."""
     batches: Positive = 8
-    """Global batches a validation; always the same ones, so that figures compare."""
+    """How many global batches one validation reads; always the same ones, so that losses can be compared."""
 
 
 _WINDOW = re.compile(r"(\d+)-(\d+)")
@@ -167,17 +177,18 @@ class CheckpointConfig:
     """When to save, and how many checkpoints to keep."""
 
     every: int | str = "auto"
-    """`auto` (from the measured cost of a save), steps such as 500, or seconds such as `90s`.
-    HOLDFAST_CHECKPOINT_EVERY wins when set."""
+    """How often to save. `auto`: from what a save costs here, between 10 s and 15 minutes apart. Or a number
+    of steps such as 500, or seconds such as `90s`. HOLDFAST_CHECKPOINT_EVERY, which a job's
+    `spec.checkpoint.every` sets, wins."""
     keep: Positive = 3
-    """Newest checkpoints kept: more than one, so that a damaged newest still leaves another.
-    HOLDFAST_CHECKPOINT_KEEP wins when set."""
+    """How many of the newest checkpoints stay on the disk: better more than one, so that there is another if
+    the newest is damaged. HOLDFAST_CHECKPOINT_KEEP, which a job's `spec.checkpoint.keep` sets, wins."""
     keep_every: Count = 0
-    """Steps: each multiple, such as 10000, is saved, whatever `every` says, and stays for good; 0 keeps no
-    others than the newest."""
+    """A number of steps, such as 10000: the checkpoint of each multiple is saved, whatever `every` says, and
+    stays for good. 0: none."""
     keep_best: Count = 0
-    """Checkpoints with the lowest validation loss that stay besides; 0 keeps none for that. With it, every
-    step that is validated is saved, whatever `every` says."""
+    """How many checkpoints with the lowest validation losses stay besides the newest; every step that is
+    validated is then saved, whatever `every` says. 0: none."""
 
     snapshot: Snapshots = "overlapped"
     """When parameters and optimizer state are copied: while the next step's forward and backward compute

@@ -20,13 +20,13 @@ class StreamConfig:
     tokenizer: Path
     """A tokenizer.json of the `tokenizers` library, such as `prepare` writes."""
     patterns: tuple[str, ...] | None = None
-    """Of files in directories, such as "*.txt"; null: those that `prepare` takes. A file that is named itself
-    is always read."""
+    """Which files of directories are read, such as ["*.txt"]; null: those that `prepare` takes. A file that
+    is named itself is always read."""
     text_field: str = "text"
-    """Of a JSON line, or the column of a table."""
+    """The key of a JSON line, or the column of a table, that holds the text."""
     validation_fraction: Annotated[float, Range(0, 1, open_high=True)] = 0.0
-    """Of documents that validation reads and training does not, by hash as `prepare` takes them. 0: none,
-    and then `validation.every` must be 0, too."""
+    """Share of the documents, such as 0.01, that validation reads and training does not, chosen by hash as
+    `prepare` does. 0: none, and then `validation.every` must be 0, too."""
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -40,10 +40,10 @@ class DataConfig:
     path: Path | None = None
     """Directory made by `python -m holdfast_trainer prepare`; relative to the working directory."""
     verify: bool = False
-    """Read all shards at start and compare their checksums. Off: sizes are always checked, and a full
-    read of a large set costs minutes."""
+    """Read all shards at each start and compare their checksums, which takes minutes for a large set. false:
+    only their sizes are checked."""
     stream: StreamConfig | None = None
-    """Text that nobody prepared, in the place of `path`."""
+    """Text that is tokenised while it trains, instead of `path`."""
 
     def __post_init__(self) -> None:
         if self.path is None and self.stream is None:

@@ -22,26 +22,27 @@ class ModelConfig:
     heads: Positive
     """Attention heads; must divide `width`."""
     width: Positive
-    """Size of the residual stream; the MLP is four times as wide."""
+    """Size of the residual stream (the embedding); gpt2's MLP is four times as wide."""
     context: Positive
-    """Tokens a sequence holds; attention costs grow with its square."""
+    """Tokens in one sequence; the cost of attention grows with its square."""
     dropout: Annotated[float, Range(0, 1, open_high=True)] = 0.0
-    """Probability in [0, 1). 0: a model that sees its data about once gains nothing from it."""
+    """Probability that a value is dropped. 0: a model that sees its data about once gains nothing from it."""
     bias: bool = False
-    """Biases in linear layers and norms. Off: a little faster, no worse (as PaLM and later)."""
+    """Biases in linear layers and norms, of gpt2 alone. false: a little faster, no worse (as PaLM and
+    later)."""
     family: Literal["gpt2", "llama"] = "gpt2"
-    """gpt2: learned positions, layer norms, GELU. llama: rotary positions, RMS norms, a gated MLP; what
-    follows is of llama alone."""
+    """gpt2: learned positions, layer norms, GELU. llama: rotary positions, RMS norms, a gated MLP. kv_heads,
+    mlp_width, rope_theta, norm_eps and tied are of llama alone."""
     kv_heads: Positive | None = None
     """Heads of keys and values, which groups of `heads` share; must divide it. null: as many as `heads`."""
     mlp_width: Positive | None = None
     """Size of the gated MLP. null: 8/3 of `width`, up to a multiple of 64 (Touvron et al. 2023)."""
     rope_theta: Annotated[float, Range(0, open_low=True)] = 10000.0
-    """Base of the rotary angles; long contexts want more, such as 500000."""
+    """Base of the rotary angles; contexts of many thousand tokens want more, such as 500000."""
     norm_eps: Annotated[float, Range(0, open_low=True)] = 1e-5
-    """Keeps the RMS norms from dividing by zero."""
+    """Added in the RMS norms, so that they never divide by zero; change it only to match given weights."""
     tied: bool = True
-    """One matrix for the token embedding and the output layer."""
+    """Whether the token embedding and the output layer are one matrix."""
 
     @property
     def key_value_heads(self) -> int:

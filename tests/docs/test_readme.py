@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from torch.utils.data import default_collate
 
 from holdfast_controller.jobs import TrainingJob
 from holdfast_trainer.config import load
+from holdfast_trainer.tune.workload import load_workload
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -57,6 +59,14 @@ def test_the_configuration_that_is_made_of_an_example_is_one(tmp_path: Path) -> 
     command = command.replace("python", sys.executable, 1).replace("> gpt.yaml", f"> {tmp_path}/gpt.yaml")
     subprocess.run(command, shell=True, check=True, cwd=ROOT)
     assert load(tmp_path / "gpt.yaml").train.steps == 300
+
+
+def test_the_model_of_ones_own_that_is_shown_can_be_measured(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL)
+    (tmp_path / "mine.py").write_text(shown)
+    workload = load_workload(f"{tmp_path}/mine.py:make")
+    batch = default_collate([workload.dataset[i] for i in range(workload.settings.batch)])
+    assert workload.loss(workload.model(), batch).isfinite()
 
 
 def anchors(document: Path) -> set[str]:

@@ -30,22 +30,30 @@ HEAD = """# Every way a job was hit, and what it cost
 containerd each, in network namespaces of one machine), and hits them by one fault after another, in the order
 of the [table](../tests/cluster/faults/table.py). This page is made of its results, on a machine with {cores}
 cores ({cpu}) and {memory_gib:.0f} GiB of memory for all of it.
-
-*Steps lost* were done again; a save is made every {every} steps. *Resume* compares the job's end with that
-of an untouched twin: the state of both ranks and the loss of every step, those done twice included, to the
-last bit. *Left behind* are pods, PyTorchJobs and ConfigMaps of earlier attempts. *Seconds* are from the hit
-until the next attempt has done a step, with what the fault itself takes.
-A rank that somebody kills inside its pod is a failure: what takes pods from a job says so, and nothing did.
-The full disk is that of the claim, with no room left until a save has failed; training goes on meanwhile.
-Where it is full when an attempt begins, inodes are gone too, and come back once the verdict is there. A
-clock that is wrong is that of all containers of one node, not of its kubelet; the figures in the status are
-held against the right one. A gang of which a part finds no place, or which has its nodes and cannot start on
-them, is given up after 300 s, which are among its seconds; it spends no budget, and the eviction before it is
-counted apart. Kueue's quota has room for one job: another of higher priority takes it, and the job waits,
-with a sentence that says for what, until it is given back. The Node of the one without power is deleted, as a
-cloud's controller does. Pods of a node that says nothing are taken after 5 s here; Kubernetes as it comes
-waits for 300 s, which then come on top.
 {note}
+The columns:
+
+- *Steps lost* were done again; a save is made every {every} steps.
+- *Resume* compares the job's end with that of an untouched twin, to the last bit: the state of both ranks and
+  the loss of every step, those done twice included.
+- *Left behind* are pods, PyTorchJobs and ConfigMaps of earlier attempts.
+- *Seconds* are from the hit until the next attempt has done a step, with what the fault itself takes.
+
+What to know of some faults:
+
+- A rank that somebody kills inside its pod is a failure: nothing took the pod from the job.
+- The full disk is that of the claim. It has no room until a save has failed; training goes on meanwhile.
+  Where it is full when an attempt begins, it has no inodes either, until the verdict is there.
+- A clock that is wrong is that of all containers of one node, not of its kubelet; the figures in the status
+  are compared with the right one.
+- An attempt of which a part finds no node, or which has its nodes and cannot start on them, is given up after
+  300 s, which are among its seconds. It spends no budget; the eviction before it is counted apart.
+- Kueue's quota has room for one job: another of higher priority takes it, and the job waits, and says for
+  what, until it is given back.
+- The Node of the machine without power is deleted, as a cloud's controller does.
+- Pods of a node that says nothing are taken after 5 s here; Kubernetes by default waits for 300 s, which then
+  come on top.
+
 | fault | verdict | budget spent | steps lost | resume | left behind | seconds | reason in the job's status |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 """

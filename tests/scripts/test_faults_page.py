@@ -59,8 +59,8 @@ def test_the_rows_of_train_jobs_have_a_table_of_their_own() -> None:
 
 def test_how_the_figures_were_taken_is_told_before_them() -> None:
     text = page({"machine": MACHINE, "every": 20, "rows": [ROW], "note": "Other work ran."})
-    assert "come on top.\nOther work ran.\n\n| fault" in text
-    assert "come on top.\n\n| fault" in page_of(ROW)
+    assert "for all of it.\nOther work ran.\n\nThe columns" in text
+    assert "for all of it.\n\nThe columns" in page_of(ROW)
 
 
 def test_a_fault_that_went_wrong_or_was_not_tried_is_no_row() -> None:

@@ -21,14 +21,14 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  make bench-NAME   one of: $(BENCHMARKS)"
 
-install: ## .venv with what uv.lock pins; the other targets do it by themselves
+install: ## make .venv with what uv.lock pins; the other targets do it by themselves
 	@test -n "$(PYTHON)" || { echo "holdfast: no Python from 3.11 on was found; install one, or: make PYTHON=/path/to/python" >&2; exit 1; }
 	@"$(PYTHON)" scripts/install.py
 
 demo: install ## a preempted run ends bit-identical to an untouched one; writes build/demo.json
 	@$(RUN) -m scripts.demo $(ARGS)
 
-up: install ## the controller and the local engine on this machine
+up: install ## start the controller on this machine, as holdfast up
 	@$(VENV)/bin/holdfast up $(ARGS)
 
 test: install ## all tests; ARGS="-k name" narrows them
@@ -48,17 +48,17 @@ test-faults: install ## every fault of tests/cluster/faults/table.py on three no
 verify: install ## style, types, imports, lock file, generated files, Dockerfiles; shows all failures
 	@$(RUN) scripts/verify.py $(ARGS)
 
-format: install ## lay out the code and mend what can be mended
+format: install ## format the code and mend what ruff can mend
 	@$(RUN) -m ruff check --fix --quiet . || true
 	@$(RUN) -m ruff format --quiet .
 
-generate: install ## write the generated files anew
+generate: install ## write the generated files (docs, chart, dashboards) anew
 	@$(RUN) scripts/generate.py
 
 lock: install ## resolve uv.lock again, keeping pins; ARGS=--upgrade takes the newest
 	@$(RUN) scripts/lock.py $(ARGS)
 
-images: ## the trainer's and the controller's, by docker buildx bake; ARGS="controller --push" names targets and options
+images: ## build the trainer's and the controller's image, by docker buildx bake; ARGS="controller --push" names targets and options
 	@docker buildx version >/dev/null 2>&1 || { echo "holdfast: images are built by docker buildx, which is not here: https://docs.docker.com/build/install-buildx" >&2; exit 1; }
 	@REVISION="$${REVISION-$$(git rev-parse HEAD 2>/dev/null || echo unknown)}" docker buildx bake -f docker/docker-bake.hcl $(ARGS)
 
@@ -68,10 +68,10 @@ bench-%: install
 	@test -f bench/$*.py || { echo "holdfast: no benchmark '$*'; there are: $(BENCHMARKS)" >&2; exit 1; }
 	@$(RUN) -m bench.$* $(ARGS)
 
-cluster: install ## a Kubernetes on this machine, with the Training Operator; prints its kubeconfig; needs root; ARGS="--nodes 3" for more nodes
+cluster: install ## start a Kubernetes on this machine, with the Training Operator; prints its kubeconfig; needs root; ARGS="--nodes 3" for more nodes
 	@$(RUN) -m tests.cluster up $(ARGS)
 
-cluster-down: install ## end it, leaving nothing behind; ARGS=--purge removes its images too
+cluster-down: install ## end that cluster; ARGS=--purge removes its cache of images too
 	@$(RUN) -m tests.cluster down $(ARGS)
 
 clean: ## remove .venv, build/ and every cache; runs and data elsewhere stay

@@ -31,7 +31,10 @@ def add_gpus(parser: argparse.ArgumentParser) -> None:
         help="work out settings for a GPU of this size, which need not be here; may be given again",
     )
     parser.add_argument(
-        "--gpus", type=int, default=int(os.environ.get("WORLD_SIZE", "1")), help="how many (%(default)s)"
+        "--gpus",
+        type=int,
+        default=int(os.environ.get("WORLD_SIZE", "1")),
+        help="how many such GPUs (%(default)s)",
     )
     parser.add_argument(
         "--gpu-capability",

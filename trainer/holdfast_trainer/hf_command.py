@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("run", metavar="RUN", help="run directory, or s3://BUCKET/PREFIX")
     parser.add_argument("--config", type=Path, required=True, help="the YAML file that the run was given")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIRECTORY")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIRECTORY", help="where to write them")
     parser.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="all that the run was given"

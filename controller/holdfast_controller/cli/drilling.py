@@ -37,9 +37,11 @@ def drill(
     namespace: NamespaceOption = None,
     replica: Annotated[int | None, typer.Option(min=0, help="Which one (a random one).")] = None,
     kind: Annotated[DrillKind, typer.Option(help=KINDS)] = DrillKind.KILL,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it trains again; then report.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until it trains again, and report.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; then exit 4.")] = 900.0,
-    output: Annotated[TextOutput, typer.Option("-o", "--output", help="Of the report.")] = TextOutput.TEXT,
+    output: Annotated[
+        TextOutput, typer.Option("-o", "--output", help="Format of the report.")
+    ] = TextOutput.TEXT,
 ) -> None:
     """Disrupt a replica, to see the job survive it; with --wait also what that cost, and the proof."""
     place = locate(job, namespace)

@@ -40,7 +40,7 @@ def explain(
     ] = "spec",
     output: Annotated[TextOutput, typer.Option("-o", "--output")] = TextOutput.TEXT,
 ) -> None:
-    """Show what a job can say: what each key takes, its default and its meaning.
+    """Show the keys of a job: what each takes, its default and its meaning.
 
     What stands under spec.config is the program's own: for the trainer that comes with Holdfast
     `python -m holdfast_trainer explain` shows it.

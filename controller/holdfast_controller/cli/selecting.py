@@ -22,7 +22,7 @@ Jobs = Annotated[
         metavar="JOB", help="One or several: NAME or NAMESPACE/NAME.", autocompletion=complete_job
     ),
 ]
-Everywhere = Annotated[bool, typer.Option("-A", "--all-namespaces", help="Of all namespaces.")]
+Everywhere = Annotated[bool, typer.Option("-A", "--all-namespaces", help="Jobs of all namespaces.")]
 Selector = Annotated[str, typer.Option("-l", "--selector", help="Only jobs with labels: a=b,c!=d.")]
 Phases = Annotated[
     list[str] | None, typer.Option("--phase", help="Only jobs in this phase; may be repeated.")

@@ -46,7 +46,7 @@ def get(
     selector: Selector = "",
     phases: Phases = None,
     output: Annotated[Output, typer.Option("-o", "--output")] = Output.TABLE,
-    watch: Annotated[bool, typer.Option("-w", "--watch", help="Go on showing changes.")] = False,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Go on and show each change.")] = False,
 ) -> None:
     """Show jobs: by default all of the namespace.
 
@@ -127,7 +127,7 @@ def events(
     namespace: NamespaceOption = None,
     everywhere: Everywhere = False,
     selector: Selector = "",
-    since: Annotated[str, typer.Option("--since", help="Only of the newest 90s, 30m, 12h, 7d.")] = "",
+    since: Annotated[str, typer.Option("--since", help="Only of the last 90s, 30m, 12h, 7d.")] = "",
     output: Annotated[TableOutput, typer.Option("-o", "--output")] = TableOutput.TABLE,
     watch: Annotated[
         bool, typer.Option("-w", "--watch", help="Go on showing what happens until the JOB is deleted.")
@@ -224,9 +224,9 @@ def logs(
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Go on through all attempts until the job ends.")
     ] = False,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt alone (the newest).")] = None,
-    rank: Annotated[int, typer.Option(min=0, help="Of this rank.")] = 0,
-    tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Only of this attempt (the newest).")] = None,
+    rank: Annotated[int, typer.Option(min=0, help="The output of this rank.")] = 0,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only so many of the last lines.")] = None,
 ) -> None:
     """Show the output of a rank."""
     place = locate(job, namespace)

@@ -30,8 +30,12 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan, and why it could not run here.")
     ] = False,
-    watch: Annotated[bool, typer.Option("-w", "--watch", help="Stay until it ends; 3 if it failed.")] = False,
-    output: Annotated[TextOutput, typer.Option("-o", "--output", help="With --dry-run.")] = TextOutput.TEXT,
+    watch: Annotated[
+        bool, typer.Option("-w", "--watch", help="Stay until it ends; exit 3 if it failed.")
+    ] = False,
+    output: Annotated[
+        TextOutput, typer.Option("-o", "--output", help="How --dry-run shows it.")
+    ] = TextOutput.TEXT,
 ) -> None:
     """Submit a job."""
     document = read_document(file)

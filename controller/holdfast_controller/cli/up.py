@@ -103,7 +103,7 @@ def up_command(start_controller: StartController) -> Callable[..., None]:
             int | None, typer.Option(help="Port to listen on (8765); 0 takes a free one.")
         ] = None,
         no_token: Annotated[
-            bool, typer.Option("--no-token", help="Ask nobody for a token; on loopback only.")
+            bool, typer.Option("--no-token", help="Ask for no token; on loopback only.")
         ] = False,
         cpu_slots: Annotated[
             int | None, typer.Option(help="CPU ranks that may run at once (this machine's cores).")

@@ -37,7 +37,7 @@ def top(
     ctx: typer.Context,
     namespace: NamespaceOption = None,
     everywhere: Annotated[
-        bool, typer.Option("-A", "--all-namespaces", help="Of all namespaces, as without -n.")
+        bool, typer.Option("-A", "--all-namespaces", help="Jobs of all namespaces, as without -n.")
     ] = False,
     selector: Selector = "",
     once: Annotated[bool, typer.Option("--once", help="Show it once and leave.")] = False,
@@ -64,7 +64,7 @@ def wait(
 ) -> None:
     """Wait until a job is in a phase, or each of several.
 
-    Exits 3 where one failed, or ended otherwise, and so never will be.
+    Exits 3 if one of them failed or ended otherwise, so that it never will be.
 
     Examples: holdfast wait gpt-1 gpt-2; holdfast wait -l sweep=7 --for Final
     """

@@ -168,12 +168,16 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     add_target_words(parser, "what to tune")
     parser.add_argument("--out", type=Path, default=Path("tune"), help="directory for results (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of the table (%(default)s)")
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="at least, a row (%(default)s)")
     parser.add_argument(
-        "--seconds", type=float, default=2.0, metavar="S", help="at least, a row (%(default)s)"
+        "--rounds", type=int, default=3, metavar="N", help="times to measure the table (%(default)s)"
     )
-    parser.add_argument("--grow", action="store_true", help="a step may take more samples than today")
+    parser.add_argument(
+        "--steps", type=int, default=3, metavar="N", help="steps a row has at least (%(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, metavar="S", help="seconds a row takes at least (%(default)s)"
+    )
+    parser.add_argument("--grow", action="store_true", help="allow a step to take more samples than now")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
     arguments = parser.parse_intermixed_args(argv)

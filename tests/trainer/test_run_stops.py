@@ -257,6 +257,69 @@ def test_ctrl_c_saves_and_a_second_one_does_not_wait(workshop: Workshop) -> None
     assert hasty.termination().error == "interrupted from the keyboard"
 
 
+LEAVES_BY_ITSELF = """
+import os, signal, sys, time
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=4)
+noticed = False
+
+def handler(number, frame):
+    global noticed
+    noticed = True
+    if sys.argv[1].startswith("exit"):
+        sys.exit(int(sys.argv[1].removeprefix("exit ")))
+
+signal.signal(signal.SIGTERM, handler)
+model = run.wrap(torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(2, 1)))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(16):
+    while os.path.exists(os.environ.get("HOLD", "")) and step >= int(os.environ["HOLD_AT"]):
+        time.sleep(0.005)
+    if noticed and sys.argv[1] == "break":
+        break
+    loss = model(torch.full((4, 2), float(step))).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    run.log(loss=loss)
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "durable"), [("break", 0, 10), ("exit 0", 143, 8), ("exit 1", 143, 8)]
+)
+def test_a_loop_that_leaves_by_itself_on_notice_is_interrupted_and_goes_on(
+    workshop: Workshop, tmp_path: Path, how: str, status: int, durable: int
+) -> None:
+    """By a handler of its own for SIGTERM. It was told as finished, with 10 of 16 steps, and never started
+    again; or as failed. A `break` leaves whole steps behind, which are saved; sys.exit may cut one anywhere.
+    """
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES_BY_ITSELF)
+    options = {"script": script, "arguments": [how]}
+    untouched = workshop.finish("untouched", **options)
+    gang = workshop.start(**options, hold_at=10)
+    gang.wait_for_step(10)
+    wait_until(lambda: gang.history.run.checkpoint(8).exists(), "step 8 to be durable")
+    gang.signal(NOTICE)
+    assert gang.wait() == [status], gang.texts()
+    message = gang.termination()
+    assert (message.outcome, message.step, message.durable_step) == ("interrupted", 10, durable), message
+    if how != "break":
+        assert (
+            message.error
+            == f"on notice the program ended by sys.{how[:4]}({how[5:]}), in the middle of a step"
+        )
+        assert "which is not saved: leave SIGTERM to Run" in gang.texts()
+    history = workshop.finish(**options)
+    assert history.events("attempt_start", 2)[0]["resumed_step"] == durable
+    assert history.losses() == untouched.losses()
+    assert sorted(history.losses()) == list(range(1, 17))
+
+
 def test_a_second_notice_changes_nothing(workshop: Workshop) -> None:
     gang = workshop.start(**SLOW)
     gang.wait_for_step(3)

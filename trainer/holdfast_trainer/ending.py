@@ -86,8 +86,12 @@ class Ending:
         """May put a fault that its own message does not explain into words."""
         self.at_exit: Callable[[], None] = lambda: None
         """Called when the program ends by itself; what it raises is a failure like any other."""
+        self.in_step: Callable[[], bool] = lambda: False
+        """Whether a loop over steps is under way, and not left by its end or by `break`."""
         self.exit_status: Any = None
         """What `sys.exit` was called with last."""
+        self.cut_step = False
+        """Whether that was in a step, of which nobody knows how much was done."""
 
     def install(self) -> None:
         """Listen for uncaught exceptions, `sys.exit` and the end of the program."""
@@ -256,12 +260,18 @@ class Ending:
             log.warning("what was being saved is given up: %s", error)
 
     def _exit(self, status: Any = None, /) -> NoReturn:
-        self.exit_status = status
+        self.exit_status, self.cut_step = status, self.in_step()
         self._previous_exit(status)
 
     def _leave(self) -> None:
         if self._said or os.getpid() != self._pid:
             return
+        if self.cut_step and self.noticed():  # by a handler of its own for SIGTERM, which came anywhere
+            self._finish_saving()
+            why = f"on notice the program ended by sys.exit({self.exit_status!r}), in the middle of a step"
+            log.warning("%s, which is not saved: leave SIGTERM to Run, which stops between two", why)
+            self.say("interrupted", why)
+            _exit_now(EXIT_NOTICE)
         if self.exit_status not in (None, 0):
             self._finish_saving()
             self.say("failed", f"the program ended by sys.exit({self.exit_status!r})")

@@ -199,7 +199,8 @@ class Run:
         self._ending.check_fence = self._saves.check_fence
         self._ending.explain = self._explain
         self._ending.hanging = lambda: self._watchdog.telling
-        self._ending.noticed = lambda: self._notice.received
+        self._ending.noticed = self._notice.look
+        self._ending.in_step = lambda: self._looping
         self._ending.before_failure = self._saves.await_commit
         self._ending.at_exit = self._at_exit
 
@@ -377,7 +378,7 @@ class Run:
         self._saves.end_step()
         self._step += 1
         self._changed = False
-        self._ending.exit_status = None  # whoever called sys.exit, it was caught: the loop goes on
+        self._ending.exit_status, self._ending.cut_step = None, False  # it was caught: the loop goes on
         self._losses.hear_counts(agreed)
         self._account.end_step(self._step, owes_counts=self._losses.owes_counts(self._step))
         self._losses.hear(agreed)
@@ -460,7 +461,8 @@ class Run:
 
     @property
     def noticed(self) -> bool:
-        """Whether this rank was told to end: all stop together, at a step's end."""
+        """Whether this rank was told to end: all stop together, at a step's end. A loop left by `break`
+        then counts as interrupted, not as finished."""
         return self._notice.received
 
     def summary(self) -> str:
@@ -534,10 +536,13 @@ class Run:
         self._account.telemetry.phase("finished")
 
     def _at_exit(self) -> None:
-        """The program ended by itself; where it left the loop early, it did so of its own will."""
+        """The program ended by itself; where it left the loop early, it did so of its own will, or as a rank
+        was told to end: that is taken for the reason, as what is begun again can be left again."""
         if self.total_steps is not None and not self._completed:
             if self._changed:
                 self._end_step(leaving=True)
+            if self._step < self.total_steps and any(self.gang.gather(self._notice.look())):
+                self._stop()
             self._complete()
         self._ending.say("finished")
         self._notice.settle()

@@ -101,6 +101,43 @@ def test_an_hour_between_two_loops_is_no_step_s(workshop: Workshop, tmp_path: Pa
     assert sum(told.values()) < 3600
 
 
+LEFT_IN_AN_EPOCH = """
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.steps_an_epoch = 6
+run.track(model=model, optimizer=optimizer)
+while run.step < 12:
+    for step in run.steps(12):
+        loss = model(torch.ones(3, 2)).sum() * 0 + step
+        loss.backward()
+        optimizer.step()
+        run.log(loss=loss, samples=3)
+        if step % 4 == 3:
+            break
+    run.log(val_loss=1.0)
+"""
+
+
+def test_an_epoch_in_which_a_loop_was_left_and_gone_on_with_is_told_whole(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """For a validation at every fourth step, say. Of the first epoch two steps were told: the others had been
+    done by attempts before, of which there were none."""
+    script = tmp_path / "left.py"
+    script.write_text(LEFT_IN_AN_EPOCH)
+    history = workshop.finish(script=script, arguments=[])
+    told = [line for line in history.steps() if "epoch" in line]
+    assert [(line["epoch"], line["epoch_steps"], line["epoch_samples"]) for line in told] == [
+        (1, 6, 18),
+        (2, 6, 18),
+    ]
+    assert [line["epoch_loss"] for line in told] == [2.5, 8.5]
+
+
 @pytest.mark.parametrize(
     ("length", "done", "told"),
     [

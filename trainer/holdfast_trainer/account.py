@@ -92,7 +92,10 @@ class Account:
         self.steps.restart_clock()
 
     def count_epochs(self, steps_an_epoch: float | None, done: int) -> None:
-        """So many steps go through the data once (None: not known), and `done` were done before."""
+        """So many steps go through the data once (None: not known), and `done` were done before. A loop that
+        goes on after one that was left goes on with the sums of its epoch."""
+        if steps_an_epoch == self.telemetry.steps_an_epoch:
+            return
         self.telemetry.steps_an_epoch = steps_an_epoch
         self.steps.epochs = Epochs(steps_an_epoch, done) if steps_an_epoch else None
 

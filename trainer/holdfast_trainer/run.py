@@ -355,7 +355,10 @@ class Run:
             self._hear_of_sums(name, model)
         self._overflow.look(self._saves.state.gradient_scale(self.device), stepped=True)
         self._exchange.contribute(self._step)
-        if self._exchange.finish().stop:  # a notice came before the first step
+        agreed = self._exchange.finish()
+        self._losses.hear_counts(agreed)  # of the step in which the loop before was left
+        self._losses.hear(agreed)
+        if agreed.stop:  # a notice came before the first step
             self._stop()
         self._saves.restart_clock()
         self._begin_step(total)

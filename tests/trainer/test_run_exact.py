@@ -161,3 +161,39 @@ def test_a_step_that_is_done_again_with_another_loss_is_told(
     )
     if whose == "own":
         assert len(resumed.history.losses()) == 12
+
+
+ELSEWHERE_BY_DEFAULT = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+from holdfast_trainer.samples import Samples
+
+torch.set_default_device("meta")
+run = Run(checkpoint_every=4)
+model = run.wrap(torch.nn.Linear(2, 1, device="cpu"))
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+data = [torch.full((2,), float(n), device="cpu") for n in range(12)]
+samples = Samples(data, batch=2, rank=run.rank, world_size=run.world_size, workers=1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(int(sys.argv[1])):
+    loss = model(samples.batch(step) / 12).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    run.log(loss=loss)
+    optimizer.step()
+print("of both", run.mean(run.rank), flush=True)
+"""
+
+
+def test_a_default_device_is_the_scripts_own_matter(workshop: Workshop, tmp_path: Path) -> None:
+    """What ranks agree on, what is saved and what is read again is the CPU's, wherever tensors are made
+    otherwise: on the GPU a resume failed, and each step waited for it. Here they would have no memory."""
+    script = tmp_path / "elsewhere.py"
+    script.write_text(ELSEWHERE_BY_DEFAULT)
+    workshop.finish(ranks=2, script=script, arguments=["6"])
+    gang = workshop.start(ranks=2, script=script, arguments=["10"])
+    assert gang.wait() == [0, 0], gang.texts()
+    assert gang.history.events("attempt_start", 2)[0]["resumed_step"] == 6
+    assert sorted(gang.history.losses()) == list(range(1, 11))
+    assert "of both 0.5" in gang.texts()

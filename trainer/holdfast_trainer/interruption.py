@@ -230,7 +230,7 @@ class Exchange:
         """
         if self._pending is not None:
             return
-        vector = torch.zeros(12, dtype=torch.float64)
+        vector = torch.zeros(12, dtype=torch.float64, device="cpu")  # whatever torch.set_default_device says
         vector[0], vector[1], vector[10] = float(self._notice.received), float(save), float(overflows)
         vector[11] = seconds
         self.offered, self._offered_step = None, 0

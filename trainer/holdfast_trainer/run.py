@@ -459,7 +459,7 @@ class Run:
 
     def mean(self, value: float) -> float:
         """The mean over ranks, the same bits on every rank. Collective."""
-        total = self.gang.sum_async(torch.tensor([value], dtype=torch.float64))()
+        total = self.gang.sum_async(torch.tensor([value], dtype=torch.float64, device="cpu"))()
         return float(total) / self.world_size
 
     @property

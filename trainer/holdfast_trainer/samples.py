@@ -90,7 +90,8 @@ class Samples:
                 rng.restore(before)
         if step != self._next or self._batches is None:
             self.close()
-            self._batches = iter(self._loader(step))
+            with torch.device("cpu"):  # where its generator is, whatever torch.set_default_device says
+                self._batches = iter(self._loader(step))
         self._next = step + 1
         return to_device(self._fetch(self._batches), self.device)
 
@@ -164,13 +165,13 @@ def pad_ragged(
     Raises DataError where it cannot hold a value or `fill`; that floats are rounded is no reason.
     """
     arrays = [np.asarray(sample) for sample in samples]
-    lengths = torch.tensor([len(array) for array in arrays])
+    lengths = torch.tensor([len(array) for array in arrays], device="cpu")
     longest = -(-max(1, int(lengths.max())) // multiple) * multiple
     if dtype is None:
         # An empty list has a type by default alone.
         typed = {a.dtype for a, s in zip(arrays, samples, strict=True) if len(a) or hasattr(s, "dtype")}
         dtype = torch.from_numpy(np.empty(0, np.result_type(*(typed or {arrays[0].dtype})))).dtype
-    padded = torch.full((len(arrays), longest), fill, dtype=dtype)
+    padded = torch.full((len(arrays), longest), fill, dtype=dtype, device="cpu")
     if not dtype.is_floating_point and padded[0, 0].item() != fill:
         raise DataError(f"{dtype} has no room for fill={fill}: give another dtype")
     rows = padded.numpy()

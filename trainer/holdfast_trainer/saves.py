@@ -199,7 +199,8 @@ class Saves:
         with self._watchdog.paused():
             self.settle()
         while True:
-            told = torch.tensor([self._saver.busy, self._notice.received, self._unheard], dtype=torch.float64)
+            mine = [self._saver.busy, self._notice.received, self._unheard]
+            told = torch.tensor(mine, dtype=torch.float64, device="cpu")
             busy, noticed, unheard = self._gang.sum_async(told)().tolist()
             self._watchdog.beat(step=False)  # every rank has answered, however long the save takes
             if noticed:

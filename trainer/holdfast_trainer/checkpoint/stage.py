@@ -102,7 +102,7 @@ class Stage:
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
-        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._layout: dict[str, tuple[int, torch.Size, torch.dtype]] = {}
         self.places: dict[str, torch.Tensor] = {}
         """Where each tensor stands in the newest image."""
@@ -158,7 +158,7 @@ class Stage:
             cuda.cudaHostUnregister(self._registered)
         self._registered = self._touched = 0
         self._layout, self.places = {}, {}
-        self._bytes, self._memory = torch.empty(0, dtype=torch.uint8), None
+        self._bytes, self._memory = torch.empty(0, dtype=torch.uint8, device="cpu"), None
 
     def touch(self) -> None:
         """Make the kernel give all pages now; for a thread that nobody waits for."""

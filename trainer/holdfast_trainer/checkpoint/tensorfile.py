@@ -276,7 +276,7 @@ def _empty(entry: Mapping[str, Any]) -> torch.Tensor:
     if end - begin != math.prod(shape) * dtype.itemsize or min(shape, default=0) < 0:
         raise ValueError(f"{end - begin} bytes for {entry['dtype']} {shape}")
     if end - begin < _LARGE:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")  # whatever torch.set_default_device says
     memory = huge_pages(end - begin)  # few page faults, which else cost more than the reading
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from gangs import KILL, NOTICE, Gang, Workshop
 from waiting import wait_until
@@ -318,6 +319,42 @@ def test_a_loop_that_leaves_by_itself_on_notice_is_interrupted_and_goes_on(
     assert history.events("attempt_start", 2)[0]["resumed_step"] == durable
     assert history.losses() == untouched.losses()
     assert sorted(history.losses()) == list(range(1, 17))
+
+
+WITH_A_WORKER = """
+import os, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=4)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+batches = iter(DataLoader(TensorDataset(torch.ones(64, 1)), 2, num_workers=1, generator=torch.Generator()))
+for step in run.steps(16):
+    while os.path.exists(os.environ.get("HOLD", "")) and step >= int(os.environ["HOLD_AT"]):
+        time.sleep(0.005)
+    model(next(batches)[0]).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_worker_that_ends_of_the_notice_is_no_fault_of_the_job(workshop: Workshop, tmp_path: Path) -> None:
+    """As one that was spawned does where torchrun, or Ctrl-C, signals all processes of a rank: it was told as
+    a failure for want of memory."""
+    script = tmp_path / "with_a_worker.py"
+    script.write_text(WITH_A_WORKER)
+    gang = workshop.start(script=script, arguments=[], hold_at=10)
+    gang.wait_for_step(10)
+    wait_until(lambda: gang.history.run.checkpoint(8).exists(), "step 8 to be durable")
+    (worker,) = psutil.Process(gang.ranks[0].pid).children()
+    gang.ranks[0].signal(NOTICE)
+    worker.kill()
+    assert gang.wait() == [EXIT_NOTICE], gang.texts()
+    message = gang.termination()
+    assert (message.outcome, message.step, message.durable_step) == ("interrupted", 10, 8)
+    assert message.error.startswith("the notice met a process that loads data too: rank 0 lost a process")
 
 
 def test_a_second_notice_changes_nothing(workshop: Workshop) -> None:

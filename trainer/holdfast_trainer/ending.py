@@ -31,7 +31,7 @@ from . import contract
 from .checkpoint import CheckpointError, Fenced, WrongConfiguration
 from .checkpoint.errors import StorageUnavailable
 from .contract import Progress, Termination
-from .faults import Explained
+from .faults import DeadWorker, Explained
 from .ledger import Journal
 from .parallel import is_lost_peer
 from .schema import ConfigError
@@ -240,6 +240,9 @@ class Ending:
                 self._previous_hook(kind, error.__cause__, trace)
             self._finish_saving()
             print(f"error: {error}", file=sys.stderr)
+            if isinstance(error, DeadWorker) and self.noticed():
+                self.say("interrupted", f"the notice met a process that loads data too: {error}")
+                _exit_now(EXIT_NOTICE)
             self.say("failed", str(error), config_error=not error.mendable)
             _exit_now(1 if error.mendable else contract.EXIT_CONFIG_ERROR)
         self._previous_hook(kind, error, trace)

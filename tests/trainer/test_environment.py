@@ -65,6 +65,33 @@ def test_a_resume_under_another_holdfast_is_told(workshop: Workshop, tmp_path: P
     assert told == [f"Holdfast's code: {own_code()} -> {own_code(other)}"]
 
 
+SETS_ITS_THREADS = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+torch.set_num_threads(int(sys.argv[1]))
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(2 * int(sys.argv[1])):
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_threads_that_a_script_sets_after_its_run_are_those_that_count(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """As many as the machine has cores, say: a resume on another machine said nothing of it."""
+    script = tmp_path / "threads.py"
+    script.write_text(SETS_ITS_THREADS)
+    workshop.finish(script=script, arguments=["1"])
+    history = workshop.finish(script=script, arguments=["2"])
+    assert history.events("attempt_start", 2)[0]["differences"] == ["threads: 1 -> 2"]
+
+
 def test_a_gpu_has_its_libraries_too() -> None:
     told = gpu_libraries()
     assert told["CUDA"] == torch.version.cuda

@@ -247,6 +247,7 @@ class Run:
         self._marks.build = time.time()
         self._ahead.stop()
         self.environment |= depended_on()
+        self.environment["threads"] = torch.get_num_threads()  # which the script may have set meanwhile
         resumed = resume(self.run_dir, self.attempt, self.gang, self._config_hash, state, self.environment)
         self._step = self._started_at = self._saves.newest_step = resumed.step
         self._exchange.norm_must_be_finite = not state.scales_gradients

@@ -92,6 +92,33 @@ def test_threads_that_a_script_sets_after_its_run_are_those_that_count(
     assert history.events("attempt_start", 2)[0]["differences"] == ["threads: 1 -> 2"]
 
 
+WHOLE_OR_CUT = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1))
+model = run.wrap(net) if sys.argv[1] == "whole" else run.shard(net, [])
+optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(int(sys.argv[2])):
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_loop_that_cuts_its_model_from_now_on_is_told_that_bits_differ(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """What DDP adds up over three ranks and what FSDP2 does is rounded otherwise, and nothing was said."""
+    script = tmp_path / "whole_or_cut.py"
+    script.write_text(WHOLE_OR_CUT)
+    workshop.finish(ranks=2, script=script, arguments=["whole", "2"])
+    history = workshop.finish(ranks=2, script=script, arguments=["cut", "4"])
+    assert history.events("attempt_start", 2)[0]["differences"] == ["parameters: whole -> in shards"]
+
+
 def test_a_gpu_has_its_libraries_too() -> None:
     told = gpu_libraries()
     assert told["CUDA"] == torch.version.cuda
@@ -115,8 +142,6 @@ def test_what_could_not_be_repeated_is_told_unless_it_is_told_now() -> None:
         ({"activation_checkpointing": True}, {}, []),  # the same, computed twice
         ({"tf32": False}, {}, []),
         ({"tf32": False}, {"device_type": "cuda"}, ["train.tf32: True -> False"]),
-        ({"parallel": "fsdp"}, {}, []),
-        ({"parallel": "fsdp"}, {"ranks": 2}, ["train.parallel: ddp -> fsdp"]),
     ],
 )
 def test_which_settings_change_bits(changed: Any, here: dict[str, Any], expected: list[str]) -> None:
@@ -125,7 +150,6 @@ def test_which_settings_change_bits(changed: Any, here: dict[str, Any], expected
         "compiled": False,
         "attention": "flash",
         "device_type": here.get("device_type", "cpu"),
-        "ranks": here.get("ranks", 1),
     }
     then = execution(TrainConfig(steps=9, global_batch=4), **as_it_was)
     now = execution(TrainConfig(steps=9, global_batch=4, **changed), **{**as_it_was, **here})

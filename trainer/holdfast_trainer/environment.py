@@ -50,7 +50,7 @@ def gpu_libraries() -> dict[str, Any]:
 
 
 def execution(
-    settings: TrainConfig, *, micro_batch: int, compiled: bool, attention: str, device_type: str, ranks: int
+    settings: TrainConfig, *, micro_batch: int, compiled: bool, attention: str, device_type: str
 ) -> dict[str, Any]:
     """How a step is computed, as far as it changes bits here, by the configuration's keys. Pure.
 
@@ -67,8 +67,6 @@ def execution(
         told["train.activation_checkpointing"] = settings.activation_checkpointing
     if device_type == "cuda":
         told["train.tf32"] = settings.tf32
-    if ranks > 1:
-        told["train.parallel"] = settings.parallel
     return told
 
 

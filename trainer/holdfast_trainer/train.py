@@ -78,7 +78,6 @@ def train(
         compiled=bool(settings.compile) and not parts.not_compiled,
         attention=parts.attention,
         device_type=run.device.type,
-        ranks=run.world_size,
     )
     if train_data.samples is not None:
         run.steps_an_epoch = train_data.samples / settings.global_batch

@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from holdfast_trainer.__main__ import main
+from holdfast_trainer.checkpoint import manifest as manifests
 from holdfast_trainer.checkpoint_command import age_text, size_text
-from holdfast_trainer.contract import RunDir
+from holdfast_trainer.contract import MANIFEST, RunDir
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,29 @@ def test_a_checkpoint_that_the_job_removes_meanwhile_is_not_called_bad(
     monkeypatch.setattr(sys, "stdout", told)
     assert main(["checkpoint", "verify", str(ddp.path)]) == 0
     assert told.getvalue() == "step-00000010: good\nstep-00000005: removed by the run meanwhile\n"
+
+
+def test_a_checkpoint_of_another_version_is_not_called_bad(
+    ddp: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who rolled back was told that a resume would pass over it: it ends with it, and keeps it."""
+    written = ddp.checkpoint(10) / MANIFEST
+    body = json.loads(written.read_text())
+    del body["checksum"]
+    body["version"] = 5
+    written.write_text(json.dumps({**body, "checksum": manifests._checksum(body)}, indent=1))
+    why = "manifest.json: version 5 is not 3 or 4: written by another Holdfast"
+    assert main(["checkpoint", "ls", str(ddp.path)]) == 1
+    assert capsys.readouterr().out.splitlines()[1].endswith(f"  other version: {why}")
+    assert main(["checkpoint", "verify", str(ddp.path)]) == 1
+    told = capsys.readouterr()
+    assert told.out.splitlines() == [f"step-00000010: not verified: {why}", "step-00000005: good"]
+    assert told.err == (
+        "1 of 2 checkpoints are of a version that is not read here; a resume that comes to one ends with "
+        "that, and does not go on from the one before\n"
+    )
+    assert main(["checkpoint", "export", str(ddp.path), "--out", str(tmp_path / "out.safetensors")]) == 2
+    assert capsys.readouterr().err == f"error: {written.parent} cannot be read here: {why}\n"
 
 
 # ---------------------------------------------------------------------- export

@@ -25,7 +25,7 @@ from ..contract import MANIFEST, RunDir
 from . import manifest as manifests
 from .bucket import Bucket, Location, ObjectPath, is_bucket
 from .errors import CheckpointError
-from .manifest import BadManifest, Manifest
+from .manifest import BadManifest, Manifest, OtherVersion
 from .scan import Bytes, scan, size_of
 from .store import Entry
 from .stores import open_store
@@ -34,6 +34,7 @@ from .tree import unpack
 
 _PART = re.compile(r"rank-(\d+)\.safetensors")
 SHARED = "shared"
+OTHER_VERSION = "other version"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Listed:
     name: str
     step: int
     state: str
-    """good (manifest sound, sizes right; contents not read) | damaged | unfinished"""
+    """good (manifest sound, sizes right; contents not read) | damaged | unfinished | other version, which is
+    not read here"""
     attempt: int | None = None
     world_size: int | None = None
     bytes: int | None = None
@@ -89,6 +91,8 @@ def _describe(entry: Entry) -> Listed:
         return Listed(entry.name, step, "unfinished", attempt=entry.attempt, reason="never committed")
     try:
         manifest = manifests.read(location)
+    except OtherVersion as error:
+        return Listed(entry.name, step, OTHER_VERSION, reason=str(error))
     except BadManifest as error:
         return Listed(entry.name, step, "damaged", reason=str(error))
     fault = (
@@ -121,10 +125,15 @@ def _wrong_size(path: Location, manifest: Manifest) -> str:
 
 
 def faults(run: RunDir, step: int) -> list[str]:
-    """What is wrong with a checkpoint, each file named; [] where every byte is as written."""
+    """What is wrong with a checkpoint, each file named; [] where every byte is as written.
+
+    Raises OtherVersion where only another Holdfast can tell.
+    """
     path = open_store(run, 0).location(step)
     try:
         manifest = manifests.read(path)
+    except OtherVersion:
+        raise
     except BadManifest as error:
         return [str(error)]
     found = []
@@ -136,6 +145,20 @@ def faults(run: RunDir, step: int) -> list[str]:
         except UnreadableFile as error:
             found.append(str(error))
     return found
+
+
+def require_good(run: RunDir, step: int) -> None:
+    """Read all of a checkpoint. Raises CheckpointError where it cannot be used, and says why."""
+    where = open_store(run, 0).location(step)
+    try:
+        found = faults(run, step)
+    except OtherVersion as error:
+        raise CheckpointError(f"{where} cannot be read here: {error}") from error
+    if not found:
+        return
+    if step not in committed(run):
+        raise CheckpointError(f"step {step} was removed by the run meanwhile. Ask again")
+    raise CheckpointError(f"{where} is bad: {'; '.join(found)}. Name another step")
 
 
 def choose(run: RunDir, step: int | None) -> int:

@@ -193,6 +193,16 @@ def test_what_cannot_be_done_is_told(
     assert told in answer.json()["detail"]
 
 
+def test_what_is_possible_instead_is_named_whole(http: httpx.Client) -> None:
+    """It was the methods of one route alone: to DELETE a job was not among them."""
+    for path, methods in {
+        JOBS: "GET, HEAD, POST",
+        f"{JOBS}/j": "DELETE, GET, HEAD",
+        f"{JOBS}/j/suspend": "POST",
+    }.items():
+        assert http.patch(path).headers["allow"] == methods
+
+
 # ---------------------------------------------------------------- who may call
 
 

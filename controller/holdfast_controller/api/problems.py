@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.routing import compile_path
 
 from ..cluster import HoldfastError, Invalid, Unavailable
 from ..problem import MEDIA_TYPE, PROBLEM_TYPES, ServerError, Unauthorized, document_of
@@ -90,7 +91,21 @@ async def _of_the_framework(request: Request, error: Exception) -> Response:
         "detail": details.get(error.status_code, str(error.detail)),
         "instance": request.url.path,
     }
-    return JSONResponse(body, error.status_code, headers=dict(error.headers or {}), media_type=MEDIA_TYPE)
+    headers = dict(error.headers or {})
+    if error.status_code == 405 and (methods := _methods(request)):
+        headers["Allow"] = ", ".join(methods)
+    return JSONResponse(body, error.status_code, headers=headers, media_type=MEDIA_TYPE)
+
+
+def _methods(request: Request) -> list[str]:
+    """What the document has at this path; the framework names what the first of its routes takes alone."""
+    found = {
+        method.upper()
+        for path, methods in request.app.openapi()["paths"].items()
+        if compile_path(path)[0].match(request.url.path)
+        for method in methods
+    }
+    return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:

@@ -77,6 +77,11 @@ def test_a_misspelt_variable_is_told() -> None:
     assert told == ["HOLDFAST_LISTEN_PROT is no setting; did you mean HOLDFAST_LISTEN_PORT?"]
 
 
+def test_what_a_training_in_a_bucket_is_told_by_the_environment_is_no_misspelt_variable() -> None:
+    """Who keeps it in his profile was asked whether he did not mean HOLDFAST_DATA_DIR."""
+    assert unknown_names({"HOLDFAST_LOCAL_DIR": "/x", "HOLDFAST_STORAGE_TIMEOUT_SECONDS": "60"}) == []
+
+
 def test_gpus_are_those_that_the_driver_lists(tmp_path: Path) -> None:
     proc, dev = tmp_path / "proc", tmp_path / "dev"
     dev.mkdir()

@@ -59,6 +59,10 @@ ENV_HANG_SECONDS = "HOLDFAST_HANG_SECONDS"
 ENV_TELEMETRY = "HOLDFAST_TELEMETRY"
 """`off`: after the first, steps are counted and their losses checked, but neither timed, judged nor told one
 by one. For measuring what that costs."""
+ENV_LOCAL_DIR = "HOLDFAST_LOCAL_DIR"
+"""Below it lie logs, ledgers and the compile cache of runs in buckets; a directory in /tmp unless given."""
+ENV_STORAGE_TIMEOUT = "HOLDFAST_STORAGE_TIMEOUT_SECONDS"
+"""How long a request to an object store may stand still before it counts as lost."""
 ENV_ATTEMPT_UID = "HOLDFAST_ATTEMPT_UID"
 """Unique to one attempt on one machine; the local engine finds its processes by it."""
 

@@ -22,8 +22,6 @@ from .schema import ConfigError
 from .utilization import process_age
 
 DEFAULT_RUN_DIR = "holdfast-run"
-ENV_LOCAL_DIR = "HOLDFAST_LOCAL_DIR"
-"""Below it lie logs, ledgers and the compile cache of runs in buckets; a directory in /tmp unless given."""
 N = TypeVar("N", int, float)
 _admitted: set[RunDir] = set()
 """Those of the Runs that this process has had."""
@@ -118,7 +116,7 @@ def run_directory(text: str) -> RunDir:
             bucket = Bucket(text)
         except CheckpointError as error:
             raise ConfigError(f"the run directory {error}") from error
-        local = os.environ.get(ENV_LOCAL_DIR)
+        local = os.environ.get(contract.ENV_LOCAL_DIR)
         base = Path(local) if local else Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
         return RunDir((base / bucket.url.removeprefix("s3://")).absolute(), bucket.url)
     if "://" in text:

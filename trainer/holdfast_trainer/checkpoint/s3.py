@@ -13,12 +13,12 @@ import socket
 import threading
 from typing import Any
 
+from ..contract import ENV_STORAGE_TIMEOUT
 from .errors import ObjectStoreError
 
 SCHEME = "s3://"
-ENV_TIMEOUT = "HOLDFAST_STORAGE_TIMEOUT_SECONDS"
-"""How long a request may stand still before it counts as lost."""
 TIMEOUT_SECONDS = 30.0
+"""How long a request may stand still before it counts as lost, unless the environment says."""
 TRIES = 6
 """Of each request, unless AWS_MAX_ATTEMPTS is set."""
 CONNECTIONS = 32
@@ -32,13 +32,15 @@ def endpoint() -> str:
 
 def timeout() -> float:
     """Seconds. Raises ObjectStoreError where the environment gives no such number."""
-    text = os.environ.get(ENV_TIMEOUT) or str(TIMEOUT_SECONDS)
+    text = os.environ.get(ENV_STORAGE_TIMEOUT) or str(TIMEOUT_SECONDS)
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise ObjectStoreError(f"environment {ENV_TIMEOUT}={text!r} is not a number of seconds above 0")
+        raise ObjectStoreError(
+            f"environment {ENV_STORAGE_TIMEOUT}={text!r} is not a number of seconds above 0"
+        )
     return seconds
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..contract import ENV_STORAGE_TIMEOUT
 from .errors import ObjectStoreAway, ObjectStoreError
-from .s3 import ENV_TIMEOUT, SCHEME, endpoint, timeout, tries
+from .s3 import SCHEME, endpoint, timeout, tries
 
 _REFUSED = {
     "InvalidAccessKeyId", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken",
@@ -138,7 +139,7 @@ def _in_words(code: str, message: str, what: str, url: str, error: Exception | N
     if _no_answer(code, error):
         return (
             f"{what}: no answer from {endpoint()} in {tries()} tries ({message}). Check AWS_ENDPOINT_URL and "
-            f"the network; {ENV_TIMEOUT} is how long a request may stand still (now {timeout():g})"
+            f"the network; {ENV_STORAGE_TIMEOUT} is how long a request may stand still (now {timeout():g})"
         )
     remedy = _REMEDIES.get(code) or (_NO_ENDPOINT if "Invalid endpoint" in message else "")
     return f"{what} failed: {code} {message.rstrip('. ')}{remedy and f'. {remedy}'}".replace("  ", " ")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -59,17 +59,22 @@ class Client:
         *,
         timeout: float = 10.0,
         warned: Callable[[str], None] = lambda _: None,
+        reread: Callable[[], str | None] | None = None,
     ):
-        """`warned` is told what the controller adds to its answers, each once."""
+        """`warned` is told what the controller adds to its answers, each once; `reread` says what the token
+        is by now."""
         self.server = server.rstrip("/")
         self._warned, self._warnings = warned, set[str]()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
         # A proxy for the world outside has no business between a machine and itself.
         beyond = urlsplit(self.server).hostname not in ("localhost", "127.0.0.1", "::1")
         self._remedy = _ELSEWHERE if beyond else _HERE
         secure = self.server.startswith("https:")  # reading the world's certificates takes longer than a call
         self._http = httpx.Client(
-            base_url=self.server, headers=headers, timeout=timeout, trust_env=beyond, verify=secure
+            base_url=self.server,
+            auth=_Bearer(token, reread or (lambda: token)),
+            timeout=timeout,
+            trust_env=beyond,
+            verify=secure,
         )
 
     def __enter__(self) -> Client:
@@ -237,6 +242,25 @@ class Client:
                 self._check(answer)
             for event, data in server_sent(line.removesuffix("\r") for line in _lines(answer)):
                 yield Change(event, self._job(json.loads(data)))
+
+
+class _Bearer(httpx.Auth):
+    """Shows the token; where that is refused, what it is by now: whoever stays with a job for days outlives
+    the token that he began with."""
+
+    def __init__(self, token: str | None, reread: Callable[[], str | None]):
+        self._token, self._reread = token, reread
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        answer = yield self._shown_in(request)
+        if answer.status_code == httpx.codes.UNAUTHORIZED and (token := self._reread()) != self._token:
+            self._token = token
+            yield self._shown_in(request)
+
+    def _shown_in(self, request: httpx.Request) -> httpx.Request:
+        if self._token:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
 
 
 _JSON = {"Content-Type": "application/json"}

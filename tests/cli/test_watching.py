@@ -16,7 +16,7 @@ from scripted_engine import ScriptedEngine
 from served import TOKEN, Served, ingress, job_yaml, served
 from waiting import wait_until
 
-from holdfast_controller.cli.connection import JobAddress
+from holdfast_controller.cli.connection import Connection, JobAddress
 from holdfast_controller.cli.following import KNOWN_LINES, TORN, Followed, Shown
 from holdfast_controller.cli.showing import Output, TableOutput
 from holdfast_controller.cli.watching import looks, watch_events, watch_jobs
@@ -108,6 +108,34 @@ def test_get_w_shows_what_went_while_the_controller_was_away(
         with served(tmp_path, port=port, token="a-token-of-somebody-else"):
             watching.join(300)
     assert not watching.is_alive(), "it ends where it may not look"
+
+
+def test_who_waits_outlives_the_token_that_he_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller was started again with another one in its file: `wait` failed, though the job ran on."""
+    port = free_port()
+    token = tmp_path / "token"
+
+    def now_is(text: str) -> str:
+        token.touch(0o600)
+        token.write_text(text)
+        return text
+
+    monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
+    now_is(TOKEN)
+    connection = Connection(f"http://127.0.0.1:{port}", token_file=token)
+    with connection.client() as client:
+        with served(tmp_path, port=port):
+            submit(client)
+            seen = looks(client, JobAddress("default", "gpt-small"))
+            next(seen)
+        with served(tmp_path, port=port, token=now_is("another-token-0123456789")):
+            assert next(seen).metadata.name == "gpt-small"
+            assert next(client.watch("default")).job.metadata.name == "gpt-small"
+            submit(client, "sent-twice")
+        with served(tmp_path, port=port, token="a-token-of-somebody-else"), pytest.raises(Unauthorized):
+            next(seen)
 
 
 def test_events_w_goes_on_through_a_restart_until_the_job_is_gone(

@@ -109,7 +109,10 @@ def refuse_token(headers: Mapping[str, str], token: str) -> HoldfastError | None
         return Unauthorized("send the header `Authorization: Bearer TOKEN`; `holdfast up` prints where it is")
     # compare_digest takes as long for a near miss as for a far one.
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-        return Unauthorized("this token is not the controller's; `holdfast up` prints where the right one is")
+        return Unauthorized(
+            "this token is not the controller's; `holdfast up` prints where the right one is, and reads it "
+            "when it starts"
+        )
     return None
 
 

@@ -76,7 +76,7 @@ class Connection:
         def warned(text: str) -> None:
             typer.echo(f"warning: {text}", err=True)
 
-        return Client(self.address(), self.token(), timeout=timeout, warned=warned)
+        return Client(self.address(), self.token(), timeout=timeout, warned=warned, reread=self.token)
 
 
 @dataclass(frozen=True)

@@ -59,10 +59,11 @@ class Client:
         *,
         timeout: float = 10.0,
         warned: Callable[[str], None] = lambda _: None,
+        before: Callable[[], None] = lambda: None,
         reread: Callable[[], str | None] | None = None,
     ):
-        """`warned` is told what the controller adds to its answers, each once; `reread` says what the token
-        is by now."""
+        """`warned` is told what the controller adds to its answers, each once; `before` is called before the
+        token is sent, and what it raises ends the request; `reread` says what the token is by now."""
         self.server = server.rstrip("/")
         self._warned, self._warnings = warned, set[str]()
         # A proxy for the world outside has no business between a machine and itself.
@@ -71,7 +72,7 @@ class Client:
         secure = self.server.startswith("https:")  # reading the world's certificates takes longer than a call
         self._http = httpx.Client(
             base_url=self.server,
-            auth=_Bearer(token, reread or (lambda: token)),
+            auth=_Bearer(token, before, reread or (lambda: token)),
             timeout=timeout,
             trust_env=beyond,
             verify=secure,
@@ -248,10 +249,11 @@ class _Bearer(httpx.Auth):
     """Shows the token; where that is refused, what it is by now: whoever stays with a job for days outlives
     the token that he began with."""
 
-    def __init__(self, token: str | None, reread: Callable[[], str | None]):
-        self._token, self._reread = token, reread
+    def __init__(self, token: str | None, before: Callable[[], None], reread: Callable[[], str | None]):
+        self._token, self._before, self._reread = token, before, reread
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        self._before()
         answer = yield self._shown_in(request)
         if answer.status_code == httpx.codes.UNAUTHORIZED and (token := self._reread()) != self._token:
             self._token = token

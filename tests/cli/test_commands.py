@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 import typer
-from served import TOKEN, Served, job_yaml
+from served import TOKEN, Served, job_yaml, served
 from typed import Holdfast
 
 from holdfast_controller.cli import create_cli
 from holdfast_controller.cli.connection import Connection, complete_job
-from holdfast_controller.data_directory import DataDirectory, DataDirectoryError, ServerFile, make_token
+from holdfast_controller.data_directory import (
+    DataDirectory,
+    DataDirectoryError,
+    ServerFile,
+    make_token,
+    read_token,
+)
 from holdfast_controller.local.ports import free_port
 
 NOBODY = 65534
@@ -196,6 +202,32 @@ def test_this_machines_token_is_not_sent_to_another_user_who_listens_in_the_cont
                 os.chown(directory.token, 0, -1)
             else:
                 assert connection.token()
+
+
+def test_a_command_that_waits_for_its_controller_sends_the_token_to_nobody_who_comes_in_its_place(
+    tmp_path: Path,
+) -> None:
+    """It was looked at once, as the command began, and `wait` comes again and again."""
+    if os.getuid() != 0:
+        pytest.skip("listening as another user needs root")
+    directory = DataDirectory(tmp_path / "data")
+    directory.create()
+    make_token(directory.token)
+    port = free_port()
+    with Connection(f"http://127.0.0.1:{port}", None, directory.path).client() as client:
+        with served(tmp_path, token=read_token(directory.token), port=port):
+            assert client.list_jobs(None) == []
+        os.seteuid(NOBODY)
+        try:
+            listener = socket.create_server(("127.0.0.1", port))
+        finally:
+            os.seteuid(0)
+        with listener:
+            with pytest.raises(DataDirectoryError, match=rf"another user .* \(uid {NOBODY}\), who would"):
+                client.list_jobs(None)
+            listener.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
 
 
 def test_this_machines_token_is_not_sent_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

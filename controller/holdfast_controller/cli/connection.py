@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,17 +56,19 @@ class Connection:
         if not (local or ours) or not self.directory.token.exists():
             return None
         if local:
-            self._refuse_others()
+            self._refuse_others(self.address())
         return read_token(self.directory.token)
 
-    def _refuse_others(self) -> None:
+    def _refuse_others(self, server: str) -> None:
         """Raises DataDirectoryError where another user listens in our controller's place."""
-        address = urlsplit(self.address())
-        known_to = {os.getuid(), self.directory.token.stat().st_uid, 0}
+        address = urlsplit(server)
+        known_to = {os.getuid(), 0}
+        with suppress(FileNotFoundError):  # it is made anew when the controller starts
+            known_to.add(self.directory.token.stat().st_uid)
         others = users_listening(address.hostname or "", address.port or 80) - known_to
         if others:
             raise DataDirectoryError(
-                f"{self.address()} is answered by another user of this machine (uid {min(others)}), who "
+                f"{server} is answered by another user of this machine (uid {min(others)}), who "
                 f"would learn the token in {self.directory.token}, and with it may do all that you may: "
                 "start `holdfast up`, or name the controller that you mean with --server and --token-file"
             )
@@ -76,7 +79,14 @@ class Connection:
         def warned(text: str) -> None:
             typer.echo(f"warning: {text}", err=True)
 
-        return Client(self.address(), self.token(), timeout=timeout, warned=warned, reread=self.token)
+        server, token = self.address(), self.token()
+        named = self.token_file is not None or bool(os.environ.get("HOLDFAST_TOKEN"))
+
+        def before() -> None:  # whoever waits for the controller comes again, and another may listen by then
+            if token and not named and urlsplit(server).hostname in LOOPBACK:
+                self._refuse_others(server)
+
+        return Client(server, token, timeout=timeout, warned=warned, before=before, reread=self.token)
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,35 @@ def test_a_loop_in_a_loop_that_was_not_left_does_no_step_twice(workshop: Worksho
     assert gang.history.stop()["step"] == 6
 
 
+FORKS = """
+import os, sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=2)
+model = torch.nn.Linear(1, 1)
+run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+for step in run.steps(4):
+    child = os.fork()
+    if child == 0:
+        sys.exit(3)  # unwinds the loop, as it would an interpreter's
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+print("all steps are done")
+"""
+
+
+def test_a_child_that_is_forked_in_a_loop_leaves_it_without_a_trace(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """It waited for ever for a thread that only its parent has."""
+    script = tmp_path / "forks.py"
+    script.write_text(FORKS)
+    gang = workshop.start(script=script, arguments=[])
+    assert gang.wait() == [0], gang.texts()
+    assert gang.ranks[0].text().count("all steps are done") == 1
+    assert gang.history.stop()["outcome"] == "finished"
+
+
 FOLDS = """
 import torch
 from holdfast_trainer.run import Run

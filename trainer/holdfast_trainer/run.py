@@ -105,7 +105,7 @@ class Run:
         RanksDiffer where they have not, ConfigError on a setting that cannot be used, CheckpointError on such
         a run directory, Fenced where a newer attempt was admitted.
         """
-        self._marks = Marks()
+        self._marks, self._pid = Marks(), os.getpid()
         defer_compiler()
         faulthandler.enable()
         faulthandler.register(contract.STACK_SIGNAL, all_threads=False)
@@ -311,10 +311,11 @@ class Run:
                 self._begin_step(total)
             self._complete()
         finally:  # also where the loop is left by `break`: what comes then is not ours to time, or to copy
-            self._watchdog.stop()
-            self._saves.settle()
-            self._left, self._looping = True, False
-            self._account.steps.leave()
+            if os.getpid() == self._pid:  # a child that was forked in it has no threads of ours
+                self._watchdog.stop()
+                self._saves.settle()
+                self._left, self._looping = True, False
+                self._account.steps.leave()
 
     def _pass_on(self, total: int) -> None:
         """From one step to the next, with a save between the two where one is due."""

@@ -36,7 +36,10 @@ def test_every_key_that_a_job_has_is_told_and_each_of_its_spec_with_a_meaning() 
     }
 
 
-def test_what_a_key_takes_its_default_and_its_meaning(holdfast: Holdfast) -> None:
+def test_what_a_key_takes_its_default_and_its_meaning(
+    holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     shown = holdfast("explain", "spec.retries").stdout
     assert shown.splitlines()[:4] == [
         "  spec.retries",

@@ -15,11 +15,10 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from .config import Config
-from .schema import Range
+from .schema import SCALARS, Range
 
 
 @dataclass(frozen=True)
@@ -107,16 +106,15 @@ def _takes(hint: Any) -> str:
         return ", ".join(str(choice) for choice in args)
     if origin is tuple:
         return f"a list, each {_takes(args[0])}"
-    return {int: "an integer", float: "a number", bool: "true or false", str: "text", Path: "a path"}[hint]
+    return SCALARS[hint]
 
 
 def _within(limits: Range) -> str:
     """In words; none for a limit of 64 bits, which nobody meets."""
-    low = f"{'above' if limits.open_low else 'at least'} {limits.low:g}" if limits.low is not None else ""
-    high = ""
+    told = [limits.lowest] if limits.low is not None else []
     if limits.high is not None and limits.high < 2**63:
-        high = f"{'below' if limits.open_high else 'at most'} {limits.high:g}"
-    return " and ".join(filter(None, (low, high)))
+        told.append(limits.highest)
+    return " and ".join(told)
 
 
 def _default(field: dataclasses.Field[Any]) -> str | None:

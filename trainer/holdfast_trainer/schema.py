@@ -43,16 +43,28 @@ class Range:
     open_low: bool = False
     open_high: bool = False
 
+    @property
+    def lowest(self) -> str:
+        """In words."""
+        return f"{'above' if self.open_low else 'at least'} {self.low}"
+
+    @property
+    def highest(self) -> str:
+        """In words."""
+        return f"{'below' if self.open_high else 'at most'} {self.high}"
+
     def fault(self, value: float) -> str | None:
         """What is wrong with `value`, or None."""
         if self.low is not None and (value <= self.low if self.open_low else value < self.low):
-            return f"must be {'above' if self.open_low else 'at least'} {self.low}"
+            return f"must be {self.lowest}"
         if self.high is not None and (value >= self.high if self.open_high else value > self.high):
-            return f"must be {'below' if self.open_high else 'at most'} {self.high}"
+            return f"must be {self.highest}"
         return None
 
 
 Positive = Annotated[int, Range(1)]
+SCALARS = {int: "an integer", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+"""What a key takes, in words."""
 
 
 def from_mapping(
@@ -216,10 +228,9 @@ def _describe(hint: Any) -> str:
         return "a list, such as [a, b]"
     if dataclasses.is_dataclass(hint):
         return f"a mapping{_required(hint)}"
-    plain = {int: "an integer", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     if hint is type(None):
         return "null"
-    return plain.get(hint, f"a {getattr(hint, '__name__', hint)}")
+    return SCALARS.get(hint, f"a {getattr(hint, '__name__', hint)}")
 
 
 def _required(cls: Any) -> str:

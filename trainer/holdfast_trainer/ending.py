@@ -204,9 +204,14 @@ class Ending:
         if self.say("hung", f"no step for {seconds:.0f} s: {who}"):
             _exit_now(1)
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the rank's process: it has no words to say, and no threads of ours."""
+        return os.getpid() != self._pid
+
     def fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """For `sys.excepthook`: does not return, except in a forked child."""
-        if os.getpid() != self._pid:
+        if self.forked:
             self._previous_hook(kind, error, trace)
             return
         if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
@@ -267,7 +272,7 @@ class Ending:
         self._previous_exit(status)
 
     def _leave(self) -> None:
-        if self._said or os.getpid() != self._pid:
+        if self._said or self.forked:
             return
         if self.cut_step and self.noticed():  # by a handler of its own for SIGTERM, which came anywhere
             self._finish_saving()

@@ -105,7 +105,7 @@ class Run:
         RanksDiffer where they have not, ConfigError on a setting that cannot be used, CheckpointError on such
         a run directory, Fenced where a newer attempt was admitted.
         """
-        self._marks, self._pid = Marks(), os.getpid()
+        self._marks = Marks()
         defer_compiler()
         faulthandler.enable()
         faulthandler.register(contract.STACK_SIGNAL, all_threads=False)
@@ -311,7 +311,7 @@ class Run:
                 self._begin_step(total)
             self._complete()
         finally:  # also where the loop is left by `break`: what comes then is not ours to time, or to copy
-            if os.getpid() == self._pid:  # a child that was forked in it has no threads of ours
+            if not self._ending.forked:
                 self._watchdog.stop()
                 self._saves.settle()
                 self._left, self._looping = True, False
@@ -399,23 +399,23 @@ class Run:
             self._stop()
 
     def _hear_of_sums(self, name: str, model: DistributedDataParallel) -> None:
-        """Tell once where a resume gets other sums of gradients than a run that goes on."""
+        """Tell where a resume gets other sums of gradients than a run that goes on."""
         assert self._saves.state is not None
-        sums, told = f"sums of the gradients of {name}", self.environment.get(NOT_DETERMINISTIC, "")
         why = not_repeated(model, self._saves.state.parts)
-        if why and self.environment["deterministic"] and sums not in told:
-            self._cannot_repeat(sums, f"cannot be repeated: {why}")
+        if why and self.environment["deterministic"]:
+            self._cannot_repeat(f"sums of the gradients of {name}", f"cannot be repeated: {why}")
 
     def _hear_of_whole_gradients(self) -> None:
         assert self._saves.state is not None
         for name in self._saves.state.whole_gradients():
-            sums = f"gradients that {name} adds up whole"
-            if sums not in self.environment.get(NOT_DETERMINISTIC, ""):
-                why = "(set_requires_gradient_sync(False)) are not saved; have each pass reduce them"
-                self._cannot_repeat(sums, why)
+            why = "(set_requires_gradient_sync(False)) are not saved; have each pass reduce them"
+            self._cannot_repeat(f"gradients that {name} adds up whole", why)
 
     def _cannot_repeat(self, operation: str, why: str = "is not deterministic on this device") -> None:
+        """Told once."""
         told = self.environment.get(NOT_DETERMINISTIC)
+        if told and operation in told.split(", "):
+            return
         self.environment[NOT_DETERMINISTIC] = f"{told}, {operation}" if told else operation
         log.warning("%s %s: a resume may not be bit-exact", operation, why)
 

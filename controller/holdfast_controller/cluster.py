@@ -37,7 +37,14 @@ class NotFound(HoldfastError):
 
 
 class AlreadyExists(HoldfastError):
-    pass
+    @classmethod
+    def of(cls, job: TrainingJob) -> AlreadyExists:
+        """For another job of that name."""
+        meta = job.metadata
+        return cls(
+            f"job {job.key} exists already; choose another name, as with --set metadata.name=NAME, or delete "
+            f"it first: holdfast delete {meta.name} -n {meta.namespace}"
+        )
 
 
 class Conflict(HoldfastError):

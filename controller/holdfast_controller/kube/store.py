@@ -84,12 +84,7 @@ class KubeStore:
             try:
                 return await self._connection.post(jobs_path(job.metadata.namespace), document)
             except AlreadyExists:
-                meta = job.metadata
-                raise AlreadyExists(
-                    f"job {job.key} exists already; choose another name, as with "
-                    "--set metadata.name=NAME, or delete it first: "
-                    f"holdfast delete {meta.name} -n {meta.namespace}"
-                ) from None
+                raise AlreadyExists.of(job) from None
             except NotFound as error:
                 raise _no_such_place(job, error) from error
 

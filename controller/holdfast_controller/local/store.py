@@ -114,11 +114,7 @@ class LocalStore:
                 db, "SELECT uid FROM jobs WHERE namespace = ? AND name = ?", meta.namespace, meta.name
             )
             if row is not None:
-                raise AlreadyExists(
-                    f"job {job.key} exists already; choose another name, as with "
-                    "--set metadata.name=NAME, or delete it first: "
-                    f"holdfast delete {meta.name} -n {meta.namespace}"
-                )
+                raise AlreadyExists.of(job)
             created = await self._put(db, job)
             if idempotency is not None:
                 await db.execute(

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from .cluster import Change, HoldfastError, Unavailable
 from .jobs import TrainingJob
 from .json_values import check_json
+from .listeners import LOOPBACK_NAMES
 from .problem import error_of
 
 SUBMIT_TRIES = 3
@@ -67,7 +68,7 @@ class Client:
         self.server = server.rstrip("/")
         self._warned, self._warnings = warned, set[str]()
         # A proxy for the world outside has no business between a machine and itself.
-        beyond = urlsplit(self.server).hostname not in ("localhost", "127.0.0.1", "::1")
+        beyond = urlsplit(self.server).hostname not in LOOPBACK_NAMES
         self._remedy = _ELSEWHERE if beyond else _HERE
         secure = self.server.startswith("https:")  # reading the world's certificates takes longer than a call
         self._http = httpx.Client(

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+"""Of this machine itself, as an address names it."""
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTENS = "0A"
 WORD = 4

@@ -173,6 +173,15 @@ def test_the_data_directory_leads_to_the_server(
     assert "has mode 0644" in holdfast("--data-dir", str(tmp_path), "get", code=1).stderr
 
 
+def listening(user: int, host: str, port: int = 0) -> socket.socket:
+    """A listener of that user's; takes root."""
+    os.seteuid(user)
+    try:
+        return socket.create_server((host, port), family=socket.getaddrinfo(host, port)[0][0])
+    finally:
+        os.seteuid(0)
+
+
 @pytest.mark.parametrize("server", [None, "http://localhost:{}", "http://[::1]:{}"])
 def test_this_machines_token_is_not_sent_to_another_user_who_listens_in_the_controllers_place(
     server: str | None, tmp_path: Path
@@ -184,12 +193,7 @@ def test_this_machines_token_is_not_sent_to_another_user_who_listens_in_the_cont
     make_token(directory.token)
     for theirs in (True, False):
         host = "::1" if server and "::1" in server else "127.0.0.1"
-        os.seteuid(NOBODY if theirs else 0)
-        try:
-            listener = socket.create_server((host, 0), family=socket.getaddrinfo(host, 0)[0][0])
-        finally:
-            os.seteuid(0)
-        with listener:
+        with listening(NOBODY if theirs else 0, host) as listener:
             port = listener.getsockname()[1]
             if server is None:  # the controller was killed and has left its address
                 directory.write_server_file(ServerFile(f"http://127.0.0.1:{port}", None, 1))
@@ -217,12 +221,7 @@ def test_a_command_that_waits_for_its_controller_sends_the_token_to_nobody_who_c
     with Connection(f"http://127.0.0.1:{port}", None, directory.path).client() as client:
         with served(tmp_path, token=read_token(directory.token), port=port):
             assert client.list_jobs(None) == []
-        os.seteuid(NOBODY)
-        try:
-            listener = socket.create_server(("127.0.0.1", port))
-        finally:
-            os.seteuid(0)
-        with listener:
+        with listening(NOBODY, "127.0.0.1", port) as listener:
             with pytest.raises(DataDirectoryError, match=rf"another user .* \(uid {NOBODY}\), who would"):
                 client.list_jobs(None)
             listener.settimeout(0)

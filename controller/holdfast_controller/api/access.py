@@ -22,6 +22,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..cluster import HoldfastError
+from ..listeners import LOOPBACK_NAMES
 from ..problem import Forbidden, Unauthorized
 from .problems import problem_response
 
@@ -30,7 +31,6 @@ log = structlog.get_logger(__name__)
 OPEN_PATHS = ("/healthz", "/readyz")
 """What a kubelet or a load balancer asks before anybody has a token."""
 RECHECK_SECONDS = 30.0
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class Gate(Protocol):

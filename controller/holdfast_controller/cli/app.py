@@ -16,6 +16,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from holdfast_trainer.contract import NO_ROOM
+
 from ..data_directory import DataDirectoryError
 from . import changing, drilling, explaining, gpus, showing, submission, watching
 from .connection import Connection
@@ -29,7 +31,7 @@ EPILOG = (
 )
 
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = NO_ROOM | {errno.EFBIG}
 """Where the output goes to a file; an error of another file names it."""
 
 

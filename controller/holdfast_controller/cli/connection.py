@@ -12,13 +12,12 @@ from urllib.parse import urlsplit
 import typer
 
 from ..data_directory import DataDirectory, DataDirectoryError, default_data_directory, read_token
-from ..listeners import users_listening
+from ..listeners import LOOPBACK_NAMES, users_listening
 
 if TYPE_CHECKING:
     from ..client import Client
 
 DEFAULT_SERVER = "http://127.0.0.1:8765"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 COMPLETION_SECONDS = 1.0
 """A shell that completes must not hang."""
 
@@ -50,22 +49,23 @@ class Connection:
         if given := os.environ.get("HOLDFAST_TOKEN"):
             return given
         # This machine's token is for this machine's controller, not for whatever --server names.
-        local = urlsplit(self.address()).hostname in LOOPBACK
+        local = urlsplit(self.address()).hostname in LOOPBACK_NAMES
         running = self.directory.read_server_file()
         ours = running is not None and running.url == self.address().rstrip("/")
         if not (local or ours) or not self.directory.token.exists():
             return None
-        if local:
-            self._refuse_others(self.address())
+        self._refuse_others(self.address())
         return read_token(self.directory.token)
 
     def _refuse_others(self, server: str) -> None:
         """Raises DataDirectoryError where another user listens in our controller's place."""
         address = urlsplit(server)
+        if address.hostname not in LOOPBACK_NAMES:
+            return
         known_to = {os.getuid(), 0}
         with suppress(FileNotFoundError):  # it is made anew when the controller starts
             known_to.add(self.directory.token.stat().st_uid)
-        others = users_listening(address.hostname or "", address.port or 80) - known_to
+        others = users_listening(address.hostname, address.port or 80) - known_to
         if others:
             raise DataDirectoryError(
                 f"{server} is answered by another user of this machine (uid {min(others)}), who "
@@ -83,7 +83,7 @@ class Connection:
         named = self.token_file is not None or bool(os.environ.get("HOLDFAST_TOKEN"))
 
         def before() -> None:  # whoever waits for the controller comes again, and another may listen by then
-            if token and not named and urlsplit(server).hostname in LOOPBACK:
+            if token and not named:
                 self._refuse_others(server)
 
         return Client(server, token, timeout=timeout, warned=warned, before=before, reread=self.token)

@@ -43,7 +43,8 @@ test-fuzz: install ## 5,000 requests made of the API's own description, against 
 	@FUZZ_CASES=5000 $(RUN) -m pytest tests/security/test_fuzz.py $(ARGS)
 
 test-faults: install ## every fault of tests/cluster/faults/table.py on three nodes, or those that FAULTS names; of TrainJobs with JOBS_KIND=TrainJob
-	@FAULTS="$${FAULTS:-all}" $(RUN) -m pytest tests/cluster/test_faults.py $(ARGS)
+	@# A row of faults takes up to an hour: stacks are wanted just before its end (see test_faults.py).
+	@FAULTS="$${FAULTS:-all}" $(RUN) -m pytest -o faulthandler_timeout=3540 tests/cluster/test_faults.py $(ARGS)
 
 verify: install ## style, types, imports, lock file, generated files, Dockerfiles; shows all failures
 	@$(RUN) scripts/verify.py $(ARGS)

@@ -47,6 +47,19 @@ class Model(BaseModel):
     )
 
 
+def not_given(model: Model) -> dict[str, Any]:
+    """What of it is None, for pydantic's `exclude`, so that it is not kept: a Holdfast that has fewer keys
+    then reads all that ask for none of the others. A null within `config` is the user's own, and stays.
+    """
+    found: dict[str, Any] = {}
+    for name, value in model:
+        if value is None:
+            found[name] = True
+        elif isinstance(value, Model) and (within := not_given(value)):
+            found[name] = within
+    return found
+
+
 class FrozenModel(Model):
     """As Model; it cannot be changed, and has a hash."""
 

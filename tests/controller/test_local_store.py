@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -137,6 +138,27 @@ def test_what_a_newer_holdfast_asks_of_a_job_is_told_and_left_as_it_is(tmp_path:
             for look in (store.list_jobs(), store.get("default", "a"), anext(aiter(store.watch()))):
                 with pytest.raises(Unavailable, match=told):
                     await look
+
+    asyncio.run(story())
+
+
+def test_who_goes_back_to_an_older_holdfast_keeps_the_jobs_that_ask_for_nothing_it_does_not_know(
+    tmp_path: Path,
+) -> None:
+    """A key that nobody gave was kept as null, and the Holdfast before that key read none of the jobs."""
+
+    async def story() -> None:
+        async with opened(tmp_path / "jobs.db") as store:
+            asked = job("a")
+            asked.spec.config = {"name": None, "within": {"rate": None}}
+            made = await store.create(asked)
+            with sqlite3.connect(tmp_path / "jobs.db") as db:
+                spec = json.loads(db.execute("SELECT body FROM jobs").fetchone()[0])["spec"]
+            db.close()
+            given = (spec, spec["resources"], spec["retries"])
+            assert not [key for keys in given for key, value in keys.items() if value is None]
+            assert spec["config"] == asked.spec.config, "a null of the user's own stays"
+            assert await store.get("default", "a") == made
 
     asyncio.run(story())
 

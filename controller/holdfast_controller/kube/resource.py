@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from holdfast_controller import columns
 from holdfast_controller.cluster import Invalid
 from holdfast_controller.jobs import API_VERSION, KIND, Model, Status, TrainingJob
+from holdfast_controller.spec import not_given
 
 from .connection import Document
 
@@ -69,9 +70,7 @@ def new_document(job: TrainingJob) -> Document:
 
 
 def spec_document(job: TrainingJob) -> Document:
-    spec = _dump(job.spec)
-    spec["config"] = job.spec.model_dump(mode="json")["config"]  # a null in it is the user's own
-    whole: Document = _whole(spec)
+    whole: Document = _whole(job.spec.model_dump(mode="json", by_alias=True, exclude=not_given(job.spec)))
     return whole
 
 

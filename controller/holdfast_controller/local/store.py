@@ -31,6 +31,7 @@ from holdfast_controller.cluster import (
     Unavailable,
 )
 from holdfast_controller.jobs import Status, TrainingJob
+from holdfast_controller.spec import not_given
 
 from .watch import Watchers
 
@@ -287,7 +288,7 @@ class LocalStore:
                 meta.name,
                 row[0],
                 meta.creation_timestamp.timestamp(),
-                stored.model_dump_json(by_alias=True),
+                stored.model_dump_json(by_alias=True, exclude=not_given(stored)),
             ),
         )
         return stored

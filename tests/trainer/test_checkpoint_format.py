@@ -23,7 +23,7 @@ from holdfast_trainer import contract
 from holdfast_trainer.checkpoint import manifest as manifests
 from holdfast_trainer.checkpoint import rng, tensorfile
 from holdfast_trainer.checkpoint.cadence import Cadence, young_interval
-from holdfast_trainer.checkpoint.manifest import BadManifest, Manifest
+from holdfast_trainer.checkpoint.manifest import BadManifest, Manifest, OtherVersion
 from holdfast_trainer.checkpoint.spread import Spread
 from holdfast_trainer.checkpoint.tensorfile import DTYPES, UnreadableFile, Written
 from holdfast_trainer.checkpoint.tree import UnsupportedState, pack, unpack
@@ -270,13 +270,25 @@ def test_a_torn_manifest_is_found(length: int) -> None:
         Manifest.from_json(MANIFEST.to_json()[:length])
 
 
-def test_a_manifest_of_another_version_is_refused_by_its_number() -> None:
-    body = json.loads(MANIFEST.to_json())
+def written_with(**changes: object) -> str:
+    """A manifest as another Holdfast writes it; what is None it does not have."""
+    body = {**json.loads(MANIFEST.to_json()), **changes}
     del body["checksum"]
-    body["version"] = 7
-    text = json.dumps({**body, "checksum": manifests._checksum(body)}, indent=1)
-    with pytest.raises(BadManifest, match="version 7 is not 3 or 4: written by another Holdfast"):
-        Manifest.from_json(text)
+    return manifests._text({key: value for key, value in body.items() if value is not None})
+
+
+def test_a_manifest_of_another_version_is_refused_by_its_number() -> None:
+    with pytest.raises(OtherVersion, match="version 7 is not 3 or 4: written by another Holdfast"):
+        Manifest.from_json(written_with(version=7))
+
+
+def test_a_manifest_that_another_holdfast_wrote_is_not_called_damaged() -> None:
+    """A run that was begun in the first hour of version 3, when no manifest had losses, went on from an
+    older checkpoint and removed it, as it was said that a bit had flipped."""
+    assert Manifest.from_json(written_with(losses=None)) == MANIFEST
+    told = "whole, but written by another Holdfast: .*'from_the_future'"
+    with pytest.raises(OtherVersion, match=told):
+        Manifest.from_json(written_with(from_the_future=1))
 
 
 def test_the_digest_is_of_the_state_alone() -> None:

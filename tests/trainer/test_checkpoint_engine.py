@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import resource
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lone_gang import Alone
+from saving import make_saver, save
 from thread_gang import ThreadRank, in_gang
 
 from holdfast_trainer import memory as memories
 from holdfast_trainer.checkpoint import CheckpointError, Saved, Saver, load_newest, tensorfile
+from holdfast_trainer.checkpoint import manifest as manifests
 from holdfast_trainer.checkpoint import stage as stages
 from holdfast_trainer.checkpoint.checksums import BLOCK, Running, Written, combine, sum_of
 from holdfast_trainer.checkpoint.shares import share_out
@@ -423,6 +428,50 @@ def test_a_header_that_lies_is_refused(tmp_path: Path, header: bytes, message: s
     path.write_bytes((1 << 60).to_bytes(8, "little") + header)
     with pytest.raises(UnreadableFile, match=r"a header of \d+ bytes cannot be"):
         tensorfile.read(path)
+
+
+@contextlib.contextmanager
+def no_file_can_be_opened() -> Iterator[None]:
+    """As in a process that has opened as many as it may."""
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+
+
+def test_a_checkpoint_that_nobody_can_look_at_is_not_called_damaged(run: RunDir) -> None:
+    """The one before it was gone on from, and it was removed, though nothing was wrong with it."""
+    saver = make_saver(run)
+    save(saver, 10)
+    directory, files = run.checkpoint(10), manifests.read(run.checkpoint(10)).files
+    why = r"cannot be looked at \(Too many open files\), which says nothing of what is in it"
+    with no_file_can_be_opened():
+        for look in (
+            lambda: manifests.read(directory),
+            lambda: tensorfile.verify(directory / "rank-0.safetensors", files["rank-0.safetensors"]),
+            lambda: tensorfile.read(directory / "rank-0.safetensors", files["rank-0.safetensors"]),
+        ):
+            with pytest.raises(CheckpointError, match=why):
+                look()
+        with pytest.raises(CheckpointError, match=r"cannot be listed: .*Too many open files"):
+            load_newest(run, 2, Alone())
+    assert load_newest(run, 2, Alone())[1] == []
+
+
+def test_a_file_that_is_as_it_was_written_is_not_called_damaged(tmp_path: Path) -> None:
+    """Such as one for which there is no memory, or with a type of numbers that only a later Holdfast has."""
+    header = b'{"__metadata__":{},"w":{"dtype":"F4","shape":[2],"data_offsets":[0,8]}}'
+    path = tmp_path / "rank-0.safetensors"
+    path.write_bytes(whole := len(header).to_bytes(8, "little") + header + bytes(8))
+    written = combine(len(whole), [sum_of(memoryview(whole))])
+    with pytest.raises(
+        CheckpointError, match=r"rank-0\.safetensors is as it was written, and cannot be loaded"
+    ):
+        tensorfile.read(path, written)
 
 
 def test_a_disk_that_takes_half_a_write_is_told(run: RunDir) -> None:

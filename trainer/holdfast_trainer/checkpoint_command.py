@@ -90,6 +90,9 @@ def main(argv: Sequence[str]) -> int:
     except CheckpointError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except PermissionError as error:
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
 
 
 def _target(text: str) -> tuple[RunDir, int | None]:

@@ -9,10 +9,13 @@
 
 `BadManifest` and `UnreadableFile` say that bytes are not what was written; a load then takes an older
 checkpoint, but where a sound manifest is of a version that is not read here (`OtherVersion`): a load ends
-with that. An object store that does not answer says nothing of the bytes: a load ends with that.
+with that. An object store that does not answer says nothing of the bytes, nor does a file that the system
+does not let this process read (`not_looked_at`): a load ends with that.
 """
 
 from __future__ import annotations
+
+import errno
 
 from ..contract import NO_ROOM
 
@@ -38,6 +41,23 @@ def may_pass(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+_NOT_THE_FILE = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
+)
+"""How the system says that it does not read a file for us, whatever is in it."""
+
+
+def not_looked_at(where: object, error: OSError) -> CheckpointError | None:
+    """What to raise where `error` says nothing of the bytes of `where`; None where it does: they are gone, or
+    the disk cannot give them."""
+    if error.errno not in _NOT_THE_FILE:
+        return None
+    return CheckpointError(
+        f"{where} cannot be looked at ({error.strerror}), which says nothing of what is in it: see to that, "
+        "and start again"
+    )
 
 
 class ObjectStoreError(CheckpointError):

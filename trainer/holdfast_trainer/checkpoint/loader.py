@@ -9,7 +9,7 @@ from ..contract import RunDir
 from . import manifest as manifests
 from . import tensorfile
 from .bucket import Location
-from .errors import CheckpointError, ObjectStoreError
+from .errors import CheckpointError
 from .errors import WrongConfiguration as WrongConfiguration
 from .manifest import BadManifest, Manifest, OtherVersion
 from .store import CheckpointStore, part_file
@@ -66,7 +66,8 @@ def load_newest(
     Raises CheckpointError where checkpoints exist and none can be used: starting over would lose
     work silently. Raises WrongConfiguration where the newest good one was written under another one, or by a
     Holdfast whose checkpoints are not read here: it is no damaged one, and to go back would lose its work.
-    An object store that does not answer is no damage: that raises ObjectStoreError, on every rank.
+    An object store that does not answer is no damage, nor is a file that the system does not let us read, or
+    that is whole and finds no memory: that raises ObjectStoreError or CheckpointError, on every rank.
     """
     store = open_store(run, attempt)
     skipped: list[Skipped] = []
@@ -74,7 +75,7 @@ def load_newest(
         loaded, fault = _try(store, step, gang, in_shards=in_shards)
         faults = gang.gather(fault)
         for rank, unanswered in enumerate(faults):
-            if isinstance(unanswered, ObjectStoreError):
+            if isinstance(unanswered, CheckpointError):
                 raise type(unanswered)(f"step {step} cannot be loaded by rank {rank}: {unanswered}")
         other = next((fault for fault in faults if isinstance(fault, OtherVersion)), None)
         if other is not None:
@@ -111,11 +112,13 @@ def _steps(store: CheckpointStore) -> list[int] | CheckpointError:
         return store.steps()
     except CheckpointError as error:
         return error
+    except OSError as error:
+        return CheckpointError(f"the checkpoints in {store.place} cannot be listed: {error}")
 
 
 def _try(
     store: CheckpointStore, step: int, gang: Agreement, *, in_shards: bool
-) -> tuple[Loaded | None, str | ObjectStoreError | OtherVersion | None]:
+) -> tuple[Loaded | None, str | CheckpointError | OtherVersion | None]:
     try:
         path = store.location(step)
         manifest = manifests.read(path)
@@ -123,7 +126,7 @@ def _try(
             return None, f"manifest of step {manifest.step} in {path.name}"
         shared, own = read_state(path, manifest, gang.rank, gang.world_size, in_shards=in_shards)
         return Loaded(manifest, shared, own), None
-    except (ObjectStoreError, OtherVersion) as error:
+    except (CheckpointError, OtherVersion) as error:
         return None, error
     except (BadManifest, UnreadableFile, KeyError) as error:
         return None, str(error)

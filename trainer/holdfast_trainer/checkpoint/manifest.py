@@ -16,6 +16,7 @@ from typing import Any
 from ..contract import MANIFEST
 from .bucket import Location
 from .checksums import Written
+from .errors import not_looked_at
 
 PLAIN, VERSION = 3, 4
 """VERSION is written where the state holds what a reader of PLAIN would pass over, and go on with other bits:
@@ -110,10 +111,13 @@ def _checksum(body: dict[str, Any]) -> str:
 
 
 def read(directory: Location) -> Manifest:
-    """The manifest of a checkpoint directory. Raises BadManifest, also where there is none."""
+    """The manifest of a checkpoint directory. Raises BadManifest, also where there is none, CheckpointError
+    where nobody can look."""
     try:
         text = (directory / MANIFEST).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise not_looked_at(directory / MANIFEST, error) or BadManifest(f"{MANIFEST}: {error}") from error
+    except UnicodeDecodeError as error:
         raise BadManifest(f"{MANIFEST}: {error}") from error
     try:
         return Manifest.from_json(text)

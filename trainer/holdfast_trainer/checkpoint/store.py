@@ -122,12 +122,13 @@ class CheckpointStore(ABC):
             if step not in bad:
                 try:
                     return manifests.read(self.location(step))
-                except BadManifest:
+                except (BadManifest, CheckpointError):
                     continue
         return None
 
     def fault(self, step: int) -> str | None:
-        """Why a checkpoint must not be used, or None. Reads all of it."""
+        """Why a checkpoint must not be used, or None. Reads all of it; raises CheckpointError where nobody
+        can look."""
         location = self.location(step)
         try:
             manifest = manifests.read(location)

@@ -22,6 +22,7 @@ import torch
 from ..memory import huge_pages
 from .bucket import Location
 from .checksums import BLOCK, Running, Written, combine, sum_of
+from .errors import CheckpointError, not_looked_at
 from .scan import Bytes, Opened, UnreadableFile, opened, scan, size_of
 from .spread import Spread
 from .storage import PartFiles, Storage
@@ -171,11 +172,12 @@ def write_image(
 
 
 def verify(path: Location, expected: Written) -> None:
-    """Read all of `path`, compare every checksum. Raises UnreadableFile naming it and the difference."""
+    """Read all of `path`, compare every checksum. Raises UnreadableFile naming it and the difference,
+    CheckpointError where nobody can look."""
     try:
         scan(path, _size(path, expected), expected, lambda offset, data: None, alone=True)
     except OSError as error:
-        raise UnreadableFile(f"{path.name}: {error.strerror or error}") from error
+        raise _fault(path, error) from error
 
 
 def read(
@@ -189,7 +191,8 @@ def read(
 
     Every tensor has memory of its own. What is not `wanted`, by name, is checked and forgotten; a range means
     these rows of dimension 0. `alone`: no other process reads the file now. Raises UnreadableFile where it is
-    no file of ours, or not as written.
+    no file of ours, or not as written, CheckpointError where it is as written and cannot be loaded, for want
+    of memory for instance.
     """
     size = _size(path, expected)
     try:
@@ -206,20 +209,24 @@ def read(
         scan(path, size, expected, _scatter(places), alone=alone)
         return json.loads(json.loads(text[8:])[RESERVED]["holdfast"]), tensors
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        if expected is not None:
-            verify(path, expected)  # damage says more than what it did to the header
-        raise UnreadableFile(f"{path.name}: {error}") from error
+        if expected is None:
+            raise UnreadableFile(f"{path.name}: {error}") from error
+        verify(path, expected)  # damage says more than what it did to the header
+        raise CheckpointError(f"{path} is as it was written, and cannot be loaded: {error}") from error
 
 
 def shapes(path: Location, expected: Written) -> dict[str, list[int]]:
-    """Of its tensors, by name, as its header says. Raises UnreadableFile where it is none of ours, but finds
-    no damage beyond that."""
+    """Of its tensors, by name, as its header says. Raises as `read`, but finds no damage to the rest."""
     try:
         _, header = _read_header(path, _size(path, expected))
         return {name: [int(size) for size in entry["shape"]] for name, entry in header.items()}
     except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         verify(path, expected)
-        raise UnreadableFile(f"{path.name}: {error}") from error
+        raise CheckpointError(f"{path} is as it was written, and cannot be loaded: {error}") from error
+
+
+def _fault(path: Location, error: OSError) -> CheckpointError | UnreadableFile:
+    return not_looked_at(path, error) or UnreadableFile(f"{path.name}: {error.strerror or error}")
 
 
 def _part(entry: dict[str, Any], wanted: bool | range) -> tuple[int, dict[str, Any] | None, int]:
@@ -239,7 +246,7 @@ def _size(path: Location, expected: Written | None) -> int:
     try:
         size = size_of(path)
     except OSError as error:
-        raise UnreadableFile(f"{path.name}: {error.strerror or error}") from error
+        raise _fault(path, error) from error
     if expected is not None and size != expected.size:
         raise UnreadableFile(f"{path.name} has {size} bytes, its manifest says {expected.size}")
     return size

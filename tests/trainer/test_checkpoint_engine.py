@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import resource
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lone_gang import Alone
-from saving import make_saver, save
+from saving import files_left, make_saver, save
 from thread_gang import ThreadRank, in_gang
 
 from holdfast_trainer import memory as memories
@@ -430,26 +427,13 @@ def test_a_header_that_lies_is_refused(tmp_path: Path, header: bytes, message: s
         tensorfile.read(path)
 
 
-@contextlib.contextmanager
-def no_file_can_be_opened() -> Iterator[None]:
-    """As in a process that has opened as many as it may."""
-    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, usual[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
-
-
 def test_a_checkpoint_that_nobody_can_look_at_is_not_called_damaged(run: RunDir) -> None:
     """The one before it was gone on from, and it was removed, though nothing was wrong with it."""
     saver = make_saver(run)
     save(saver, 10)
     directory, files = run.checkpoint(10), manifests.read(run.checkpoint(10)).files
     why = r"cannot be looked at \(Too many open files\), which says nothing of what is in it"
-    with no_file_can_be_opened():
+    with files_left(0):
         for look in (
             lambda: manifests.read(directory),
             lambda: tensorfile.verify(directory / "rank-0.safetensors", files["rank-0.safetensors"]),

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from lone_gang import Alone
-from saving import Told, flip, listing, make_saver, save, state
+from saving import Told, files_left, flip, listing, make_saver, save, state
 
 from holdfast_trainer.checkpoint import (
     CheckpointDirectory,
@@ -47,6 +48,20 @@ def test_a_save_is_loaded_again_and_old_ones_go(run: RunDir) -> None:
     assert (loaded.manifest.step, loaded.own, skipped) == (40, {"rng": 40}, [])
     assert loaded.shared["parts"]["w"].tolist() == [40.0] * 4
     assert told.saved[-1].digest == loaded.manifest.digest
+
+
+def test_more_old_checkpoints_than_a_process_may_open_files_go_once_fewer_are_kept(run: RunDir) -> None:
+    """All of them were opened first, so none was ever removed, and the disk filled."""
+    told = Told()
+    saver = make_saver(run, told, keep=1000)
+    save(saver, 1)
+    for step in range(2, 81):
+        shutil.copytree(run.checkpoint(1), run.checkpoint(step))
+    fewer = make_saver(run, told, keep=3)
+    with files_left(60):
+        save(fewer, 100)
+    assert told.failed == []
+    assert listing(run) == ["step-00000079", "step-00000080", "step-00000100"]
 
 
 def test_debris_of_the_past_goes_and_strangers_stay(run: RunDir) -> None:

@@ -43,6 +43,8 @@ from .store import part_file as part_file
 _POLL_SECONDS = 0.01
 _FENCE_SECONDS = 1.0
 """How often a wait for other ranks looks whether a newer attempt has taken over."""
+_HELD_AT_ONCE = 32
+"""By a prune: where `keep` was lowered more are to go than a process may have open files."""
 
 
 def check_fence(run: RunDir, attempt: int) -> None:
@@ -179,12 +181,14 @@ class CheckpointDirectory(CheckpointStore):
         good = [step for step in self.steps() if step not in bad]
         doomed = [self.location(step) for step in gone_before([*good, *bad], stays(good), bad)]
         doomed += [path for path in self._run.checkpoints.iterdir() if self._is_debris(path, good)]
-        with ExitStack() as holding:
-            held = [(path, self._hold(path, holding)) for path in dict.fromkeys(doomed)]
-            check_fence(self._run, self._attempt)
-            for path, descriptor in held:
-                if descriptor is not None:
-                    self._remove(path, descriptor)
+        doomed = list(dict.fromkeys(doomed))
+        for begin in range(0, len(doomed), _HELD_AT_ONCE):
+            with ExitStack() as holding:
+                held = [(path, self._hold(path, holding)) for path in doomed[begin : begin + _HELD_AT_ONCE]]
+                check_fence(self._run, self._attempt)
+                for path, descriptor in held:
+                    if descriptor is not None:
+                        self._remove(path, descriptor)
 
     def _hold(self, path: Path, holding: ExitStack) -> int | None:
         """The directory that has this name now, until `holding` ends; None where there is none."""

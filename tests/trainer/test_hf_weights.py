@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from disks import fill, small_disk
 from gangs import Workshop
 from gpt_runs import start, write_config
 from safetensors.torch import load_file, save_file
@@ -345,6 +346,35 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"no such format")
     with pytest.raises(ConfigError, match="cannot be read as safetensors"):
         load_weights(GPT(SHAPE), tmp_path)
+
+
+def test_weights_that_lie_in_two_files_or_are_quantized_are_refused(tmp_path: Path) -> None:
+    """The file that came last by its name won, and whole numbers were taken for weights, without a word."""
+    weights = llama_weights()
+    some = next(name for name in sorted(weights) if name.endswith("q_proj.weight"))
+    for number, part in (1, weights), (2, {some: torch.zeros_like(weights[some])}):
+        save_file(part, tmp_path / f"model-{number}.safetensors")
+    index = dict.fromkeys(weights, "model-1.safetensors") | {"other": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(ConfigError, match=rf"model-2\.safetensors has {some}, and another file of"):
+        load_weights(Llama(LLAMA), tmp_path)
+    whole = tmp_path / "whole.safetensors"
+    save_file({**weights, some: (weights[some] * 100).to(torch.int8)}, whole)
+    with pytest.raises(ConfigError, match=rf"{some} holds whole numbers, as quantized weights do"):
+        load_weights(Llama(LLAMA), whole)
+
+
+def test_an_export_that_finds_no_room_leaves_the_one_before_it(tmp_path: Path) -> None:
+    """It ended in a traceback, over a file of which a part was there."""
+    weights = build_model(SHAPE).state_dict()
+    with small_disk(tmp_path / "disk") as disk:
+        save_weights(weights, SHAPE, disk / "out")
+        before = (disk / "out" / "model.safetensors").read_bytes()
+        fill(disk / "filler")
+        with pytest.raises(OSError, match=r"model\.safetensors cannot be written: .*No space left"):
+            save_weights(weights, SHAPE, disk / "out")
+        assert [path.name for path in disk.glob("out/*model*")] == ["model.safetensors"]
+        assert (disk / "out" / "model.safetensors").read_bytes() == before
 
 
 LLAMA_SETTINGS = ["model.family=llama", "model.kv_heads=1", "model.tied=false"]

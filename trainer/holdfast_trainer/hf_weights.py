@@ -8,6 +8,7 @@ A family says under which names its tensors lie there and which are transposed (
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -94,6 +95,12 @@ class _Published:
         value: Tensor = self.file.get_tensor(self.name)
         return value
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its numbers are whole ones, which weights are only together with their scales."""
+        kind: str = self.file.get_slice(self.name).get_dtype()
+        return not kind.startswith(("F", "BF"))
+
     def shape(self, *, transposed: bool) -> list[int]:
         shape: list[int] = self.file.get_slice(self.name).get_shape()
         return shape[::-1] if transposed else shape
@@ -109,13 +116,19 @@ def _found(path: Path, opened: ExitStack) -> dict[str, _Published]:
     for file in files:
         try:
             one = opened.enter_context(safe_open(file, "pt"))
-            tensors |= {name: _Published(one, name) for name in one.keys()}  # noqa: SIM118  it is no mapping
+            names = set(one.keys())
         except FileNotFoundError:
             raise ConfigError(
                 f"train.init_from: {file} is not there; name a local {FILE} or the directory that holds it"
             ) from None
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"train.init_from: {file} cannot be read as safetensors: {error}") from error
+        if twice := sorted(names & tensors.keys()):
+            raise ConfigError(
+                f"train.init_from: {file} has {twice[0]}, and another file of {path} has it too: which "
+                "of them counts nobody can tell; fetch the files anew"
+            )
+        tensors |= {name: _Published(one, name) for name in names}
     return tensors
 
 
@@ -152,6 +165,8 @@ def _fault(
 ) -> str | None:
     if theirs not in found:
         return f"it has no {theirs}: {family.missing}"
+    if found[theirs].is_quantized:
+        return f"{theirs} holds whole numbers, as quantized weights do: give weights in floating point"
     if ours not in state:
         return None if not found[theirs].read().any() else f"{theirs} {family.unwanted}"
     have = found[theirs].shape(transposed=transposed)
@@ -204,9 +219,16 @@ def save_weights(
 
     `end_of_text` is the token that ended each document, and so began the next; None: not known, and then
     what generates with the model ends at no token, where it would at one that its family has by itself.
-    Raises OSError, ConfigError.
+    A model.safetensors that is there stays until the new one is whole. Raises OSError, ConfigError.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(to_published(weights, config), directory / FILE, {"format": "pt"})
+    temporary = directory / f".{FILE}.{os.getpid()}.tmp"
+    try:
+        save_file(to_published(weights, config), temporary, {"format": "pt"})
+        os.replace(temporary, directory / FILE)
+    except SafetensorError as error:  # the library wraps what the file system said
+        raise OSError(f"{directory / FILE} cannot be written: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
     shape = {**layout(config).shape, "bos_token_id": end_of_text, "eos_token_id": end_of_text}
     (directory / SHAPE).write_text(json.dumps(shape, indent=2) + "\n", encoding="utf-8")

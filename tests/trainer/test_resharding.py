@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gangs import Workshop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from holdfast_trainer.checkpoint.manifest import Manifest
 from holdfast_trainer.checkpoint.store import part_file
 from holdfast_trainer.checkpoint.tensorfile import UnreadableFile
 from holdfast_trainer.checkpoint.tree import Piece, is_shard, pack, rows_wanted, shard_rows, unpack
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 
 RANKS = st.integers(1, 9)
 
@@ -110,3 +112,97 @@ def test_a_piece_is_its_ranks_own_and_the_pieces_are_one_tensor() -> None:
     whole = unpack({"weight": {"$shards": list(tensors)}}, tensors)["weight"]
     assert torch.equal(whole, torch.tensor([[0.0, 1.0], [2.0, 3.0], [1.0, 1.0]]))
     assert pack({"$shards": 1})[0] == {"$dict": [["$shards", 1]]}, "a user's own key is no tag"
+
+
+AVERAGES = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+class Average:
+    def __init__(self):
+        self.of, self.rank = {}, run.rank
+        if sys.argv[1] == "at once":
+            self.update()
+
+    def update(self):
+        for name, parameter in model.named_parameters():
+            of = self.of.setdefault(name, parameter.detach().clone())
+            of.lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self):
+        return {"of": self.of, "again": [(self.rank, of) for of in self.of.values()]}
+
+    def load_state_dict(self, state):
+        self.of, self.rank = state["of"], state["again"][0][0]
+        assert all(again is not None and again.shape == of.shape for (_, again), of in
+                   zip(state["again"], self.of.values(), strict=True))
+
+torch.manual_seed(3)
+run = Run(checkpoint_every=3)
+model = run.shard(torch.nn.Linear(4, 7), [])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+average = Average()
+run.track(model=model, optimizer=optimizer, average=average)
+for step in run.steps(3):
+    loss = model(torch.ones(2, 4) + step).square().mean()
+    loss.backward()
+    run.log(loss=loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    average.update()
+for (name, of), (_, parameter) in zip(average.of.items(), model.named_parameters(), strict=True):
+    assert type(of) is type(parameter.data), (type(of), type(parameter.data))
+    whole = of.full_tensor() if hasattr(of, "full_tensor") else of
+    print("average", name, whole.tolist(), flush=True)
+print("it is of rank", average.rank, flush=True)
+"""
+
+
+@pytest.mark.parametrize("there", ["lazily", "at once"])
+def test_an_average_that_a_loop_keeps_of_its_shards_goes_on_with_them(
+    workshop: Workshop, tmp_path: Path, there: str
+) -> None:
+    """A class of one's own that keeps what `parameter.detach().clone()` gives, which is in shards: each rank
+    but the first wrote its piece once more, as its own, and no checkpoint could be loaded."""
+    script = tmp_path / "averages.py"
+    script.write_text(AVERAGES)
+    seen = []
+    for ranks in (2, 2, 3, 1) if there == "lazily" else (2, 2):
+        gang = workshop.start(ranks=ranks, script=script, arguments=[there])
+        assert gang.wait() == [0] * ranks, gang.texts()
+        texts = [rank.text().splitlines() for rank in gang.ranks]
+        seen += [[line for line in text if line.startswith("average")] for text in texts]
+        assert [text[-1] for text in texts] == [
+            f"it is of rank {rank if ranks == 2 else 0}" for rank in range(ranks)
+        ]
+    assert len(seen[0]) == 2
+    assert all(one == seen[0] for one in seen)
+
+
+CLASSES = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = run.shard(torch.nn.Linear(4, int(sys.argv[1])), [])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(2):
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_shards_of_a_model_of_another_shape_are_refused(workshop: Workshop, tmp_path: Path) -> None:
+    """With one row on each rank, two classes were spread over six, each weight for three of them."""
+    script = tmp_path / "classes.py"
+    script.write_text(CLASSES)
+    workshop.finish(ranks=2, script=script, arguments=["2"])
+    gang = workshop.start(ranks=2, script=script, arguments=["6"])
+    assert gang.wait() == [EXIT_CONFIG_ERROR] * 2, gang.texts()
+    assert (
+        "torch.Size([2, 4]) from checkpoint, the shape in current model is torch.Size([6, 4])" in gang.texts()
+    )

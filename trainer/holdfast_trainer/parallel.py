@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -290,21 +290,44 @@ def fill(model: nn.Module, device: torch.device, values: Iterable[tuple[str, tor
 
 
 def shard_like(value: Any, like: Any) -> Any:
-    """This rank's shard of `value`, a whole tensor or the Piece that is the shard, placed as `like`; anything
-    else as it is."""
+    """This rank's shard of `value`, a whole tensor or the Piece that is the shard, on the ranks of `like`; a
+    Piece is of the shape that was saved, whatever that of `like` is. Anything else as it is."""
     if not hasattr(like, "placements"):
         return value
-    from torch.distributed.tensor import DTensor, distribute_tensor
+    from torch.distributed.tensor import distribute_tensor
 
     if isinstance(value, Piece):
-        mine = value.tensor.to(like.device)
-        return DTensor.from_local(
-            mine, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-        )
+        return _put_together(value, like.device_mesh, like.device)
     if getattr(value, "shape", None) != like.shape:
         return value
     whole = value.to(like.device)
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def place_like(state: Any, live: Any, mesh: Any) -> Any:
+    """A part's saved `state` in shards, on the ranks of `mesh`: where it was saved so, and where `live`, what
+    the part has now, is."""
+    if isinstance(state, Piece):
+        return _put_together(state, mesh, mesh.device_type)
+    if isinstance(state, torch.Tensor):
+        return shard_like(state, live)
+    if isinstance(state, dict):
+        there = live if isinstance(live, Mapping) else {}
+        return {key: place_like(value, there.get(key), mesh) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        among = live if isinstance(live, list | tuple) and len(live) == len(state) else [None] * len(state)
+        return type(state)(place_like(value, one, mesh) for value, one in zip(state, among, strict=True))
+    return state
+
+
+def _put_together(piece: Piece, mesh: Any, device: torch.device | str) -> Any:
+    """The tensor in shards of which each rank has a piece."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    whole = torch.empty(piece.rows, *piece.tensor.shape[1:], device="meta")
+    return DTensor.from_local(
+        piece.tensor.to(device), mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+    )
 
 
 def _settle(ddp: nn.Module, settle: Callable[[nn.Module], torch.Tensor]) -> None:

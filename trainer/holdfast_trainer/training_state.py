@@ -14,7 +14,7 @@ state says of which models the next pass begins with each rank's own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -22,9 +22,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
-from .checkpoint.tree import UnsupportedState, pack
+from .checkpoint.tree import UnsupportedState, join, pack
 from .late import Late
-from .parallel import shard_like, unwrap
+from .parallel import place_like, shard_like, unwrap
 from .shuffle_buffer import SHUFFLE_BUFFER, has_shuffle_buffer
 from .unspent import Unspent
 
@@ -109,8 +109,14 @@ class TrainingState:
     @property
     def in_shards(self) -> bool:
         """Whether models are cut over the ranks (FSDP2)."""
+        return self._mesh is not None
+
+    @property
+    def _mesh(self) -> Any:
+        """The ranks over which models are cut; None where they are not."""
         models = [part for part in self._parts.values() if isinstance(part, nn.Module)]
-        return any(hasattr(parameter, "placements") for model in models for parameter in model.parameters())
+        parameters: Iterator[Any] = (p for model in models for p in model.parameters())
+        return next((p.device_mesh for p in parameters if hasattr(p, "placements")), None)
 
     def describe(self) -> str:
         """Names, types and shapes of the models' tensors, as a short hash that ranks can compare."""
@@ -174,9 +180,11 @@ class TrainingState:
                     f"the checkpoint of step {loaded.manifest.step} has no {name!r}: "
                     f"it tracks {', '.join(saved)}. Track the same names, or use a new run directory"
                 )
-            state = own.get("parts", {}).get(name, saved[name])
+            state = join(own.get("parts", {}).get(name, saved[name]), saved[name])
             if isinstance(part, torch.amp.GradScaler) and not state:
                 continue  # saved where none was needed, as with bf16: it begins anew
+            if _differs_by_rank(part) and (mesh := self._mesh) is not None:
+                state = place_like(state, part.state_dict(), mesh)
             _load(name, part, state, loaded.manifest.step)
             if isinstance(part, nn.Module):
                 with torch.no_grad():

@@ -288,7 +288,7 @@ def _leaves(skeleton: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(skeleton, dict):
         if len(skeleton) == 1:
             tag, body = next(iter(skeleton.items()))
-            if tag in ("$tensor", "$shards", "$array"):
+            if tag in ("$tensor", "$shards", "$elsewhere", "$array"):
                 return
             if tag == "$tuple":
                 yield from _leaves(body, path)

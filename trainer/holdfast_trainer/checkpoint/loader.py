@@ -142,12 +142,12 @@ def read_state(
     number of ranks is another one. Raises UnreadableFile, KeyError where a part is missing.
     """
     files = [(number, part_file(number)) for number in range(manifest.world_size)]
-    same, anew = manifest.world_size == world_size, dict[str, range]()
-    if in_shards and not same:
-        rows = [tensorfile.shapes(path / name, manifest.files[name]) for _, name in files]
-        anew = rows_wanted(
-            {name: shape[0] for one in rows for name, shape in one.items() if _is_cut(name)}, rank, world_size
-        )
+    same, rows = manifest.world_size == world_size, dict[str, int]()
+    if in_shards:
+        for _, name in files:
+            shapes = tensorfile.shapes(path / name, manifest.files[name])
+            rows |= {tensor: shape[0] for tensor, shape in shapes.items() if _is_cut(tensor)}
+    anew = {} if same else rows_wanted(rows, rank, world_size)
     skeletons, shared, own = [], {}, None
     for number, file in files:
         mine = same and number == rank
@@ -164,7 +164,7 @@ def read_state(
         if mine:
             own = unpack(skeleton["own"], tensors)
         shared.update({key: value for key, value in tensors.items() if key.startswith("shared.")})
-    return unpack(skeletons[0]["shared"], shared, cut=in_shards), own
+    return unpack(skeletons[0]["shared"], shared, cut=rows if in_shards else None), own
 
 
 def _is_cut(name: str) -> bool:

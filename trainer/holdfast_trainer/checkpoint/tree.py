@@ -8,7 +8,8 @@ shortest text that reads back to the same bits.
 A tensor that is sharded over the ranks (a DTensor, as FSDP2 makes it) stays in pieces: each rank packs its
 own, under the tensor's name and `@RANK`, and the skeleton names all of them. `unpack` puts them together
 again, so what was saved in shards loads as a whole tensor, into whatever; where just this rank's rows were
-read, because nothing else is wanted, those are what is there.
+read, because nothing else is wanted, those are what is there. What a rank has of its own ("own") only marks
+the place of such a tensor, which stands in what is shared: `join` puts it there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 from .tensorfile import DTYPES, RESERVED
 
-_TAGS = ("$tensor", "$shards", "$array", "$scalar", "$tuple", "$dict")
+_TAGS = ("$tensor", "$shards", "$elsewhere", "$array", "$scalar", "$tuple", "$dict")
 _SHARD = re.compile(r"@\d+$")
 
 
@@ -57,6 +58,8 @@ def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
 
     def visit(value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor) and hasattr(value, "placements"):
+            if path.startswith("own."):
+                return {"$elsewhere": True}
             return {"$shards": _keep_shard(value, path, tensors)}
         if isinstance(value, torch.Tensor):
             return {"$tensor": keep(value.detach(), path)}
@@ -152,22 +155,48 @@ class Piece:
     """Of a tensor in shards, this rank's rows."""
 
     tensor: torch.Tensor
+    rows: int
+    """Of all ranks together."""
 
 
-def unpack(skeleton: Any, tensors: MutableMapping[str, torch.Tensor], *, cut: bool = False) -> Any:
+class Elsewhere:
+    """In what a rank has of its own, the place of a tensor that is in shards."""
+
+
+def join(own: Any, shared: Any) -> Any:
+    """`own`, with the tensors that are in shards put where `shared`, the same state as rank 0 has it, has
+    them."""
+    if isinstance(own, Elsewhere):
+        return shared
+    if isinstance(own, dict):
+        there = shared if isinstance(shared, dict) else {}
+        return {key: join(value, there.get(key)) for key, value in own.items()}
+    if isinstance(own, list | tuple):
+        among = shared if isinstance(shared, list | tuple) and len(shared) == len(own) else [None] * len(own)
+        return type(own)(join(value, one) for value, one in zip(own, among, strict=True))
+    return own
+
+
+def unpack(
+    skeleton: Any, tensors: MutableMapping[str, torch.Tensor], *, cut: Mapping[str, int] | None = None
+) -> Any:
     """The state that `pack` took apart. `cut`: of tensors in shards, `tensors` has this rank's rows alone, in
-    one piece or several, and gives them away: that nothing is there twice."""
+    one piece or several, and gives them away: that nothing is there twice. It says how many rows each piece
+    had, by name."""
     if isinstance(skeleton, dict):
         if len(skeleton) == 1:
             tag, body = next(iter(skeleton.items()))
             if tag == "$tensor":
                 return tensors[body]
             if tag == "$shards":
-                if not cut:
+                if cut is None:
                     return torch.cat([tensors[name] for name in body])
                 kept = [tensors.pop(name) for name in body if name in tensors]
                 filled = [piece for piece in kept if len(piece)] or kept[:1]
-                return Piece(torch.cat(filled) if len(filled) > 1 else filled[0])
+                mine = torch.cat(filled) if len(filled) > 1 else filled[0]
+                return Piece(mine, sum(cut[name] for name in body))
+            if tag == "$elsewhere":
+                return Elsewhere()
             if tag == "$array":
                 return tensors[body].numpy()
             if tag == "$scalar":

@@ -127,6 +127,68 @@ def test_a_loop_over_epochs_breaks_off_each_and_goes_on_with_the_step_after_it(w
     )
 
 
+LOOKS_AND_LEAVES = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+looks_at, every, last = (int(word) for word in sys.argv[1:])
+run = Run()
+model = torch.nn.Linear(2, 1)
+torch.nn.init.ones_(model.weight)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+
+def train(leaves_at):
+    for step in run.steps(last):
+        loss = model(torch.ones(1, 2) + step).square().sum()
+        run.log(loss=loss, tokens=5)
+        loss.backward()
+        if step == leaves_at:
+            return
+        if (step + 1) % every == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+train(looks_at)
+if last == 6:
+    train(-1)
+"""
+
+
+def test_a_step_that_was_left_before_it_changed_anything_is_done_anew(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """The loop looks at its loss and breaks off; the next one does that step. It was told that it "has told
+    its loss already: add up the parts", and its gradients would have counted twice."""
+    script = tmp_path / "looks_and_leaves.py"
+    script.write_text(LOOKS_AND_LEAVES)
+    whole = workshop.start("whole", script=script, arguments=["-1", "1", "6"])
+    gang = workshop.start(script=script, arguments=["3", "1", "6"])
+    assert whole.wait() == gang.wait() == [0], gang.texts()
+    assert gang.history.losses() == whole.history.losses()
+    assert sorted(gang.history.losses()) == [1, 2, 3, 4, 5, 6]
+    assert [line["tokens"] for line in gang.history.steps()] == [5] * 6
+    assert gang.history.stop()["digest"] == whole.history.stop()["digest"]
+
+
+def test_a_step_that_was_left_amid_gradients_that_add_up_is_not_done_twice(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """They are the sum of its own and of those before, so it cannot be done anew: the next loop says so, and
+    where there is none the next resume."""
+    script = tmp_path / "looks_and_leaves.py"
+    script.write_text(LOOKS_AND_LEAVES)
+    gang = workshop.start("two loops", script=script, arguments=["4", "3", "6"])
+    assert gang.wait() == [1]
+    assert "RuntimeError: step 5 was left after it had added to the gradients that optimizer" in gang.texts()
+    assert workshop.finish(script=script, arguments=["4", "3", "5"]).stop()["step"] == 4
+    resumed = workshop.finish(script=script, arguments=["-1", "3", "7"])
+    told = resumed.events("attempt_start", 2)[0]
+    assert told["resumed_step"] == 4
+    assert told["differences"] == ["not deterministic: gradients that optimizer adds up"]
+
+
 NESTED = """
 import torch
 from holdfast_trainer.run import Run

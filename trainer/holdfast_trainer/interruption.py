@@ -215,6 +215,12 @@ class Exchange:
         if tokens or samples:
             self._counts.append(Counts(step, tokens, samples))
 
+    def take_back(self, step: int) -> None:
+        """What this rank told of a step counts for nothing: it was left in its middle, and is done anew."""
+        self._losses = deque(told for told in self._losses if told.step != step)
+        self._counts = deque(counts for counts in self._counts if counts.step != step)
+        self._newest = min(self._newest, step - 1)
+
     def owes_counts(self, step: int) -> bool:
         """Whether some of a step's are still to be told, as they came when its sum had begun."""
         return any(counts.step == step for counts in self._counts)

@@ -59,6 +59,10 @@ class Losses:
         """What this rank worked on in step number `step`; parts of a step add up."""
         self._exchange.count(step, tokens, samples)
 
+    def take_back(self, step: int) -> None:
+        """What was told of step number `step` counts for nothing: that is done anew."""
+        self._exchange.take_back(step)
+
     def hear_counts(self, agreed: Agreed) -> None:
         """Pass on what all ranks worked on."""
         if agreed.counts is not None:

@@ -300,6 +300,7 @@ class Run:
         self._looping = True
         try:
             self._end_left_step()
+            self._take_back_left_step()
             self.total_steps = total
             self._set_random()  # where no step is left too, for what comes after the loop
             self._left = False
@@ -333,6 +334,21 @@ class Run:
         if self._left and self._changed:
             self._pass_on(self.total_steps or 0)
             self._saves.settle()  # outside the loop others than the optimizer may write to what is copied
+
+    def _take_back_left_step(self) -> None:
+        """Where no optimizer had changed the state yet it is done anew: what it told and computed goes."""
+        self._losses.take_back(self._step + 1)
+        for name in self._spoilt_gradients():
+            raise RuntimeError(
+                f"step {self._step + 1} was left after it had added to the gradients that {name} has not "
+                "stepped with yet: done anew, it would add to them twice. Leave the loop before its backward "
+                "pass, or after a step of the optimizer"
+            )
+
+    def _spoilt_gradients(self) -> list[str]:
+        """The optimizers of which a step that was left, and is to be done anew, has changed the gradients."""
+        assert self._saves.state is not None
+        return self._saves.state.take_back() if self._left and self._step < (self.total_steps or 0) else []
 
     def describe_batches(self, describe: Callable[[int], str]) -> None:
         """`describe` says which data this rank has in step `step` (0 is the first): for a fault's message."""
@@ -548,6 +564,9 @@ class Run:
         if self.total_steps is not None and not self._completed:
             if self._changed:
                 self._end_step(leaving=True)
+            for name in self._spoilt_gradients():
+                why = "have those of the step in which the loop was left, which a resume does again"
+                self._cannot_repeat(f"gradients that {name} adds up", why)
             if self._step < self.total_steps and any(self.gang.gather(self._notice.look())):
                 self._stop()
             self._complete()

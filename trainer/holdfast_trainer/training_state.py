@@ -142,6 +142,11 @@ class TrainingState:
         for unspent in self._unspent.values():
             unspent.end_step()
 
+    def take_back(self) -> list[str]:
+        """A step was left before any optimizer's turn, and is done anew: its gradients are cleared. Returns
+        the optimizers that cannot be rid of them."""
+        return [name for name, unspent in self._unspent.items() if not unspent.take_back()]
+
     def capture(self, step: int, random: dict[str, Any] | None = None) -> Captured:
         """The state after `step` steps; its tensors are the live ones.
 

@@ -18,18 +18,23 @@ import torch
 
 from .parallel import shard_like
 
+_Marks = list[tuple[weakref.ref[torch.Tensor], int]]
+"""Gradients, and how often they had been written to."""
+
 
 class Unspent:
     """Of one optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._stepped_with: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self._stepped_with: _Marks = []
+        self._ended_with: _Marks = []
+        """When the newest step of the run had ended."""
         self._carried = False
         optimizer.register_step_post_hook(self._after_step)
 
     def _after_step(self, *_: object) -> None:
-        self._stepped_with = [(weakref.ref(gradient), gradient._version) for gradient in self._ends()]
+        self._stepped_with = self._marks()
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -41,12 +46,28 @@ class Unspent:
 
     def end_step(self) -> None:
         """A step of the run has ended: gradients that are carried on now are part of the state after it."""
+        self._ended_with = self._marks()
+        self._carried = bool(self._ended_with) and not self._untouched_since(self._stepped_with)
+
+    def take_back(self) -> bool:
+        """A step of the run was left before the optimizer's turn, and is done anew: what it alone has
+        computed is cleared. False where it has added to gradients that are carried."""
+        if self._untouched_since(self._ended_with):
+            return True
+        if not self._carried:
+            for parameter in self._parameters:
+                parameter.grad = None
+        return not self._carried
+
+    def _marks(self) -> _Marks:
+        return [(weakref.ref(gradient), gradient._version) for gradient in self._ends()]
+
+    def _untouched_since(self, marks: _Marks) -> bool:
         now = [(gradient, gradient._version) for gradient in self._ends()]
-        then = [(gradient(), version) for gradient, version in self._stepped_with]
-        spent = len(now) == len(then) and all(
+        then = [(gradient(), version) for gradient, version in marks]
+        return len(now) == len(then) and all(
             a is b and writes == known for (a, writes), (b, known) in zip(now, then, strict=True)
         )
-        self._carried = not spent
 
     @property
     def in_shards(self) -> bool:
@@ -67,6 +88,7 @@ class Unspent:
         for number, gradient in gradients.items():
             parameters[number].grad = shard_like(gradient, parameters[number]).to(parameters[number].device)
         self._carried = bool(gradients)
+        self._ended_with = self._marks()
 
     def _ends(self) -> list[torch.Tensor]:
         """This rank's memory of the first gradient and of the last, empty where there are none."""

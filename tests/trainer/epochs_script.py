@@ -33,4 +33,4 @@ for _ in range(EPOCHS):
         assert run.step == step + 1, "the step that was left counts, before anything else is asked of the run"
         with run.span("data"):
             pass
-        run.log(val_loss=float(step + 1))
+        run.log(val_loss=torch.tensor(step + 1.0))

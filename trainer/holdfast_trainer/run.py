@@ -455,10 +455,11 @@ class Run:
         loss: torch.Tensor | float | None = None,
         tokens: int = 0,
         samples: int = 0,
-        val_loss: float | None = None,
+        val_loss: torch.Tensor | float | None = None,
         grad_norm: torch.Tensor | float | None = None,
     ) -> None:
-        """Tell what this step did on this rank; losses are averaged over ranks, counts added up.
+        """Tell what this step did on this rank: `loss` is averaged over ranks, counts are added up, and of
+        `val_loss` that of rank 0 counts (see `mean`).
 
         Call it on every rank, at most once a step with a loss; before `optimizer.step()` where you can,
         as the loss then travels with this step's agreement. A loss that is NaN or infinite, or a gradient
@@ -471,6 +472,7 @@ class Run:
             self._losses.norm(grad_norm)
         self._losses.count(self._step + 1, tokens, samples)
         if val_loss is not None:
+            val_loss = float(val_loss)
             self._end_left_step()
             self._account.steps.val_loss(self._step, val_loss)
             self._saves.validated(self._step, val_loss)

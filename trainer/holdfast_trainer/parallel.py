@@ -307,9 +307,9 @@ def shard_like(value: Any, like: Any) -> Any:
 def place_like(state: Any, live: Any, mesh: Any) -> Any:
     """A part's saved `state` in shards, on the ranks of `mesh`: where it was saved so, and where `live`, what
     the part has now, is."""
-    if isinstance(state, Piece):
+    if isinstance(state, Piece) and not hasattr(live, "placements"):
         return _put_together(state, mesh, mesh.device_type)
-    if isinstance(state, torch.Tensor):
+    if isinstance(state, Piece | torch.Tensor):
         return shard_like(state, live)
     if isinstance(state, dict):
         there = live if isinstance(live, Mapping) else {}

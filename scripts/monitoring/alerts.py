@@ -141,8 +141,13 @@ def _of_saves() -> list[Alert]:
 
 
 def _of_gpus() -> list[Alert]:
-    holders = own("holdfast_gpu_shares_allocated", "namespace", "pod")
-    held = f"max by (uuid, namespace, pod) ({holders}) > 0"
+    pods = own("holdfast_gpu_shares_allocated", "namespace", "pod")
+    users = own('holdfast_gpu_processes{attempt!=""}', "namespace", "job")
+    # On one machine nobody gives out shares: a GPU is held by the job whose processes are on it.
+    held = (
+        f"max by (uuid, namespace, pod) ({pods}) > 0 or on (uuid) max by (uuid, namespace, job) ({users}) > 0"
+    )
+    holder = "{{ $labels.namespace }}/{{ with $labels.pod }}{{ . }}{{ else }}{{ $labels.job }}{{ end }}"
     hour = "(max by (uuid) (avg_over_time(holdfast_gpu_utilization_ratio[1h])))"
     quarter = "(max by (uuid) (avg_over_time(holdfast_gpu_utilization_ratio[15m])))"
     device = "max by (uuid, gpu, instance)"
@@ -153,9 +158,9 @@ def _of_gpus() -> list[Alert]:
             f"({held}) and on (uuid) ({quarter} < {IDLE_BELOW})",
             "15m",
             "warning",
-            f"{GPU} is held by {{{{ $labels.namespace }}}}/{{{{ $labels.pod }}}} and idle",
-            f"Pod {{{{ $labels.namespace }}}}/{{{{ $labels.pod }}}} holds {GPU}, which did nothing "
-            "for half an hour.",
+            f"{GPU} is held by {holder} and idle",
+            f"{{{{ if $labels.pod }}}}Pod{{{{ else }}}}Job{{{{ end }}}} {holder} holds {GPU}, which did "
+            "nothing for half an hour.",
         ),
         Alert(
             "HoldfastGpuUtilizationLow",

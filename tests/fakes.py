@@ -122,11 +122,13 @@ class MemoryStore:
         await self.replace_spec(job)
         self._put(self._find(job.metadata.namespace, job.metadata.name).with_faults(faults))
 
-    async def replace_status(self, job: TrainingJob, status: Status) -> TrainingJob:
+    async def replace_status(self, job: TrainingJob, status: Status, *events: Event) -> TrainingJob:
         self._fuse.burn()
         stored = self._current(job)
         stored.status = copy.deepcopy(status)
         written = self._put(stored)
+        for event in events:
+            self._keep(written, event)
         self._fuse.burn()
         return written
 
@@ -154,8 +156,10 @@ class MemoryStore:
 
     async def record_event(self, job: TrainingJob, event: Event) -> None:
         self._fuse.burn()
-        if all(stored.metadata.uid != job.metadata.uid for stored in self._jobs.values()):
-            return
+        if any(stored.metadata.uid == job.metadata.uid for stored in self._jobs.values()):
+            self._keep(job, event)
+
+    def _keep(self, job: TrainingJob, event: Event) -> None:
         events = self._events.setdefault(job.metadata.uid, [])
         if events and (events[-1].reason, events[-1].message) == (event.reason, event.message):
             events[-1] = replace(events[-1], count=events[-1].count + event.count, time=event.time)

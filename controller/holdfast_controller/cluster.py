@@ -128,8 +128,12 @@ class JobStore(Protocol):
         Raises Conflict, NotFound.
         """
 
-    async def replace_status(self, job: TrainingJob, status: Status) -> TrainingJob:
-        """Write status alone. Raises Conflict where `job` is not the newest version, NotFound."""
+    async def replace_status(self, job: TrainingJob, status: Status, *events: Event) -> TrainingJob:
+        """Write status alone, and keep the events that it comes with: in the same act where the store has
+        such, else right after it, and one that cannot be kept is in the way of nothing then.
+
+        Raises Conflict where `job` is not the newest version, NotFound; no event is kept then.
+        """
 
     async def mark_deleted(self, namespace: str, name: str) -> TrainingJob:
         """Set deletionTimestamp; the reconciler stops what runs and then calls `remove`."""

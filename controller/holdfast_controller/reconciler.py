@@ -216,7 +216,8 @@ class Reconciler:
         return await self._carry_out(job, decision)
 
     async def _carry_out(self, job: TrainingJob, decision: Decision) -> float | None:
-        """Stop and kill, write, suspend or start, tell: so a crash between any two loses nothing."""
+        """Stop and kill, write what it is and tell it, suspend or start: so a crash between any two loses
+        nothing."""
         await self._end(job, decision)
         if decision.remove:
             await self._engine.delete(job)
@@ -232,11 +233,9 @@ class Reconciler:
             if decision.start is not None:
                 await self._engine.start(job, decision.start)
         except HoldfastError as error:
-            await self._tell(job, *decision.events)  # no other decision has them: this one is written
             if decision.start is not None and not isinstance(error, Conflict):
                 await self._say_why(job, could_not_start(decision.start, error))
             raise
-        await self._tell(job, *decision.events)
         return after
 
     async def _end(self, job: TrainingJob, decision: Decision) -> None:
@@ -257,15 +256,14 @@ class Reconciler:
         if message != job.status.message:
             events = (*events, Event(self._clock(), "Warning", "StopFailed", message))
         told = decision.status.model_copy(update={"message": message})
-        job, _ = await self._write(job, told, events)
-        await self._tell(job, *events)
+        await self._write(job, told, events)
 
     async def _write(
         self, job: TrainingJob, status: Status, events: Sequence[Event]
     ) -> tuple[TrainingJob, float | None]:
         """The job with this status, and nothing; or as it was, and the seconds until a write is due, if ever.
 
-        What is told, in `events`, must stand in the status."""
+        What is told, in `events`, must stand in the status: no later decision has them."""
         now = self._clock()
         wait = seconds_to_write(
             job.status,
@@ -277,7 +275,8 @@ class Reconciler:
         )
         if wait is None or (wait > 0 and not events):
             return job, wait
-        job = await self._store.replace_status(job, status)
+        job = await self._store.replace_status(job, status, *events)
+        _log(job, *events)
         self._wrote[job.key] = now
         return job, None
 
@@ -285,17 +284,9 @@ class Reconciler:
         """Put into the job's status what was in the way of an attempt's start."""
         if message != job.status.message:
             told = job.status.model_copy(update={"message": message})
-            job = await self._store.replace_status(job, told)
-            await self._tell(job, Event(self._clock(), "Warning", "StartFailed", message))
-
-    async def _tell(self, job: TrainingJob, *events: Event) -> None:
-        """An event that cannot be told is in the log alone, and in the way of nothing."""
-        for event in events:
-            log.info(event.message, job=job.key, reason=event.reason)
-            try:
-                await self._store.record_event(job, event)
-            except HoldfastError as error:
-                log.warning("an event is not told", job=job.key, reason=event.reason, error=str(error))
+            event = Event(self._clock(), "Warning", "StartFailed", message)
+            job = await self._store.replace_status(job, told, event)
+            _log(job, event)
 
     async def _gather(self, job: TrainingJob, observation: AttemptObservation | None) -> Evidence:
         """Read what the decision needs, and no more: steps and logs only of an attempt that is over."""
@@ -364,6 +355,11 @@ class Reconciler:
             return []
         except (HoldfastError, TimeoutError) as error:
             return error
+
+
+def _log(job: TrainingJob, *events: Event) -> None:
+    for event in events:
+        log.info(event.message, job=job.key, reason=event.reason)
 
 
 def _retry_seconds(failures: int) -> float:

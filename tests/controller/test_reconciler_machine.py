@@ -185,6 +185,15 @@ class Life(RuleBasedStateMachine):
                 assert new.finished_at is not None
             self.seen[job.metadata.uid] = new
 
+    @invariant()
+    def every_attempt_is_told_once(self) -> None:
+        """Wherever a controller died: in between, before the next pass, it stands there too."""
+        for job in self.do(self.store.list_jobs()):
+            events = self.do(self.store.events("default", job.metadata.name))
+            opened = [event.message for event in events if event.reason == "AttemptOpened"]
+            newest = range(1, job.status.attempt + 1)[-20:]  # of more events than are kept the oldest go
+            assert opened[-20:] == [f"attempt {number} opened" for number in newest]
+
     def what_was_judged_stays(self, old: Status, new: Status) -> None:
         """A verdict, and what an attempt is ended for, are told once; each counts where it belongs."""
         before = {record.number: record for record in old.attempts}

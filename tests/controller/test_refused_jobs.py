@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fakes import MemoryEngine, MemoryStore
 
-from holdfast_controller.cluster import Event, NotFound, NotReady, Unavailable
+from holdfast_controller.cluster import NotFound, NotReady, Unavailable
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
 from holdfast_controller.reconciler import Reconciler
 from holdfast_controller.spec import Idle, Retries
@@ -235,26 +235,6 @@ def test_an_attempt_that_cannot_be_ended_says_why_and_is_tried_again(wish: str) 
         else:
             with pytest.raises(NotFound):
                 await scene.look()
-
-    play(story)
-
-
-def test_an_event_that_the_store_refuses_keeps_no_other_one_from_being_told() -> None:
-    async def story(scene: Scene) -> None:
-        job = await scene.submit(retries={"failures": 0})
-        real = scene.store.record_event
-
-        async def refuse_failures(job: TrainingJob, event: Event) -> None:
-            if event.reason == "Failed":
-                raise Unavailable("etcdserver: request timed out")
-            await real(job, event)
-
-        scene.store.record_event = refuse_failures  # type: ignore[method-assign]
-        for replica in range(2):
-            scene.engine.end(job, 1, replica, 1)
-        job = await scene.look()
-        assert job.status.phase is Phase.FAILED
-        assert await scene.told() == [("AttemptOpened", 1), ("JobFailed", 1)]
 
     play(story)
 

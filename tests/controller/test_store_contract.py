@@ -158,6 +158,24 @@ def test_events_are_bounded_and_repeats_are_counted(tell: Callable[[Story], None
     tell(story)
 
 
+def test_a_status_and_the_events_that_it_comes_with_are_kept_both_or_neither(
+    tell: Callable[[Story], None],
+) -> None:
+    """A controller that ends between two acts would tell of what happened never: no later pass has it."""
+
+    async def story(store: JobStore) -> None:
+        made = await store.create(job("a"))
+        await store.replace_status(made, Status(phase=Phase.RUNNING), event("one"), event("two"))
+        assert [e.message for e in await store.events("default", "a")] == ["one", "two"]
+        with pytest.raises(Conflict):
+            await store.replace_status(
+                made, Status(phase=Phase.FAILED), event("of a pass that came too late")
+            )
+        assert [e.message for e in await store.events("default", "a")] == ["one", "two"]
+
+    tell(story)
+
+
 def test_a_watch_tells_all_jobs_first_then_every_change(tell: Callable[[Story], None]) -> None:
     async def story(store: JobStore) -> None:
         made = await store.create(job("a"))

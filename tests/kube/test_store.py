@@ -86,11 +86,12 @@ class Jobs:
 
 
 @asynccontextmanager
-async def store_of(jobs: Jobs, directory: Path) -> AsyncIterator[KubeStore]:
+async def store_of(jobs: Jobs, directory: Path, *more: web.RouteDef) -> AsyncIterator[KubeStore]:
     """The reconciler's, which reads the copy."""
     routes = (
         web.get(JOBS, jobs.list_or_watch),
         web.patch("/apis/holdfast.dev/v1alpha1/namespaces/team/trainingjobs/{name}{rest:.*}", jobs.patch),
+        *more,
     )
     async with connected(routes, directory) as connection:
         reflector = Reflector(connection, JOBS)
@@ -140,6 +141,31 @@ def test_a_job_whose_finalizer_kubectl_replace_removed_gets_it_back(tmp_path: Pa
             await store.replace_status(job, job.status.model_copy(update={"phase": Phase.RUNNING}))
         assert jobs.items["gpt"]["metadata"]["finalizers"] == [FINALIZER]
         assert jobs.items["gpt"]["status"]["phase"] == "Running"
+
+    asyncio.run(story())
+
+
+def test_an_event_that_the_apiserver_refuses_keeps_no_other_one_from_being_told(tmp_path: Path) -> None:
+    """Nor the status that it comes with from standing."""
+    told: list[str] = []
+
+    async def post(request: web.Request) -> web.Response:
+        body = await request.json()
+        if body["reason"] == "Failed":
+            refusal = {"code": 403, "reason": "Forbidden", "message": "events is forbidden: exceeded quota"}
+            return web.json_response(refusal, status=403)
+        told.append(body["reason"])
+        return web.json_response(body, status=201)
+
+    async def story() -> None:
+        takes = web.post("/api/v1/namespaces/team/events", post)
+        async with store_of(Jobs(made_by_kubectl()), tmp_path, takes) as store:
+            job = await store.get("team", "gpt")
+            now = datetime.now(UTC)
+            events = [Event(now, "Warning", reason, "it ended") for reason in ("Failed", "JobFailed")]
+            failed = job.status.model_copy(update={"phase": Phase.FAILED})
+            assert (await store.replace_status(job, failed, *events)).status.phase is Phase.FAILED
+        assert told == ["JobFailed"]
 
     asyncio.run(story())
 

@@ -120,7 +120,7 @@ class KubeStore:
         ]
         return await self._replace(job, path_of(job), changes)
 
-    async def replace_status(self, job: TrainingJob, status: Status) -> TrainingJob:
+    async def replace_status(self, job: TrainingJob, status: Status, *events: Event) -> TrainingJob:
         version = job.metadata.resource_version
         if job.metadata.uid not in self._held and job.metadata.deletion_timestamp is None:
             version = await self._hold(job)
@@ -128,7 +128,13 @@ class KubeStore:
             {"op": "replace", "path": "/metadata/resourceVersion", "value": version},
             {"op": "add", "path": "/status", "value": status_document(status)},
         ]
-        return await self._replace(job, f"{path_of(job)}/status", changes)
+        written = await self._replace(job, f"{path_of(job)}/status", changes)
+        for event in events:  # an apiserver has no act for both
+            try:
+                await self.record_event(job, event)
+            except HoldfastError as error:
+                log.warning("an event is not told", job=job.key, reason=event.reason, error=str(error))
+        return written
 
     async def mark_deleted(self, namespace: str, name: str) -> TrainingJob:
         try:

@@ -153,11 +153,13 @@ class LocalStore:
         self._watchers.publish(Change("MODIFIED", stored))
         return stored.model_copy(deep=True)
 
-    async def replace_status(self, job: TrainingJob, status: Status) -> TrainingJob:
+    async def replace_status(self, job: TrainingJob, status: Status, *events: Event) -> TrainingJob:
         async with self._write() as db:
             new = await self._current(db, job)
             new.status = status.model_copy(deep=True)
             stored = await self._put(db, new)
+            for event in events:
+                await _keep(db, stored.metadata.uid, event)
         self._watchers.publish(Change("MODIFIED", stored))
         return stored.model_copy(deep=True)
 
@@ -192,26 +194,8 @@ class LocalStore:
     async def record_event(self, job: TrainingJob, event: Event) -> None:
         uid = job.metadata.uid
         async with self._write() as db:
-            if await _one(db, "SELECT 1 FROM jobs WHERE uid = ?", uid) is None:
-                return
-            last = await _one(
-                db, "SELECT id, reason, message FROM events WHERE uid = ? ORDER BY id DESC LIMIT 1", uid
-            )
-            if last is not None and (last[1], last[2]) == (event.reason, event.message):
-                await db.execute(
-                    "UPDATE events SET count = count + ?, time = ? WHERE id = ?",
-                    (event.count, event.time.timestamp(), last[0]),
-                )
-                return
-            await db.execute(
-                "INSERT INTO events (uid, time, type, reason, message, count) VALUES (?, ?, ?, ?, ?, ?)",
-                (uid, event.time.timestamp(), event.type, event.reason, event.message, event.count),
-            )
-            await db.execute(
-                "DELETE FROM events WHERE uid = ?1 AND id <= "
-                "(SELECT id FROM events WHERE uid = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
-                (uid, EVENTS_KEPT),
-            )
+            if await _one(db, "SELECT 1 FROM jobs WHERE uid = ?", uid) is not None:
+                await _keep(db, uid, event)
 
     async def events(self, namespace: str, name: str) -> list[Event]:
         async with self._read() as db:
@@ -316,6 +300,28 @@ class LocalStore:
                 f"idempotency key {idempotency.key!r} made a job that was deleted since; take a new key"
             )
         return _decode(row)
+
+
+async def _keep(db: aiosqlite.Connection, uid: str, event: Event) -> None:
+    """The event of a job that is there, or one more of the newest; in the transaction that is open."""
+    last = await _one(
+        db, "SELECT id, reason, message FROM events WHERE uid = ? ORDER BY id DESC LIMIT 1", uid
+    )
+    if last is not None and (last[1], last[2]) == (event.reason, event.message):
+        await db.execute(
+            "UPDATE events SET count = count + ?, time = ? WHERE id = ?",
+            (event.count, event.time.timestamp(), last[0]),
+        )
+        return
+    await db.execute(
+        "INSERT INTO events (uid, time, type, reason, message, count) VALUES (?, ?, ?, ?, ?, ?)",
+        (uid, event.time.timestamp(), event.type, event.reason, event.message, event.count),
+    )
+    await db.execute(
+        "DELETE FROM events WHERE uid = ?1 AND id <= "
+        "(SELECT id FROM events WHERE uid = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+        (uid, EVENTS_KEPT),
+    )
 
 
 async def _one(db: aiosqlite.Connection, query: str, *values: object) -> sqlite3.Row | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import Processes
 from torch.utils.data import Dataset
 from waiting import Deadline
 
@@ -82,6 +84,36 @@ def test_where_no_wait_was_measured_nothing_is_known() -> None:
         pass
     assert loader.look() is not None
     assert loader.look() is None, "none since then"
+
+
+def test_what_waits_for_a_core_that_another_program_has_is_told_from_what_computes(
+    processes: Processes, deadline: Deadline
+) -> None:
+    """Both on one core: about half of what this process would compute it has no core for."""
+    here = os.sched_getaffinity(0)
+    core = {min(here)}
+    other = processes.start(
+        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {core})\nwhile True: pass"]
+    )
+    waits = Waits()
+    loader = Loader(waits, cores=1.0, work=dict)
+    os.sched_setaffinity(0, core)
+    try:
+        while True:
+            assert not deadline.passed
+            with waits.measured():
+                began = time.thread_time()
+                while time.thread_time() - began < 0.05:
+                    pass
+            loading = loader.look()
+            assert loading is not None
+            if loading.own_queued >= 0.2:
+                break
+    finally:
+        os.sched_setaffinity(0, here)
+        other.kill()
+        other.wait()
+    assert loading.own - loading.own_queued < 0.9, "what it had a core for"
 
 
 class Computes(Dataset[int]):

@@ -36,6 +36,12 @@ WAITS = COMPUTE | {"data": 10.0}
             "waits for data; this process computes for 98% of that: do that beforehand, once (prepare "
             "tokenises), or give the loader more workers (16 cores of 2 ranks)",
         ),
+        (  # which others have: another worker would have none either
+            Interval(10, 20.0, WAITS, loading=Loading(own=0.99, cores=16.0, workers=1, own_queued=0.9)),
+            "data computing",
+            "this process would compute for 99% of that, and has no core for 90%: do that beforehand, once "
+            "(prepare tokenises), or give the job more cores (resources.cpu; it has 16 cores)",
+        ),
         (
             Interval(10, 20.0, WAITS, loading=Loading(own=3.2, cores=1.0), gpu=0.4),
             "data computing",

@@ -49,6 +49,8 @@ class Loading:
     known."""
     queued: float = 0.0
     """Share of time in which that one waited for a core."""
+    own_queued: float = 0.0
+    """Of `own`, what this process would have computed and had no core for."""
 
 
 class Waits:
@@ -58,6 +60,8 @@ class Waits:
         self.seconds = 0.0
         self.busy = 0.0
         """What was computed in them, or would have been."""
+        self.queued = 0.0
+        """Of that, what would have been."""
         self._schedstat: int | None = None
         with suppress(OSError):
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
@@ -66,7 +70,7 @@ class Waits:
         if self._schedstat is not None:
             os.close(self._schedstat)
 
-    def _queued(self) -> float:
+    def _waited(self) -> float:
         """Seconds in which this thread waited for a core, of all; 0 where that is not known."""
         if self._schedstat is None:
             return 0.0
@@ -75,7 +79,7 @@ class Waits:
     @contextmanager
     def measured(self) -> Iterator[None]:
         """Around a wait."""
-        began, queued = time.perf_counter(), self._queued()
+        began, waited = time.perf_counter(), self._waited()
         alone, together = time.thread_time(), time.process_time()
         try:
             yield
@@ -83,7 +87,9 @@ class Waits:
             seconds = time.perf_counter() - began
             of_all = seconds >= LONG_SECONDS
             self.busy += time.process_time() - together if of_all else time.thread_time() - alone
-            self.busy += self._queued() - queued
+            queued = self._waited() - waited
+            self.busy += queued
+            self.queued += queued
             self.seconds += seconds
 
 
@@ -109,18 +115,27 @@ class Loader:
         known."""
         self._waits, self._cores = waits, cores_allowed() if cores is None else cores
         self._work = work or (lambda: {pid: work_of(pid) for pid in _workers()})
-        self._seconds = self._busy = 0.0
+        self._seconds = self._busy = self._queued = 0.0
         self._before: Mapping[int, Work | None] = {}
 
     def look(self) -> Loading | None:
         """Since the last look; None where no wait was measured."""
         seconds, busy = self._waits.seconds - self._seconds, self._waits.busy - self._busy
-        self._seconds, self._busy = self._waits.seconds, self._waits.busy
+        own_queued = self._waits.queued - self._queued
+        self._seconds, self._busy, self._queued = self._waits.seconds, self._waits.busy, self._waits.queued
         before, self._before = self._before, self._work()
         if not seconds:
             return None
         wanted, queued = busiest(before, self._before) or (None, 0.0)
-        return Loading(busy / seconds, self._cores, ranks_here(), len(self._before), wanted, queued)
+        return Loading(
+            busy / seconds,
+            self._cores,
+            ranks_here(),
+            len(self._before),
+            wanted,
+            queued,
+            own_queued / seconds,
+        )
 
 
 def busiest(before: Mapping[int, Work | None], now: Mapping[int, Work | None]) -> tuple[float, float] | None:

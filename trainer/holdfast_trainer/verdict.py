@@ -29,7 +29,7 @@ DATA_SHARE = 0.05
 LOADER_COMPUTES = 0.5
 """Of a core, what loads computes from here on, rather than that it waits for a disk or network."""
 QUEUED_SHARE = 0.2
-"""A worker that waits for a core for so much of its time would not be helped by another one beside it."""
+"""What waits for a core for so much of its time would not be helped by another worker beside it."""
 SAVE_SHARE = 0.05
 OTHER_SHARE = 0.15
 OPTIMIZER_SHARE = 0.25
@@ -129,14 +129,13 @@ def _data(waits: str, loading: Loading | None) -> Verdict:
         )
     if loading.wanted is not None and loading.wanted >= LOADER_COMPUTES:
         which = "its worker" if loading.workers == 1 else f"the busiest of its {loading.workers} workers"
-        does = f"{which} computes for {loading.wanted:.0%} of the time"
-        if loading.queued >= QUEUED_SHARE:
-            does = f"{which} would compute for {loading.wanted:.0%} of the time, and has no core for "
-            does += f"{loading.queued:.0%}"
-        return Verdict("data computing", f"{waits}; {does}: {BEFOREHAND}, or {_helpers(loading)}")
-    own = f"this process computes for {min(1.0, loading.own):.0%} of that"
+        does = _computes(which, loading.wanted, loading.queued, "the time")
+        more = _helpers(loading, loading.queued)
+        return Verdict("data computing", f"{waits}; {does}: {BEFOREHAND}, or {more}")
+    own = _computes("this process", min(1.0, loading.own), loading.own_queued, "that")
     if loading.own >= LOADER_COMPUTES:
-        moved = "have the loader's workers do it" if loading.workers else _helpers(loading)
+        has_workers = loading.workers and loading.own_queued < QUEUED_SHARE
+        moved = "have the loader's workers do it" if has_workers else _helpers(loading, loading.own_queued)
         return Verdict("data computing", f"{waits}; {own}: {BEFOREHAND}, or {moved}")
     if loading.wanted is not None:
         own += f", and no worker of its loader for more than {loading.wanted:.0%} of the time"
@@ -156,9 +155,16 @@ def _cores(loading: Loading) -> str:
     return cores if loading.ranks == 1 else f"{cores} of {loading.ranks} ranks"
 
 
-def _helpers(loading: Loading) -> str:
+def _computes(who: str, share: float, queued: float, of: str) -> str:
+    """`share` and `queued` as shares of `of`."""
+    if queued < QUEUED_SHARE:
+        return f"{who} computes for {share:.0%} of {of}"
+    return f"{who} would compute for {share:.0%} of {of}, and has no core for {min(1.0, queued):.0%}"
+
+
+def _helpers(loading: Loading, queued: float) -> str:
     """More workers, where they would have cores."""
-    if loading.queued >= QUEUED_SHARE or loading.cores <= loading.ranks * max(1, loading.workers):
+    if queued >= QUEUED_SHARE or loading.cores <= loading.ranks * max(1, loading.workers):
         return f"give the job more cores (resources.cpu; it has {_cores(loading)})"
     return f"give the loader more workers ({_cores(loading)})"
 

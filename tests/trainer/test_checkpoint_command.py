@@ -19,8 +19,9 @@ from torch import nn
 
 from holdfast_trainer.__main__ import main
 from holdfast_trainer.checkpoint import manifest as manifests
-from holdfast_trainer.checkpoint_command import age_text, size_text
+from holdfast_trainer.checkpoint_command import age_text
 from holdfast_trainer.contract import MANIFEST, RunDir
+from holdfast_trainer.sizes import size_text
 
 
 @pytest.fixture(scope="module")

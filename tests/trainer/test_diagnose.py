@@ -73,6 +73,13 @@ def test_a_sound_run_has_nothing_to_change() -> None:
     assert "time        8.8 minutes for 1,000 steps" in text
 
 
+def test_a_small_model_has_sizes_that_say_something() -> None:
+    """Whoever tries it with a model of a few kilobytes read of 0.00 GB, in every place."""
+    text = as_text(config(), replace(FACTS, memory_peak=56_000, state_bytes=42_000), [])
+    assert "\nmemory      56 kB measured of 10 MB; reckoned 5.1 MB (state 1.68 MB, " in text
+    assert "\ncheckpoint  42 kB, " in text
+
+
 @pytest.mark.parametrize(
     ("changes", "facts", "level", "setting", "said"),
     [
@@ -254,7 +261,12 @@ def test_the_largest_batch_that_fits_divides_the_share() -> None:
 @pytest.mark.parametrize(
     ("changes", "room", "setting", "said"),
     [
-        ((), 0.6, "train.micro_batch", "16 sequences a pass does not fit: it needs about 0.0"),
+        (
+            (),
+            0.6,
+            "train.micro_batch",
+            "16 sequences a pass does not fit: it needs about 7.84 MB (state 1.68 MB",
+        ),
         ((), 0.8, "train.micro_batch", ": set it to 8, which should fit"),
         ((), 2.0, "train.micro_batch", ": set it to 8, which should fit"),  # reckoned too low
         (
@@ -321,7 +333,7 @@ def test_ranks_measure_what_lies_between_them(workshop: Workshop, tmp_path: Path
     gang = workshop.start(script=COMMAND, ranks=2, arguments=["diagnose", str(file), "--steps", "1"])
     assert gang.wait(300) == [0, 0], gang.texts()
     assert "2 rank(s)" in gang.ranks[0].text()
-    assert "GB/s all-reduce bus bandwidth" in gang.ranks[0].text()
+    assert "B/s all-reduce bus bandwidth" in gang.ranks[0].text()
     assert "all-reduce" not in gang.ranks[1].text()
 
 
@@ -437,7 +449,7 @@ def test_a_run_of_ones_own_is_foretold_with_its_checkpoint_and_its_time(
 
     assert main([f"{WORKLOADS}:whole", *asked]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"^checkpoint  0.00 GB, .* s at .* GB/s; a notice leaves 27 s$", said, re.MULTILINE)
+    assert re.search(r"^checkpoint  872 B, .* s at .* .B/s; a notice leaves 27 s$", said, re.MULTILINE)
     assert re.search(r"^time        .* for 100,000 steps$", said, re.MULTILINE)
     assert main([f"{WORKLOADS}:make", *asked]) == 0
     assert "time        not estimated: Workload(steps=...) would say how" in capsys.readouterr().out
@@ -477,7 +489,7 @@ def test_ranks_of_ones_own_model_measure_what_lies_between_them(workshop: Worksh
     arguments = ["diagnose", f"{WORKLOADS}:whole", "--steps", "1"]
     gang = workshop.start(script=COMMAND, ranks=2, arguments=arguments)
     assert gang.wait(300) == [0, 0], gang.texts()
-    assert "GB/s all-reduce bus bandwidth over " in gang.ranks[0].text()
+    assert "B/s all-reduce bus bandwidth over " in gang.ranks[0].text()
     assert "for 100,000 steps" in gang.ranks[0].text()
     assert "all-reduce" not in gang.ranks[1].text()
 
@@ -508,7 +520,9 @@ def test_what_a_save_and_the_network_hold_back_is_found_in_a_run_of_ones_own() -
     assert explain(replace(SOUND, link=link, reduce_bytes_per_second=1e9))[0].cause == "compute"
     (found,) = explain(replace(SOUND, link=link, reduce_bytes_per_second=2.5e8))
     assert found.cause == "network"
-    assert found.message.startswith("NCCL_SOCKET_IFNAME: all-reduce reaches 0.25 GB/s, 20% of the 1.25 that")
+    assert found.message.startswith(
+        "NCCL_SOCKET_IFNAME: all-reduce reaches 250 MB/s, 20% of the 1.25 GB/s that"
+    )
 
 
 def test_more_workers_than_cores_are_told() -> None:

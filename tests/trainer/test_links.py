@@ -119,7 +119,12 @@ ETHERNET = Link("socket", "eth0", 1.25e9, setting="GLOO_SOCKET_IFNAME")
     [
         (1.0e9, ETHERNET, None, ""),
         (0.1e9, replace(ETHERNET, bytes_per_second=None), None, ""),
-        (0.1e9, ETHERNET, "GLOO_SOCKET_IFNAME", "0.10 GB/s, 8% of the 1.25 that eth0 is rated for; see who"),
+        (
+            0.1e9,
+            ETHERNET,
+            "GLOO_SOCKET_IFNAME",
+            "100 MB/s, 8% of the 1.25 GB/s that eth0 is rated for; see who",
+        ),
         (
             0.1e9,
             replace(ETHERNET, better="GLOO_SOCKET_IFNAME=eth1"),
@@ -128,7 +133,7 @@ ETHERNET = Link("socket", "eth0", 1.25e9, setting="GLOO_SOCKET_IFNAME")
         ),
         (0.1e9, replace(ETHERNET, better="NCCL_IB_DISABLE=0"), "NCCL_IB_DISABLE", "; try NCCL_IB_DISABLE=0"),
         (9e9, Link("rdma", "RDMA on mlx5_0", 50e9), "NCCL_IB_HCA", "NCCL_DEBUG=INFO says whether NCCL tak"),
-        (9e9, Link("nvlink", "18 NVLinks", 478e9), "NCCL_P2P_DISABLE", "2% of the 478.00 that 18 NVLinks"),
+        (9e9, Link("nvlink", "18 NVLinks", 478e9), "NCCL_P2P_DISABLE", "2% of the 478 GB/s that 18 NVLinks"),
     ],
 )
 def test_far_below_the_rate_the_setting_is_named(
@@ -144,7 +149,7 @@ def test_ranks_of_one_machine_have_no_link_to_be_rated(workshop: Workshop, tmp_p
     arguments = ["diagnose", str(write_config(tmp_path)), "--steps", "1"]
     gang = workshop.start(script=COMMAND, ranks=2, arguments=arguments, env={"LOCAL_WORLD_SIZE": "2"})
     assert gang.wait(300) == [0, 0], gang.texts()
-    said = "GB/s all-reduce bus bandwidth over this machine's memory, which has no rated speed"
+    said = "B/s all-reduce bus bandwidth over this machine's memory, which has no rated speed"
     assert said in gang.ranks[0].text()
 
 

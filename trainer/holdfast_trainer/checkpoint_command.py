@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .sizes import size_text
+
 if TYPE_CHECKING:
     from .checkpoint.inspection import Listed, Opened
     from .contract import RunDir
@@ -158,16 +160,6 @@ def _table(items: Sequence[Listed]) -> str:
 
 def _or_dash(value: Any) -> str:
     return "-" if value is None else str(value)
-
-
-def size_text(size: int) -> str:
-    """Three significant digits, in decimal units as disks are sold."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 999.5 or unit == "TB":
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    raise AssertionError
 
 
 def age_text(seconds: float) -> str:

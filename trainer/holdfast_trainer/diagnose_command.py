@@ -22,6 +22,7 @@ from .diagnosis import Facts, Finding, estimate, findings
 from .gpu_advice import add_gpus, advise, settings_line
 from .memory_need import Need, memory_need
 from .run_facts import checkpoint_line, network_lines, time_line
+from .sizes import size_text
 from .target_words import add_target_words, target_of
 from .token_index import DataError
 from .tune.diagnose import diagnose_workload, is_workload
@@ -98,9 +99,9 @@ def as_text(config: Config, facts: Facts, found: Sequence[Finding]) -> str:
     tokens = config.train.global_batch * config.model.context
     lines = [
         f"device      {facts.device}, {facts.precision}, {facts.world_size} rank(s), {facts.cores} cores",
-        f"memory      {facts.memory_peak / 1e9:.2f} GB measured of {facts.memory_total / 1e9:.2f}; reckoned "
-        f"{need.total / 1e9:.2f} (state {need.state / 1e9:.2f}, activations {need.activations / 1e9:.2f}, "
-        f"logits {need.logits / 1e9:.2f})",
+        f"memory      {size_text(facts.memory_peak)} measured of {size_text(facts.memory_total)}; reckoned "
+        f"{size_text(need.total)} (state {size_text(need.state)}, activations {size_text(need.activations)}, "
+        f"logits {size_text(need.logits)})",
         f"step        {1e3 * facts.step_seconds:,.1f} ms, {tokens / facts.step_seconds:,.0f} tokens/s, "
         f"{facts.data_seconds / facts.step_seconds:.2%} of it data",
         f"attention   {facts.attention}",

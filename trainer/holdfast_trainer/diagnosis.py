@@ -17,6 +17,7 @@ from .memory_need import FULL_SHARE, largest_micro_batch, memory_need
 from .model import parameter_count
 from .recommend import Recommended, larger_step
 from .run_facts import RunFacts
+from .sizes import size_text
 from .verdict import OPTIMIZER_SHARE
 
 IDLE_SHARE = 0.5
@@ -96,9 +97,9 @@ def out_of_memory(config: Config, precision: str, world_size: int, room: int) ->
     recomputing = replace(config, train=replace(config.train, activation_checkpointing=True))
     largest_recomputing = largest_micro_batch(recomputing, precision, world_size, limit, correction)
     told = (
-        f"a step with {micro} sequences a pass does not fit: it needs about {need.total / 1e9:,.2f} GB "
-        f"(state {need.state / 1e9:,.2f}, activations {need.activations / 1e9:,.2f}, logits "
-        f"{need.logits / 1e9:,.2f}), and a rank has {room / 1e9:,.2f}"
+        f"a step with {micro} sequences a pass does not fit: it needs about {size_text(need.total)} "
+        f"(state {size_text(need.state)}, activations {size_text(need.activations)}, logits "
+        f"{size_text(need.logits)}), and a rank has {size_text(room)}"
     )
     if largest is not None:
         return Finding("error", "train.micro_batch", f"{told}: set it to {largest}, which should fit")
@@ -119,7 +120,7 @@ def _memory(config: Config, facts: Facts) -> list[Finding]:
     correction = facts.memory_peak / need.total
     largest = largest_micro_batch(config, facts.precision, facts.world_size, room, correction)
     used = facts.memory_peak / facts.memory_total
-    told = f"a step takes {facts.memory_peak / 1e9:.2f} of {facts.memory_total / 1e9:.2f} GB"
+    told = f"a step takes {size_text(facts.memory_peak)} of {size_text(facts.memory_total)}"
     if used > FULL_SHARE:
         better = "turn train.activation_checkpointing on, or use train.parallel=fsdp with more ranks"
         if largest is not None:

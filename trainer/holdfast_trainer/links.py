@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from .sizes import size_text
+
 SLOW_SHARE = 0.5
 """Of what the link is rated for: a good all-reduce reaches more, whatever the protocol takes."""
 NVIDIA_SMI_SECONDS = 20.0
@@ -54,8 +56,8 @@ def judged(measured: float, link: Link) -> tuple[str, str] | None:
     if link.bytes_per_second is None or measured >= SLOW_SHARE * link.bytes_per_second:
         return None
     told = (
-        f"all-reduce reaches {measured / 1e9:.2f} GB/s, {measured / link.bytes_per_second:.0%} of the "
-        f"{link.bytes_per_second / 1e9:.2f} that {link.name} is rated for"
+        f"all-reduce reaches {size_text(measured)}/s, {measured / link.bytes_per_second:.0%} of the "
+        f"{size_text(link.bytes_per_second)}/s that {link.name} is rated for"
     )
     if link.better:
         return link.better.partition("=")[0], f"{told}; try {link.better}"

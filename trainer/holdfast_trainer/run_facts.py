@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .checkpoint.cadence import does_not_fit
 from .links import Link, judged
+from .sizes import size_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,8 @@ class RunFacts:
 
 def checkpoint_line(facts: RunFacts) -> str:
     return (
-        f"checkpoint  {facts.state_bytes / 1e9:.2f} GB, {facts.save_seconds:.1f} s at "
-        f"{facts.disk_bytes_per_second / 1e9:.2f} GB/s; a notice leaves {facts.notice_seconds:.0f} s"
+        f"checkpoint  {size_text(facts.state_bytes)}, {facts.save_seconds:.1f} s at "
+        f"{size_text(facts.disk_bytes_per_second)}/s; a notice leaves {facts.notice_seconds:.0f} s"
     )
 
 
@@ -55,7 +56,7 @@ def network_lines(facts: RunFacts) -> list[str]:
     """None of one rank."""
     if facts.reduce_bytes_per_second is None:
         return []
-    speed = f"{facts.reduce_bytes_per_second / 1e9:.2f} GB/s all-reduce bus bandwidth"
+    speed = f"{size_text(facts.reduce_bytes_per_second)}/s all-reduce bus bandwidth"
     return [f"network     {speed} over {_rated(facts.link)}"]
 
 
@@ -67,7 +68,7 @@ def _rated(link: Link | None) -> str:
     if link is None:
         return "what is between the ranks"
     rate = link.bytes_per_second
-    return f"{link.name}, {'which has no rated speed' if rate is None else f'rated for {rate / 1e9:.2f}'}"
+    return f"{link.name}, {'which has no rated speed' if rate is None else f'rated for {size_text(rate)}/s'}"
 
 
 def _duration(seconds: float) -> str:

@@ -29,6 +29,7 @@ from .ending import Standing
 from .interruption import Notice
 from .ledger import last_validations
 from .parallel import Gang
+from .sizes import size_text
 from .training_state import TrainingState
 from .watchdog import Watchdog
 from .within import within
@@ -175,7 +176,7 @@ class Saves:
         with self._watchdog.paused():
             size = self._saver.prepare(*self.state.capture(step))
         if self._gang.rank == 0 and size:
-            log.info("checkpoints are staged in %.2f GB of memory a rank", size / 1e9)
+            log.info("checkpoints are staged in %s of memory a rank", size_text(size))
 
     def settle(self) -> None:
         """To be called before the state changes: what is still being copied of it is waited for."""

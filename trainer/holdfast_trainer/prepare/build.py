@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from ..sizes import size_text
 from ..token_index import FORMAT, INDEX_FILE, ITEM_SIZE, SPLITS, TokenIndex, read_index
 from .arguments import arguments_of, check, check_same, source_of
 from .corpus import PrepareError, Request, SourceFile, units
@@ -80,7 +81,7 @@ def _build(request: Request, files: Sequence[SourceFile], state: State) -> Token
     )
     with ShardStore(request.out, dtype, request.shard_tokens, state) as store:
         if state.next_unit:
-            say(f"continuing in {request.out}: {state.tally.text_bytes / 1e6:.1f} MB of text are done")
+            say(f"continuing in {request.out}: {size_text(state.tally.text_bytes)} of text are done")
         tally = _encode_all(request, files, store, settings)
         shards = store.finish()
     if not shards:
@@ -239,10 +240,8 @@ def _begin(out: Path, state: State) -> State:
 def _summary(index: TokenIndex) -> str:
     documents, total = index.source["documents"], sum(shard.tokens for shard in index.shards)
     parts = [f"{index.tokens(split):,} {split} tokens of {documents[split]:,} documents" for split in SPLITS]
-    each, size = index.source["text_bytes"] / total, total * ITEM_SIZE[index.dtype] / 1e6
-    return (
-        f"{', '.join(parts)}, {each:.2f} bytes of text a token, vocabulary {index.vocab_size}, {size:.1f} MB"
-    )
+    each, size = index.source["text_bytes"] / total, size_text(total * ITEM_SIZE[index.dtype])
+    return f"{', '.join(parts)}, {each:.2f} bytes of text a token, vocabulary {index.vocab_size}, {size}"
 
 
 def _tell(request: Request, index: TokenIndex, tally: Tally, seconds: float) -> None:

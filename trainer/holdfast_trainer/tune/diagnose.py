@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .. import contract
 from ..run_facts import checkpoint_line, network_lines, time_line
 from ..schema import ConfigError
+from ..sizes import size_text
 
 if TYPE_CHECKING:
     from .diagnosis import Explained, WorkloadFacts
@@ -66,7 +67,7 @@ def as_text(facts: WorkloadFacts, found: Sequence[Explained]) -> str:
     lines = [
         f"settings    {facts.settings.told()}",
         f"device      {facts.device_type}, {facts.ranks_here} rank(s) here, {facts.cores} cores",
-        f"memory      {facts.memory / 1e9:.2f} GB measured of {facts.room / 1e9:.2f} that a rank may take",
+        f"memory      {size_text(facts.memory)} measured of {size_text(facts.room)} that a rank may take",
         f"step        {1e3 * times.seconds:,.1f} ms, {facts.samples_per_second:,.1f} samples/s: {parts}",
         f"operations  {facts.operations:,} in a forward pass, {facts.operations_of_one:,} more a sample",
         *([f"attention   {facts.attention}"] if facts.attention else []),

@@ -219,6 +219,9 @@ class MemoryEngine:
         reasons = () if job.spec.replicas <= self.slots else (f"asks for {job.spec.replicas} slots",)
         return Plan(self.name, ({"replicas": job.spec.replicas},), reasons)
 
+    async def objections(self, job: TrainingJob) -> tuple[str, ...]:
+        return ()
+
     async def start(self, job: TrainingJob, attempt: int) -> None:
         self._fuse.burn()
         self.attempts.setdefault(

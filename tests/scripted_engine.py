@@ -33,6 +33,8 @@ class ScriptedEngine:
         self.step_lines: dict[str, list[dict[str, Any]]] = {}
         self.no_steps: str | None = None
         self.followers = 0
+        self.said: tuple[str, ...] = ()
+        """What every job's program has against its configuration."""
 
     def plan(self, job: TrainingJob) -> Plan:
         reasons = []
@@ -41,6 +43,9 @@ class ScriptedEngine:
             reasons.append(f"spec.gpus: the job needs {wanted} GPUs and this machine has none; give 0")
         manifest = {"command": ["torchrun", *job.spec.command], "replicas": job.spec.replicas}
         return Plan(self.name, (manifest,), tuple(reasons), ("nothing runs here",))
+
+    async def objections(self, job: TrainingJob) -> tuple[str, ...]:
+        return self.said
 
     async def start(self, job: TrainingJob, attempt: int) -> None:
         raise NotImplementedError

@@ -292,6 +292,10 @@ class Engine(Protocol):
     def plan(self, job: TrainingJob) -> Plan:
         """Pure: what would run for the next attempt of this job, and every reason why it could not here."""
 
+    async def objections(self, job: TrainingJob) -> tuple[str, ...]:
+        """What the program that the job names says against its configuration, a line each; none where it has
+        nothing to say, or cannot be asked here."""
+
     async def start(self, job: TrainingJob, attempt: int) -> None:
         """Raise the fence and start the gang, or queue it; at once, no waiting for processes."""
 

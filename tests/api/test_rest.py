@@ -55,6 +55,16 @@ def test_a_dry_run_tells_the_plan_and_does_nothing(http: httpx.Client) -> None:
     assert again["reasons"] == ["the name is taken: default/gpt-small exists"]
 
 
+def test_what_its_program_will_not_take_refuses_a_job(http: httpx.Client, server: Served) -> None:
+    """A typo in spec.config, which Holdfast's own trainer reads: both were told that all is well."""
+    server.engine.said = ("spec.config: train.stepz: unknown key",)
+    plan = submit(http, params={"dryRun": "true"}).json()
+    assert (plan["feasible"], plan["reasons"]) == (False, ["spec.config: train.stepz: unknown key"])
+    refused = http.post(JOBS, content=job_yaml("gpt-small"), headers=YAML)
+    assert "cannot run here: spec.config: train.stepz: unknown key" in problem(refused, 422, "invalid")
+    assert http.get(f"{JOBS}/gpt-small").status_code == 404
+
+
 def test_one_key_is_one_job(http: httpx.Client) -> None:
     """The answer of a submission is lost on the way; the client sends it again."""
     first = submit(http, "a").json()

@@ -34,7 +34,7 @@ from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid, shutdown_timeout
 from holdfast_controller.jobs import Metadata, TrainingJob, Verdict
 from holdfast_controller.lines import LONGEST_LINE
-from holdfast_controller.local import logs, process
+from holdfast_controller.local import asking, logs, process
 from holdfast_controller.local.engine import LocalEngine
 from holdfast_controller.local.launch import Runtime, replica_environment, run_directory
 from holdfast_controller.local.record import AttemptFiles, Launch
@@ -470,6 +470,41 @@ def test_a_job_runs_in_its_working_directory_and_waits_for_one_that_is_not_there
             assert [line async for line in engine.logs(job, 1, 0)] == [str(home)]
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "said"),
+    [
+        ({"train": {"stepz": 9}}, [], "spec.config: train.stepz: unknown key; did you mean 'steps'?"),
+        ({}, ["train.global_batch=3"], "3 sequences can not be shared evenly by 2 ranks"),
+        ({}, ["no_such.yaml"], "no_such.yaml: no such configuration file"),
+        ({}, [], None),
+    ],
+)
+def test_what_the_trainer_will_not_take_is_told_before_the_job_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, dict[str, object]],
+    words: list[str],
+    said: str | None,
+) -> None:
+    """A typo in the trainer's settings was found by the job alone, once it had its slots and ranks."""
+    monkeypatch.setattr(asking, "ASKING_SECONDS", 120.0)
+    whole: dict[str, dict[str, object]] = {
+        "model": {"vocab_size": 512, "layers": 1, "heads": 1, "width": 16, "context": 32},
+        "data": {"path": "not prepared yet"},
+        "train": {"steps": 8, "global_batch": 4},
+    }
+    given = {name: {**body, **config.get(name, {})} for name, body in whole.items()}
+    command = ["python", "-m", "holdfast_trainer", "train", *words]
+    engine = local_engine(tmp_path, runtime=Runtime.of(sys.executable))
+    found = asyncio.run(engine.objections(waiting_job(command=command, config=given)))
+    assert (len(found) == 1 and said in found[0]) if said else not found
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_program_of_the_users_own_is_not_asked(tmp_path: Path) -> None:
+    assert asyncio.run(local_engine(tmp_path).objections(waiting_job(config={"anything": 1}))) == ()
 
 
 def test_logs_are_followed_to_their_end_and_a_tail_is_a_tail(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from holdfast_trainer.spinning import spin_briefly
 
 COMMANDS = {
     "train": ("holdfast_trainer.train_command", "train a GPT, alone or under torchrun; resumes by itself"),
+    "check": ("holdfast_trainer.check_command", "say at once whether train takes a configuration"),
     "explain": ("holdfast_trainer.explain_command", "show every setting: what it takes, default, meaning"),
     "diagnose": ("holdfast_trainer.diagnose_command", "measure a few steps; say what to change before a run"),
     "tune": ("holdfast_trainer.tune.command", "measure what each setting buys here; write those to use"),

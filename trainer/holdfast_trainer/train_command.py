@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 
 from . import contract
-from .config import Config, ConfigError, check_world, load
+from .config import Config, ConfigError
 from .contract import Termination
 from .data import DataError, TokenDataset, Tokens
 from .precision import precision
 from .token_index import Split
 from .train import train
+from .train_words import add_train_words, configuration
 
 EPILOG = """examples:
   python -m holdfast_trainer train gpt.yaml
@@ -42,22 +43,11 @@ def main(argv: Sequence[str]) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        help=f"the YAML file, which may also stand alone; default: the one that {contract.ENV_CONFIG} names",
-    )
-    parser.add_argument(
-        "--run-dir",
-        help=f"a path, or s3://BUCKET/PREFIX (default: {contract.ENV_RUN_DIR}, or ./holdfast-run)",
-    )
-    parser.add_argument("words", nargs="*", metavar="section.key=value", help="win over the file")
+    add_train_words(parser)
     arguments = parser.parse_intermixed_args(argv)
-    path, overrides = _told(parser, arguments.config, arguments.words)
+    rank, world_size = (int(os.environ.get(*of)) for of in (("RANK", "0"), ("WORLD_SIZE", "1")))
     try:
-        config = load(path, overrides)
-        rank, world_size = (int(os.environ.get(*of)) for of in (("RANK", "0"), ("WORLD_SIZE", "1")))
-        check_world(config, world_size)
+        config = configuration(parser, arguments, world_size)
         precision(config.train.precision, _device())
         train_data, val_data = open_data(config, rank, world_size)
     except (ConfigError, DataError) as error:
@@ -68,27 +58,6 @@ def main(argv: Sequence[str]) -> int:
     # From here on Run sees to it that errors are told, to the engine and to the other ranks.
     train(config, train_data, val_data, arguments.run_dir)
     return 0
-
-
-def _told(
-    parser: argparse.ArgumentParser, option: Path | None, words: Sequence[str]
-) -> tuple[Path | None, list[str]]:
-    """(file, overrides). A word without = is the file, if it can be one. Ends the command where nothing is
-    told, or two files are."""
-    files = [
-        word
-        for word in words
-        if "=" not in word and (word.endswith((".yaml", ".yml")) or Path(word).is_file())
-    ]
-    named = [*filter(None, [option]), *map(Path, files)]
-    if len(named) > 1:
-        parser.error(f"one configuration at a time, not {', '.join(map(str, named))}")
-    overrides = [word for word in words if word not in files]
-    if not named and (given := os.environ.get(contract.ENV_CONFIG)):
-        named = [Path(given)]
-    if not named and not overrides:
-        parser.error(f"name a configuration, such as gpt.yaml (or set {contract.ENV_CONFIG})")
-    return named[0] if named else None, overrides
 
 
 def _device() -> torch.device:

@@ -104,6 +104,8 @@ async def submit(
     document = await _parsed(body, request.headers)
     job = to_job(document, namespace)
     plan = at.engine.plan(job)
+    if not plan.reasons:
+        plan = replace(plan, reasons=await at.engine.objections(job))
     if dry_run:
         taken = await _taken(at, job)
         return Response(

@@ -117,6 +117,9 @@ class KubeEngine:
             notes += ("Each replica gets a node of its own: NCCL refuses two ranks on one GPU.",)
         return Plan(self.name, tuple(manifests), notes=notes)
 
+    async def objections(self, job: TrainingJob) -> tuple[str, ...]:
+        return ()  # it is in the job's image
+
     async def start(self, job: TrainingJob, attempt: int) -> None:
         if self._pieces.lacks(self._kind):
             return  # `observe` says what is missing, and once it is there, that the attempt is not started

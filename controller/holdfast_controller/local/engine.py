@@ -41,15 +41,17 @@ from holdfast_controller.policy.gpu_request import gpu_request, sharing_notes
 from holdfast_controller.prices import Prices
 from holdfast_controller.queueing import Keys
 from holdfast_controller.visible_gpus import VARIABLE
-from holdfast_trainer.contract import ENV_RUN_DIR, RunDir, read_lines
+from holdfast_controller.yaml_text import dump
+from holdfast_trainer.contract import ENV_ATTEMPT_UID, ENV_RUN_DIR, RunDir, read_lines
 
 from . import logs, process, progress
 from .active import ActiveAttempt, MemoryKills
-from .launch import Runtime, replica_launches, run_directory
+from .asking import objections
+from .launch import ReplicaLaunch, Runtime, replica_launches, run_directory
 from .memory import parent_group
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Grant, Machine, Waiting, admit, never_fits, request_of, usage
-from .spawn import start_attempt
+from .spawn import inherited, start_attempt
 from .targets import TargetsFile
 
 TEND_SECONDS = 0.1
@@ -162,18 +164,7 @@ class LocalEngine:
 
     def plan(self, job: TrainingJob) -> Plan:
         """The command and environment of each replica, as they would be on an empty machine."""
-        attempt = job.status.attempt + 1
         request = request_of(job.spec)
-        grants = tuple(Grant(request.cores) for _ in range(request.replicas))
-        launches = replica_launches(
-            job,
-            attempt,
-            run_directory(self._data, job),
-            machine=self._machine,
-            allocation=grants,
-            master_port=0,
-            runtime=self._runtime,
-        )
         manifests: tuple[dict[str, Any], ...] = tuple(
             {
                 "replica": launch.index,
@@ -181,7 +172,7 @@ class LocalEngine:
                 "environment": _settled(launch.environment),
                 "slots": {"cpu": float(request.cores), "gpu": float(request.gpus)},
             }
-            for launch in launches
+            for launch in self._planned(job)
         )
         notes = ["The master port is chosen at the start, and so is CUDA_VISIBLE_DEVICES."]
         notes += sharing_notes(job.spec.gpus)
@@ -210,6 +201,27 @@ class LocalEngine:
                 f"spec.workingDir: there is no directory {there} on this machine that jobs may enter",
             )
         return Plan(self.name, manifests, reasons, tuple(notes))
+
+    def _planned(self, job: TrainingJob) -> tuple[ReplicaLaunch, ...]:
+        """Of the next attempt, on an empty machine."""
+        request = request_of(job.spec)
+        return replica_launches(
+            job,
+            job.status.attempt + 1,
+            run_directory(self._data, job),
+            machine=self._machine,
+            allocation=tuple(Grant(request.cores) for _ in range(request.replicas)),
+            master_port=0,
+            runtime=self._runtime,
+        )
+
+    async def objections(self, job: TrainingJob) -> tuple[str, ...]:
+        environment = {**inherited(os.environ), **self._planned(job)[0].environment}
+        del environment[ENV_ATTEMPT_UID]  # no process of an attempt
+        environment |= {"RANK": "0", "WORLD_SIZE": str(job.spec.world_size)}
+        return await asyncio.to_thread(
+            objections, job.spec.command, dump(job.spec.config), environment, job.spec.working_dir
+        )
 
     async def start(self, job: TrainingJob, attempt: int) -> None:
         uid = attempt_uid(job, attempt)

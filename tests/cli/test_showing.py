@@ -118,6 +118,20 @@ def test_describe(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     assert max(map(len, shown.splitlines())) < 200, "nothing is padded to the width of a pipe"
 
 
+def test_a_loop_that_tells_no_samples_is_not_said_to_be_measured_soon(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """Whoever logs the loss alone read of a speed that is not measured yet, after thousands of steps."""
+    holdfast("submit", str(job_file))
+    progress: dict[str, object] = {"step": 1, "total_steps": 9000}
+    server.set_status("gpt-small", phase="Running", progress=progress)
+    assert "speed        not measured yet" in holdfast("describe", "gpt-small").stdout
+    progress |= {"step": 5000, "verdict": "a step takes 205.2 ms"}
+    server.set_status("gpt-small", phase="Running", progress=progress)
+    shown = holdfast("describe", "gpt-small").stdout
+    assert "speed        not known: the script tells run.log no samples" in shown
+
+
 @pytest.mark.parametrize(
     ("loss", "shown"),
     [

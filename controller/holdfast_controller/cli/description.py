@@ -127,6 +127,8 @@ def _speed_words(job: TrainingJob) -> Iterator[str]:
         yield f"{formats.count(progress.tokens_per_second)} tokens/s"
     elif progress.samples_per_second is not None:
         yield f"{formats.count(progress.samples_per_second)} samples/s"
+    elif progress.verdict:  # by then its steps are measured
+        yield "not known: the script tells run.log no samples"
     else:
         yield "not measured yet"
     if progress.mfu is not None:

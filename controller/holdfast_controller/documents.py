@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -37,20 +38,28 @@ _NAME_RULE = (
 _NAMESPACE_RULE = "is no namespace: lower-case letters, digits and '-', no '-' at the ends, at most 63"
 
 
-def parse(data: bytes, source: str, syntax: Literal["json", "yaml"] = "yaml") -> dict[str, Any]:
-    """The mapping that a document holds. Raises Invalid; `source` names it in messages."""
+_LABEL_WORD = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL_DOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LABEL_RULE = "letters, digits, '-', '_' and '.', first and last a letter or digit, at most 63"
+
+
+def parse(
+    data: bytes, source: str, syntax: Literal["json", "yaml"] = "yaml", *, holds: str = KIND
+) -> dict[str, Any]:
+    """The mapping that a document holds. Raises Invalid; `source` names it in messages, `holds` what it
+    should have."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Invalid(f"{source}: byte {error.start} is not UTF-8") from None
     if not text.strip():
-        raise Invalid(f"{source} is empty: it should hold one TrainingJob")
+        raise Invalid(f"{source} is empty: it should hold one {holds}")
     try:
         body = _parse_json(text, source) if syntax == "json" else _parse_yaml(text, source)
     except RecursionError:
         raise Invalid(f"{source} is nested too deeply") from None
     if not isinstance(body, dict):
-        raise Invalid(f"{source} holds a {kind_of(body)}, not the mapping of a TrainingJob")
+        raise Invalid(f"{source} holds a {kind_of(body)}, not the mapping of a {holds}")
     return body
 
 
@@ -189,7 +198,25 @@ def to_job(document: Mapping[str, Any], namespace: str | None = None) -> Trainin
                 f"{namespace!r}: leave it out of the document or send it there"
             )
         body["metadata"] = metadata
-    return _valid(TrainingJob, body)
+    job = _valid(TrainingJob, body)
+    if faults := _label_faults(job.metadata.labels):
+        raise Invalid(summary(faults), faults)
+    return job
+
+
+def _label_faults(labels: Mapping[str, str]) -> list[str]:
+    """A line for each label that no selector can name, and that a cluster would not take."""
+    faults = []
+    for name, value in labels.items():
+        domain, slash, word = name.rpartition("/")
+        if not _LABEL_WORD.fullmatch(word) or (slash and not _LABEL_DOMAIN.fullmatch(domain)):
+            faults.append(
+                f"metadata.labels: {_short(name)} is no label's name: {_LABEL_RULE}, behind a domain and '/' "
+                "if you like"
+            )
+        elif value and not _LABEL_WORD.fullmatch(value):
+            faults.append(f"metadata.labels.{name}: {_short(value)} is no label's value: {_LABEL_RULE}")
+    return faults
 
 
 def validate(model: type[M], body: object) -> M:
@@ -235,13 +262,19 @@ def _describe(fault: Any, location: tuple[int | str, ...], path: str, model: typ
         return f"a {kind_of(fault['input'])} stands where a mapping is needed"
     if fault["type"] == "value_error":
         return str(fault["msg"]).removeprefix("Value error, ")
-    value = repr(fault["input"])
     if fault["type"] == "string_type" and isinstance(fault["input"], int | float):
-        return f"{value}: a {kind_of(fault['input'])} stands where text is needed; write it in quotes"
-    value = value if len(value) <= 80 else value[:77] + "..."
+        return (
+            f"{fault['input']!r}: a {kind_of(fault['input'])} stands where text is needed; write it in quotes"
+        )
+    value = _short(fault["input"])
     if path in ("metadata.name", "metadata.namespace") and fault["type"].startswith("string_"):
         return f"{value} {_NAME_RULE if path == 'metadata.name' else _NAMESPACE_RULE}"
     return f"{value}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

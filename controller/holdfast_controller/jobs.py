@@ -278,7 +278,11 @@ class Metadata(Model):
     generation: int = Field(default=1, description="Changes with every write of spec.")
     creation_timestamp: datetime = Field(default_factory=utcnow)
     deletion_timestamp: datetime | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="Words of your own to select jobs by (`-l team=vision`), of the form that labels have in "
+        "Kubernetes.",
+    )
     annotations: dict[str, str] = Field(default_factory=dict)
 
 

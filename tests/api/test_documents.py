@@ -11,6 +11,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from holdfast_controller.api.selection import Selection, parse_selector
 from holdfast_controller.cluster import Invalid
 from holdfast_controller.documents import parse, to_job
 from holdfast_controller.yaml_text import dump
@@ -52,6 +53,17 @@ GOOD = "metadata: {name: j}\nspec: {command: [python, t.py]}\n"
             "metadata: {name: j}\nspec: {command: [x], replica: 2}",
             "spec.replica: unknown key; did you mean 'replicas'?",
         ),
+        (
+            "metadata: {name: j, labels: {team: 'x\"y'}}\nspec: {command: [x]}",
+            "metadata.labels.team: 'x\"y' is no label's value: letters, digits",
+        ),
+        ("metadata: {name: j, labels: {team: -a}}\nspec: {command: [x]}", "'-a' is no label's value"),
+        (
+            f"metadata: {{name: j, labels: {{team: {'a' * 64}}}}}\nspec: {{command: [x]}}",
+            "at most 63",
+        ),
+        ("metadata: {name: j, labels: {'b c': d}}\nspec: {command: [x]}", "'b c' is no label's name"),
+        ("metadata: {name: j, labels: {'A_b/c': d}}\nspec: {command: [x]}", "'A_b/c' is no label's name"),
         ("metadata: {name: j}\nspec: {command: [x], checkpoint: {evry: 5}}", "did you mean 'every'?"),
         ("metadata: {name: j}\nspec: {command: [x], zzz: 1}", "spec.zzz: unknown key; known: image, command"),
         (
@@ -82,6 +94,14 @@ GOOD = "metadata: {name: j}\nspec: {command: [python, t.py]}\n"
 )
 def test_a_faulty_document_is_told_where_and_what(text: str, told: str) -> None:
     assert any(told in fault for fault in faults_of(text)), faults_of(text)
+
+
+def test_every_label_that_is_taken_can_be_selected() -> None:
+    """What Kubernetes takes for a label is one here too."""
+    labels = {"team": "vision_2.b", "example.com/Sweep-7": "", "a": "9", "x" * 63: "y" * 63}
+    job = to_job({"metadata": {"name": "j", "labels": labels}, "spec": {"command": ["x"]}})
+    terms = ",".join(f"{name}={value}" for name, value in labels.items())
+    assert Selection(labels=parse_selector(terms)).holds(job)
 
 
 def test_all_faults_are_told_at_once() -> None:

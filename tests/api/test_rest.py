@@ -156,6 +156,7 @@ def test_an_unknown_key_names_the_nearest(http: httpx.Client) -> None:
             "invalid",
             "knd: unknown key; did you mean 'kind'?",
         ),
+        ("POST", JOBS + "/j/drill", {"json": []}, 422, "invalid", "a list, not the mapping of a drill"),
         # Half a surrogate pair, as JSON can name it and nobody can write it again.
         (
             "POST",

@@ -30,7 +30,7 @@ from ..cluster import (
     ReplicaState,
 )
 from ..documents import parse, to_job, validate
-from ..jobs import Phase, TrainingJob
+from ..jobs import KIND, Phase, TrainingJob
 from ..problem import UnsupportedMedia
 from .backend import At, Backend, Found, InNamespace, Named
 from .selection import Selection, WatchFilter, page, parse_selector, select
@@ -57,26 +57,26 @@ _JOB_BODY: dict[str, Any] = {
 }
 
 
-def _document(body: bytes, headers: Headers) -> dict[str, Any]:
+def _document(body: bytes, headers: Headers, holds: str) -> dict[str, Any]:
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", ""):
         raise UnsupportedMedia(f"Content-Encoding is {encoding}: send the body as it is, not packed")
     media = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media == "application/json" or media.endswith("+json"):
-        return parse(body, "the body", "json")
+        return parse(body, "the body", "json", holds=holds)
     if media in _YAML_TYPES:
-        return parse(body, "the body", "yaml")
+        return parse(body, "the body", "yaml", holds=holds)
     raise UnsupportedMedia(
         f"Content-Type is {media or 'missing'}: send application/json or application/yaml "
         "(curl: -H 'Content-Type: application/yaml' --data-binary @job.yaml)"
     )
 
 
-async def _parsed(body: bytes, headers: Headers) -> dict[str, Any]:
+async def _parsed(body: bytes, headers: Headers, holds: str = KIND) -> dict[str, Any]:
     """A megabyte of YAML takes seconds to parse: the other requests need not wait for it."""
     if len(body) <= SMALL_BODY:
-        return _document(body, headers)
-    return await asyncio.to_thread(_document, body, headers)
+        return _document(body, headers, holds)
+    return await asyncio.to_thread(_document, body, headers, holds)
 
 
 @router.post(
@@ -256,7 +256,7 @@ async def _set_suspend(at: Backend, namespace: str, name: str, value: bool) -> T
 async def drill(at: At, job: Found, request: Request) -> Any:
     """Disrupt a replica of the running attempt; without a body a random one, without notice."""
     body = await request.body()
-    asked = validate(DrillRequest, await _parsed(body, request.headers) if body.strip() else {})
+    asked = validate(DrillRequest, await _parsed(body, request.headers, "drill") if body.strip() else {})
     attempt = job.status.attempt
     there = job.as_of(attempt).spec.replicas
     if asked.replica is not None and asked.replica >= there:

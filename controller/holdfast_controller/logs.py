@@ -1,4 +1,7 @@
-"""The controller's own log: structlog, for people on a terminal and as JSON lines elsewhere."""
+"""The controller's own log: structlog, for people on a terminal and as JSON lines elsewhere.
+
+A traceback has no values of variables: those of a request have its token.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,21 @@ def configure_logging(
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
     ]
     last: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0, pad_level=False)]
+        [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                pad_event_to=0,
+                pad_level=False,
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+        ]
         if console
-        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        else [
+            structlog.processors.ExceptionRenderer(
+                structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+            ),
+            structlog.processors.JSONRenderer(),
+        ]
     )
     structlog.configure(
         processors=[

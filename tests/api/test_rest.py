@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,21 @@ def test_a_body_of_fifty_megabytes_in_chunks_without_a_length(http: httpx.Client
 
 
 # ---------------------------------------------------------------- lists, watch
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_body_is_no_fault_of_the_controller(
+    server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A laptop that is closed while it submits: that was a traceback in the log, and an answer of 500."""
+    address = httpx.URL(server.url)
+    known = len(server.run(server.store.list_jobs()))
+    with socket.create_connection((address.host, address.port or 0)) as leaving:
+        head = f"POST {JOBS} HTTP/1.1\r\nHost: {address.host}\r\nAuthorization: Bearer {TOKEN}\r\n"
+        leaving.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{{".encode())
+        leaving.shutdown(socket.SHUT_WR)
+        assert leaving.recv(1) == b""
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+    assert len(server.run(server.store.list_jobs())) == known
 
 
 def test_list_by_phase_label_and_page(http: httpx.Client, server: Served) -> None:

@@ -35,6 +35,8 @@ class BodyLimit:
         declared = headers.get("content-length", "0")
         too_large = declared.isdecimal() and int(declared) > self._limit
         body = None if too_large else await self._read(receive)
+        if body is not None and body["type"] == "http.disconnect":
+            return  # the client left in the middle of it: nobody is there to be answered
         if body is None:
             # A client that waits for "100 Continue" has sent nothing and never will.
             if headers.get("expect", "").lower() != "100-continue":

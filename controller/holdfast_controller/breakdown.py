@@ -38,7 +38,9 @@ class Breakdown(Model):
         "PyTorch for its ranks where it forks them.",
     )
     import_seconds: float | None = Field(default=None, description="What rank 0 itself imported.")
-    rendezvous_seconds: float | None = None
+    rendezvous_seconds: float | None = Field(
+        default=None, description="Until all ranks had found one another."
+    )
     build_seconds: float | None = Field(
         default=None, description="Model and optimizer, compiled where asked."
     )
@@ -69,7 +71,7 @@ class Whereabouts(Model):
         default=None,
         description="Of all replicas' shares of their nodes; None where one of the nodes has no price.",
     )
-    currency: str | None = None
+    currency: str | None = Field(default=None, description="Of pricePerHour; None where that is.")
 
 
 RecoverySeconds = Annotated[

@@ -95,7 +95,9 @@ class Verdict(StrEnum):
 class AttemptRecord(Model):
     """One gang start of all replicas, as it is remembered."""
 
-    number: int
+    number: int = Field(
+        description="From 1 on; each attempt has the next one.",
+    )
     opened_at: datetime | None = Field(default=None, description="When it was decided that it should be.")
     made_of: str | None = Field(
         default=None, description="A digest of what the spec asked of it when it was started."
@@ -116,30 +118,59 @@ class AttemptRecord(Model):
     placed_at: datetime | None = Field(
         default=None, description="When the last replica got its place on a node."
     )
-    started_at: datetime | None = None
-    first_step_at: datetime | None = None
+    started_at: datetime | None = Field(
+        default=None,
+        description="When its first process began (on a cluster, its first container). None until then, "
+        "and where it never came to that.",
+    )
+    first_step_at: datetime | None = Field(
+        default=None,
+        description="When its first step was done. None until then, and of a program that tells nothing "
+        "of its steps.",
+    )
     detected_at: datetime | None = Field(
         default=None, description="When it was known that it had lost a replica."
     )
-    ended_at: datetime | None = None
+    ended_at: datetime | None = Field(
+        default=None,
+        description="When its last replica had ended. None while it runs.",
+    )
     recovery_seconds: RecoverySeconds = None
     breakdown: BreakdownOfStart = None
     whereabouts: Placed = None
     cost: CostOfAttempt = None
     resumed_seconds: float | None = Field(
-        default=None, description="Time spent on the steps up to resumedStep, by all attempts that count."
+        default=None,
+        description="Seconds spent on the steps up to resumedStep, by all attempts whose work of them "
+        "counts. None where nobody knows.",
     )
     useful_seconds: float | None = Field(
-        default=None, description="Time that it spent on steps that count; corrected as lostSteps is."
+        default=None,
+        description="Seconds that it spent on steps that count; corrected as lostSteps is. None where "
+        "nothing is known of its steps.",
     )
     goodput: GoodputOfAttempt = None
     ending: Verdict | None = Field(
         default=None,
         description="What Holdfast ends it for, where it could not go on and did not end by itself.",
     )
-    verdict: Verdict | None = None
-    reason: str = Field(default="", description="The evidence, in a sentence.")
-    resumed_step: int | None = None
+    verdict: Verdict | None = Field(
+        default=None,
+        description="What its end was. None while it runs. Finished: all done. Disrupted, LostNode: the "
+        "platform took a replica, which `status.disruptions` counts. Failed, OutOfMemory, "
+        "Hung, ConfigError: the job's own fault, which `status.failures` counts. Suspended: "
+        "as asked. Unschedulable, ImagePull, StorageUnavailable: it could not begin, or not "
+        "whole, and nothing counts it.",
+    )
+    reason: str = Field(
+        default="",
+        description="The evidence for the verdict, in a sentence. Empty while it runs.",
+    )
+    resumed_step: int | None = Field(
+        default=None,
+        description="Step of the checkpoint that it went on from; 0: it began anew. None until it is "
+        "known, and of a program that tells nothing of its steps.",
+    )
     resume_differences: list[str] = Field(
         default_factory=list,
         description="What was not as it was where that checkpoint was written: its bits may differ.",
@@ -148,17 +179,47 @@ class AttemptRecord(Model):
         default_factory=list,
         description="Newer checkpoints that could not be gone on from, as damaged ones, each with why.",
     )
-    last_step: int | None = None
-    durable_step: int | None = None
-    lost_steps: int | None = Field(
-        default=None, description="Steps done and not covered by a durable checkpoint when it ended."
+    last_step: int | None = Field(
+        default=None,
+        description="The last step that it did, counted from the beginning of the job. None while it "
+        "runs, and where nothing is known of its steps.",
     )
-    world_size: int | None = None
-    first_step: int | None = None
-    checkpoints: int | None = Field(default=None, description="How many it made durable.")
-    outcome: str | None = Field(default=None, description="As its rank 0 told at the end, if it could.")
+    durable_step: int | None = Field(
+        default=None,
+        description="The newest step with a durable checkpoint when it ended, from which the next "
+        "attempt can go on; 0: there was none. None while it runs, and where nothing is "
+        "known of its steps.",
+    )
+    lost_steps: int | None = Field(
+        default=None,
+        description="Steps done and not covered by a durable checkpoint when it ended, which the next "
+        "attempt does again; corrected once that tells where it went on. None while it runs, "
+        "and where nothing is known of its steps.",
+    )
+    world_size: int | None = Field(
+        default=None,
+        description="Ranks in all, as the program told. None until it does.",
+    )
+    first_step: int | None = Field(
+        default=None,
+        description="Number of the first step that it did itself. None until that is done, and where "
+        "nothing is known of its steps.",
+    )
+    checkpoints: int | None = Field(
+        default=None,
+        description="How many it made durable. None while it runs, and where nothing is known of them.",
+    )
+    outcome: str | None = Field(
+        default=None,
+        description="How its rank 0 said that it ended: finished, interrupted (it saved on notice), "
+        "failed or hung. None while it runs, and where it could say nothing, as after "
+        "SIGKILL.",
+    )
     digest: str | None = Field(
-        default=None, description="Of the state in the checkpoint of durableStep, over all ranks."
+        default=None,
+        description="SHA-256 of the state in the checkpoint of durableStep, over all ranks: equal "
+        "digests are equal bits. None where this attempt did not make that one or could not "
+        "tell.",
     )
     last_sign_at: datetime | None = Field(default=None, description="When its rank 0 was last heard of.")
     log_tail: dict[str, str] = Field(
@@ -170,54 +231,122 @@ class AttemptRecord(Model):
 class Condition(Model):
     """As Kubernetes conditions: types are Admitted, Running, Suspended, Complete, Failed; GPUsIdle."""
 
-    type: str
-    status: Literal["True", "False", "Unknown"]
-    reason: str
-    message: str = ""
-    last_transition_time: datetime
+    type: str = Field(
+        description="Admitted: it has its room, and an attempt begins, runs or ends. Running: it does "
+        "steps. Suspended, Complete, Failed: as the phase. GPUsIdle: GPUs of the job have "
+        "not been used for `spec.idleSeconds`.",
+    )
+    status: Literal["True", "False", "Unknown"] = Field(
+        description="Whether it holds. A condition that never held may be missing.",
+    )
+    reason: str = Field(
+        description="Why, in one word for programs.",
+    )
+    message: str = Field(
+        default="",
+        description="Why, in a sentence: of Admitted what the job waits for, of GPUsIdle which GPUs. "
+        "Often empty; `status.message` says more.",
+    )
+    last_transition_time: datetime = Field(
+        description="When `status` last changed.",
+    )
 
 
 class JobProgress(Model):
     """The trainer's own figures, as rank 0 last served them; None is not known, never zero."""
 
     attempt: int | None = Field(default=None, description="The attempt that served them.")
-    step: int = 0
-    total_steps: int | None = None
-    durable_step: int = 0
-    durable_seconds: float | None = Field(
-        default=None, description="Time spent on the steps up to durableStep, by all attempts that count."
+    step: int = Field(
+        default=0,
+        description="Steps done, counted from the beginning of the job: what was lost counts no more.",
     )
-    checkpoints: int | None = None
+    total_steps: int | None = Field(
+        default=None,
+        description="Steps at which the training is done. None where the program does not say.",
+    )
+    durable_step: int = Field(
+        default=0,
+        description="The newest step with a durable checkpoint; what came after it would be lost without "
+        "a notice. 0: there is none.",
+    )
+    durable_seconds: float | None = Field(
+        default=None,
+        description="Seconds spent on the steps up to durableStep, by all attempts whose work of them "
+        "counts.",
+    )
+    checkpoints: int | None = Field(
+        default=None,
+        description="How many this attempt has made durable.",
+    )
     save_fault: str | None = Field(
         default=None, description="Why the newest save failed; the steps after durableStep are at risk."
     )
-    training_phase: str = ""
-    loss: float | None = None
+    training_phase: str = Field(
+        default="",
+        description="What rank 0 is about: starting, training, validating, saving, stopping or finished.",
+    )
+    loss: float | None = Field(
+        default=None,
+        description="Of the newest step whose loss is known; it may be a step or two behind `step`. None "
+        "until there is one, and where it is no number.",
+    )
     loss_ema: float | None = Field(
         default=None,
         description="Mean of the attempt's losses, each counting 2 % less than the one after it.",
     )
-    val_loss: float | None = None
-    grad_norm: float | None = None
+    val_loss: float | None = Field(
+        default=None,
+        description="Loss of this attempt's newest validation. None where there was none.",
+    )
+    grad_norm: float | None = Field(
+        default=None,
+        description="Norm of all gradients at the newest step of which it is known. None where the "
+        "program does not log it.",
+    )
     epoch: float | None = Field(
         default=None, description="How often all attempts together went through the data."
     )
-    tokens_per_second: float | None = None
-    samples_per_second: float | None = None
-    data_wait_fraction: float | None = None
-    mfu: float | None = None
+    tokens_per_second: float | None = Field(
+        default=None,
+        description="Of all ranks together, over the recent steps of this attempt. None where the "
+        "program logs no tokens.",
+    )
+    samples_per_second: float | None = Field(
+        default=None,
+        description="Of all ranks together, over the recent steps of this attempt. None where the "
+        "program logs no samples.",
+    )
+    data_wait_fraction: float | None = Field(
+        default=None,
+        description="Share of rank 0's time, from 0 to 1, that recent steps waited for data. None where "
+        'the loop does not tell, as with `run.span("data")`.',
+    )
+    mfu: float | None = Field(
+        default=None,
+        description="Model FLOPs utilization: from 0 to 1, the computation that the recent steps needed "
+        "of what the hardware could do at that precision. None where one of the two is not "
+        "known.",
+    )
     gpu_utilization: float | None = Field(
-        default=None, description="Share of time in which a kernel ran on rank 0's GPU, anybody's."
+        default=None,
+        description="Share of the newest second or two, from 0 to 1, in which a kernel ran on rank 0's "
+        "GPU, anybody's. None on CPU, and where the driver does not say.",
     )
     cpu_utilization: float | None = Field(
-        default=None, description="Where it computes on the CPU: what rank 0 used of the cores it may use."
+        default=None,
+        description="Share, from 0 to 1, that rank 0 used of the cores it may use, in the newest second "
+        "or two. None where it computes on a GPU.",
     )
     memory_bytes: int | None = Field(
         default=None,
-        description="Rank 0's at most so far, in this attempt: of a GPU what tensors took, else what was "
-        "resident.",
+        description="Bytes that rank 0 took at most so far, in this attempt: of a GPU what tensors took, "
+        "else what was resident.",
     )
-    eta_seconds: float | None = None
+    eta_seconds: float | None = Field(
+        default=None,
+        description="Seconds that are left until totalSteps, with saves and validations as often as so "
+        "far, and without interruptions. None where there is no total or no speed yet.",
+    )
     verdict: str | None = Field(
         default=None,
         description="Where a step's time goes, what holds it back, and what to change, as the trainer says.",
@@ -230,33 +359,87 @@ class JobProgress(Model):
 class Status(Model):
     """Observed, never set by users. Bounded: the last 20 attempts; the ledger has all."""
 
-    phase: Phase = Phase.QUEUED
-    observed_generation: int = 0
-    attempt: int = Field(default=0, description="Number of the newest attempt opened.")
-    disruptions: int = 0
-    failures: int = 0
-    lost_steps: int = Field(default=0, description="Over all attempts, as far as they tell their steps.")
+    phase: Phase = Field(
+        default=Phase.QUEUED,
+        description="Where the job stands. Queued: it waits for room, and `message` says why. Starting: an "
+        "attempt was opened and has done no step yet. Running: a step is done, or a program that tells of "
+        "none has run for two minutes. Recovering: an attempt ended and the next one follows. Suspending, "
+        "Suspended: `spec.suspend` is true. Succeeded and Failed are final.",
+    )
+    observed_generation: int = Field(
+        default=0,
+        description="`metadata.generation` of the spec that this status was decided from; if it is less, "
+        "the newest change of spec has not been seen yet.",
+    )
+    attempt: int = Field(
+        default=0,
+        description="Number of the newest attempt opened; 0: there was none.",
+    )
+    disruptions: int = Field(
+        default=0,
+        description="Attempts that ended because the platform took a replica (Disrupted, LostNode); "
+        "`spec.retries.disruptions` bounds them.",
+    )
+    failures: int = Field(
+        default=0,
+        description="Attempts that ended by the job's own fault (Failed, OutOfMemory, Hung, "
+        "ConfigError); `spec.retries.failures` bounds them.",
+    )
+    lost_steps: int = Field(
+        default=0,
+        description="Steps done and not covered by a durable checkpoint when their attempt ended, over all "
+        "attempts that tell their steps.",
+    )
     useful_seconds: float | None = Field(
-        default=None, description="Time spent on steps that count, over all attempts."
+        default=None,
+        description="Seconds spent on steps that count, over all attempts; a step that was done twice "
+        "counts once. None of a program that tells nothing of its steps.",
     )
     goodput: float | None = Field(
-        default=None, description="Time spent on steps that count / wall time since the job first ran."
+        default=None,
+        description="usefulSeconds / seconds since firstStartedAt, from 0 to 1: waiting, starting, "
+        "saving and lost steps make it less. None where usefulSeconds is.",
     )
     cost: float | None = Field(
         default=None,
-        description="Of all attempts, in costCurrency, as of the newest progress; None where one of them ran "
-        "on a node without a price.",
+        description="Of all attempts, in costCurrency, as of the newest progress. None where there are "
+        "no prices, and where one of the attempts ran on a node without one.",
     )
-    cost_currency: str | None = None
-    ended_cost: float = Field(default=0.0, description="Of the attempts that have ended and have a cost.")
-    unpriced_attempts: int = Field(default=0, description="That ran, and whose cost is not known.")
+    cost_currency: str | None = Field(
+        default=None,
+        description="Of `cost`, such as USD; as the prices were given.",
+    )
+    ended_cost: float = Field(
+        default=0.0,
+        description="Of the attempts that have ended and have a cost, in their nodes' currency.",
+    )
+    unpriced_attempts: int = Field(
+        default=0,
+        description="How many attempts ran whose cost is not known; `cost` is None where there is one.",
+    )
     progress: JobProgress | None = None
     message: str = Field(default="", description="Why the job is in this phase, in one sentence.")
-    next_start_at: datetime | None = Field(default=None, description="End of a back-off.")
-    first_started_at: datetime | None = None
-    finished_at: datetime | None = None
-    conditions: list[Condition] = Field(default_factory=list)
-    attempts: list[AttemptRecord] = Field(default_factory=list)
+    next_start_at: datetime | None = Field(
+        default=None,
+        description="End of the back-off after a failure: the next attempt is opened then. None where "
+        "there is none.",
+    )
+    first_started_at: datetime | None = Field(
+        default=None,
+        description="When the first process of the first attempt began. None until then.",
+    )
+    finished_at: datetime | None = Field(
+        default=None,
+        description="When the job Succeeded or Failed. None until then.",
+    )
+    conditions: list[Condition] = Field(
+        default_factory=list,
+        description="As Kubernetes has them, one of each type.",
+    )
+    attempts: list[AttemptRecord] = Field(
+        default_factory=list,
+        description="The newest 20, oldest first.",
+    )
 
     def record(self, attempt: int) -> AttemptRecord | None:
         """Of this number; None where it is not remembered."""

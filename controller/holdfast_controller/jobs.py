@@ -177,7 +177,8 @@ class AttemptRecord(Model):
     )
     passed_over: list[str] = Field(
         default_factory=list,
-        description="Newer checkpoints that could not be gone on from, as damaged ones, each with why.",
+        description="Newer checkpoints that could not be gone on from, as they were damaged or gone, each "
+        "with why.",
     )
     last_step: int | None = Field(
         default=None,

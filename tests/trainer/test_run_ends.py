@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -461,6 +462,22 @@ def test_checkpoints_that_are_all_damaged_are_refused(workshop: Workshop) -> Non
         message = gang.termination(rank)
         assert message.error.startswith("none of the 3 checkpoints in")
         assert "rank-1.safetensors has" in message.error
+
+
+def test_checkpoints_that_somebody_removed_are_missed(workshop: Workshop) -> None:
+    """Somebody tidies up, or a rule of the bucket does: the run goes on from what is left, and says so."""
+    history = workshop.finish(steps=10)
+    for removed, step in ((history.run.checkpoint(10), 5), (history.run.checkpoints, 0)):
+        shutil.rmtree(removed)
+        gang = workshop.start(steps=10)
+        assert gang.wait() == [0], gang.texts()
+        start = gang.history.events("attempt_start", gang.attempt)[0]
+        assert start["resumed_step"] == step
+        (told,) = start["skipped"]
+        assert told["checkpoint"] == "step-00000010"
+        assert told["reason"].startswith(f"it is gone, though attempt {gang.attempt - 1} had it")
+        assert "checkpoint of step 10 was passed over: it is gone" in gang.texts()
+    assert workshop.finish(steps=10).events("attempt_start", 4)[0]["skipped"] == []
 
 
 def test_another_world_size_goes_on_and_says_that_bits_may_differ(workshop: Workshop) -> None:

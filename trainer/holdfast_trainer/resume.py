@@ -10,7 +10,7 @@ from typing import Any
 
 from .account import Account
 from .checkpoint import Skipped, load_newest
-from .contract import RunDir
+from .contract import RunDir, is_count, read_lines
 from .environment import differences
 from .ledger import useful_seconds
 from .parallel import Gang
@@ -94,9 +94,10 @@ def record_start(
 ) -> None:
     """Rank 0 tells how its attempt begins: progress, and the ledger's first line."""
     useful = useful_seconds(run_dir, attempt, resumed.step)
+    skipped = (*_gone(run_dir, attempt, resumed), *resumed.skipped)
     account.telemetry.resumed(resumed.step, useful, marks.told())
     account.telemetry.attention(attention)
-    for skip in resumed.skipped:
+    for skip in skipped:
         log.warning("checkpoint of step %d was passed over: %s", skip.step, skip.reason)
     account.journal.event(
         "attempt_start",
@@ -105,9 +106,29 @@ def record_start(
         resumed_from=run_dir.checkpoint(resumed.step).name if resumed.step else None,
         useful_seconds=useful,
         attention=attention or None,
-        skipped=[
-            {"checkpoint": run_dir.checkpoint(s.step).name, "reason": s.reason} for s in resumed.skipped
-        ],
+        skipped=[{"checkpoint": run_dir.checkpoint(s.step).name, "reason": s.reason} for s in skipped],
         differences=resumed.differences,
         startup=marks.durations(),
     )
+
+
+def _gone(run_dir: RunDir, attempt: int, resumed: Resumed) -> tuple[Skipped, ...]:
+    """The newest checkpoint that the attempt before had, where nothing of it is there to be read.
+
+    Somebody emptied the directory, or a rule of the bucket did. To go on without a word would lose its work
+    silently.
+    """
+    for number in sorted((one for one in run_dir.attempt_numbers() if one < attempt), reverse=True):
+        lines = read_lines(run_dir.ledger(number))
+        began = [line.get("resumed_step") for line in lines if line.get("event") == "attempt_start"]
+        if not began:
+            continue
+        made = [line.get("step") for line in lines if line.get("event") == "checkpoint"]
+        newest = max((step for step in (*began, *made) if is_count(step)), default=0)
+        if newest <= resumed.step or newest in {skip.step for skip in resumed.skipped}:
+            return ()
+        reason = (
+            f"it is gone, though attempt {number} had it: somebody removed it, or a rule of the store did"
+        )
+        return (Skipped(newest, reason),)
+    return ()

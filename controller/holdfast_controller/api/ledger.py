@@ -46,7 +46,8 @@ class AttemptAccount(Model):
     )
     passed_over: list[str] = Field(
         default_factory=list,
-        description="Newer checkpoints that could not be gone on from, as damaged ones, each with why.",
+        description="Newer checkpoints that could not be gone on from, as they were damaged or gone, each "
+        "with why.",
     )
     first_step: int | None = None
     last_step: int | None = None

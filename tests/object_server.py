@@ -1,12 +1,12 @@
 """An S3-compatible server for tests: moto's, in a process of its own, that fails where a file tells it to.
 
 `python object_server.py PORT FAULTS`: FAULTS is a JSON list of rules, read anew with each request:
-`{"method": "PUT", "path": regular expression, "query": likewise, "answer": ..., "times": how often}`; what is
-left out fits everything. Answers: `slow-down`, `forbidden`, `expired`, `other-region`, `other-time`,
-`conflict`, `bad-digest`, `not-deleted` as Amazon's; `slow-down-write` as MinIO's; `page` is a web server's in
-its place; `stall` answers when FAULTS changes; `cut` loses the connection in the middle of what is answered;
-`short` has only half of it; `flipped` has one bit of it otherwise; `unconditional` forgets If-None-Match, as
-servers do that do not know it.
+`{"method": "PUT", "path": regular expression, "query": likewise, "key": the access key's, "answer": ...,
+"times": how often}`; what is left out fits everything. Answers: `slow-down`, `forbidden`, `expired`,
+`other-region`, `other-time`, `conflict`, `bad-digest`, `not-deleted` as Amazon's; `slow-down-write` as
+MinIO's; `page` is a web server's in its place; `stall` answers when FAULTS changes; `cut` loses the
+connection in the middle of what is answered; `short` has only half of it; `flipped` has one bit of it
+otherwise; `unconditional` forgets If-None-Match, as servers do that do not know it.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class Faulty:
                     re.fullmatch(rule.get("method", ".*"), environ["REQUEST_METHOD"])
                     and re.search(rule.get("path", ""), environ["PATH_INFO"])
                     and re.search(rule.get("query", ""), environ.get("QUERY_STRING", ""))
+                    and re.search(rule.get("key", ""), environ.get("HTTP_AUTHORIZATION", ""))
                     and rule.get("times", 1) > 0
                 ):
                     rule["times"] = rule.get("times", 1) - 1

@@ -22,7 +22,7 @@ from werkzeug.serving import make_server, make_ssl_devcert
 from holdfast_controller.local.ports import free_port
 from holdfast_trainer.checkpoint import CheckpointError
 from holdfast_trainer.checkpoint.bucket import Bucket
-from holdfast_trainer.checkpoint.errors import may_pass
+from holdfast_trainer.checkpoint.errors import ObjectStoreError, may_pass
 from holdfast_trainer.checkpoint.store import CheckpointStore
 from holdfast_trainer.checkpoint.stores import admit, open_store
 from holdfast_trainer.checkpoint_command import main
@@ -377,6 +377,31 @@ def test_what_is_said_of_credentials(
         strict.kill()
     finally:
         started.end_all()
+
+
+def test_credentials_in_a_file_are_read_anew_when_they_are_renewed(
+    environment: None, server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are for an hour, and something else writes the next ones: every save after that hour failed."""
+
+    def renewed(key: str) -> None:
+        file = tmp_path / "credentials"
+        fresh = file.with_suffix(".new")
+        fresh.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\n")
+        fresh.replace(file)
+
+    bucket = Bucket(f"s3://{server.bucket()}/run")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    renewed("FIRST")
+    bucket.put("a", b"1")
+    server.fail({"key": "Credential=FIRST/", "answer": "expired", "times": 1000})
+    with pytest.raises(ObjectStoreError, match="ExpiredToken"):
+        bucket.put("a", b"2")
+    renewed("SECOND")
+    bucket.put("a", b"3")
+    assert bucket.get("a") == b"3"
 
 
 def test_what_is_said_of_a_name_and_of_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:

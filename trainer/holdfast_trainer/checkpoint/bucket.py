@@ -9,7 +9,6 @@ which would then not repeat its bits.
 from __future__ import annotations
 
 import errno
-import functools
 import random
 import re
 import time
@@ -133,9 +132,9 @@ class Bucket:
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}"
 
-    @functools.cached_property
+    @property
     def _client(self) -> Any:
-        return s3.client()
+        return s3.client()  # made once, and anew with other credentials
 
     def _call(self, operation: str, key: str | None, **fields: Any) -> Any:
         return self._asked(lambda: self._answer(operation, key, **fields), operation, key)

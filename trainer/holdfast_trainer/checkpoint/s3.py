@@ -1,7 +1,8 @@
 """The client of an S3-compatible object store: where it is, how patient one is with it, and the connection.
 
 Where it is and who asks comes from the usual environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`,
-`AWS_PROFILE`, the role of a pod or a machine).
+`AWS_PROFILE`, the role of a pod or a machine). A role's credentials are renewed by botocore; a file of them
+it reads once, so a client that was made from an older file is not used again.
 """
 
 from __future__ import annotations
@@ -51,9 +52,24 @@ def tries() -> int:
 
 
 def client() -> Any:
-    """Of this process and what its environment says now, an s3fs.S3FileSystem. Raises ObjectStoreError."""
+    """Of this process and what its environment and files say now, an s3fs.S3FileSystem.
+
+    Raises ObjectStoreError.
+    """
     who = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
-    return _connect(os.getpid(), endpoint(), who, timeout())
+    return _connect(os.getpid(), endpoint(), (*who, *_files()), timeout())
+
+
+def _files() -> list[object]:
+    """Of the files that credentials may come from, what is another once they are written anew."""
+    stamps: list[object] = []
+    for variable, usual in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config")):
+        try:
+            found = os.stat(os.path.expanduser(os.environ.get(variable) or f"~/.aws/{usual}"))
+            stamps.append((found.st_ino, found.st_mtime_ns, found.st_size))
+        except OSError:
+            stamps.append(None)
+    return stamps
 
 
 @functools.lru_cache(maxsize=8)

@@ -236,6 +236,18 @@ def test_a_first_step_is_known_on_another_machine_though_its_attempt_was_killed(
     wait_until(known, "the next attempt to hear of the first step")
 
 
+def test_where_the_rest_of_a_ledger_lies_is_told_when_the_store_is_away_at_the_end(
+    environment: None, server: ObjectServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was said to be tried again, which no later attempt does."""
+    run = RunDir(tmp_path / "run", f"s3://{server.bucket()}/run")
+    journal = Journal(run, 1)
+    journal.event("attempt_start")
+    server.fail({"method": "PUT", "path": "attempts/0001", "answer": "forbidden", "times": 1000})
+    journal.event("stop")
+    assert f"the ledger's newest lines are in {run.attempt(1)} alone" in caplog.text
+
+
 def test_a_ledger_is_fetched_where_another_rank_has_left_lines_of_its_own(
     environment: None, server: ObjectServer, tmp_path: Path
 ) -> None:

@@ -60,7 +60,12 @@ class Records:
                 self._told = False
             except (ObjectStoreError, OSError) as error:
                 if not self._told:
-                    log.warning("the ledger cannot be copied, that is tried again: %s", error)
+                    log.warning(
+                        "the ledger's newest lines are in %s alone, until a later one of this attempt can be "
+                        "copied: %s",
+                        self._run.attempt(self._attempt),
+                        error,
+                    )
                 self._told = True
 
     def fetch(self) -> None:

@@ -193,6 +193,17 @@ def test_a_late_writer_is_fenced_and_harms_nothing(run: RunDir) -> None:
     assert listing(run) == ["step-00000010", "step-00000030"]
 
 
+def test_an_attempt_superseded_as_it_removes_old_checkpoints_says_so_and_ends(run: RunDir) -> None:
+    """Not that training goes on, with the old ones still there: it does not, and they are not its own."""
+    told = Told()
+    first = make_saver(run, told)
+    save(first, 10)
+    raise_fence(run, 2)
+    first.prune()
+    assert told.failed == [f"10: attempt 1 was superseded by attempt 2: it may no longer write to {run.path}"]
+    assert isinstance(first.error, Fenced), "for which the loop ends"
+
+
 def test_a_writer_past_its_last_look_at_the_fence_has_nothing_left_to_rename(run: RunDir) -> None:
     late = CheckpointDirectory(run, 1)
     partial = late.begin(20, 1)

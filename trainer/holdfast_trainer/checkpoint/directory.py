@@ -182,7 +182,7 @@ class CheckpointDirectory(CheckpointStore):
         doomed = [self.location(step) for step in gone_before([*good, *bad], stays(good), bad)]
         doomed += [path for path in self._run.checkpoints.iterdir() if self._is_debris(path, good)]
         doomed = list(dict.fromkeys(doomed))
-        for begin in range(0, len(doomed), _HELD_AT_ONCE):
+        for begin in range(0, len(doomed) or 1, _HELD_AT_ONCE):  # who is superseded hears it in any case
             with ExitStack() as holding:
                 held = [(path, self._hold(path, holding)) for path in doomed[begin : begin + _HELD_AT_ONCE]]
                 check_fence(self._run, self._attempt)

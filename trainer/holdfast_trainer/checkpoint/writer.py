@@ -134,6 +134,9 @@ class Writer:
             losses = self._known_losses()
             self.directory.prune(lambda steps: self._retention.stays(steps, losses), self.bad_steps)
             self.bad_steps.clear()
+        except Fenced as error:
+            self.error = error
+            self._tell_failed(step, error)
         except (OSError, CheckpointError) as error:
             self._tell_failed(step, CheckpointError(f"step {step} is saved, but old ones stay: {error}"))
 

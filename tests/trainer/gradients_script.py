@@ -43,7 +43,9 @@ truth.backward()
 
 ddp = wrap(replicated, gang)
 ddp.register_comm_hook(None, counted(allreduce_hook))  # type: ignore[operator]
-dist.reduce_scatter_single = counted(dist.reduce_scatter_single)  # what FSDP2 calls
+# What FSDP2 calls, under its name of now or of torch 2.11.
+SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+setattr(dist, SCATTER, counted(getattr(dist, SCATTER)))
 fsdp = shard(sharded, gang, [sharded[0], sharded[2]])
 found = {}
 for name, model in (("ddp", ddp), ("fsdp", fsdp)):

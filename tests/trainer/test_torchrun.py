@@ -18,12 +18,13 @@ import psutil
 import pytest
 import torch
 from processes import Processes
+from torch.distributed.elastic.multiprocessing.api import PContext
 from torch.distributed.elastic.utils import macros
 from waiting import wait_until
 
 from holdfast_controller.local.ports import free_port
 from holdfast_trainer import in_place
-from holdfast_trainer.torchrun import arguments, wait_for_first
+from holdfast_trainer.torchrun import arguments, tell_shutdown_timeout, wait_for_first
 
 PROGRAM = Path(__file__).with_name("forked_program.py")
 TORCHRUN = (sys.executable, "-m", "holdfast_trainer.torchrun")
@@ -316,3 +317,18 @@ def test_who_has_nobody_to_wait_for_waits_for_nothing(options: list[str]) -> Non
 
 def test_a_first_replica_that_does_not_come_is_left_to_torchrun() -> None:
     assert not wait_for_first(first_at(free_port(), 1), 0.05)
+
+
+def test_a_torchrun_that_knows_no_shutdown_timeout_keeps_to_it_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of PyTorch 2.11, which is the oldest that we take, ended each attempt as it began."""
+    monkeypatch.setattr(PContext.close, "__defaults__", PContext.close.__defaults__)  # and back again
+    words = ["--max-restarts=0", "--shutdown-timeout=7", "--", "rank.py", "--shutdown-timeout=8"]
+    newer = type("LaunchConfig", (), {"shutdown_timeout": None})
+    assert tell_shutdown_timeout(words, newer) == words
+    assert PContext.close.__defaults__ != (None, 7)
+    older = type("LaunchConfig", (), {})
+    assert tell_shutdown_timeout(words, older) == ["--max-restarts=0", *words[2:]]
+    assert PContext.close.__defaults__ == (None, 7)
+    assert tell_shutdown_timeout(["--", "rank.py"], older) == ["--", "rank.py"]

@@ -45,6 +45,8 @@ from .spinning import spin_briefly
 FIRST_SECONDS = 30.0
 """So long replica 0 is waited for here."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
+SHUTDOWN_TIMEOUT = "shutdown_timeout"
+"""Seconds that ranks have after a signal, before they are killed."""
 USAGE = (
     "usage: python -m holdfast_trainer.torchrun TORCHRUN-OPTIONS -- SUPERVISE-OPTIONS -- COMMAND ...\n"
     "see `torchrun --help` and `python -m holdfast_trainer.supervise`"
@@ -123,6 +125,20 @@ def ask_no_driver(launch_config: Any) -> None:
     launch_config.__post_init__ = without_asking
 
 
+def tell_shutdown_timeout(words: list[str], launch_config: Any) -> list[str]:
+    """`words` for a torchrun without --shutdown-timeout, as that of PyTorch 2.11, which would end with its
+    usage: it is told by the default of what it calls."""
+    if hasattr(launch_config, SHUTDOWN_TIMEOUT):
+        return words
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    option = "--" + SHUTDOWN_TIMEOUT.replace("_", "-") + "="
+    own = words[: words.index("--")]
+    if told := [word for word in own if word.startswith(option)]:
+        PContext.close.__defaults__ = (None, int(told[-1].removeprefix(option)))
+    return [word for word in own if word not in told] + words[len(own) :]
+
+
 def run(argv: list[str]) -> int:
     """torchrun, for a command line of ours; its exit code."""
     try:
@@ -141,7 +157,7 @@ def run(argv: list[str]) -> int:
         ahead.stop()
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)
     wait_for_first(argv[: argv.index("--")])
-    torchrun(words)
+    torchrun(tell_shutdown_timeout(words, LaunchConfig))
     return 0
 
 

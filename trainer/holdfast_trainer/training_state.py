@@ -305,8 +305,11 @@ def _adds_up_whole(module: nn.Module) -> bool:
     """Whether FSDP2 has gradients of it that set_requires_gradient_sync(False) kept from being reduced."""
     find: Any = getattr(module, "_get_fsdp_state", None)
     state: Any = None if find is None else find()
-    cut = (one for group in getattr(state, "_fsdp_param_groups", ()) for one in group.fsdp_params)
-    return any(one.unsharded_accumulated_grad is not None for one in cut)
+    if state is None:
+        return False
+    older = not hasattr(state, "_fsdp_param_groups")  # torch 2.11 has one group at most
+    groups = filter(None, [state._fsdp_param_group]) if older else state._fsdp_param_groups
+    return any(one.unsharded_accumulated_grad is not None for group in groups for one in group.fsdp_params)
 
 
 def _sample(model: nn.Module) -> bytes:

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..contract import MANIFEST
@@ -113,6 +114,15 @@ def _checksum(body: dict[str, Any]) -> str:
 def read(directory: Location) -> Manifest:
     """The manifest of a checkpoint directory. Raises BadManifest, also where there is none, CheckpointError
     where nobody can look."""
+    try:
+        return _read(directory)
+    except BadManifest:
+        if isinstance(directory, Path):
+            raise
+        return _read(directory)  # a bit may have flipped on its way here
+
+
+def _read(directory: Location) -> Manifest:
     try:
         text = (directory / MANIFEST).read_text(encoding="utf-8")
     except OSError as error:

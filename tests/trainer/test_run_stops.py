@@ -357,6 +357,50 @@ def test_a_worker_that_ends_of_the_notice_is_no_fault_of_the_job(workshop: Works
     assert message.error.startswith("the notice met a process that loads data too: rank 0 lost a process")
 
 
+WITH_A_WORKER_THAT_READS_FOR_EVER = """
+import os, threading
+import torch
+from torch.utils.data import DataLoader, Dataset
+from holdfast_trainer.run import Run
+
+class Stuck(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if index == 20 and os.environ["RANK"] == "0":
+            print("reading", flush=True)
+            threading.Event().wait()
+        return torch.ones(1)
+
+run = Run(checkpoint_every=4)
+model = run.wrap(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+batches = iter(DataLoader(Stuck(), 2, num_workers=1, generator=torch.Generator()))
+for step in run.steps(32):
+    model(next(batches)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_worker_does_not_outlive_its_rank(workshop: Workshop, tmp_path: Path) -> None:
+    """torch's worker looks for its parent between two batches alone. One that read from a disk that did not
+    answer stayed for ever where its rank was killed, and with it the rank's memory on a GPU and its
+    connections: the other rank did not learn that it was gone."""
+    script = tmp_path / "with_a_worker.py"
+    script.write_text(WITH_A_WORKER_THAT_READS_FOR_EVER)
+    gang = workshop.start(ranks=2, script=script, arguments=[])
+    gang.wait_for_text("reading", rank=0)
+    workers = psutil.Process(gang.ranks[0].pid).children()
+    gang.signal(KILL, [0])
+    _, left = psutil.wait_procs(workers, 60)
+    for worker in left:
+        worker.kill()
+    assert not left
+    assert gang.ranks[1].wait(60) == 1
+    assert "Connection closed by peer" in gang.termination(1).error
+
+
 def test_a_second_notice_changes_nothing(workshop: Workshop) -> None:
     gang = workshop.start(**SLOW)
     gang.wait_for_step(3)

@@ -33,6 +33,7 @@ import torch
 from .faults import Offered
 from .late import Late
 from .parallel import Gang
+from .supervise import die_with_parent
 
 RESERVE_SHARE = 0.1
 """Share of the grace period kept for the last words of a rank that could not stop in order."""
@@ -49,6 +50,7 @@ class Notice:
         self._deadline: float | None = None
         self._timer: threading.Timer | None = None
         self._interrupts = 0
+        self._rank_process = os.getpid()
         self._first = threading.Lock()  # taken by the first to see a signal, and never let go
 
     def install(self) -> None:
@@ -59,7 +61,19 @@ class Notice:
         signal.signal(signal.SIGTERM, self._receive)
         signal.signal(signal.SIGINT, self._receive)
         signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=_let_go)
+        os.register_at_fork(before=self._before_fork, after_in_child=self._after_fork)
+
+    def _before_fork(self) -> None:
+        self._forked_by = os.getpid(), threading.get_native_id()
+
+    def _after_fork(self) -> None:
+        """In a child: not to outlive the rank, whose memory on a GPU and connections to its peers it has too.
+        One that a thread forked is let be, which the kernel would end with that thread."""
+        _let_go()
+        process, thread = self._forked_by
+        if process == self._rank_process == thread:
+            with contextlib.suppress(OSError, AttributeError):  # the latter where there is no prctl
+                die_with_parent(process)
 
     def _watch(self) -> None:
         while numbers := self._waking.recv(64, socket.MSG_PEEK):

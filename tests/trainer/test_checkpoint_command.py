@@ -200,6 +200,8 @@ def test_what_cannot_be_exported_is_said(
     assert "--part ema: no model of that name; models are model" in error(where, "--part", "ema")
     assert "--all and --part exclude one another" in error(where, "--part", "model", "--all")
     assert f"{tmp_path / 'no' / 'w'} cannot be written: " in error(where, to=tmp_path / "no" / "w")
+    assert f"--out {tmp_path} is a directory; name a file" in error(where, to=tmp_path)
+    assert "--out . is a directory; name a file" in error(where, to=Path())
     flip(parts_of(ddp, 10)[0])
     assert "is bad: rank-0" in error(where)
     assert "Name another step" in error(where)
@@ -220,6 +222,9 @@ def test_diff_says_where_two_states_part(runs: Path, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "\nshared.parts.model.0.bias: 32 of 32 elements differ, at most 0.0" in out
     assert "(--limit " in out
+    with pytest.raises(SystemExit):
+        main(["checkpoint", "diff", *both, "--limit", "-1"])
+    assert "--limit: -1 is below 0" in capsys.readouterr().err
     assert main(["checkpoint", "diff", *both, "-o", "json"]) == 1
     body = json.loads(capsys.readouterr().out)
     found = {d["name"]: d for d in body["differences"]}
@@ -236,6 +241,23 @@ def test_other_numbers_of_ranks_can_be_compared(runs: Path, capsys: pytest.Captu
     found = {d["name"]: d["what"] for d in json.loads(capsys.readouterr().out)["differences"]}
     assert "elements differ" in found["shared.parts.model.0.weight"]
     assert found["rank 1: own.rng.torch"] == "only in the first"
+
+
+def test_diff_does_not_call_damage_a_difference(
+    runs: Path, ddp: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flipped bit was shown as one element that differs, beside two equal digests."""
+    flip(parts_of(ddp, 10)[0])
+    assert main(["checkpoint", "diff", str(runs / "twin"), str(ddp.path)]) == 2
+    said = capsys.readouterr()
+    assert f"{ddp.checkpoint(10)} is bad: rank-0.safetensors: checksum " in said.err
+    assert said.out == ""
+
+    replaced = parts_of(ddp, 5)[1]
+    replaced.unlink()
+    replaced.mkdir()
+    assert main(["checkpoint", "diff", str(runs / "twin"), f"{ddp.path}@5"]) == 2
+    assert f"{ddp.checkpoint(5)} is bad: {replaced.name}" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------- bad input
@@ -275,7 +297,7 @@ def test_a_file_that_another_program_wrote_is_refused(
 
     save_file({"w": torch.ones(2)}, parts_of(ddp, 10)[0])
     assert main(["checkpoint", "diff", str(ddp.path), f"{ddp.path}@5"]) == 2
-    assert "was not written by Holdfast" in capsys.readouterr().err
+    assert "is bad: rank-0.safetensors has 72 bytes, its manifest says " in capsys.readouterr().err
 
 
 def test_help_teaches_and_needs_no_torch(processes: Processes) -> None:

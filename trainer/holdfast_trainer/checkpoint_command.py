@@ -72,13 +72,22 @@ def build_parser() -> argparse.ArgumentParser:
 
     diff = commands.add_parser("diff", help="where two checkpoints part",
         description="Compare two checkpoints value by value, bit by bit. Values that all ranks share are "
-                    "compared whatever the number of ranks. Exit status 1 where they differ.")
+                    "compared whatever the number of ranks. Both are verified first. Exit status 1 where "
+                    "they differ.")
     diff.add_argument("left", metavar="RUN[@STEP]")
     diff.add_argument("right", metavar="RUN[@STEP]")
-    diff.add_argument("--limit", type=int, default=SHOWN, metavar="N", help="differences shown (%(default)s)")
+    diff.add_argument("--limit", type=_count, default=SHOWN, metavar="N",
+        help="differences shown (%(default)s)")
     diff.add_argument("-o", "--output", choices=("table", "json"), default="table", help="(%(default)s)")
     # fmt: on
     return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return number
 
 
 def main(argv: Sequence[str]) -> int:
@@ -230,16 +239,12 @@ def _verify(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from .checkpoint import CheckpointError
     from .checkpoint.export import export
-    from .checkpoint.inspection import Opened, choose, require_good
 
     if options.all and options.part:
         raise CheckpointError("--all and --part exclude one another: give one of them")
-    run, wanted = _target(options.run)
-    step = choose(run, wanted)
-    require_good(run, step)
-    with Opened(run, step) as opened:
+    with _open(options.run) as opened:
         what = export(opened, options.out, options.format, part=options.part, everything=options.all)
-        ranks = opened.manifest.world_size
+        ranks, step = opened.manifest.world_size, opened.manifest.step
     size = size_text(options.out.stat().st_size)
     print(f"{options.out}: {what}, step {step} of {ranks} {'rank' if ranks == 1 else 'ranks'}, {size}")
     return 0

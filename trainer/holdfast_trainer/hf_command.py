@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import contract
 from .checkpoint.directory import CheckpointError
-from .checkpoint.inspection import Opened, choose, open_run, require_good
+from .checkpoint.inspection import Opened, choose, open_run
 from .checkpoint.manifest import Manifest
 from .config import Config, ConfigError, load
 from .data_config import DataConfig
@@ -35,7 +35,6 @@ def main(argv: Sequence[str]) -> int:
         config = load(arguments.config, arguments.overrides)
         run = open_run(arguments.run)
         step = choose(run, arguments.step)
-        require_good(run, step)
         with Opened(run, step) as opened:
             _check_config(opened, config)
             parts = opened.shared()["parts"]

@@ -33,6 +33,8 @@ def export(opened: Opened, out: Path, form: Format, *, part: str | None, everyth
 
     Raises CheckpointError where the part is not there, or which one is meant is not clear.
     """
+    if out.is_dir():
+        raise CheckpointError(f"--out {out} is a directory; name a file, such as {out / 'gpt.safetensors'}")
     parts = opened.shared()["parts"]
     if everything:
         what, body = f"all of {', '.join(parts)}", _everything(opened, parts, form)

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +138,7 @@ def faults(run: RunDir, step: int) -> list[str]:
         return [str(error)]
     found = []
     if manifest.step != step:
-        found.append(f"{MANIFEST}: of step {manifest.step}, in {path.name}")
+        found.append(_other_step(path, manifest))
     for name in sorted(manifest.files):
         try:
             verify(path / name, manifest.files[name])
@@ -147,18 +147,8 @@ def faults(run: RunDir, step: int) -> list[str]:
     return found
 
 
-def require_good(run: RunDir, step: int) -> None:
-    """Read all of a checkpoint. Raises CheckpointError where it cannot be used, and says why."""
-    where = open_store(run, 0).location(step)
-    try:
-        found = faults(run, step)
-    except OtherVersion as error:
-        raise CheckpointError(f"{where} cannot be read here: {error}") from error
-    if not found:
-        return
-    if step not in committed(run):
-        raise CheckpointError(f"step {step} was removed by the run meanwhile. Ask again")
-    raise CheckpointError(f"{where} is bad: {'; '.join(found)}. Name another step")
+def _other_step(path: Location, manifest: Manifest) -> str:
+    return f"{MANIFEST}: of step {manifest.step}, in {path.name}"
 
 
 def choose(run: RunDir, step: int | None) -> int:
@@ -178,10 +168,10 @@ def choose(run: RunDir, step: int | None) -> int:
 
 
 class Opened:
-    """The values of one checkpoint, read when asked for. Use as a context manager."""
+    """The values of one checkpoint, verified first, read when asked for. Use as a context manager."""
 
     def __init__(self, run: RunDir, step: int) -> None:
-        """Raises CheckpointError where a file cannot be used; contents are not verified."""
+        """Raises CheckpointError where a file cannot be used or a byte of it is not as it was written."""
         self.path = open_store(run, 0).location(step)
         self._stack = ExitStack()
         self._places: dict[str, tuple[Any, str]] = {}
@@ -189,14 +179,25 @@ class Opened:
         self._pieces: dict[str, list[str]] = {}
         """Of each tensor that is written in pieces, by each rank its own, their names in order."""
         try:
-            self.manifest = manifests.read(self.path)
-            for name in sorted(self.manifest.files):
-                self._open(name)
-            for names in _cut(self._skeletons[0]):
-                self._pieces[names[0].rpartition("@")[0]] = names
+            with ExitStack() as undo:
+                undo.callback(self._stack.close)
+                self._read(step)
+                undo.pop_all()
+        except OtherVersion as error:
+            raise CheckpointError(f"{self.path} cannot be read here: {error}") from error
         except (BadManifest, UnreadableFile, OSError, SafetensorError, KeyError, ValueError) as error:
-            self._stack.close()
-            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+            if step not in committed(run):
+                raise CheckpointError(f"step {step} was removed by the run meanwhile. Ask again") from error
+            raise CheckpointError(f"{self.path} is bad: {error}. Name another step") from error
+
+    def _read(self, step: int) -> None:
+        self.manifest = manifests.read(self.path)
+        if self.manifest.step != step:
+            raise BadManifest(_other_step(self.path, self.manifest))
+        for name in sorted(self.manifest.files):
+            self._open(name)
+        for names in _cut(self._skeletons[0]):
+            self._pieces[names[0].rpartition("@")[0]] = names
 
     def _open(self, name: str) -> None:
         match = _PART.fullmatch(name)
@@ -204,18 +205,18 @@ class Opened:
             raise ValueError(f"{name} is no rank's file")
         rank = int(match[1])
         file = self._stack.enter_context(safe_open(self._local(name), framework="pt"))
-        metadata = file.metadata() or {}
-        self._skeletons[rank] = _skeleton(metadata, name)
+        self._skeletons[rank] = json.loads(file.metadata()["holdfast"])
         for key in file.keys():  # noqa: SIM118
             shared = key.startswith(f"{SHARED}.")
             self._places[key if shared else f"rank {rank}: {key}"] = (file, key)
 
     def _local(self, name: str) -> Path:
-        """The file itself, or a copy of the object that lasts as long as this."""
+        """The file itself, or a copy of the object that lasts as long as this; either is verified."""
         location = self.path / name
-        if not isinstance(location, ObjectPath):
-            return location
         expected = self.manifest.files[name]
+        if not isinstance(location, ObjectPath):
+            verify(location, expected)
+            return location
         copy = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))) / name
         with open(copy, "wb") as file:
 
@@ -265,14 +266,6 @@ class _Lazy(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         opened, key = super().__getitem__(name)
         return opened.tensor(key)
-
-
-def _skeleton(metadata: Mapping[str, str], name: str) -> Any:
-    """The skeleton in a file's metadata. Raises ValueError where it is no file of ours."""
-    try:
-        return json.loads(metadata["holdfast"])
-    except KeyError:
-        raise ValueError(f"{name} was not written by Holdfast") from None
 
 
 def _cut(skeleton: Any) -> Iterator[list[str]]:

@@ -10,12 +10,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from holdfast_trainer.prepare import PrepareError, Request, main, prepare
+from holdfast_trainer.prepare import PrepareError, Request, build, main, prepare, progress
 from holdfast_trainer.prepare.corpus import PIECE_BYTES, pieces
 from holdfast_trainer.prepare.listing import list_files
 from holdfast_trainer.prepare.reading import Reader
@@ -378,6 +379,19 @@ def test_the_command_tells_errors_in_one_line(corpus: Path, capfd: pytest.Captur
     assert "index.json cannot be read" in capfd.readouterr().err
     with pytest.raises(DataError):
         read_index(out)
+
+
+def test_the_seconds_that_it_tells_are_all_that_it_took(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of 44 seconds for 100,000 small files it told 20: those for listing and reading them were left out.
+    Here a second passes whenever it looks at the clock."""
+    looks = iter(range(1000))
+    clock = SimpleNamespace(monotonic=lambda: next(looks))
+    monkeypatch.setattr(build, "time", clock)
+    monkeypatch.setattr(progress, "time", clock)
+    prepare(request(corpus))
+    assert f"prepared {request(corpus).out} in {next(looks) - 1}.0 s" in capfd.readouterr().err
 
 
 def test_help_teaches_and_torch_is_never_imported() -> None:

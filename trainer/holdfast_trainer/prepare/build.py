@@ -47,6 +47,7 @@ def prepare(request: Request) -> TokenIndex:
     Goes on where an earlier call with the same text and arguments was stopped, and returns at once
     where it had finished. Raises PrepareError; what was done until then is kept.
     """
+    started = time.monotonic()
     check(request)
     files = list_files(request)
     arguments, source = arguments_of(request), source_of(files)
@@ -62,11 +63,10 @@ def prepare(request: Request) -> TokenIndex:
             return index
         state = read_state(request.out) or _begin(request.out, State(arguments, source))
         check_same(request.out, state.arguments, state.source, arguments, source)
-        return _build(request, files, state)
+        return _build(request, files, state, started)
 
 
-def _build(request: Request, files: Sequence[SourceFile], state: State) -> TokenIndex:
-    started = time.monotonic()
+def _build(request: Request, files: Sequence[SourceFile], state: State, started: float) -> TokenIndex:
     tokenizer, state = _tokenizer(request, files, state)
     path = request.out / TOKENIZER_FILE
     size = vocabulary(tokenizer)

@@ -247,6 +247,25 @@ def test_jobs_are_suspended_on_the_way_out_where_nobody_is_left_to_be_told(
     end(second, tmp_path)
 
 
+def test_a_closed_terminal_ends_it_in_order(processes: Processes, tmp_path: Path, deadline: Deadline) -> None:
+    """Its last words found no terminal; the log, in a file, ended in a traceback, and its status was 1."""
+    terminal, theirs = os.openpty()
+    log = tmp_path / "up.err"
+    with log.open("a") as told:
+        command = [HOLDFAST, "--data-dir", str(tmp_path / "data"), "up", "--port", "0"]
+        controller = processes.start(command, stdout=theirs, stderr=told)
+    os.close(theirs)
+    deadline.wait_until((tmp_path / "data/server.json").exists, "the controller to listen")
+    read = b""
+    while b"logs -f JOB" not in read:
+        read += os.read(terminal, 4096)
+    os.close(terminal)
+    controller.send_signal(signal.SIGHUP)
+    assert controller.wait(300) == 0
+    assert "Traceback" not in log.read_text()
+    assert not (tmp_path / "data/server.json").exists()
+
+
 def test_what_waits_out_a_back_off_is_not_said_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing of it runs; who believes that and leaves the machine alone comes back to no more steps."""
 

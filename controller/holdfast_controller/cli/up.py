@@ -49,9 +49,7 @@ class Voice:
         typer.echo("\n".join(lines))
 
     def suspending(self) -> None:
-        # A closed terminal, or a tee that the same Ctrl-C ended, hears nothing; the jobs are suspended.
-        with suppress(OSError):
-            typer.echo("Suspending all jobs; a second Ctrl-C does not wait for them.")
+        _tell_if_heard("Suspending all jobs; a second Ctrl-C does not wait for them.")
 
     def ended(self, active: Sequence[TrainingJob]) -> None:
         """What goes on without the controller, and what comes to an end without it."""
@@ -77,7 +75,13 @@ class Voice:
                 f"{_names(stopping)} {verb} still being suspended: {they} after a checkpoint, or under the "
                 "next `holdfast up`; `holdfast resume` lets a job go on then."
             )
-        typer.echo(" ".join(sentences))
+        _tell_if_heard(" ".join(sentences))
+
+
+def _tell_if_heard(text: str) -> None:
+    """A closed terminal, or a tee that the same Ctrl-C ended, hears nothing; the end is as orderly."""
+    with suppress(OSError):
+        typer.echo(text)
 
 
 def _has_attempt(job: TrainingJob) -> bool:

@@ -14,7 +14,7 @@ from .jobs import Phase, Status
 KEY = "columns"
 DESCRIPTIONS: Mapping[str, str] = {
     "engine": "What runs the attempts.",
-    "goodput": "status.goodput in percent.",
+    "goodput": "status.goodput in percent, as of the status's last write.",
     "eta": "Time that the steps which are left take at the present speed; while the job trains.",
 }
 

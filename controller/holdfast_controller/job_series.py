@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from fractions import Fraction
 
 from .jobs import Phase, TrainingJob
-from .policy.lost_work import known_lost_steps
+from .policy.lost_work import goodput_at, known_lost_steps
 from .policy.recovery import newest_recovery
 
 BATCH = 1000
@@ -34,6 +35,9 @@ class JobFigures:
     lost_steps: int | None
     """None: not known of a program that tells nothing of its steps."""
     goodput: float | None
+    """As written; what it is at a scrape follows from the two that come next."""
+    useful_seconds: float | None
+    started_at: datetime | None
     step: int | None
     durable_step: int | None
     tokens_per_second: float | None
@@ -64,6 +68,8 @@ class JobFigures:
             status.failures,
             known_lost_steps(status),
             status.goodput,
+            status.useful_seconds,
+            status.first_started_at,
             progress.step if progress else None,
             progress.durable_step if progress else None,
             progress.tokens_per_second if progress and status.phase is Phase.RUNNING else None,
@@ -78,8 +84,8 @@ class JobFigures:
         )
 
 
-def job_series(jobs: Sequence[JobFigures]) -> Iterator[bytes]:
-    """The text format, in pieces; all lines of a series follow each other."""
+def job_series(jobs: Sequence[JobFigures], now: datetime) -> Iterator[bytes]:
+    """The text format, in pieces, as of `now`; all lines of a series follow each other."""
     phases = Tally(job.phase for job in jobs)
     lines = [f'holdfast_jobs{{phase="{phase.value}"}} {phases[phase]}\n' for phase in Phase]
     yield _head("holdfast_jobs", "gauge", "Jobs by phase.") + "".join(lines).encode()
@@ -87,6 +93,8 @@ def job_series(jobs: Sequence[JobFigures]) -> Iterator[bytes]:
     yield from _pieces(jobs, _phase_line)
     yield _head("holdfast_job_recovery_stage_seconds", "gauge", "What the newest recovery went into.")
     yield from _pieces(jobs, _stage_lines)
+    yield _head("holdfast_job_goodput_ratio", "gauge", "Time on steps that count / wall time.")
+    yield from _pieces(jobs, lambda job: _goodput_line(job, now))
     yield _head("holdfast_job_cost", "gauge", "Of all attempts so far, where their nodes have prices.")
     yield from _pieces(jobs, _cost_line)
     for name, kind, text, value in _SERIES:
@@ -123,6 +131,13 @@ def _stage_lines(job: JobFigures) -> str:
     )
 
 
+def _goodput_line(job: JobFigures, now: datetime) -> str:
+    known = goodput_at(job.phase, job.goodput, job.useful_seconds, job.started_at, now)
+    if known is None:
+        return ""
+    return f'holdfast_job_goodput_ratio{{namespace="{job.namespace}",job="{job.name}"}} {known}\n'
+
+
 def _cost_line(job: JobFigures) -> str:
     if job.cost is None:
         return ""
@@ -137,7 +152,6 @@ _SERIES: tuple[tuple[str, str, str, Value], ...] = (
     ("holdfast_job_disruptions_total", "counter", "Disruptions.", lambda job: job.disruptions),
     ("holdfast_job_failures_total", "counter", "Failures.", lambda job: job.failures),
     ("holdfast_job_lost_steps", "gauge", "Steps that were done again.", lambda job: job.lost_steps),
-    ("holdfast_job_goodput_ratio", "gauge", "Time on steps that count / wall time.", lambda job: job.goodput),
     ("holdfast_job_step", "gauge", "Last step done.", lambda job: job.step),
     ("holdfast_job_durable_step", "gauge", "Last durable step.", lambda job: job.durable_step),
     ("holdfast_job_tokens_per_second", "gauge", "Tokens per second.", lambda job: job.tokens_per_second),

@@ -399,7 +399,9 @@ class Status(Model):
     goodput: float | None = Field(
         default=None,
         description="usefulSeconds / seconds since firstStartedAt, from 0 to 1: waiting, starting, "
-        "saving and lost steps make it less. None where usefulSeconds is.",
+        "saving and lost steps make it less. While it runs as of the newest progress; else of the moment at "
+        "which Holdfast is asked, where `kubectl` has that of the status's last write. None where "
+        "usefulSeconds is.",
     )
     cost: float | None = Field(
         default=None,

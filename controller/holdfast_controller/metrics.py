@@ -41,6 +41,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from .job_series import JobFigures, job_series
+from .jobs import utcnow
 
 Slots = Callable[[], Mapping[str, tuple[float, float]]]
 """Used and total, by resource."""
@@ -71,7 +72,7 @@ class Metrics:
     def text(self) -> Iterator[bytes]:
         """What Prometheus reads, in pieces: between two of them others may have their turn."""
         yield generate_latest(self.registry)
-        yield from job_series(list(self.jobs.values()))
+        yield from job_series(list(self.jobs.values()), utcnow())
 
 
 class WatchMetrics:

@@ -6,6 +6,7 @@ import gzip
 import json
 import socket
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,25 @@ def test_a_watch_tells_changes_as_they_happen(http: httpx.Client, server: Served
         assert (kind, job["status"]["phase"]) == ("MODIFIED", "Running")
         server.run(server.store.remove(server.job("gpt-small")))
         assert told()[0] == "DELETED"
+
+
+def test_the_goodput_of_a_suspended_job_goes_on_sinking_though_nothing_is_written(
+    http: httpx.Client, server: Served
+) -> None:
+    """It trained for 90 s of 100, and was suspended 900 s ago: every way to look at it says 9 %, not 90."""
+    submit(http)
+    start = datetime.now(UTC) - timedelta(seconds=1000)
+    server.set_status(
+        "gpt-small", phase="Suspended", attempt=1, goodput=0.9, useful_seconds=90.0, first_started_at=start
+    )
+    one, several = f"{JOBS}/gpt-small", http.get(JOBS).json()["items"]
+    with http.stream("GET", JOBS, params={"watch": "true"}) as watch:
+        told = next(line for line in watch.iter_lines() if line.startswith("data: "))
+    looks = [http.get(one).json(), *several, json.loads(told.removeprefix("data: "))]
+    looks += [http.post(f"{one}/suspend").json(), http.delete(one).json()]
+    for look in looks:
+        assert 0.08 < look["status"]["goodput"] <= 0.09
+    assert server.job("gpt-small").status.goodput == 0.9, "what is written is as of the write"
 
 
 # ---------------------------------------------------------------- operations

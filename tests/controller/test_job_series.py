@@ -6,6 +6,7 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from local_world import all_running, at_work, end, local_engine, until, waiting_job
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,7 +15,7 @@ from structlog.testing import capture_logs
 from waiting import wait_until_async
 
 from holdfast_controller.cli.tables import job_columns
-from holdfast_controller.job_series import BATCH, JobFigures
+from holdfast_controller.job_series import BATCH, JobFigures, job_series
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, Status, TrainingJob
 from holdfast_controller.local.launch import run_directory
 from holdfast_controller.local.targets import TargetsFile
@@ -85,6 +86,24 @@ def test_what_a_script_lost_that_tells_nothing_has_no_series_and_a_dash() -> Non
     assert lost == {"silent": None, "told": 3, "told-once": 3}
     (column,) = (one for one in job_columns(jobs) if one.title == "LOST")
     assert [cell.plain for cell in column.cells] == ["-", "3", "3"]
+
+
+def test_the_goodput_of_a_job_that_does_not_train_sinks_from_scrape_to_scrape() -> None:
+    """It trained for 90 of its first 100 seconds; what Prometheus is told 1000 seconds after its start."""
+
+    def told(phase: Phase, **changes: Any) -> str | None:
+        job = TrainingJob.model_validate({"metadata": {"name": "gpt"}, "spec": {"command": ["python"]}})
+        job.status = Status(phase=phase, goodput=0.9, useful_seconds=90.0, first_started_at=NOON)
+        job.status = job.status.model_copy(update=changes)
+        text = b"".join(job_series([JobFigures.of(job)], NOON + timedelta(seconds=1000))).decode()
+        lines = [line for line in text.splitlines() if line.startswith("holdfast_job_goodput_ratio")]
+        return lines[0].split()[-1] if lines else None
+
+    for waits in (Phase.SUSPENDED, Phase.QUEUED, Phase.RECOVERING, Phase.STARTING):
+        assert told(waits) == "0.09", waits
+    assert told(Phase.RUNNING) == "0.9", "its newest progress is of now"
+    assert told(Phase.SUCCEEDED) == told(Phase.FAILED) == "0.9", "time goes on, the job does not"
+    assert told(Phase.SUSPENDED, goodput=None, useful_seconds=None) is None, "it tells nothing of its steps"
 
 
 def test_every_series_of_many_jobs_is_one_group_however_many_pieces_it_takes() -> None:

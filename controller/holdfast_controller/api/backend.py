@@ -16,7 +16,8 @@ from typing import Annotated
 from fastapi import Depends, Path, Query, Request, Response
 
 from ..cluster import Engine, Invalid, JobStore
-from ..jobs import JobName, Namespace, TrainingJob
+from ..jobs import JobName, Namespace, TrainingJob, utcnow
+from ..policy.lost_work import shown
 
 
 def _no_fault() -> str | None:
@@ -93,7 +94,7 @@ async def only_known_query(request: Request) -> None:
 
 
 async def find_job(at: At, namespace: InNamespace, name: Named) -> TrainingJob:
-    return await at.store.get(namespace, name)
+    return shown(await at.store.get(namespace, name), utcnow())
 
 
 Found = Annotated[TrainingJob, Depends(find_job)]

@@ -30,7 +30,8 @@ from ..cluster import (
     ReplicaState,
 )
 from ..documents import parse, to_job, validate
-from ..jobs import KIND, Phase, TrainingJob
+from ..jobs import KIND, Phase, TrainingJob, utcnow
+from ..policy.lost_work import shown
 from ..problem import UnsupportedMedia
 from .backend import At, Backend, Found, InNamespace, Named
 from .selection import Selection, WatchFilter, page, parse_selector, select
@@ -182,7 +183,7 @@ async def _list_or_watch(at: Backend, asked: Listing) -> Any:
     found = page(select(jobs, selection), asked.limit, asked.token)
     return TrainingJobList(
         metadata=ListMetadata(continue_=found.next_token, remaining_item_count=found.remaining),
-        items=list(found.items),
+        items=[shown(job, utcnow()) for job in found.items],
     )
 
 
@@ -191,7 +192,8 @@ async def _changes(at: Backend, selection: Selection) -> AsyncIterator[ServerSen
     async for change in until_closing(at.store.watch(selection.namespace), at.closing):
         told = watched.apply(change)
         if told is not None:
-            yield ServerSentEvent(told.job.model_dump_json(by_alias=True), event=told.type)
+            body = shown(told.job, utcnow()).model_dump_json(by_alias=True)
+            yield ServerSentEvent(body, event=told.type)
 
 
 @router.get("/v1/namespaces/{namespace}/jobs/{name}", response_model=TrainingJob)
@@ -206,19 +208,19 @@ async def delete(at: At, namespace: InNamespace, name: Named) -> Any:
 
     Its run directory goes with it on one machine; one on a PersistentVolumeClaim stays there.
     """
-    return await at.store.mark_deleted(namespace, name)
+    return shown(await at.store.mark_deleted(namespace, name), utcnow())
 
 
 @router.post("/v1/namespaces/{namespace}/jobs/{name}/suspend", response_model=TrainingJob)
 async def suspend(at: At, namespace: InNamespace, name: Named) -> Any:
     """Stop the job after a checkpoint and keep everything."""
-    return await _set_suspend(at, namespace, name, True)
+    return shown(await _set_suspend(at, namespace, name, True), utcnow())
 
 
 @router.post("/v1/namespaces/{namespace}/jobs/{name}/resume", response_model=TrainingJob)
 async def resume(at: At, namespace: InNamespace, name: Named) -> Any:
     """Let a suspended job go on from its last checkpoint."""
-    return await _set_suspend(at, namespace, name, False)
+    return shown(await _set_suspend(at, namespace, name, False), utcnow())
 
 
 async def _set_suspend(at: Backend, namespace: str, name: str, value: bool) -> TrainingJob:

@@ -9,7 +9,8 @@ An attempt that finished the job loses nothing: no step of it is done again.
 in the last attempt that did it; earlier runs of the same step were lost and count for nothing. The trainer
 adds it up over the attempts (`useful_seconds`), so that nobody has to read a line for each step. When an
 attempt has ended, what its durable steps took is what counts. Wall time is all of it: starting, saving,
-waiting for room, backing off, being suspended.
+waiting for room, backing off, being suspended. A status has the figure of its last write; while no step is
+done nothing may be written for days, so whoever is shown a job is shown what it has come to (`goodput_at`).
 
 An attempt's own goodput: its share of that time, those of its steps that count / wall time from its start
 to its end. Where a later attempt goes on from an older step than its newest durable one, fewer of them do.
@@ -23,7 +24,7 @@ from datetime import datetime
 from typing import Any, Protocol, get_args
 
 from holdfast_controller.cluster import AttemptObservation
-from holdfast_controller.jobs import JobProgress, Status, Verdict
+from holdfast_controller.jobs import JobProgress, Phase, Status, TrainingJob, Verdict
 from holdfast_trainer.contract import Outcome, Progress, is_count, is_figure, is_time, legible
 
 Line = Mapping[str, Any]
@@ -275,6 +276,26 @@ def goodput(useful_seconds: float | None, wall_seconds: float) -> float | None:
     if useful_seconds is None or wall_seconds <= 0:
         return None
     return min(1.0, useful_seconds / wall_seconds)
+
+
+def goodput_at(
+    phase: Phase, written: float | None, useful_seconds: float | None, started: datetime | None, now: datetime
+) -> float | None:
+    """What a job's goodput is by `now`, where its status says `written`. While it trains, that is of its
+    newest progress; once it is over, of its end; between, wall time goes on and time on steps does not."""
+    if phase is Phase.RUNNING or phase.final or started is None:
+        return written
+    known = goodput(useful_seconds, (now - started).total_seconds())
+    return written if known is None else known
+
+
+def shown(job: TrainingJob, now: datetime) -> TrainingJob:
+    """The job as it is to be shown at `now`: with the figure that moves though nothing is written."""
+    status = job.status
+    known = goodput_at(status.phase, status.goodput, status.useful_seconds, status.first_started_at, now)
+    if known == status.goodput:
+        return job
+    return job.model_copy(update={"status": status.model_copy(update={"goodput": known})})
 
 
 def _texts(told: Iterable[object]) -> tuple[str, ...]:

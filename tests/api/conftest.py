@@ -17,6 +17,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def http(server: Served) -> Iterator[httpx.Client]:
+    server.engine.said = ()
     for job in server.run(server.store.list_jobs()):
         server.run(server.store.remove(job))
     with server.http() as client:

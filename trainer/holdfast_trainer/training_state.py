@@ -309,7 +309,13 @@ def _adds_up_whole(module: nn.Module) -> bool:
         return False
     older = not hasattr(state, "_fsdp_param_groups")  # torch 2.11 has one group at most
     groups = filter(None, [state._fsdp_param_group]) if older else state._fsdp_param_groups
-    return any(one.unsharded_accumulated_grad is not None for group in groups for one in group.fsdp_params)
+    return any(_has_whole_gradient(one) for group in groups for one in group.fsdp_params)
+
+
+def _has_whole_gradient(parameter: Any) -> bool:
+    """`parameter`: FSDP2's own view of one."""
+    whole: Any = getattr(parameter, "_unsharded_param", None)  # there once it was gathered
+    return parameter.unsharded_accumulated_grad is not None or getattr(whole, "grad", None) is not None
 
 
 def _sample(model: nn.Module) -> bytes:

@@ -211,8 +211,7 @@ def read(
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         if expected is None:
             raise UnreadableFile(f"{path.name}: {error}") from error
-        verify(path, expected)  # damage says more than what it did to the header
-        raise CheckpointError(f"{path} is as it was written, and cannot be loaded: {error}") from error
+        raise _not_loaded(path, expected, error) from error
 
 
 def shapes(path: Location, expected: Written) -> dict[str, list[int]]:
@@ -221,8 +220,14 @@ def shapes(path: Location, expected: Written) -> dict[str, list[int]]:
         _, header = _read_header(path, _size(path, expected))
         return {name: [int(size) for size in entry["shape"]] for name, entry in header.items()}
     except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-        verify(path, expected)
-        raise CheckpointError(f"{path} is as it was written, and cannot be loaded: {error}") from error
+        raise _not_loaded(path, expected, error) from error
+
+
+def _not_loaded(path: Location, expected: Written, error: Exception) -> CheckpointError:
+    """What to raise where a file is whole; raises as `verify` where it is not, as damage says more than what
+    it did to the header."""
+    verify(path, expected)
+    return CheckpointError(f"{path} is as it was written, and cannot be loaded: {error}")
 
 
 def _fault(path: Location, error: OSError) -> CheckpointError | UnreadableFile:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from holdfast_trainer.checkpoint import Loaded, WrongConfiguration
@@ -161,6 +164,82 @@ def test_of_a_model_that_is_wrapped_each_rank_keeps_its_own_buffers() -> None:
     TrainingState({"model": Fabrics(resumed)}, 1).restore(Loaded(manifest, first.shared, second.own))
     running: Any = resumed.running_mean
     assert running.tolist() == [2, 2]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group, which DDP wants."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def small_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+
+
+def compiled(net: nn.Module) -> nn.Module:
+    """Compiled when it is first called, which nobody does here."""
+    made: Any = torch.compile(net)
+    assert isinstance(made, nn.Module)
+    return made
+
+
+def layer_compiled(net: nn.Module) -> nn.Module:
+    net[0] = compiled(net[0])  # type: ignore[index,operator]
+    return net
+
+
+def under_ddp(net: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(net)
+
+
+def named(net: nn.Module, wrapping: str) -> dict[str, torch.Tensor]:
+    return {wrapping + name: value for name, value in net.state_dict().items()}
+
+
+WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "plain": lambda net: net,
+    "compiled": compiled,
+    "compiled DDP": lambda net: compiled(under_ddp(net)),
+    "DDP of what is compiled": lambda net: under_ddp(compiled(net)),
+    "a layer compiled": layer_compiled,
+}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("now", WAYS)
+@pytest.mark.parametrize("then", WAYS)
+def test_torch_compile_is_switched_on_and_off_between_two_attempts(then: str, now: str) -> None:
+    """It changes how a model is computed, not which: what was saved with it goes on without, and each rank's
+    own running statistics as well."""
+    was, is_now = small_net(), small_net()
+    with torch.no_grad():
+        was.get_buffer("1.running_mean").fill_(5.0)
+    saves = TrainingState({"model": WAYS[then](was)}, rank=1)
+    saved = saves.capture(7)
+    resumes = TrainingState({"model": WAYS[now](is_now)}, rank=1)
+    assert (saves.compiled, resumes.compiled) == ("compiled" in then, "compiled" in now)
+    manifest = Manifest(step=7, attempt=1, world_size=2, config_hash="", files={}, time=0.0)
+    assert resumes.restore(Loaded(manifest, saved.shared, saved.own)) == []
+    for mine, theirs in zip(is_now.state_dict().values(), was.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+    if "layer" not in then:
+        assert saved.shared["parts"]["model"].keys() == small_net().state_dict().keys()
+
+
+@pytest.mark.parametrize("wrapping", ["_orig_mod.", "_orig_mod.module."])
+def test_a_compiled_model_that_an_earlier_holdfast_saved_goes_on(wrapping: str) -> None:
+    """It saved a compiled model under the names that torch.compile gives it."""
+    was, is_now = small_net(), small_net()
+    state = TrainingState({"model": compiled(is_now)}, rank=0)
+    manifest = Manifest(step=7, attempt=1, world_size=1, config_hash="", files={}, time=0.0)
+    assert state.restore(Loaded(manifest, {"parts": {"model": named(was, wrapping)}}, None)) == []
+    assert torch.equal(is_now.state_dict()["0.weight"], was.state_dict()["0.weight"])
+
+    twice = {"parts": {"model": named(was, "") | named(was, wrapping)}}
+    with pytest.raises(WrongConfiguration, match=r"Unexpected key\(s\) in state_dict: .*_orig_mod"):
+        state.restore(Loaded(manifest, twice, None))
 
 
 def test_of_a_step_that_the_loop_has_left_in_its_middle_no_gradients_are_saved() -> None:

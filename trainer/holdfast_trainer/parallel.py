@@ -354,8 +354,17 @@ def unharmed(model: nn.Module) -> Iterator[None]:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module that DDP wraps, so that checkpoints do not depend on the wrapping."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    """The module that DDP and torch.compile wrap, in either order, so that checkpoints depend on neither."""
+    while True:
+        inner = model.module if isinstance(model, DistributedDataParallel) else compiled_from(model)
+        if inner is None:
+            return model
+        model = inner
+
+
+def compiled_from(model: nn.Module) -> nn.Module | None:
+    """The module that `torch.compile(module)` made this one of; None where it is none such."""
+    return model._modules.get("_orig_mod")
 
 
 def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:

@@ -249,6 +249,8 @@ class Run:
         self.environment |= depended_on()
         if self.world_size > 1:  # gradients are added up in another order
             self.environment["parameters"] = "in shards" if state.in_shards else "whole"
+        if "train.compile" not in self.environment:  # the GPT's, where it is on, is a matter of functions
+            self.environment["torch.compile"] = state.compiled
         self.environment["threads"] = torch.get_num_threads()  # which the script may have set meanwhile
         resumed = resume(self.run_dir, self.attempt, self.gang, self._config_hash, state, self.environment)
         self._step = self._started_at = self._saves.newest_step = resumed.step

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
 from .checkpoint.tree import UnsupportedState, join, pack
 from .late import Late
-from .parallel import place_like, shard_like, unwrap
+from .parallel import compiled_from, place_like, shard_like, unwrap
 from .shuffle_buffer import SHUFFLE_BUFFER, has_shuffle_buffer
 from .unspent import Unspent
 
@@ -64,6 +64,8 @@ class TrainingState:
         self._parts: dict[str, Stateful] = {name: _innermost(name, part) for name, part in parts.items()}
         self.replicated = _replicated(parts)
         """What is DDP's among the models and in them, by name."""
+        self.compiled = any(_is_compiled(part) for part in parts.values() if isinstance(part, nn.Module))
+        """Whether torch.compile has had a model or a part of one; of a mere function nobody knows."""
         self._rank = rank
         optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}
         self._unspent = {name: Unspent(optimizer) for name, optimizer in optimizers.items()}
@@ -193,7 +195,8 @@ class TrainingState:
             _load(name, part, state, loaded.manifest.step)
             if isinstance(part, nn.Module):
                 with torch.no_grad():
-                    for key, value in own.get("buffers", {}).get(name, {}).items():
+                    buffers = _named_like(own.get("buffers", {}).get(name, {}), part)
+                    for key, value in buffers.items():
                         part.get_buffer(key).copy_(value)
         for name, unspent in self._unspent.items():
             shared = loaded.shared.get("gradients", {}).get(name, {})
@@ -204,9 +207,10 @@ class TrainingState:
 
 
 def _innermost(name: str, part: Any) -> Stateful:
-    """What a part wraps: the module in DDP or in one that gives its state as its own, such as Lightning
-    Fabric's, where buffers have other names; and the optimizer in one that was never set up itself, such as
-    accelerate's. Only the inner one tells when it steps. Raises TypeError where none is found."""
+    """What a part wraps: the module in DDP, in torch.compile's or in one that gives its state as its own,
+    such as Lightning Fabric's, where buffers have other names; and the optimizer in one that was never set
+    up itself, such as accelerate's. Only the inner one tells when it steps. Raises TypeError where none is
+    found."""
     if isinstance(part, nn.Module):
         model = unwrap(part)
         names = model.state_dict().keys()
@@ -227,6 +231,27 @@ def _replicated(parts: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
     models = [(name, part) for name, part in parts.items() if isinstance(part, nn.Module)]
     found = [(f"{name}.{path}" if path else name, m) for name, p in models for path, m in p.named_modules()]
     return {name: module for name, module in found if isinstance(module, DistributedDataParallel)}
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(compiled_from(m) is not None or m._compiled_call_impl is not None for m in model.modules())
+
+
+def _named_like(saved: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """`saved` under the names that `model` has for it: those of what is compiled, which may be a layer, have
+    a part of torch.compile's own, and it may be compiled now alone, or at the time of the save alone."""
+    names = {_without_compiled(name): name for name in model.state_dict()}
+    named = {}
+    for name, value in saved.items():
+        own = _without_compiled(name)
+        if own not in names and name.startswith("_orig_mod."):  # DDP's name inside it was saved too once
+            own = own.removeprefix("module.")
+        named[names.get(own, name)] = value
+    return named if len(named) == len(saved) else saved
+
+
+def _without_compiled(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def _goes_on_apart(model: DistributedDataParallel) -> bool:
@@ -261,6 +286,7 @@ def _load(name: str, part: Stateful, state: dict[str, Any], step: int) -> None:
 def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
     """Empty where it is loaded, else what does not fit, in torch's words."""
     live = model.state_dict()
+    state = _named_like(state, model)
     try:
         model.load_state_dict({name: shard_like(value, live.get(name)) for name, value in state.items()})
     except RuntimeError as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ from waiting import Deadline
 
 from holdfast_trainer.contract import RunDir
 from holdfast_trainer.ledger import Journal
-from holdfast_trainer.loading import Loader, Waits, Work, busiest, work_of
+from holdfast_trainer.loading import Crowding, Loader, Threads, Waits, Work, busiest, work_of
 from holdfast_trainer.samples import Samples
 from holdfast_trainer.spans import Spans
 from holdfast_trainer.steplog import StepLog
 from holdfast_trainer.telemetry import Telemetry
+from holdfast_trainer.utilization import cores_allowed
 from holdfast_trainer.verdict import Judge
 
 
@@ -86,34 +89,88 @@ def test_where_no_wait_was_measured_nothing_is_known() -> None:
     assert loader.look() is None, "none since then"
 
 
-def test_what_waits_for_a_core_that_another_program_has_is_told_from_what_computes(
-    processes: Processes, deadline: Deadline
-) -> None:
-    """Both on one core: about half of what this process would compute it has no core for."""
+@pytest.fixture
+def busy_core(processes: Processes) -> Iterator[None]:
+    """This process is on one core, which another program has too."""
     here = os.sched_getaffinity(0)
     core = {min(here)}
     other = processes.start(
         [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {core})\nwhile True: pass"]
     )
+    os.sched_setaffinity(0, core)
+    yield
+    os.sched_setaffinity(0, here)
+    other.kill()
+    other.wait()
+
+
+def compute(seconds: float) -> None:
+    began = time.thread_time()
+    while time.thread_time() - began < seconds:
+        pass
+
+
+@pytest.mark.usefixtures("busy_core")
+def test_what_waits_for_a_core_that_another_program_has_is_told_from_what_computes(
+    deadline: Deadline,
+) -> None:
+    """About half of what this process would compute it has no core for."""
     waits = Waits()
     loader = Loader(waits, cores=1.0, work=dict)
-    os.sched_setaffinity(0, core)
-    try:
-        while True:
-            assert not deadline.passed
-            with waits.measured():
-                began = time.thread_time()
-                while time.thread_time() - began < 0.05:
-                    pass
-            loading = loader.look()
-            assert loading is not None
-            if loading.own_queued >= 0.2:
-                break
-    finally:
-        os.sched_setaffinity(0, here)
-        other.kill()
-        other.wait()
+    while True:
+        assert not deadline.passed
+        with waits.measured():
+            compute(0.05)
+        loading = loader.look()
+        assert loading is not None
+        if loading.own_queued >= 0.2:
+            break
     assert loading.own - loading.own_queued < 0.9, "what it had a core for"
+
+
+@pytest.mark.usefixtures("busy_core")
+def test_steps_whose_cores_another_program_has_are_told_so_and_not_that_the_batch_is_small(
+    tmp_path: Path, deadline: Deadline
+) -> None:
+    """The model's share of what the device can multiply is low then, but a larger batch would not help."""
+    telemetry, spans = Telemetry(1, 1), Spans(torch.device("cpu"))
+    judge = Judge(1, interval_seconds=0.3, mfu=lambda _: 0.1, crowding=Threads().look)
+    log = StepLog(spans, telemetry, Journal(RunDir(tmp_path), 1), 1, judge=judge)
+    judge.begin()
+    step = 0
+    while not telemetry.registry.get_sample_value("holdfast_bottleneck", {"cause": "no core"}):
+        assert not deadline.passed
+        log.begin()
+        with spans.span("forward"):
+            compute(0.02)
+        step += 1
+        log.end(step)
+        log.tell()
+    assert "of the time that this process would compute it waits for a core" in str(
+        telemetry.progress.verdict
+    )
+
+
+def test_of_threads_that_have_begun_or_ended_meanwhile_what_they_did_is_no_step_backwards(
+    tmp_path: Path,
+) -> None:
+    def threads(**told: str) -> None:
+        shutil.rmtree(tmp_path / "task", ignore_errors=True)
+        for thread, schedstat in told.items():
+            (tmp_path / "task" / thread).mkdir(parents=True)
+            (tmp_path / "task" / thread / "schedstat").write_text(schedstat)
+
+    look = Threads(tmp_path).look
+    assert look() is None, "there is no such process"
+    threads(t1="1000000000 0 5", t2="90000000000 80000000000 5")
+    assert look() is None, "nothing to compare it with yet"
+    threads(t1="3000000000 500000000 9", t3="1000000000 500000000 9")
+    crowding = look()
+    assert crowding == Crowding(pytest.approx(0.25), cores_allowed())
+    threads(t1="3000000000 500000000 9")
+    assert look() is None, "nothing was computed"
+    threads(t1="nothing")
+    assert look() is None
 
 
 class Computes(Dataset[int]):
@@ -123,9 +180,7 @@ class Computes(Dataset[int]):
         return 1_000_000
 
     def __getitem__(self, index: int) -> int:
-        began = time.thread_time()
-        while time.thread_time() - began < 0.03:
-            pass
+        compute(0.03)
         return index
 
 

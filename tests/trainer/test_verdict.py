@@ -11,7 +11,7 @@ import torch
 
 from holdfast_trainer.contract import Progress, RunDir, read_lines
 from holdfast_trainer.ledger import Journal
-from holdfast_trainer.loading import Loading
+from holdfast_trainer.loading import Crowding, Loading
 from holdfast_trainer.spans import Spans
 from holdfast_trainer.steplog import StepLog
 from holdfast_trainer.telemetry import Telemetry
@@ -99,6 +99,16 @@ WAITS = COMPUTE | {"data": 10.0}
             "6% is held up by saves: raise checkp",
         ),
         (Interval(10, 14.0, COMPUTE), "other", "32% is outside of every span: Python between the parts"),
+        (
+            Interval(10, 10.0, COMPUTE, mfu=0.12, crowding=Crowding(queued=0.46, cores=2.0, ranks=2)),
+            "no core",
+            "and 46% of the time that this process would compute it waits for a core: let less run beside "
+            "it, have it take no more threads than there are cores (train.threads), or give the job more of "
+            "them (resources.cpu; it has 2 cores of 2 ranks)",
+        ),
+        (Interval(10, 10.0, COMPUTE, mfu=0.12, crowding=Crowding(0.1, 2.0)), "device idle", "at 12% of what"),
+        (Interval(10, 10.0, COMPUTE, gpu=0.3, crowding=Crowding(0.3, 1.0)), "no core", "it has 1 core)"),
+        (Interval(10, 10.0, COMPUTE, gpu=0.9, crowding=Crowding(0.3, 1.0)), "compute", "nothing holds it"),
         (
             Interval(10, 10.0, {"forward": 2.0, "backward": 4.0, "optimizer": 4.0}),
             "optimizer",
@@ -278,7 +288,8 @@ def test_the_device_is_judged_by_the_steps_without_validation(
         monkeypatch.setattr(f"holdfast_trainer.{module}.time", clock)
     telemetry, spans = Telemetry(1, 1), Spans(torch.device("cpu"))
     telemetry.begin(0, 100, 0, 1.0, 1000.0)
-    log = StepLog(spans, telemetry, Journal(RunDir(tmp_path), 1), 1)
+    judge = Judge(1, mfu=telemetry.mfu)
+    log = StepLog(spans, telemetry, Journal(RunDir(tmp_path), 1), 1, judge=judge)
     for step in range(1, 60):
         log.begin()
         for phase, took in {"forward": 0.3, "backward": 0.6, "validation": 0.8 * (step % 5 == 0)}.items():

@@ -1,5 +1,5 @@
-"""What the cores do while steps wait for data: whether what loads it computes, or waits itself, for a disk or
-a network.
+"""What the cores do for a rank. While its steps wait for data: whether what loads it computes, or waits
+itself, for a disk or a network. And all the time: whether its threads have a core to compute on.
 
 Of a thread the kernel tells how long it ran, and how long it would have run and had no core (schedstat in
 /proc): both together are what it computes, or would, whoever else has the cores meanwhile, such as the other
@@ -53,6 +53,18 @@ class Loading:
     """Of `own`, what this process would have computed and had no core for."""
 
 
+@dataclass(frozen=True)
+class Crowding:
+    """Of one rank, over an interval: what its threads would compute, and had no core for."""
+
+    queued: float
+    """As a share of what they computed and would have, 0 to 1."""
+    cores: float
+    """As in Loading."""
+    ranks: int = 1
+    """As in Loading."""
+
+
 class Waits:
     """Sums over the spans `data` of this process."""
 
@@ -94,7 +106,7 @@ class Waits:
 
 
 class Work(NamedTuple):
-    """What a worker did since it began, in seconds."""
+    """What the threads of a process did since it began, in seconds."""
 
     ran: float
     queued: float
@@ -138,6 +150,30 @@ class Loader:
         )
 
 
+class Threads:
+    """Looks at all threads of this process, from one interval to the next."""
+
+    def __init__(self, process: Path = Path("/proc/self")) -> None:
+        self._process = process
+        self._before: Mapping[str, tuple[float, float]] | None = None
+
+    def look(self) -> Crowding | None:
+        """Since the last look, of the threads that are there still; None at the first, and where the kernel
+        does not tell."""
+        before, self._before = self._before, None
+        with suppress(OSError, ValueError, IndexError):
+            self._before = _of_threads(self._process)
+        if before is None or self._before is None:
+            return None
+        ran, queued = (
+            sum(
+                told[number] - before.get(thread, (0.0, 0.0))[number] for thread, told in self._before.items()
+            )
+            for number in (0, 1)
+        )
+        return Crowding(queued / (ran + queued), cores_allowed(), ranks_here()) if ran > 0 else None
+
+
 def busiest(before: Mapping[int, Work | None], now: Mapping[int, Work | None]) -> tuple[float, float] | None:
     """(wanted, queued) of the worker that wanted a core for the largest share of the time in between, as
     shares of it; None where that is known of none."""
@@ -158,15 +194,22 @@ def busiest(before: Mapping[int, Work | None], now: Mapping[int, Work | None]) -
 def work_of(pid: int, root: Path = Path("/proc")) -> Work | None:
     """None: the kernel does not tell (it has ended, or nobody counts)."""
     try:
-        threads = [
-            (thread / "schedstat").read_text(encoding="ascii").split()
-            for thread in (root / str(pid) / "task").iterdir()
-        ]
+        threads = _of_threads(root / str(pid)).values()
         age = process_age(root / str(pid))
-        ran, queued = (sum(int(told[number]) for told in threads) * NANOSECONDS for number in (0, 1))
     except (OSError, ValueError, IndexError):
         return None
+    ran, queued = (sum(told[number] for told in threads) for number in (0, 1))
     return Work(ran, queued, age) if ran else None
+
+
+def _of_threads(process: Path) -> dict[str, tuple[float, float]]:
+    """For how many seconds each thread ran, and would have run and had no core, by its number. Raises
+    OSError, ValueError or IndexError where the kernel does not tell."""
+    told = {}
+    for thread in (process / "task").iterdir():
+        ran, queued = (thread / "schedstat").read_text(encoding="ascii").split()[:2]
+        told[thread.name] = (int(ran) * NANOSECONDS, int(queued) * NANOSECONDS)
+    return told
 
 
 def _workers() -> Sequence[int]:

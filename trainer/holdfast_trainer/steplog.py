@@ -18,7 +18,7 @@ from typing import Any
 from .contract import ENV_TELEMETRY, Progress
 from .epochs import Epoch, Epochs
 from .ledger import Journal
-from .loading import Loader
+from .loading import Loader, Threads
 from .redone import Redone
 from .spans import Spans
 from .telemetry import StepFigures, Telemetry
@@ -71,7 +71,9 @@ class StepLog:
         """The step whose spans are still to be told."""
         self._began = self._previous_end = self._left = 0.0
         self._any = False
-        self._judge = judge or Judge(world_size, mfu=telemetry.mfu, loading=Loader(spans.waits).look)
+        self._judge = judge or Judge(
+            world_size, mfu=telemetry.mfu, loading=Loader(spans.waits).look, crowding=Threads().look
+        )
         self._cause = ""
         self.tensorboard: TensorBoard | None = None
         """Gets the figures too, at most once in `TENSORBOARD_SECONDS`."""

@@ -1,8 +1,9 @@
 """Where the time of a step goes and what holds it back: one sentence with the setting to change.
 
 The loop's spans are added up over an interval; what they do not cover is `other`. The causes are looked at
-in order: what is no computing at all first (validation, data, saves, gaps), then what computing wastes (a
-slow optimizer, a network), then how well the rest uses the device. A wait for data has two causes with two
+in order: what is no computing at all first (validation, data, saves, gaps), then whether there are cores to
+compute on, then what computing wastes (a slow optimizer, a network), then how well the rest uses the device.
+A wait for data has two causes with two
 remedies, and the cores tell which it is: what loads computes, or it waits for a disk or network in its turn
 (see loading.py). Where NVML tells how busy the GPU is, a GPU that is given too little is known by that, also
 of a model whose multiplications nobody counts. Validation is no part of a step, and an interval has one or
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from .loading import Loading
+from .loading import Crowding, Loading
 from .utilization import Meter
 
 INTERVAL_SECONDS = 30.0
@@ -58,6 +59,8 @@ class Interval:
     """What the cores did while steps waited for data; None: not known."""
     gpu: float | None = None
     """Share of time in which a kernel ran on the GPU, anybody's; None: there is none, or it is not known."""
+    crowding: Crowding | None = None
+    """None: the kernel does not tell."""
 
     def share(self, phase: str) -> float:
         """Of the wall time, 0 to 1."""
@@ -78,8 +81,8 @@ class Verdict:
 
 
 CAUSES = (
-    "validation", "data computing", "data reading", "data", "checkpoint", "other", "optimizer",
-    "communication", "device idle", "compute", "unknown",
+    "validation", "data computing", "data reading", "data", "checkpoint", "other", "no core",
+    "optimizer", "communication", "device idle", "compute", "unknown",
 )  # fmt: skip
 """`data`: waits of which nothing more is known."""
 
@@ -90,7 +93,12 @@ def judge(interval: Interval) -> Verdict:
     took = f"a step takes {each:,.1f} ms"
     if not any(phase in interval.spans for phase in COMPUTING):
         return Verdict("unknown", f"{took}; put its parts into run.span(...) to see what holds it back")
-    return _not_computing(interval, took) or _wasted(interval, took) or _used(interval, took)
+    return (
+        _not_computing(interval, took)
+        or _without_cores(interval, took)
+        or _wasted(interval, took)
+        or _used(interval, took)
+    )
 
 
 def _not_computing(interval: Interval, took: str) -> Verdict | None:
@@ -150,9 +158,9 @@ BEFOREHAND = "do that beforehand, once (prepare tokenises)"
 NEARER = "put the data on a local or a faster disk (data.path)"
 
 
-def _cores(loading: Loading) -> str:
-    cores = f"{loading.cores:g} core{'' if loading.cores == 1 else 's'}"
-    return cores if loading.ranks == 1 else f"{cores} of {loading.ranks} ranks"
+def _number_of_cores(cores: float, ranks: int) -> str:
+    number = f"{cores:g} core{'' if cores == 1 else 's'}"
+    return number if ranks == 1 else f"{number} of {ranks} ranks"
 
 
 def _computes(who: str, share: float, queued: float, of: str) -> str:
@@ -164,9 +172,23 @@ def _computes(who: str, share: float, queued: float, of: str) -> str:
 
 def _helpers(loading: Loading, queued: float) -> str:
     """More workers, where they would have cores."""
+    cores = _number_of_cores(loading.cores, loading.ranks)
     if queued >= QUEUED_SHARE or loading.cores <= loading.ranks * max(1, loading.workers):
-        return f"give the job more cores (resources.cpu; it has {_cores(loading)})"
-    return f"give the loader more workers ({_cores(loading)})"
+        return f"give the job more cores (resources.cpu; it has {cores})"
+    return f"give the loader more workers ({cores})"
+
+
+def _without_cores(interval: Interval, took: str) -> Verdict | None:
+    crowding = interval.crowding
+    gpu_works = interval.gpu is not None and interval.gpu >= GPU_IDLES
+    if crowding is None or crowding.queued < QUEUED_SHARE or gpu_works:
+        return None
+    return Verdict(
+        "no core",
+        f"{took}, and {crowding.queued:.0%} of the time that this process would compute it waits for a core: "
+        "let less run beside it, have it take no more threads than there are cores (train.threads), or give "
+        f"the job more of them (resources.cpu; it has {_number_of_cores(crowding.cores, crowding.ranks)})",
+    )
 
 
 def _wasted(interval: Interval, took: str) -> Verdict | None:
@@ -241,11 +263,12 @@ class Judge:
         interval_seconds: float = INTERVAL_SECONDS,
         mfu: Callable[[float], float | None] = lambda _: None,
         loading: Callable[[], Loading | None] = lambda: None,
+        crowding: Callable[[], Crowding | None] = lambda: None,
     ) -> None:
-        """`mfu`: at so many tokens a second; `loading`: since it was asked last; None where that is not
-        known."""
+        """`mfu`: at so many tokens a second; `loading` and `crowding`: since they were asked last; None where
+        that is not known."""
         self._world_size, self._every, self._mfu = world_size, interval_seconds, mfu
-        self._loading = loading
+        self._loading, self._crowding = loading, crowding
         self.gpu: Meter | None = None
         """Where the device is one."""
         self._since = time.monotonic()
@@ -258,8 +281,8 @@ class Judge:
         self._since = time.monotonic()
         self._meanwhile()
 
-    def _meanwhile(self) -> tuple[Loading | None, float | None]:
-        return self._loading(), None if self.gpu is None else self.gpu.share()
+    def _meanwhile(self) -> tuple[Loading | None, float | None, Crowding | None]:
+        return self._loading(), None if self.gpu is None else self.gpu.share(), self._crowding()
 
     def step(self, seconds: float, spans: Mapping[str, float], tokens: int = 0) -> Verdict | None:
         """A step took `seconds` of wall time for the `tokens` of all ranks; a verdict where the interval is
@@ -281,9 +304,9 @@ class Judge:
             return None
         mfu = self._mfu(self._tokens / self._seconds)
         share = self._cycles.share if self._cycles is not None else 0.0
-        loading, gpu = self._meanwhile()
+        meanwhile = self._meanwhile()
         verdict = judge(
-            Interval(self._steps, self._seconds, self._spans, mfu, self._world_size, share, loading, gpu)
+            Interval(self._steps, self._seconds, self._spans, mfu, self._world_size, share, *meanwhile)
         )
         self._since, self._steps, self._seconds, self._tokens, self._spans = now, 0, 0.0, 0, {}
         return verdict

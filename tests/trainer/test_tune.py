@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -391,6 +392,32 @@ def test_ranks_tune_together(workshop: Workshop, tmp_path: Path) -> None:
     assert "rank 0: out of memory" in gang.texts()
     assert "times as fast as it is" in gang.ranks[0].text()
     assert "times as fast" not in gang.ranks[1].text(), "rank 0 tells for all"
+
+
+def test_ctrl_c_under_torchrun_leaves_what_was_measured(workshop: Workshop, tmp_path: Path) -> None:
+    """It reaches a rank twice: from the terminal, and from torchrun, while it writes already."""
+    out = tmp_path / "out"
+    arguments = ["tune", f"{WORKLOADS}:steady", "--out", str(out), *QUICK, "--rounds", "1000"]
+    gang = workshop.start(script=COMMAND, arguments=arguments)
+    gang.wait_for_text("round 2")
+    gang.signal(signal.SIGINT)
+    gang.signal(signal.SIGTERM)
+    assert gang.wait() == [130], gang.texts()
+    assert "Traceback" not in gang.texts()
+    assert "interrupted: this is what was measured until then" in gang.ranks[0].text()
+    assert json.loads((out / "tune.json").read_text())["interrupted"]
+    assert (out / "tune.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ctrl_c_before_anything_was_measured(workshop: Workshop, tmp_path: Path) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time\n\ndef make():\n    print('builds', flush=True)\n    time.sleep(600)\n")
+    gang = workshop.start(script=COMMAND, arguments=["tune", f"{slow}:make", "--out", str(tmp_path / "out")])
+    gang.wait_for_text("builds")
+    gang.signal(signal.SIGINT)
+    assert gang.wait() == [130]
+    assert gang.texts() == "builds\ninterrupted before anything was measured; nothing was written\n"
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,9 @@ from ..target_words import add_target_words, target_of
 from ..token_index import DataError
 from .diagnose import is_workload
 
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C, and torchrun's way of passing it on."""
+
 EPILOG = """examples:
   python -m holdfast_trainer tune gpt.yaml
   python -m holdfast_trainer tune gpt.yaml --grow --out tuned/
@@ -37,7 +40,28 @@ learning rate is rescaled by a rule, which is said.
 
 def main(argv: Sequence[str]) -> int:
     arguments = _arguments(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's way of passing on a Ctrl-C
+    before = {number: signal.signal(number, _interrupt) for number in INTERRUPTS}
+    try:
+        return _main(arguments)
+    except KeyboardInterrupt:
+        print("interrupted before anything was measured; nothing was written", file=sys.stderr)
+        return 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(*_: object) -> None:
+    _no_more_interrupts()  # under torchrun both signals come, and the second would meet what the first began
+    raise KeyboardInterrupt
+
+
+def _no_more_interrupts() -> None:
+    for number in INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _main(arguments: argparse.Namespace) -> int:
     from ..parallel import join_gang
 
     try:
@@ -72,6 +96,7 @@ def _tune(arguments: argparse.Namespace, config: Config | None, gang: Any) -> in
     options = Options(effort, arguments.rounds, not arguments.no_compile, arguments.grow)
     session = Session(subject, gang, options, heard)
     found = session.run()
+    _no_more_interrupts()  # what is left takes a second or two, and hours may have been measured
     if gang.rank:
         return 0
     chosen = found.chosen

@@ -409,15 +409,24 @@ def test_ctrl_c_under_torchrun_leaves_what_was_measured(workshop: Workshop, tmp_
     assert (out / "tune.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_ctrl_c_before_anything_was_measured(workshop: Workshop, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tune", "--out", "out"], "interrupted before anything was measured; nothing was written"),
+        (["diagnose"], "interrupted"),
+    ],
+)
+def test_ctrl_c_before_anything_was_measured(
+    words: list[str], said: str, workshop: Workshop, tmp_path: Path
+) -> None:
     slow = tmp_path / "slow.py"
     slow.write_text("import time\n\ndef make():\n    print('builds', flush=True)\n    time.sleep(600)\n")
-    gang = workshop.start(script=COMMAND, arguments=["tune", f"{slow}:make", "--out", str(tmp_path / "out")])
+    gang = workshop.start(script=COMMAND, arguments=[*words, f"{slow}:make"])
     gang.wait_for_text("builds")
     gang.signal(signal.SIGINT)
     assert gang.wait() == [130]
-    assert gang.texts() == "builds\ninterrupted before anything was measured; nothing was written\n"
-    assert not (tmp_path / "out").exists()
+    assert gang.texts() == f"builds\n{said}\n"
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"unknown command {name!r}\n\n{USAGE}", file=sys.stderr, end="")
         return 2
     spin_briefly(os.environ)
-    with without_collector():
-        command = importlib.import_module(COMMANDS[name][0])
-    status: int = command.main(rest)
+    try:
+        with without_collector():
+            command = importlib.import_module(COMMANDS[name][0])
+        status: int = command.main(rest)
+    except KeyboardInterrupt:
+        if sys.excepthook is not sys.__excepthook__:
+            raise  # a run has begun, which tells how it ends
+        print("interrupted", file=sys.stderr)
+        return 130
     return status
 
 

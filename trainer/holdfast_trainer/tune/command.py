@@ -58,7 +58,7 @@ def _interrupt(*_: object) -> None:
 
 def _no_more_interrupts() -> None:
     for number in INTERRUPTS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda *_: None)  # SIG_IGN has Python complain of one that has come already
 
 
 def _main(arguments: argparse.Namespace) -> int:

@@ -397,7 +397,7 @@ def test_ranks_tune_together(workshop: Workshop, tmp_path: Path) -> None:
 def test_ctrl_c_under_torchrun_leaves_what_was_measured(workshop: Workshop, tmp_path: Path) -> None:
     """It reaches a rank twice: from the terminal, and from torchrun, while it writes already."""
     out = tmp_path / "out"
-    arguments = ["tune", f"{WORKLOADS}:steady", "--out", str(out), *QUICK, "--rounds", "1000"]
+    arguments = ["tune", f"{WORKLOADS}:make", "--out", str(out), *QUICK, "--rounds", "100000"]
     gang = workshop.start(script=COMMAND, arguments=arguments)
     gang.wait_for_text("round 2")
     gang.signal(signal.SIGINT)

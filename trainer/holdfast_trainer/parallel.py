@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from .checkpoint import rng
-from .checkpoint.tree import Piece
+from .checkpoint.tree import Piece, side_by_side
 from .faults import NoGpu
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
@@ -307,17 +307,13 @@ def shard_like(value: Any, like: Any) -> Any:
 def place_like(state: Any, live: Any, mesh: Any) -> Any:
     """A part's saved `state` in shards, on the ranks of `mesh`: where it was saved so, and where `live`, what
     the part has now, is."""
-    if isinstance(state, Piece) and not hasattr(live, "placements"):
-        return _put_together(state, mesh, mesh.device_type)
-    if isinstance(state, Piece | torch.Tensor):
-        return shard_like(state, live)
-    if isinstance(state, dict):
-        there = live if isinstance(live, Mapping) else {}
-        return {key: place_like(value, there.get(key), mesh) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        among = live if isinstance(live, list | tuple) and len(live) == len(state) else [None] * len(state)
-        return type(state)(place_like(value, one, mesh) for value, one in zip(state, among, strict=True))
-    return state
+
+    def placed(value: Any, like: Any) -> Any:
+        if isinstance(value, Piece) and not hasattr(like, "placements"):
+            return _put_together(value, mesh, mesh.device_type)
+        return shard_like(value, like) if isinstance(value, Piece | torch.Tensor) else value
+
+    return side_by_side(state, live, placed)
 
 
 def _put_together(piece: Piece, mesh: Any, device: torch.device | str) -> Any:

@@ -15,7 +15,7 @@ the place of such a tensor, which stands in what is shared: `join` puts it there
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,15 +166,19 @@ class Elsewhere:
 def join(own: Any, shared: Any) -> Any:
     """`own`, with the tensors that are in shards put where `shared`, the same state as rank 0 has it, has
     them."""
-    if isinstance(own, Elsewhere):
-        return shared
-    if isinstance(own, dict):
-        there = shared if isinstance(shared, dict) else {}
-        return {key: join(value, there.get(key)) for key, value in own.items()}
-    if isinstance(own, list | tuple):
-        among = shared if isinstance(shared, list | tuple) and len(shared) == len(own) else [None] * len(own)
-        return type(own)(join(value, one) for value, one in zip(own, among, strict=True))
-    return own
+    return side_by_side(own, shared, lambda mine, theirs: theirs if isinstance(mine, Elsewhere) else mine)
+
+
+def side_by_side(state: Any, other: Any, leaf: Callable[[Any, Any], Any]) -> Any:
+    """`state` with what `leaf` makes of each value in its containers and of what `other` has in its place, of
+    None where that has none."""
+    if isinstance(state, dict):
+        there = other if isinstance(other, Mapping) else {}
+        return {key: side_by_side(value, there.get(key), leaf) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        among = other if isinstance(other, list | tuple) and len(other) == len(state) else [None] * len(state)
+        return type(state)(side_by_side(value, one, leaf) for value, one in zip(state, among, strict=True))
+    return leaf(state, other)
 
 
 def unpack(

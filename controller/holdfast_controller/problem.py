@@ -59,7 +59,7 @@ PROBLEM_TYPES: Mapping[type[HoldfastError], ProblemType] = {
     Forbidden: ProblemType("forbidden", 403, "Not allowed"),
     NotFound: ProblemType("not-found", 404, "Not found"),
     AlreadyExists: ProblemType("already-exists", 409, "The name is taken"),
-    Conflict: ProblemType("conflict", 409, "Somebody else wrote first"),
+    Conflict: ProblemType("conflict", 409, "In conflict with an earlier write"),
     NotReady: ProblemType("not-ready", 409, "Not possible now"),
     TooLarge: ProblemType("too-large", 413, "The body is too large"),
     UnsupportedMedia: ProblemType("unsupported-media", 415, "The body's format is not read here"),

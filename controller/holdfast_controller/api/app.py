@@ -11,6 +11,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
@@ -22,6 +23,7 @@ from .backend import Backend, only_known_query, say_what_is_old
 from .heads import Heads
 from .limits import BODY_LIMIT, BodyLimit
 from .requests import RequestLog
+from .shapes import DrillRequest
 
 _DESCRIPTION = """Train PyTorch models on interruptible GPUs and lose no work.
 
@@ -70,9 +72,19 @@ def create_app(
         )
     problems.install(app)
     described = app.openapi
-    app.openapi = functools.cache(lambda: problems.add_schema(described()))  # type: ignore[method-assign]
+    app.openapi = functools.cache(lambda: _with_schemas(described()))  # type: ignore[method-assign]
     app.add_middleware(BodyLimit, limit=body_limit)
     app.add_middleware(Access, gate=gate or TokenGate(token), recheck_seconds=recheck_seconds)
     app.add_middleware(Heads)
     app.add_middleware(RequestLog)
     return app
+
+
+def _with_schemas(openapi: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI document with what routes refer to besides the models that FastAPI knows of."""
+    schemas = openapi["components"]["schemas"]
+    for model in (problems.Problem, DrillRequest):
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {})
+        schemas[model.__name__] = schema
+    return openapi

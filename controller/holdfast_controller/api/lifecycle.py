@@ -252,7 +252,9 @@ async def _set_suspend(at: Backend, namespace: str, name: str, value: bool) -> T
     status_code=202,
     response_model=DrillResult,
     openapi_extra={
-        "requestBody": {"content": {"application/json": {"schema": DrillRequest.model_json_schema()}}}
+        "requestBody": {
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/DrillRequest"}}}
+        }
     },
 )
 async def drill(at: At, job: Found, request: Request) -> Any:

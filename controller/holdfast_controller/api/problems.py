@@ -39,12 +39,6 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 """For OpenAPI: what any route may answer beside its own."""
 
 
-def add_schema(openapi: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAPI document with the schema that `RESPONSES` refers to."""
-    openapi["components"]["schemas"]["Problem"] = Problem.model_json_schema()
-    return openapi
-
-
 def problem_response(error: HoldfastError, instance: str) -> Response:
     body = document_of(error, instance)
     headers = {}

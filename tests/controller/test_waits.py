@@ -28,6 +28,10 @@ SAID = [
         "no node has so much memory free: ask for less (resources.memory), or add nodes",
     ),
     (
+        "Unschedulable: 0/2 nodes are available: 1 Insufficient cpu, 2 Insufficient memory.",
+        "no node has so much cpu and memory free: ask for less (resources.cpu and memory), or add nodes",
+    ),
+    (
         "Unschedulable: 0/1 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}.",
         "the taint nvidia.com/gpu keeps it away: choose another capacity, or take the taint off nodes that "
         "are for it",
@@ -109,6 +113,13 @@ SAID = [
         'FailedCreatePod: pods "a-1-worker-0" is forbidden: maximum memory usage per Container is 100Mi, but '
         "limit is 256Mi",
         "the namespace's LimitRange allows other amounts of memory: change resources, or have it changed",
+    ),
+    (
+        'FailedCreatePod: pods "a-1" is forbidden: [maximum memory usage per Container is 100Mi, but limit '
+        "is 256Mi, maximum cpu usage per Container is 1, but limit is 2, maximum memory usage per Pod is "
+        "100Mi, but limit is 256Mi]",
+        "the namespace's LimitRange allows other amounts of memory and cpu: change resources, or have it "
+        "changed",
     ),
     ("Gang: waits for 3 more replicas", ""),
 ]

@@ -16,7 +16,7 @@ SAID_LIMIT = 400
 
 @dataclass(frozen=True)
 class Remedy:
-    """What to do where a message matches; `{1}` is the pattern's first group."""
+    """What to do where a message matches; `{1}` is the pattern's first group, in each place that matches."""
 
     pattern: str
     help: str
@@ -160,11 +160,11 @@ def explain_wait(reason: str) -> str:
 def explain(reason: str, remedies: Sequence[Remedy]) -> str:
     """`reason` with the first remedy that fits it."""
     for remedy in remedies:
-        found = re.search(remedy.pattern, reason, re.DOTALL)
+        found = list(re.finditer(remedy.pattern, reason, re.DOTALL))
         if found:
             said = remedy.help
-            for number, group in enumerate(found.groups(), 1):
-                said = said.replace(f"{{{number}}}", group or "")
+            for number, groups in enumerate(zip(*(match.groups() for match in found), strict=True), 1):
+                said = said.replace(f"{{{number}}}", " and ".join(dict.fromkeys(filter(None, groups))))
             return f"{_short(reason).rstrip('. ')}; {said}"
     return _short(reason)
 

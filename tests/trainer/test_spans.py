@@ -9,6 +9,7 @@ from gangs import Workshop
 from queued_event import QueuedEvent
 
 from holdfast_trainer.checkpoint.flight import Flight
+from holdfast_trainer.loading import Crowding
 from holdfast_trainer.spans import Spans, gemm_peak
 
 
@@ -102,6 +103,30 @@ def test_spans_of_one_phase_add_up() -> None:
     assert found["checkpoint"] == 2.5
     assert found["data"] > 0
     assert spans.collect() == {}
+
+
+@pytest.mark.parametrize(
+    ("computed", "queued", "took"),
+    [
+        (1.0, 0.0, 1.0),
+        (1.0, 0.75, 1.0),  # a core of its own, and other threads of it wait
+        (0.3, 0.75, 0.3),  # as much as it computed, rather
+        (0.2, 0.6, 0.4),
+        (0.5, 0.8, 1.0),  # half a core is all that it may have
+    ],
+)
+def test_the_peak_is_what_the_cores_can_do_also_where_something_else_has_them(
+    computed: float, queued: float, took: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An MFU of more than 100 % came of it."""
+    cores = 0.5 if computed == 0.5 else 8.0
+    moments, computing = iter([0.0, 1.0]), iter([0.0, computed])
+    monkeypatch.setattr("holdfast_trainer.spans.time.perf_counter", lambda: next(moments))
+    monkeypatch.setattr("holdfast_trainer.spans.time.process_time", lambda: next(computing))
+    monkeypatch.setattr("holdfast_trainer.spans.Threads.look", lambda _: Crowding(queued, cores))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    peak = gemm_peak(torch.device("cpu"), torch.float32, size=16, repeats=1)
+    assert peak == pytest.approx(2 * 16**3 / took)
 
 
 def test_the_peak_is_of_numbers_as_training_has_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -525,6 +525,25 @@ def test_what_a_save_and_the_network_hold_back_is_found_in_a_run_of_ones_own() -
     )
 
 
+def test_steps_that_something_else_had_the_cores_of_are_told_to_have_taken_too_long() -> None:
+    said = (
+        "these steps waited for a core for 46% of the time that they would have computed, so the times above"
+    )
+    crowded = replace(FACTS, device_type="cpu", queued=0.46)
+    (told,) = (one.message for one in findings(config(), crowded) if one.setting == "resources.cpu")
+    assert told.startswith(said)
+    for other in (
+        findings(config(), replace(crowded, queued=0.1)),
+        findings(config(), replace(crowded, device_type="cuda")),
+        findings(config("train.threads=16"), crowded),  # which wait for each other
+    ):
+        assert "resources.cpu" not in [one.setting for one in other]
+    own = replace(SOUND, device_type="cpu", queued=0.46)
+    (told,) = (one.message for one in explain(own) if one.cause == "no core")
+    assert told.startswith(said)
+    assert "no core" not in [one.cause for one in explain(replace(SOUND, queued=0.46))]
+
+
 def test_more_workers_than_cores_are_told() -> None:
     settings = replace(SOUND.settings, workers=5)
     assert "workers" not in [one.cause for one in explain(replace(SOUND, settings=settings))]

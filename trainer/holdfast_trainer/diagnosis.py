@@ -270,6 +270,9 @@ def _settings(config: Config, facts: Facts) -> list[Finding]:
             "mend the compiler, or turn it off"
         )
         found.append(Finding("warning", "train.compile", message))
+    enough = threads is None or threads * facts.ranks_here <= facts.cores
+    if facts.device_type == "cpu" and enough and (crowded := facts.short_of_cores()):
+        found.append(Finding("warning", "resources.cpu", crowded))
     long_run = config.train.steps * facts.step_seconds > 3600
     if long_run and not config.train.compile and facts.device_type == "cuda":
         message = "off; on a run of hours the minute that it takes comes back"

@@ -29,6 +29,7 @@ from .faults import is_out_of_memory
 from .footprint import Footprint, warm_up
 from .interruption import RESERVE_SHARE
 from .links import Link, link_between
+from .loading import Crowding, Threads
 from .memory import ranks_here
 from .memory_need import memory_need
 from .parallel import Gang, is_lost_peer, join_gang
@@ -77,16 +78,18 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     data, held_out = open_data(config, gang.rank, gang.world_size)
     batches = Batches(data, config, gang.rank, gang.world_size, gang.device)
     warm_up(gang.device)
-    memory = Footprint(gang.device)
+    memory, threads = Footprint(gang.device), Threads()
     warn_beforehand(batches, compute.name, memory.room())
     with _fitting(config, compute.name, gang, memory):
         training = Rehearsal(config, gang, compute, batches, validates=held_out is not None)
         training.step(0).read()
         ready = time.time() - process_start()
+        threads.look()
         began = time.perf_counter()
         clocks = [training.step(number) for number in range(1, steps + 1)]
         times = [clock.read() for clock in clocks]
         seconds = (time.perf_counter() - began) / steps
+        crowding = threads.look()
         peak, room = memory.peak(), memory.room()
         validation = None
         if held_out is not None:
@@ -110,13 +113,15 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         own_malloc=preloaded(os.environ),
         attention=training.attention,
         ranks_here=ranks_here(),
-        **vars(surroundings(gang, directory, state, ready - seconds)),
+        **vars(surroundings(gang, directory, state, ready - seconds, crowding)),
     )
 
 
-def surroundings(gang: Gang, directory: Path, state: int, start_seconds: float) -> RunFacts:
+def surroundings(
+    gang: Gang, directory: Path, state: int, start_seconds: float, crowding: Crowding | None
+) -> RunFacts:
     """For checkpoints of `state` bytes in `directory`, whose disk rank 0 alone measures, once nobody waits
-    for it. Collective. Raises CannotMeasure of the disk."""
+    for it; `crowding` is that of the steps. Collective. Raises CannotMeasure of the disk."""
     reduce_speed = _reduce_speed(gang)
     return RunFacts(
         start_seconds=start_seconds,
@@ -125,6 +130,7 @@ def surroundings(gang: Gang, directory: Path, state: int, start_seconds: float) 
         notice_seconds=grace_seconds() * (1 - RESERVE_SHARE),
         reduce_bytes_per_second=reduce_speed,
         link=_link(gang),
+        queued=crowding.queued if crowding is not None else 0.0,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .checkpoint.cadence import does_not_fit
 from .links import Link, judged
 from .sizes import size_text
+from .verdict import QUEUED_SHARE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,8 @@ class RunFacts:
     """Bus bandwidth of an all-reduce between the ranks; None where there is one."""
     link: Link | None = None
     """What lies between them, and what it is rated for."""
+    queued: float = 0.0
+    """Share of what rank 0 computed in the measured steps, or would have, for which it had no core."""
 
     @property
     def save_seconds(self) -> float:
@@ -43,6 +46,15 @@ class RunFacts:
         if self.link is None or self.reduce_bytes_per_second is None:
             return None
         return judged(self.reduce_bytes_per_second, self.link)
+
+    def short_of_cores(self) -> str | None:
+        """What to tell where the measured times are not those of a run that has its cores."""
+        if self.queued < QUEUED_SHARE:
+            return None
+        return (
+            f"these steps waited for a core for {self.queued:.0%} of the time that they would have computed, "
+            "so the times above are long: let less run beside it, or give it more cores, and measure again"
+        )
 
 
 def checkpoint_line(facts: RunFacts) -> str:

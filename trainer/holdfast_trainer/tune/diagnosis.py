@@ -18,7 +18,16 @@ from .census import Line
 from .settings import Settings
 
 Cause = Literal[
-    "data", "workers", "python", "precision", "optimizer", "batch", "network", "compute", "checkpoint"
+    "data",
+    "workers",
+    "python",
+    "precision",
+    "optimizer",
+    "batch",
+    "network",
+    "no core",
+    "compute",
+    "checkpoint",
 ]
 OPERATIONS_A_SAMPLE = 10
 """From these on a forward pass goes through its samples, or their parts, in Python: however deep a network
@@ -74,7 +83,7 @@ def explain(facts: WorkloadFacts) -> list[Explained]:
     """All that applies, the largest share first."""
     found = [*_data(facts), *_workers(facts), *_python(facts), *_optimizer(facts)]
     found += [*_batch(facts), *_precision(facts)]  # of the same share; small operations gain little by bf16
-    found += _network(facts)
+    found += [*_network(facts), *_without_cores(facts)]
     if not found:
         message = "nothing stands out: forward and backward take the time; try torch.compile"
         found.append(Explained("compute", 1.0, message))
@@ -160,6 +169,12 @@ def _network(facts: WorkloadFacts) -> list[Explained]:
     if (slow := facts.slow_network()) is None:
         return []
     return [Explained("network", facts.times.backward / facts.times.seconds, ": ".join(slow))]
+
+
+def _without_cores(facts: WorkloadFacts) -> list[Explained]:
+    if facts.device_type != "cpu" or _workers(facts) or (message := facts.short_of_cores()) is None:
+        return []
+    return [Explained("no core", facts.queued, message)]
 
 
 def _checkpoint(facts: WorkloadFacts) -> list[Explained]:

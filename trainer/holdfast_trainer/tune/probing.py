@@ -15,6 +15,7 @@ from ..checkpoint.tree import UnsupportedState
 from ..determinism import hear_of_operations, with_kernels
 from ..faults import is_out_of_memory
 from ..footprint import warm_up
+from ..loading import Threads
 from ..memory import ranks_here
 from ..parallel import Gang
 from ..place import process_start
@@ -48,11 +49,15 @@ def _probe(workload: Workload, directory: Path, gang: Gang, effort: Effort) -> W
         trials[:] = [OwnTrial(workload, settings, gang, alone=alone)]
         return trials[0]
 
+    threads = Threads()
+    threads.look()
     outcome = measure(build, settings, gang, effort)
+    crowding = threads.look()
     if outcome.fault or outcome.times is None:
         remedy = "; give a pass a smaller batch, and accumulate" if NO_ROOM in outcome.fault else ""
         raise ConfigError(f"today's settings ({settings.told()}) cannot be measured: {outcome.fault}{remedy}")
     state = _state_bytes(trials.pop())  # and nothing holds its memory any more
+    start = begun + outcome.ready_seconds - outcome.times.seconds
     model = workload.model().to(gang.device)
     whole = _operations(workload, settings, model, gang)
     count = sum(line.operations for line in whole)
@@ -78,7 +83,7 @@ def _probe(workload: Workload, directory: Path, gang: Gang, effort: Effort) -> W
         room=outcome.room,
         steps=workload.steps,
         not_deterministic=without,
-        **vars(surroundings(gang, directory, state, begun + outcome.ready_seconds - outcome.times.seconds)),
+        **vars(surroundings(gang, directory, state, start, crowding)),
     )
 
 

@@ -106,6 +106,22 @@ WAITS = COMPUTE | {"data": 10.0}
             "it, have it take no more threads than there are cores (train.threads), or give the job more of "
             "them (resources.cpu; it has 2 cores of 2 ranks)",
         ),
+        (
+            Interval(
+                10,
+                10.0,
+                COMPUTE,
+                loading=Loading(own=0.9, cores=2.0, workers=6, wanted=0.29, queued=0.15),
+                crowding=Crowding(0.4, 2.0),
+            ),
+            "no core",
+            "let less run beside it (its loader has 6 workers), have it take no more threads",
+        ),
+        (
+            Interval(10, 10.0, COMPUTE, loading=Loading(0.9, 2.0, 1, 6, 0.01), crowding=Crowding(0.4, 2.0)),
+            "no core",
+            "let less run beside it, have",
+        ),
         (Interval(10, 10.0, COMPUTE, mfu=0.12, crowding=Crowding(0.1, 2.0)), "device idle", "at 12% of what"),
         (Interval(10, 10.0, COMPUTE, gpu=0.3, crowding=Crowding(0.3, 1.0)), "no core", "it has 1 core)"),
         (Interval(10, 10.0, COMPUTE, gpu=0.9, crowding=Crowding(0.3, 1.0)), "compute", "nothing holds it"),

@@ -183,11 +183,15 @@ def _without_cores(interval: Interval, took: str) -> Verdict | None:
     gpu_works = interval.gpu is not None and interval.gpu >= GPU_IDLES
     if crowding is None or crowding.queued < QUEUED_SHARE or gpu_works:
         return None
+    loading, workers = interval.loading, ""
+    if loading is not None and loading.workers * (loading.wanted or 0.0) >= LOADER_COMPUTES:
+        workers = f" (its loader has {loading.workers} worker{'s' if loading.workers > 1 else ''})"
     return Verdict(
         "no core",
         f"{took}, and {crowding.queued:.0%} of the time that this process would compute it waits for a core: "
-        "let less run beside it, have it take no more threads than there are cores (train.threads), or give "
-        f"the job more of them (resources.cpu; it has {_number_of_cores(crowding.cores, crowding.ranks)})",
+        f"let less run beside it{workers}, have it take no more threads than there are cores "
+        "(train.threads), or give the job more of them (resources.cpu; it has "
+        f"{_number_of_cores(crowding.cores, crowding.ranks)})",
     )
 
 

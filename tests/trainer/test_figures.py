@@ -41,7 +41,8 @@ def test_a_training_tells_how_often_it_went_through_its_data(workshop: Workshop,
     done = 12 * 96 / 624  # the line is written within step 13
     rates = r"[\d,.]+ ms a step, [\d,]+ tokens/s, [\d,.]+ samples/s, MFU \d+%"
     left = rf"[\d.]+ GB, epoch {done:.2f}, \d+ s left"
-    assert re.search(rf"step 13: loss [\d.]+, {rates}, (CPU \d+% busy, )?{left}", said), said
+    loss = f"{float.fromhex(gang.history.losses()[12]):.4f} of step 12"
+    assert re.search(rf"step 13: loss {loss}, {rates}, (CPU \d+% busy, )?{left}", said), said
     epochs = {line["step"]: line for line in gang.history.steps() if "epoch" in line}
     assert {step: (line["epoch"], line["epoch_steps"]) for step, line in epochs.items()} == {
         7: (1, 7),

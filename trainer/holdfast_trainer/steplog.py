@@ -191,7 +191,7 @@ class StepLog:
         """The mean loss of a step that has ended."""
         if self._off and self._any:
             return
-        self._telemetry.loss(value)
+        self._telemetry.loss(value, step)
         difference = self.redone.compare(step, float(value)) if self.redone is not None else ""
         if difference and self._journal is not None:
             self._journal.event("differs", step=step, difference=difference)

@@ -76,6 +76,7 @@ class Telemetry:
             "holdfast_loss_smoothed", f"Exponential mean of the losses, decay {LOSS_DECAY}.", registry=r
         )
         self._ema = self._ema_weight = 0.0
+        self._loss_step: int | None = None
         self._bottleneck = Gauge(
             "holdfast_bottleneck",
             "1 for what held rank 0 back over the newest interval; no series before the first verdict.",
@@ -291,8 +292,10 @@ class Telemetry:
         self._step.set(step)
         self._update(step=step, phase="training")
 
-    def loss(self, value: float) -> None:
+    def loss(self, value: float, step: int | None = None) -> None:
+        """Of step number `step`, which may not be the newest that was done."""
         self._loss.set(value)
+        self._loss_step = step
         # The weights so far sum to 1 - decay^n: dividing by that takes the bias of the beginning out.
         self._ema = LOSS_DECAY * self._ema + (1 - LOSS_DECAY) * value
         self._ema_weight = LOSS_DECAY * self._ema_weight + (1 - LOSS_DECAY)
@@ -350,7 +353,8 @@ class Telemetry:
     def summary(self) -> str:
         """Loss, rates and time left in a line, as far as they are known."""
         now = self.progress
-        parts = [f"loss {now.loss:.4f}"] if now.loss is not None else []
+        of = "" if self._loss_step is None else f" of step {self._loss_step}"
+        parts = [f"loss {now.loss:.4f}{of}"] if now.loss is not None else []
         if now.step_seconds is not None:
             parts.append(f"{1e3 * now.step_seconds:,.1f} ms a step")
         if now.tokens_per_second is not None:

@@ -198,6 +198,19 @@ def test_the_time_left_has_the_validations_and_saves_that_are_to_come_and_no_oth
     assert max(map(abs, off[251:])) < 26
 
 
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [(2.94781, "2.9478"), (0.000123456, "0.0001235"), (0.0, "0.0000"), (12345.6, "1.235e+04")],
+)
+def test_a_small_loss_is_not_logged_as_none(loss: float, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    telemetry = Telemetry(1, 1)
+    telemetry.loss(loss, 7)
+    assert telemetry.summary() == f"loss {said} of step 7"
+    epoch = Epoch(number=1, steps=7, whole=True, seconds=1.0, tokens=0, samples=0, loss=loss)
+    assert f"loss {said}, " in epoch.sentence(loss, None, None)
+    assert f"validation loss {said}" in epoch.sentence(loss, None, None)
+
+
 def test_what_nobody_told_is_no_figure() -> None:
     telemetry = Telemetry(1, 1)
     telemetry.begin(0, 10, 0, None, None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .sizes import loss_text
+
 TINY = 1e-9
 """Of a step: what a float that should be a whole number may be off."""
 
@@ -49,9 +51,9 @@ class Epoch:
     ) -> str:
         """The report in a line, with what else is known."""
         of = f"its {self.steps}" if self.whole else f"{self.steps} of its"
-        parts = [] if self.loss is None else [f"loss {self.loss:.4f}"]
+        parts = [] if self.loss is None else [f"loss {loss_text(self.loss)}"]
         if val_loss is not None:
-            parts.append(f"validation loss {val_loss:.4f}")
+            parts.append(f"validation loss {loss_text(val_loss)}")
         parts.append(f"{self.seconds:.1f} s")
         if self.tokens:
             parts.append(f"{self.tokens / self.seconds:,.0f} tokens/s")

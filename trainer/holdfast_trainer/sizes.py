@@ -1,4 +1,4 @@
-"""Bytes as people read them: of a checkpoint of kilobytes as well as of one of gigabytes."""
+"""Figures as people read them: bytes of a checkpoint of kilobytes as of one of gigabytes, and losses."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ def size_text(size: float) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     raise AssertionError
+
+
+def loss_text(loss: float) -> str:
+    """Four places; of one that is too small for these, or large, four that are significant."""
+    return f"{loss:.4f}" if not loss or 0.001 <= abs(loss) < 1000 else f"{loss:.4g}"

@@ -20,6 +20,7 @@ from .epochs import Epoch, Epochs
 from .ledger import Journal
 from .loading import Loader, Threads
 from .redone import Redone
+from .sizes import loss_text
 from .spans import Spans
 from .telemetry import StepFigures, Telemetry
 from .tensorboard import TensorBoard
@@ -207,7 +208,7 @@ class StepLog:
         if self.tensorboard is not None:
             self.tensorboard.scalars(step, {"validation loss": value})
         if self._journal is not None:
-            log.info("step %d: validation loss %.4f", step, value)
+            log.info("step %d: validation loss %s", step, loss_text(value))
             self._journal.steps([{"step": step, "val_loss": value, "val_loss_hex": float(value).hex()}])
 
     def tell(self) -> None:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from .checkpoint import Saved
 from .contract import Progress
 from .pace import Pace
+from .sizes import loss_text
 from .verdict import CAUSES, Verdict
 
 LOSS_DECAY = 0.98
@@ -354,7 +355,7 @@ class Telemetry:
         """Loss, rates and time left in a line, as far as they are known."""
         now = self.progress
         of = "" if self._loss_step is None else f" of step {self._loss_step}"
-        parts = [f"loss {now.loss:.4f}{of}"] if now.loss is not None else []
+        parts = [f"loss {loss_text(now.loss)}{of}"] if now.loss is not None else []
         if now.step_seconds is not None:
             parts.append(f"{1e3 * now.step_seconds:,.1f} ms a step")
         if now.tokens_per_second is not None:

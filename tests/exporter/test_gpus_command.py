@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.nvml.stand_in import DRIVER_NOT_LOADED, GIB, GPU_IS_LOST, LIBRARY, Process, Script
+from tests.nvml.stand_in import DRIVER_NOT_LOADED, GIB, GPU_IS_LOST, LIBRARY, Process, Script, busy_gpu
 from typer.testing import CliRunner, Result
 
 from holdfast_controller.cli import create_cli
@@ -47,6 +47,16 @@ def test_a_table_of_gpus_and_who_uses_them(script: Script, monkeypatch: pytest.M
     assert " ".join(lines[2].split()) == "25.0% 3.0 GiB no job, 1 process"
     assert lines[3].split()[0] == "1"
     assert "cannot be read: lost" in lines[3]
+
+
+def test_nobody_uses_a_gpu_only_where_it_rests(script: Script) -> None:
+    """In a container NVML lists no process of another one, or one by a number that is nobody's here."""
+    script.gpus[0].figures["utilization"] = 0
+    script.gpus[1].processes = [Process(2**22 + 1, GIB, 10)]
+    script.gpus.append(busy_gpu(2))
+    script.write()
+    said = [line.split("°C")[1].strip() for line in holdfast("gpus").stdout.splitlines()[1:]]
+    assert said == ["nobody", *["processes that are not seen here"] * 2]
 
 
 def test_as_a_document_for_programs(script: Script) -> None:

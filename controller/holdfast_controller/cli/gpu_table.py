@@ -23,12 +23,12 @@ def gpu_columns(snapshot: Snapshot) -> list[Column]:
     columns = [Column("GPU", 0, True), Column("NAME", 3), Column("BUSY", 0, True), Column("MEMORY", 0, True)]
     columns += [Column("POWER", 2, True), Column("TEMPERATURE", 4, True), Column("USED BY", 0, wraps=True)]
     for device in snapshot.devices:
-        _row(columns, _device_cells(device))
-        for use in snapshot.uses:
-            if use.uuid == device.uuid:
-                who = f"{_who(use.holder)}, {use.processes} process{'' if use.processes == 1 else 'es'}"
-                memory = formats.UNKNOWN if use.memory_bytes is None else f"{use.memory_bytes / GIB:.1f} GiB"
-                _row(columns, ["", "", formats.percent(use.sm_ratio), memory, "", "", who])
+        uses = [use for use in snapshot.uses if use.uuid == device.uuid]
+        _row(columns, [*_device_cells(device), "" if uses else _used_by(device)])
+        for use in uses:
+            who = f"{_who(use.holder)}, {use.processes} process{'' if use.processes == 1 else 'es'}"
+            memory = formats.UNKNOWN if use.memory_bytes is None else f"{use.memory_bytes / GIB:.1f} GiB"
+            _row(columns, ["", "", formats.percent(use.sm_ratio), memory, "", "", who])
     return columns
 
 
@@ -36,8 +36,7 @@ def _device_cells(device: DeviceReading) -> list[str | Text]:
     figures = device.figures
     number, name = str(device.index), device.name or formats.UNKNOWN
     if device.fault is not None:
-        why = Text(f"cannot be read: {device.fault.value.replace('_', ' ')}", "bold red")
-        return [number, name, *[formats.UNKNOWN] * 4, why]
+        return [number, name, *[formats.UNKNOWN] * 4]
     temperature = figures.get("temperature")
     return [
         number,
@@ -46,8 +45,18 @@ def _device_cells(device: DeviceReading) -> list[str | Text]:
         _of(figures.get("memory_used"), figures.get("memory_total"), GIB, "GiB", ".1f"),
         _of(figures.get("power"), figures.get("power_limit"), 1, "W", ".0f"),
         formats.UNKNOWN if temperature is None else f"{temperature:.0f} °C",
-        formats.UNKNOWN if device.processes is None else "" if device.processes else "nobody",
     ]
+
+
+def _used_by(device: DeviceReading) -> str | Text:
+    """Where no process of it is seen. Those of other containers NVML does not list, or by numbers that are
+    nobody's here; what it says of the GPU itself is true all the same."""
+    if device.fault is not None:
+        return Text(f"cannot be read: {device.fault.value.replace('_', ' ')}", "bold red")
+    if device.processes is None:
+        return formats.UNKNOWN
+    busy = device.processes or device.figures.get("utilization")
+    return "processes that are not seen here" if busy else "nobody"
 
 
 def _of(part: float | None, whole: float | None, unit: float, name: str, digits: str) -> str:

@@ -132,6 +132,18 @@ def test_a_loop_that_tells_no_samples_is_not_said_to_be_measured_soon(
     assert "speed        not known: the script tells run.log no samples" in shown
 
 
+def test_a_speed_that_is_of_some_time_ago_says_so(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    """A job whose rank hung was shown at full speed until it was ended for it."""
+    holdfast("submit", str(job_file))
+    for ago, said in ((20, False), (125, True)):
+        when = datetime.now(UTC) - timedelta(seconds=ago)
+        progress = {"step": 9, "tokens_per_second": 2955.0, "updated_at": when}
+        server.set_status("gpt-small", phase="Running", progress=progress)
+        shown = " ".join(holdfast("describe", "gpt-small").stdout.split())
+        assert "speed 2,955 tokens/s" in shown
+        assert bool(re.search(r"tokens/s, all as of 2m\d+s ago", shown)) is said
+
+
 @pytest.mark.parametrize(
     ("loss", "shown"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -18,6 +19,8 @@ from .tables import event_columns, ledger_columns, phase_text, table
 
 EVENTS_SHOWN = 10
 TAIL_LINES = 12
+OLD = timedelta(minutes=1)
+"""Figures of a training that are older say so: a step is long, or a rank hangs."""
 
 
 def describe_job(
@@ -138,6 +141,8 @@ def _speed_words(job: TrainingJob) -> Iterator[str]:
             yield f"{name} {formats.percent(share)} busy"
     if progress.data_wait_fraction is not None:
         yield f"{formats.percent(progress.data_wait_fraction)} of it waiting for data"
+    if progress.updated_at is not None and datetime.now(UTC) - progress.updated_at > OLD:
+        yield f"all as of {formats.age(progress.updated_at)} ago"
 
 
 def step_bar(job: TrainingJob, width: int = 24) -> RenderableType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """The `holdfast` command."""
     _open_closed_streams()
+    _write_any_text()
     create_cli(run_controller, run_on_cluster)()
 
 
@@ -28,6 +30,13 @@ def _open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # stays open
+
+
+def _write_any_text() -> None:
+    """What the terminal's encoding (LC_ALL=de_DE, PYTHONIOENCODING=ascii) has no character for is escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _start_logging(settings: Settings | ClusterSettings) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -271,6 +274,25 @@ def test_top_shows_each_job_and_the_sum(holdfast: Holdfast, server: Served, job_
     assert "1 Running   12,346 tokens/s" in shown
     assert "50/200" in shown
     assert "██▒···········" in shown, "the saved part of the bar is solid, what a loss would take is light"
+
+
+def test_a_terminal_without_the_characters_is_shown_all_the_same(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """As under LC_ALL=de_DE, whose encoding is not UTF-8: it was a traceback."""
+    holdfast("submit", str(job_file), "--set", "spec.command=[train-ş]")
+    history(server)
+    for words, part in ((["top", "--once"], "##=..........."), (["describe", "gpt-small"], r"train-\u015f")):
+        shown = subprocess.run(
+            [sys.executable, "-m", "holdfast_controller", *words],
+            env={**os.environ, "PYTHONIOENCODING": "iso8859-1"},
+            capture_output=True,
+            encoding="iso8859-1",
+            timeout=300,
+            check=False,
+        )
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert part in shown.stdout
 
 
 def test_logs(holdfast: Holdfast, server: Served, job_file: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fresh_command import text_of
 from gangs import NOTICE, Workshop
 from waiting import wait_until
 
@@ -39,6 +40,22 @@ def test_started_again_after_its_end_it_does_no_step(workshop: Workshop) -> None
     assert (history.steps(2), history.events("checkpoint", 2)) == ([], [])
     assert history.stop(2)["digest"] == history.stop(1)["digest"]
     assert last_words(again.ranks[0].text()) == last_words(first.ranks[0].text())
+
+
+UNHEARD = """
+import logging
+from holdfast_trainer.run import Run
+Run()
+logging.getLogger("holdfast").info("in run-ş")
+"""
+
+
+def test_what_the_log_has_no_characters_for_is_escaped(tmp_path: Path) -> None:
+    """As a trace's path under PYTHONIOENCODING=ascii: there was a traceback instead."""
+    (tmp_path / "program.py").write_text(UNHEARD)
+    text = text_of(["program"], tmp_path, (), PYTHONIOENCODING="ascii")
+    assert "in run-\\u015f\n" in text
+    assert "Traceback" not in text
 
 
 def test_an_exception_is_told_with_its_traceback(workshop: Workshop) -> None:

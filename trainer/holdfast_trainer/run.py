@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import logging
 import os
 import sys
@@ -122,6 +123,10 @@ class Run:
             self.gang = join_gang()
         self.rank, self.world_size, self.device = self.gang.rank, self.gang.world_size, self.gang.device
         self._marks.rendezvous = time.time()
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(
+                errors="backslashreplace"
+            )  # a path that its encoding has no characters for
         logging.basicConfig(
             level=logging.INFO, format=f"{contract.rank_mark(self.rank)}%(message)s", stream=sys.stdout
         )

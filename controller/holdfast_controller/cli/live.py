@@ -102,8 +102,9 @@ def _bar(job: TrainingJob) -> Text:
     durable = min(done, int(BAR_WIDTH * progress.durable_step / progress.total_steps))
     # Solid: covered by a checkpoint. Light: done, and lost if the machine went now.
     style = PHASE_STYLES[job.status.phase]
+    solid, light, rest = "█▒·" if console().encoding.startswith("utf") else "#=."
     return Text.assemble(
-        ("█" * durable, style), ("▒" * (done - durable), style), ("·" * (BAR_WIDTH - done), "dim")
+        (solid * durable, style), (light * (done - durable), style), (rest * (BAR_WIDTH - done), "dim")
     )
 
 

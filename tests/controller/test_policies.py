@@ -151,11 +151,20 @@ REPEATS = [
 def test_what_fails_twice_at_one_step_in_one_way_is_not_tried_a_third_time(
     attempts: list[AttemptRecord], hopeless: bool
 ) -> None:
-    said = same_failure(attempts)
+    said = same_failure(attempts, None)
     assert bool(said) is hopeless
     if hopeless:
         assert f"ended after step {attempts[-1].last_step} in the same way" in said
         assert f"look at what step {(attempts[-1].last_step or 0) + 1} computes" in said
+        assert same_failure(attempts, 1000) == said
+
+
+def test_what_fails_after_the_last_step_is_looked_for_there() -> None:
+    """A last save that failed twice: people were sent to look at step 61 of 60."""
+    unsaved = "replica 0: trained to step 60, but it is not durable"
+    said = same_failure(records((Verdict.FAILED, 60, unsaved), (Verdict.FAILED, 60, unsaved)), 60)
+    assert "look at what comes after them, such as the last save" in said
+    assert "step 61" not in said
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,8 @@ class _Deciding:
             return self._between()
         if not booked.again:
             return self._final(Phase.FAILED, verdict.value, f"{text}; {booked.reason}")
-        if hopeless := same_failure(self.status.attempts):
+        progress = self.status.progress
+        if hopeless := same_failure(self.status.attempts, progress.total_steps if progress else None):
             return self._final(Phase.FAILED, verdict.value, f"{text}; {hopeless}")
         if stuck := standstill(self.status.attempts):
             stuck = f"{stuck}: {remedy(self.spec.capacity)}"

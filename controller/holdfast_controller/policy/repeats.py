@@ -28,7 +28,7 @@ SHORT = timedelta(minutes=1)
 SAVE_MORE = "save more often (checkpoint.every)"
 
 
-def same_failure(attempts: Sequence[AttemptRecord]) -> str:
+def same_failure(attempts: Sequence[AttemptRecord], total_steps: int | None) -> str:
     """Why another try is of no use, after the newest attempt; empty where it may be of use.
 
     `attempts` are the records in order, each with its verdict. Disruptions between two failures do not
@@ -44,9 +44,13 @@ def same_failure(attempts: Sequence[AttemptRecord]) -> str:
     now = (newest.verdict, newest.last_step, newest.reason)
     if now != (before.verdict, before.last_step, before.reason):
         return ""
+    if total_steps is not None and newest.last_step >= total_steps:
+        look = "all steps were done: look at what comes after them, such as the last save"
+    else:
+        look = f"look at what step {newest.last_step + 1} computes, and at its batch"
     return (
         f"attempt {before.number} ended after step {newest.last_step} in the same way: "
-        f"no retry gets past it; look at what step {newest.last_step + 1} computes, and at its batch"
+        f"no retry gets past it; {look}"
     )
 
 

@@ -24,6 +24,7 @@ from waiting import wait_until
 
 from holdfast_controller.local.ports import free_port
 from holdfast_trainer import in_place
+from holdfast_trainer.contract import Termination
 from holdfast_trainer.torchrun import arguments, tell_shutdown_timeout, wait_for_first
 
 PROGRAM = Path(__file__).with_name("forked_program.py")
@@ -161,6 +162,23 @@ def test_every_end_is_told_as_it_was(tmp_path: Path, argument: str, code: int, s
     assert returned == 1, torchrun_said
     assert how(tmp_path).get("code", -how(tmp_path).get("signal", 0)) == code
     assert said in log
+
+
+@forks
+def test_where_torchrun_has_no_room_for_semaphores_it_is_said_where(tmp_path: Path) -> None:
+    """It was "no space left on device", of no device, and a failure of the job's."""
+    if subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("a /dev/shm of its own needs root")
+    full = 'mount -t tmpfs -o nr_inodes=1 full /dev/shm && HOLDFAST_TERMINATION_LOG="$0" exec "$@"'
+    told = tmp_path / "termination"
+    torchrun = ("unshare", "--mount", "sh", "-c", full, str(told), *TORCHRUN)
+    code, _, _ = ran(tmp_path, rank_command(FORKED), torchrun=torchrun)
+    error = "cannot make a semaphore, which lies in /dev/shm: No space left on device"
+    assert code == 74
+    assert Termination.from_json(told.read_text()) == Termination(
+        "failed", 0, 0, error, storage_unavailable=True
+    )
+    assert ran(tmp_path, ["true"], torchrun=torchrun)[0] == 0, "a rank that is executed needs none"
 
 
 def test_a_module_that_is_not_there_is_reported_by_the_interpreter_itself(tmp_path: Path) -> None:

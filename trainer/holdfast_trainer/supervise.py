@@ -256,11 +256,7 @@ def run(options: Options, *, in_place: bool = False) -> int:
             options.log.parent.mkdir(parents=True, exist_ok=True)  # in a pod nobody else makes it
             log = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            message = f"cannot write the log {options.log}: {error.strerror}"
-            print(f"supervise: {message}", file=sys.stderr)
-            last = Termination("failed", 0, 0, message, storage_unavailable=error.errno in NO_ROOM)
-            write_termination(_termination_log(), last)
-            return EXIT_IO_ERROR
+            return could_not_begin(f"cannot write the log {options.log}", error)
     exit_file = KeptFile(options.exit) if options.exit is not None else None
     if ENV_TERMINATION_LOG in os.environ:
         keep_room(_termination_log())
@@ -297,6 +293,15 @@ def run(options: Options, *, in_place: bool = False) -> int:
         if code == 0 and child.sent:
             return EXIT_NOTICE  # 0 would wait for torchrun to say that all are done, and it is ending them
     return code if code >= 0 else 128 - code
+
+
+def could_not_begin(what: str, error: OSError) -> int:
+    """Tell that there is no room, or no right, for what is needed first; returns the exit code."""
+    message = f"{what}: {error.strerror}"
+    print(f"supervise: {message}", file=sys.stderr)
+    last = Termination("failed", 0, 0, message, storage_unavailable=error.errno in NO_ROOM)
+    write_termination(_termination_log(), last)
+    return EXIT_IO_ERROR
 
 
 def _log_limit() -> int:

@@ -29,6 +29,7 @@ if __name__ == "__main__":
     start_again()  # before the rest, which is a start's twentieth of a second, is imported in vain
 
 import logging
+import multiprocessing
 import os
 import socket
 import sys
@@ -45,6 +46,7 @@ from .spinning import spin_briefly
 FIRST_SECONDS = 30.0
 """So long replica 0 is waited for here."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
+FORKS = "--start-method=fork"
 SHUTDOWN_TIMEOUT = "shutdown_timeout"
 """Seconds that ranks have after a signal, before they are killed."""
 USAGE = (
@@ -69,7 +71,7 @@ def arguments(argv: list[str], *, may_fork: bool) -> list[str]:
     rest = [word.replace("$", "$$") for word in rest]
     if forks:
         stub = Path(__file__).with_name("rank.py")
-        return [*own, "--start-method=fork", "--run-path", "--", str(stub), *rest]
+        return [*own, FORKS, "--run-path", "--", str(stub), *rest]
     return [*own, "--no-python", "--", sys.executable, "-m", supervise.__name__, *rest]
 
 
@@ -156,6 +158,11 @@ def run(argv: list[str]) -> int:
     if ahead is not None:
         ahead.stop()
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)
+    try:
+        if FORKS in words:
+            multiprocessing.Lock()  # as torchrun makes for its ranks; it would not say where there is no room
+    except OSError as error:
+        return supervise.could_not_begin("cannot make a semaphore, which lies in /dev/shm", error)
     wait_for_first(argv[: argv.index("--")])
     torchrun(tell_shutdown_timeout(words, LaunchConfig))
     return 0

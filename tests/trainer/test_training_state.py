@@ -207,6 +207,35 @@ WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
+def test_what_is_compiled_is_told_in_a_few_words() -> None:
+    """Where it is another part, dropout may draw other numbers, and sums round otherwise."""
+    blocks = nn.Sequential(*(compiled(nn.Linear(2, 2)) for _ in range(40)), nn.Linear(2, 2))
+    assert TrainingState({"model": nn.ModuleDict({"blocks": blocks})}, rank=0).compiled == (
+        "40 of model.blocks.*"
+    )
+    assert TrainingState({"model": compiled(small_net()), "other": small_net()}, rank=0).compiled == "model"
+    assert TrainingState({"model": layer_compiled(small_net())}, rank=0).compiled == "1 of model.*"
+    assert TrainingState({"model": small_net()}, rank=0).compiled is False
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("now", ["compiled DDP", "DDP"])
+@pytest.mark.parametrize("then", ["compiled DDP", "DDP"])
+def test_each_rank_goes_on_with_its_own_buffers_also_where_ddp_is_compiled_now(then: str, now: str) -> None:
+    """After a pass that exchanged nothing they stay apart in the next pass, by what DDP is named."""
+    first, second = under_ddp(small_net()), under_ddp(small_net())
+    assert isinstance(first, nn.parallel.DistributedDataParallel)
+    assert isinstance(second, nn.parallel.DistributedDataParallel)
+    first.require_forward_param_sync = False
+    was, is_now = (
+        TrainingState({"model": compiled(model) if "compiled" in way else model}, rank=0)
+        for model, way in ((first, then), (second, now))
+    )
+    manifest = Manifest(step=1, attempt=1, world_size=1, config_hash="", files={}, time=0.0)
+    assert is_now.restore(Loaded(manifest, was.capture(1).shared, None)) == []
+    assert second.require_forward_param_sync is False
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("now", WAYS)
 @pytest.mark.parametrize("then", WAYS)
@@ -219,7 +248,7 @@ def test_torch_compile_is_switched_on_and_off_between_two_attempts(then: str, no
     saves = TrainingState({"model": WAYS[then](was)}, rank=1)
     saved = saves.capture(7)
     resumes = TrainingState({"model": WAYS[now](is_now)}, rank=1)
-    assert (saves.compiled, resumes.compiled) == ("compiled" in then, "compiled" in now)
+    assert (bool(saves.compiled), bool(resumes.compiled)) == ("compiled" in then, "compiled" in now)
     manifest = Manifest(step=7, attempt=1, world_size=2, config_hash="", files={}, time=0.0)
     assert resumes.restore(Loaded(manifest, saved.shared, saved.own)) == []
     for mine, theirs in zip(is_now.state_dict().values(), was.state_dict().values(), strict=True):

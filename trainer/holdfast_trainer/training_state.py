@@ -14,6 +14,8 @@ state says of which models the next pass begins with each rank's own.
 from __future__ import annotations
 
 import hashlib
+import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -63,9 +65,9 @@ class TrainingState:
                 raise UnsupportedState(f"track({name}=...): {SHUFFLE_BUFFER}")
         self._parts: dict[str, Stateful] = {name: _innermost(name, part) for name, part in parts.items()}
         self.replicated = _replicated(parts)
-        """What is DDP's among the models and in them, by name."""
-        self.compiled = any(_is_compiled(part) for part in parts.values() if isinstance(part, nn.Module))
-        """Whether torch.compile has had a model or a part of one; of a mere function nobody knows."""
+        """What is DDP's among the models and in them, by name, whether compiled or not."""
+        self.compiled = _compiled(parts)
+        """Which models and parts of them torch.compile has had, by name; of a mere function nobody knows."""
         self._rank = rank
         optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}
         self._unspent = {name: Unspent(optimizer) for name, optimizer in optimizers.items()}
@@ -201,8 +203,9 @@ class TrainingState:
         for name, unspent in self._unspent.items():
             shared = loaded.shared.get("gradients", {}).get(name, {})
             unspent.restore(own.get("gradients", {}).get(name, shared))
+        apart = {_without_compiled(name) for name in loaded.shared.get("buffers_apart", ())}
         for name, model in self.replicated.items():
-            model.require_forward_param_sync = name not in loaded.shared.get("buffers_apart", ())
+            model.require_forward_param_sync = name not in apart
         return [name for name in saved if name not in self._parts]
 
 
@@ -228,13 +231,22 @@ def _innermost(name: str, part: Any) -> Stateful:
 
 def _replicated(parts: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
     """Also where torch.compile or another library has wrapped what DDP wraps."""
+    found = _modules(parts)
+    return {_without_compiled(n): m for n, m in found if isinstance(m, DistributedDataParallel)}
+
+
+def _modules(parts: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
+    """The models among the parts and all modules in them, by name."""
     models = [(name, part) for name, part in parts.items() if isinstance(part, nn.Module)]
-    found = [(f"{name}.{path}" if path else name, m) for name, p in models for path, m in p.named_modules()]
-    return {name: module for name, module in found if isinstance(module, DistributedDataParallel)}
+    return [(f"{name}.{path}" if path else name, m) for name, p in models for path, m in p.named_modules()]
 
 
-def _is_compiled(model: nn.Module) -> bool:
-    return any(compiled_from(m) is not None or m._compiled_call_impl is not None for m in model.modules())
+def _compiled(parts: Mapping[str, Any]) -> str | bool:
+    """What is compiled among the parts; of blocks, which may be many, how many are. False for nothing."""
+    found = _modules(parts)
+    names = [n for n, m in found if compiled_from(m) is not None or m._compiled_call_impl is not None]
+    kinds = Counter(re.sub(r"\.\d+(?=\.|$)", ".*", _without_compiled(name)) for name in names)
+    return ", ".join(f"{count} of {k}" if "*" in k else k for k, count in kinds.items()) or False
 
 
 def _named_like(saved: dict[str, Any], model: nn.Module) -> dict[str, Any]:

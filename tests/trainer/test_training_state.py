@@ -257,6 +257,21 @@ def test_torch_compile_is_switched_on_and_off_between_two_attempts(then: str, no
         assert saved.shared["parts"]["model"].keys() == small_net().state_dict().keys()
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("now", WAYS)
+@pytest.mark.parametrize("then", WAYS)
+def test_an_average_of_a_wrapped_model_goes_on_on_one_rank_and_on_several(then: str, now: str) -> None:
+    """Where `run.wrap` makes no DDP of it, or does, the average was another model, and the job failed."""
+    was, is_now = (torch.optim.swa_utils.AveragedModel(WAYS[way](small_net())) for way in (then, now))
+    with torch.no_grad():
+        was.n_averaged.fill_(3)
+    saved = TrainingState({"ema": was}, rank=1).capture(7)
+    manifest = Manifest(step=7, attempt=1, world_size=2, config_hash="", files={}, time=0.0)
+    assert TrainingState({"ema": is_now}, rank=1).restore(Loaded(manifest, saved.shared, saved.own)) == []
+    for mine, theirs in zip(is_now.state_dict().values(), was.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 @pytest.mark.parametrize("wrapping", ["_orig_mod.", "_orig_mod.module."])
 def test_a_compiled_model_that_an_earlier_holdfast_saved_goes_on(wrapping: str) -> None:
     """It saved a compiled model under the names that torch.compile gives it."""

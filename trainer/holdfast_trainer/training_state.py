@@ -203,7 +203,7 @@ class TrainingState:
         for name, unspent in self._unspent.items():
             shared = loaded.shared.get("gradients", {}).get(name, {})
             unspent.restore(own.get("gradients", {}).get(name, shared))
-        apart = {_without_compiled(name) for name in loaded.shared.get("buffers_apart", ())}
+        apart = {_without_wrapping(name) for name in loaded.shared.get("buffers_apart", ())}
         for name, model in self.replicated.items():
             model.require_forward_param_sync = name not in apart
         return [name for name in saved if name not in self._parts]
@@ -232,7 +232,7 @@ def _innermost(name: str, part: Any) -> Stateful:
 def _replicated(parts: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
     """Also where torch.compile or another library has wrapped what DDP wraps."""
     found = _modules(parts)
-    return {_without_compiled(n): m for n, m in found if isinstance(m, DistributedDataParallel)}
+    return {_without_wrapping(n): m for n, m in found if isinstance(m, DistributedDataParallel)}
 
 
 def _modules(parts: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
@@ -245,25 +245,21 @@ def _compiled(parts: Mapping[str, Any]) -> str | bool:
     """What is compiled among the parts; of blocks, which may be many, how many are. False for nothing."""
     found = _modules(parts)
     names = [n for n, m in found if compiled_from(m) is not None or m._compiled_call_impl is not None]
-    kinds = Counter(re.sub(r"\.\d+(?=\.|$)", ".*", _without_compiled(name)) for name in names)
+    kinds = Counter(re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names)
     return ", ".join(f"{count} of {k}" if "*" in k else k for k, count in kinds.items()) or False
 
 
 def _named_like(saved: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """`saved` under the names that `model` has for it: those of what is compiled, which may be a layer, have
-    a part of torch.compile's own, and it may be compiled now alone, or at the time of the save alone."""
-    names = {_without_compiled(name): name for name in model.state_dict()}
-    named = {}
-    for name, value in saved.items():
-        own = _without_compiled(name)
-        if own not in names and name.startswith("_orig_mod."):  # DDP's name inside it was saved too once
-            own = own.removeprefix("module.")
-        named[names.get(own, name)] = value
-    return named if len(named) == len(saved) else saved
+    """`saved` under the names that `model` has for it. What is compiled, such as a layer, or under DDP, such
+    as what a model is averaged of, has a part more in them, and may be so now alone, or at the save alone."""
+    live = model.state_dict().keys()
+    names = {_without_wrapping(name): name for name in live}
+    named = {names.get(_without_wrapping(name), name): value for name, value in saved.items()}
+    return named if len(named) == len(saved) and len(names) == len(live) else saved
 
 
-def _without_compiled(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+def _without_wrapping(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "module"))
 
 
 def _goes_on_apart(model: DistributedDataParallel) -> bool:

@@ -173,7 +173,7 @@ class TrainingState:
         return Captured(shared, own, frozenset(names))
 
     def _shared(self, step: int) -> dict[str, Any]:
-        return {"step": step, "parts": {name: part.state_dict() for name, part in self._parts.items()}}
+        return {"step": step, "parts": {name: _saved_of(part) for name, part in self._parts.items()}}
 
     def restore(self, loaded: Loaded) -> list[str]:
         """Load all parts; returns the names in the checkpoint that nothing tracks now.
@@ -259,7 +259,19 @@ def _named_like(saved: dict[str, Any], model: nn.Module) -> dict[str, Any]:
 
 
 def _without_wrapping(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "module"))
+    return _without(name, "_orig_mod", "module")
+
+
+def _without(name: str, *wrappings: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in wrappings)
+
+
+def _saved_of(part: Stateful) -> dict[str, Any]:
+    """Its state; a model's under names that do not tell whether a layer of it is compiled."""
+    state = part.state_dict()
+    if not isinstance(part, nn.Module):
+        return state
+    return {_without(name, "_orig_mod"): value for name, value in state.items()}
 
 
 def _goes_on_apart(model: DistributedDataParallel) -> bool:
@@ -360,7 +372,7 @@ def _sample(model: nn.Module) -> bytes:
 
 
 def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Under each of its names, as a model's state has one that two modules share under both."""
+    """Under each of its names, as what is saved of a model has one that two modules share under both."""
     saved = module.state_dict().keys()
     named = module.named_buffers(remove_duplicate=False)
-    return {name: buffer for name, buffer in named if name in saved}
+    return {_without(name, "_orig_mod"): buffer for name, buffer in named if name in saved}

@@ -211,6 +211,12 @@ def test_a_small_loss_is_not_logged_as_none(loss: float, said: str, caplog: pyte
     assert f"validation loss {said}" in epoch.sentence(loss, None, None)
 
 
+@pytest.mark.parametrize("steps", [float("nan"), float("inf"), 0, -3])
+def test_an_epoch_of_no_number_of_steps_is_refused(steps: float) -> None:
+    with pytest.raises(ValueError, match=rf"run.steps_an_epoch is {steps}: give a number above 0, or None"):
+        Epochs(steps, 0)
+
+
 def test_what_nobody_told_is_no_figure() -> None:
     telemetry = Telemetry(1, 1)
     telemetry.begin(0, 10, 0, None, None)

@@ -96,8 +96,8 @@ class Account:
         goes on after one that was left goes on with the sums of its epoch."""
         if steps_an_epoch == self.telemetry.steps_an_epoch:
             return
+        self.steps.epochs = None if steps_an_epoch is None else Epochs(steps_an_epoch, done)
         self.telemetry.steps_an_epoch = steps_an_epoch
-        self.steps.epochs = Epochs(steps_an_epoch, done) if steps_an_epoch else None
 
     def begin_step(self, step: int) -> None:
         """Step `step` (0 is the first) begins now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,7 +74,10 @@ class Epochs:
     """Adds up the steps of one attempt; told in order."""
 
     def __init__(self, steps_an_epoch: float, done: int) -> None:
-        """`steps_an_epoch`, over 0, need not be whole; `done` steps came before this attempt."""
+        """`steps_an_epoch`, over 0, need not be whole; `done` steps came before this attempt. Raises
+        ValueError where it is no number of steps."""
+        if not 0 < steps_an_epoch < math.inf:
+            raise ValueError(f"run.steps_an_epoch is {steps_an_epoch}: give a number above 0, or None")
         self._length = steps_an_epoch
         self._begin(whole=self._ended_by(done) > self._ended_by(done - 1) or done == 0)
 

@@ -422,6 +422,7 @@ def test_what_is_said_of_a_name_and_of_a_missing_library(monkeypatch: pytest.Mon
         "gs://bucket/run": "give a path or s3://BUCKET/PREFIX; other stores are reached by",
         "s3://bucket": "names a whole bucket: give each run a prefix, such as s3://bucket/RUN",
         "s3://Bucket_/x": "names no objects: give s3://BUCKET/PREFIX",
+        "s3://b/x": "the bucket's name has 3 to 63 of a-z, 0-9, dots and hyphens",
     }.items():
         with pytest.raises(ConfigError, match=said):
             Place.read(text)

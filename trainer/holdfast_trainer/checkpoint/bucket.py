@@ -41,7 +41,10 @@ class Bucket:
         """Asks for nothing yet. Raises ObjectStoreError where `url` is no such name."""
         match = _URL.fullmatch(url)
         if match is None:
-            raise ObjectStoreError(f"{url!r} names no objects: give s3://BUCKET/PREFIX")
+            raise ObjectStoreError(
+                f"{url!r} names no objects: give s3://BUCKET/PREFIX; the bucket's name has 3 to 63 of a-z, "
+                "0-9, dots and hyphens"
+            )
         self.name, self._prefix = match[1], (match[2] or "").strip("/")
         self.url = f"{SCHEME}{self.name}/{self._prefix}".rstrip("/")
         if not self._prefix:

@@ -19,13 +19,14 @@ def served(gang: Gang) -> Progress:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("then", ["room", "notice", "notice at exit"])
+@pytest.mark.parametrize("then", ["room", "notice", "notice at exit", "notice, and then room"])
 def test_the_last_save_waits_for_room_as_long_as_its_steps_took(
     workshop: Workshop, small_disk: Path, then: str
 ) -> None:
     options = {"steps": 22, "save_every": 10, "run_dir": small_disk / "run", "size": 1000}
     left_early = {"steps": 40, "break_at": 21} if then == "notice at exit" else {}
-    gang = workshop.start(ranks=2, hold_at=11, pause=0.5, **{**options, **left_early})
+    grace = {} if then == "notice, and then room" else {"HOLDFAST_GRACE_SECONDS": "10"}
+    gang = workshop.start(ranks=2, hold_at=11, pause=0.5, env=grace, **{**options, **left_early})
     wait_until(lambda: gang.history.run.checkpoint(10).exists(), "step 10 to be durable")
     fill(small_disk / "others")
     gang.release()
@@ -34,11 +35,15 @@ def test_the_last_save_waits_for_room_as_long_as_its_steps_took(
         (small_disk / "others").unlink()
     else:
         gang.signal(NOTICE)
+        gang.wait_for_text("not durable yet; tried again while the notice leaves ")
+    if then == "notice, and then room":
+        (small_disk / "others").unlink()
     assert gang.wait() == [0, 0], gang.texts()
     assert "Traceback" not in gang.texts()
     message = gang.termination()
-    if then == "room":
-        assert (message.outcome, message.durable_step) == ("finished", 22)
+    if then.endswith("room"):
+        outcome = "finished" if then == "room" else "interrupted"
+        assert (message.outcome, message.durable_step, message.error) == (outcome, 22, "")
         return
     assert (message.outcome, message.step, message.durable_step) == ("interrupted", 22, 10)
     assert "step 22 could not be saved: No space left on device" in message.error

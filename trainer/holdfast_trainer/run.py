@@ -541,7 +541,7 @@ class Run:
         self._watchdog.stop()
         self._account.telemetry.phase("stopping")
         self._losses.flush(self._step)
-        fault = self._saves.now(self._step, self._notice.remaining(), random)
+        fault = self._saves.now_in_time(self._step, self._notice.remaining(), random)
         if self.rank == 0:
             log.info("stopped on notice after step %d", self._step)
             if fault:

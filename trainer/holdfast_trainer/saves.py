@@ -305,6 +305,23 @@ class Saves:
             pause = min(2 * pause, LAST_AGAIN_SECONDS)
         return fault
 
+    def now_in_time(
+        self, step: int, left: float, random: dict[str, Any] | None = None
+    ) -> CheckpointError | None:
+        """As `now`; where what is in the way may pass, again while enough is left of the notice's seconds.
+        Collective."""
+        deadline, pause = time.monotonic() + left, FIRST_AGAIN_SECONDS
+        while isinstance(fault := self.now(step, left, random), StorageUnavailable):
+            left = max(0.0, deadline - time.monotonic())
+            least = min(self._gang.gather(left))
+            if least < 2 * pause:
+                break
+            if self._gang.rank == 0:
+                log.warning("not durable yet; tried again while the notice leaves %.0f s: %s", least, fault)
+            time.sleep(pause)
+            pause, left = 2 * pause, left - pause
+        return fault
+
     def _noticed_within(self, seconds: float) -> bool:
         """Wait; whether a notice came to any rank meanwhile. Collective."""
         until = time.monotonic() + seconds

@@ -65,7 +65,7 @@ class ObjectStoreError(CheckpointError):
 
 
 class ObjectStoreAway(ObjectStoreError, StorageUnavailable):
-    """The object store does not answer, or answers that it is too busy."""
+    """The object store does not answer, or that it is too busy, or that the credentials have expired."""
 
 
 class WrongConfiguration(CheckpointError):

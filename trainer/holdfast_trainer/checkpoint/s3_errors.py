@@ -13,9 +13,11 @@ from ..contract import ENV_STORAGE_TIMEOUT
 from .errors import ObjectStoreAway, ObjectStoreError
 from .s3 import SCHEME, endpoint, timeout, tries
 
-_REFUSED = {
-    "InvalidAccessKeyId", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken",
-    "AuthFailure", "TokenRefreshRequired", "UnrecognizedClientException",
+_EXPIRED = {"ExpiredToken", "TokenRefreshRequired"}
+"""Of credentials that were good once: whoever gave them may have new ones soon."""
+_REFUSED = _EXPIRED | {
+    "InvalidAccessKeyId", "InvalidClientTokenId", "SignatureDoesNotMatch", "InvalidToken", "AuthFailure",
+    "UnrecognizedClientException",
 }  # fmt: skip
 _FORBIDDEN = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "403"}
 _REMEDIES = dict.fromkeys(
@@ -104,7 +106,8 @@ def _said(
     if code == "NoSuchUpload":
         return FileNotFoundError(2, "no such upload: somebody aborted it", what)
     busy = busy or code in _BUSY
-    kind = ObjectStoreAway if busy or _no_answer(code, error) else ObjectStoreError
+    passes = busy or code in _EXPIRED or _no_answer(code, error)
+    kind = ObjectStoreAway if passes else ObjectStoreError
     return kind(f"{url}: {_in_words(code, message, what, url, error, busy=busy)}")
 
 

@@ -9,8 +9,8 @@ import pytest
 from scene import Scene, make, play, telling
 
 from holdfast_controller.cluster import Unavailable
-from holdfast_controller.jobs import Phase, TrainingJob
-from holdfast_controller.policy.explain import FAULT_CHARACTERS
+from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, TrainingJob
+from holdfast_controller.policy.explain import FAULT_CHARACTERS, to_do_again
 from holdfast_controller.policy.lost_work import TEXT_CHARACTERS, TEXTS, work_of
 from holdfast_trainer.contract import Progress
 
@@ -180,6 +180,16 @@ def test_what_a_suspended_job_could_not_save_is_told_with_the_reason() -> None:
         ]
 
     play(story)
+
+
+def test_what_the_end_of_an_attempt_says_already_is_not_said_again() -> None:
+    record = AttemptRecord(
+        number=1, reason="replica 0: trained to step 60, but it is not durable: full", lost_steps=3
+    )
+    progress = JobProgress(attempt=1, step=60, save_fault="full")
+    assert to_do_again(record, progress) == "; 3 steps are to be done again"
+    other = record.model_copy(update={"reason": "stopped on request"})
+    assert to_do_again(other, progress) == "; 3 steps are to be done again: full"
 
 
 def test_an_attempt_that_is_ended_before_it_has_loaded_takes_no_step_back() -> None:

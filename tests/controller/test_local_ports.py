@@ -39,3 +39,9 @@ def test_it_is_none_that_the_kernel_gives_away(tmp_path: Path, monkeypatch: pyte
 def test_a_host_of_another_machine_is_refused() -> None:
     with pytest.raises(OSError, match="Cannot assign requested address"):
         free_port("203.0.113.7")
+
+
+def test_an_address_that_is_not_here_is_named() -> None:
+    """A job stayed Queued with that it could not be assigned, and nothing said which."""
+    with pytest.raises(OSError, match=r"Cannot assign requested address \(192\.0\.2\.1\)"):
+        free_port("192.0.2.1")

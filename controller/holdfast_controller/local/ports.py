@@ -28,7 +28,7 @@ def free_port(host: str = "127.0.0.1") -> int:
             return _held(host, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise
+                raise OSError(error.errno, f"{error.strerror} ({host})") from error
     return _held(host, 0)  # the kernel gives away even those: it may choose
 
 

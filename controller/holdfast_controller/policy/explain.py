@@ -73,8 +73,9 @@ def to_do_again(record: AttemptRecord, progress: JobProgress | None) -> str:
     """Of an attempt that is over, what is to be added where steps of it were lost, and why they were."""
     if not record.lost_steps:
         return ""
-    unsaved = progress is not None and progress.attempt == record.number and progress.save_fault
-    return f"; {record.lost_steps} steps are to be done again{f': {unsaved}' if unsaved else ''}"
+    unsaved = progress.save_fault if progress is not None and progress.attempt == record.number else None
+    why = f": {unsaved}" if unsaved and unsaved not in record.reason else ""
+    return f"; {record.lost_steps} steps are to be done again{why}"
 
 
 def saving(before: JobProgress | None, now: JobProgress | None) -> tuple[str, str, str] | None:

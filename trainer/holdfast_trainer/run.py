@@ -124,9 +124,8 @@ class Run:
         self.rank, self.world_size, self.device = self.gang.rank, self.gang.world_size, self.gang.device
         self._marks.rendezvous = time.time()
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-            sys.stdout.reconfigure(
-                errors="backslashreplace"
-            )  # a path that its encoding has no characters for
+            # Its encoding may have no characters for a path that the log names.
+            sys.stdout.reconfigure(errors="backslashreplace")
         logging.basicConfig(
             level=logging.INFO, format=f"{contract.rank_mark(self.rank)}%(message)s", stream=sys.stdout
         )

@@ -3,11 +3,11 @@
 The loop's spans are added up over an interval; what they do not cover is `other`. The causes are looked at
 in order: what is no computing at all first (validation, data, saves, gaps), then whether there are cores to
 compute on, then what computing wastes (a slow optimizer, a network), then how well the rest uses the device.
-A wait for data has two causes with two
-remedies, and the cores tell which it is: what loads computes, or it waits for a disk or network in its turn
-(see loading.py). Where NVML tells how busy the GPU is, a GPU that is given too little is known by that, also
-of a model whose multiplications nobody counts. Validation is no part of a step, and an interval has one or
-has none: it is weighed from the end of the attempt's first one to that of its newest.
+A wait for data has two causes with two remedies, and the cores tell which it is: what loads computes, or it
+waits for a disk or network in its turn (see loading.py). Where NVML tells how busy the GPU is, a GPU that is
+given too little is known by that, also of a model whose multiplications nobody counts. Validation is no part
+of a step, and an interval has one or has none: it is weighed from the end of the attempt's first one to that
+of its newest.
 With DDP, what backward waits for the exchange of gradients is a phase of its own. Where nobody measured that,
 it is told from the rest: backward costs about twice what forward does (two matrix products for one), and what
 goes far beyond that with several ranks is the exchange.

@@ -174,7 +174,7 @@ def _network(facts: WorkloadFacts) -> list[Explained]:
 def _without_cores(facts: WorkloadFacts) -> list[Explained]:
     if facts.device_type != "cpu" or _workers(facts) or (message := facts.short_of_cores()) is None:
         return []
-    return [Explained("no core", facts.queued, message)]
+    return [Explained("no core", 0.0, message)]  # of how it was measured, not of the training
 
 
 def _checkpoint(facts: WorkloadFacts) -> list[Explained]:

@@ -48,7 +48,7 @@ def main() -> int:
     arguments = parser.parse_args()
     # Into a file or a pipe a sentence is one line, however long; a terminal's are broken between words.
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _terminated)
     began = time.monotonic()
     try:
         evidence = tell(arguments.out.absolute(), arguments.steps, console)
@@ -170,6 +170,12 @@ def controller(out: Path) -> Iterator[Client]:
     finally:
         process.terminate()
         process.wait(timeout=300)
+
+
+def _terminated(*_: object) -> None:
+    # make passes on one that the whole group got: a second must not cut short what the first one ends.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    sys.exit(143)
 
 
 @contextmanager

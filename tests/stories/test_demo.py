@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,24 @@ def test_the_demo_shows_an_identical_resume_and_leaves_nothing_running(
     assert 0 < figures["goodput"] < 1
     assert 0 < figures["data_wait_fraction"] < 1
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_demo_that_is_told_to_end_again_and_again_ends_its_job_all_the_same(
+    tmp_path: Path, processes: Processes
+) -> None:
+    """make gets the signal of its group, as from `timeout`, and passes it on: the job trained on."""
+    log = tmp_path / "demo.log"
+    with log.open("w") as output:
+        demo = processes.start(
+            [sys.executable, "-m", "scripts.demo", "--steps", "60", "--out", tmp_path / "demo"],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    wait_until(lambda: "running, attempt 1" in log.read_text(), "the demo's job to run")
+    for _ in range(50):  # one of them meets the other's exit before the job is told to end
+        demo.terminate()
+        time.sleep(0.002)
+    assert demo.wait(300) == 143, log.read_text()
+    wait_until(lambda: not processes.running(), "what it started to be gone", 20)

@@ -25,6 +25,8 @@ from .checkpoint.tree import Piece, side_by_side
 from .faults import NoGpu
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
+COMPILED = "_orig_mod"
+"""What torch.compile calls, within the module that it makes, the one that it was given."""
 _settled: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 """Those that have regrouped their gradients already (see wrap)."""
 
@@ -360,7 +362,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def compiled_from(model: nn.Module) -> nn.Module | None:
     """The module that `torch.compile(module)` made this one of; None where it is none such."""
-    return model._modules.get("_orig_mod")
+    return model._modules.get(COMPILED)
 
 
 def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:

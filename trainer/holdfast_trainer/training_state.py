@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
 from .checkpoint.tree import UnsupportedState, join, pack
 from .late import Late
-from .parallel import compiled_from, place_like, shard_like, unwrap
+from .parallel import COMPILED, compiled_from, place_like, shard_like, unwrap
 from .shuffle_buffer import SHUFFLE_BUFFER, has_shuffle_buffer
 from .unspent import Unspent
 
@@ -196,8 +196,8 @@ class TrainingState:
                 state = place_like(state, part.state_dict(), mesh)
             _load(name, part, state, loaded.manifest.step)
             if isinstance(part, nn.Module):
+                buffers = _named_like(own.get("buffers", {}).get(name, {}), part.state_dict().keys())
                 with torch.no_grad():
-                    buffers = _named_like(own.get("buffers", {}).get(name, {}), part)
                     for key, value in buffers.items():
                         part.get_buffer(key).copy_(value)
         for name, unspent in self._unspent.items():
@@ -249,17 +249,17 @@ def _compiled(parts: Mapping[str, Any]) -> str | bool:
     return ", ".join(f"{count} of {k}" if "*" in k else k for k, count in kinds.items()) or False
 
 
-def _named_like(saved: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """`saved` under the names that `model` has for it. What is compiled, such as a layer, or under DDP, such
-    as what a model is averaged of, has a part more in them, and may be so now alone, or at the save alone."""
-    live = model.state_dict().keys()
+def _named_like(saved: dict[str, Any], live: Collection[str]) -> dict[str, Any]:
+    """`saved` under the names that it has in a model, which are `live`. What is compiled, such as a layer, or
+    under DDP, such as what a model is averaged of, has a part more in them, and may be so now alone, or at
+    the save alone."""
     names = {_without_wrapping(name): name for name in live}
     named = {names.get(_without_wrapping(name), name): value for name, value in saved.items()}
     return named if len(named) == len(saved) and len(names) == len(live) else saved
 
 
 def _without_wrapping(name: str) -> str:
-    return _without(name, "_orig_mod", "module")
+    return _without(name, COMPILED, "module")
 
 
 def _without(name: str, *wrappings: str) -> str:
@@ -271,7 +271,7 @@ def _saved_of(part: Stateful) -> dict[str, Any]:
     state = part.state_dict()
     if not isinstance(part, nn.Module):
         return state
-    return {_without(name, "_orig_mod"): value for name, value in state.items()}
+    return {_without(name, COMPILED): value for name, value in state.items()}
 
 
 def _goes_on_apart(model: DistributedDataParallel) -> bool:
@@ -306,9 +306,9 @@ def _load(name: str, part: Stateful, state: dict[str, Any], step: int) -> None:
 def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
     """Empty where it is loaded, else what does not fit, in torch's words."""
     live = model.state_dict()
-    state = _named_like(state, model)
+    named = _named_like(state, live.keys())
     try:
-        model.load_state_dict({name: shard_like(value, live.get(name)) for name, value in state.items()})
+        model.load_state_dict({name: shard_like(value, live.get(name)) for name, value in named.items()})
     except RuntimeError as error:
         if str(error).startswith("Error(s) in loading state_dict"):
             return str(error)
@@ -375,4 +375,4 @@ def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     """Under each of its names, as what is saved of a model has one that two modules share under both."""
     saved = module.state_dict().keys()
     named = module.named_buffers(remove_duplicate=False)
-    return {_without(name, "_orig_mod"): buffer for name, buffer in named if name in saved}
+    return {_without(name, COMPILED): buffer for name, buffer in named if name in saved}

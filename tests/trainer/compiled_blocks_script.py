@@ -1,4 +1,4 @@
-"""A rank of a compiled model that is cut over the ranks: makes it ready, and does with it what steps and
+"""A rank of a compiled model, whole or cut over the ranks: makes it ready, and does with it what steps and
 validation do. Whatever torch.compile would have to compile anew ends it.
 
 Arguments: those of a configuration.
@@ -28,14 +28,14 @@ if __name__ == "__main__":
     parts = assemble(run.gang, config, compute, batches, weights=None, validates=True, cache=None)
     assert not parts.not_compiled, parts.not_compiled
     torch.compiler.set_stance("fail_on_recompile")
-    tokens = batches.shaped()
+    tokens, targets = batches.shaped(), batches.shaped()
     for index in range(batches.chunks):
         with accumulate(parts.model, last=index == batches.chunks - 1):
             with compute.autocast():
-                loss = parts.model(tokens, tokens)[1]
+                loss = parts.model(tokens, targets)[1]
             loss.backward()
     parts.raw_model.eval()
     with torch.no_grad(), compute.autocast():
-        parts.raw_model(tokens, tokens)
+        parts.raw_model(tokens, targets)
     print("nothing was compiled anew", flush=True)
     run.gang.leave()

@@ -145,24 +145,25 @@ def test_what_is_cut_and_compiled_trains_as_the_whole_as_written_and_resumes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
+    ("ranks", "words"),
     [
-        ("train.precision=fp32", "train.compile=true"),
-        ("train.precision=bf16", "train.compile=reduce-overhead", "train.activation_checkpointing=true"),
-        ("train.precision=fp32", "train.compile=max-autotune-no-cudagraphs", "model.family=llama"),
+        (1, ("train.precision=fp32", "train.compile=true")),
+        (2, ("train.precision=fp32", "train.compile=true")),
+        (2, ("train.precision=bf16", "train.compile=reduce-overhead", "train.activation_checkpointing=true")),
+        (2, ("train.precision=fp32", "train.compile=max-autotune-no-cudagraphs", "model.family=llama")),
     ],
-    ids=["fp32", "bf16, recomputing, a mode", "llama, a mode"],
+    ids=["whole", "fp32", "bf16, recomputing, a mode", "llama, a mode"],
 )
 def test_all_that_steps_and_validation_run_was_compiled_before_the_first(
-    workshop: Workshop, words: tuple[str, ...]
+    workshop: Workshop, ranks: int, words: tuple[str, ...]
 ) -> None:
     """What did not compile there would end the run, and perhaps on one rank alone."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("torch.compile needs a C++ compiler here, and there is none")
     if "train.precision=bf16" in words and not has_bf16():
         pytest.skip("this CPU has no bf16")
-    gang = workshop.start(ranks=2, script=COMPILED, arguments=[SHARDED, *words], env=compiler_cache())
-    assert gang.wait() == [0, 0], gang.texts()
+    gang = workshop.start(ranks=ranks, script=COMPILED, arguments=[SHARDED, *words], env=compiler_cache())
+    assert gang.wait() == [0] * ranks, gang.texts()
     assert all("nothing was compiled anew" in rank.text() for rank in gang.ranks), gang.texts()
 
 

@@ -123,7 +123,8 @@ def test_the_peak_is_what_the_cores_can_do_also_where_something_else_has_them(
     moments, computing = iter([0.0, 1.0]), iter([0.0, computed])
     monkeypatch.setattr("holdfast_trainer.spans.time.perf_counter", lambda: next(moments))
     monkeypatch.setattr("holdfast_trainer.spans.time.process_time", lambda: next(computing))
-    monkeypatch.setattr("holdfast_trainer.spans.Threads.look", lambda _: Crowding(queued, cores))
+    looks = iter([None, Crowding(queued, cores)])  # the first has nothing to compare with
+    monkeypatch.setattr("holdfast_trainer.spans.Threads.look", lambda _: next(looks))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     peak = gemm_peak(torch.device("cpu"), torch.float32, size=16, repeats=1)
     assert peak == pytest.approx(2 * 16**3 / took)
@@ -132,7 +133,12 @@ def test_the_peak_is_what_the_cores_can_do_also_where_something_else_has_them(
 def test_the_peak_is_of_numbers_as_training_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of constant ones a GPU is faster than it can ever be; and what training draws stays as it was."""
     multiplied, real = [], torch.mm
-    monkeypatch.setattr(torch, "mm", lambda left, right: multiplied.append(left) or real(left, right))
+
+    def noted(left: torch.Tensor, right: torch.Tensor, **into: torch.Tensor) -> torch.Tensor:
+        multiplied.append(left)
+        return real(left, right, **into)
+
+    monkeypatch.setattr(torch, "mm", noted)
     before = torch.get_rng_state()
     assert gemm_peak(torch.device("cpu"), torch.float32, size=64, repeats=2) > 0
     assert torch.equal(torch.get_rng_state(), before)

@@ -8,7 +8,7 @@ step waits with them, so that all spans of a step are told together.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -119,27 +119,46 @@ def gemm_peak(device: torch.device, dtype: torch.dtype, size: int = 1024, repeat
     """FLOP/s of a square matrix product on this device with this process's threads: the best of a few.
 
     MFU is taken against this measured peak, not against a data sheet: a share of what this rank can do. What
-    else has a CPU's cores meanwhile does not make it less. The numbers are random: of constant ones a GPU
-    switches fewer bits, draws less power and clocks higher than it can with any real data.
+    else has the device meanwhile, a CPU's cores or turns on the GPU, does not make it less. The numbers are
+    random: of constant ones a GPU switches fewer bits, draws less power and clocks higher than it can with
+    any real data.
     """
     if device.type == "cuda":
         size = 8192
     drawn = torch.Generator(device).manual_seed(1)  # training's own draws stay as they are
     left = torch.randn((size, size), device=device, dtype=dtype, generator=drawn)
-    best = float("inf")
+    out = torch.empty_like(left)
+
+    def product() -> None:
+        torch.mm(left, left, out=out)
+
+    if device.type == "cuda":
+        return 2 * size**3 / _gpu_seconds(product, 2 * repeats)
+    return 2 * size**3 / min(_cpu_seconds(product) for _ in range(repeats))
+
+
+def _cpu_seconds(work: Callable[[], None]) -> float:
+    """Of `work`, less what its threads waited for a core."""
     threads = Threads()
+    threads.look()
+    began, computed = time.perf_counter(), time.process_time()
+    work()
+    seconds, computed = time.perf_counter() - began, time.process_time() - computed
+    if (crowding := threads.look()) is None:
+        return seconds
+    at_once = min(torch.get_num_threads(), crowding.cores)
+    return min(seconds, max(seconds * (1.0 - crowding.queued), computed / at_once))
+
+
+def _gpu_seconds(work: Callable[[], None], repeats: int) -> float:
+    """The least of several in a row, by the GPU's clock: the CPU's would count the turns that other processes
+    have on the GPU before each."""
+    moments = [_moment()]
     for _ in range(repeats):
-        _synchronize(device)
-        threads.look()
-        began, computed = time.perf_counter(), time.process_time()
-        torch.mm(left, left)
-        _synchronize(device)
-        seconds, computed = time.perf_counter() - began, time.process_time() - computed
-        if device.type == "cpu" and (crowding := threads.look()) is not None:
-            at_once = min(torch.get_num_threads(), crowding.cores)
-            seconds = min(seconds, max(seconds * (1.0 - crowding.queued), computed / at_once))
-        best = min(best, seconds)
-    return 2 * size**3 / best
+        work()
+        moments.append(_moment())
+    moments[-1].synchronize()
+    return min(float(start.elapsed_time(end)) for start, end in pairwise(moments)) / 1e3
 
 
 def _moment() -> torch.cuda.Event:
@@ -147,8 +166,3 @@ def _moment() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

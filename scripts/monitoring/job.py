@@ -78,6 +78,7 @@ ADVICE = {
     "checkpoint": "Saves hold the steps up: save less often (checkpoint.every), or use faster storage.",
     "other": "Time goes outside of every span: Python between the parts, or a peer that is waited for.",
     "no core": "The job's threads wait for cores: let less run beside it, or give it more (resources.cpu).",
+    "shared gpu": "Others compute on the GPU too: let less run beside it, or give it one of its own.",
     "optimizer": "The optimizer takes much of a step: a larger train.global_batch, fused kernels.",
     "communication": "The exchange of gradients holds it back: accumulate (DDP), or take a faster network.",
     "device idle": "The device has time to spare: raise train.micro_batch, then try train.compile.",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from processes import Processes
-from tests.nvml.stand_in import NO_PERMISSION, CannotCompile, Script, build, busy_gpu
+from tests.nvml.stand_in import GIB, NO_PERMISSION, CannotCompile, Process, Script, build, busy_gpu
 from waiting import Deadline
 
 from holdfast_trainer.steplog import figures_of
@@ -108,7 +108,8 @@ logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 use = GpuUse(sys.argv[1], every=0.01)
 meter = Meter(use)
 for _ in sys.stdin:
-    logging.info("%s", meter.share())  # as a line, whatever the other thread says meanwhile
+    share = meter.share()
+    logging.info("%s %s", share, meter.shared)  # as a line, whatever the other thread says meanwhile
 use.close()
 """
 
@@ -125,6 +126,11 @@ class Rank:
         )
 
     def said(self) -> str:
+        """The share, or a word of its log."""
+        return self.both().removesuffix(" None").removesuffix(" 0.0").removesuffix(" 1.0")
+
+    def both(self) -> str:
+        """The share of the time that the GPU was busy, and of that in which others used it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
@@ -170,6 +176,24 @@ def test_a_gpus_figure_is_nvmls_own_of_that_gpu(
 def said_is(rank: Rank, share: float) -> bool:
     said = rank.said()
     return said != "None" and float(said) == pytest.approx(share)
+
+
+def test_that_others_compute_on_the_gpu_too_is_known(
+    script: Script, library: Path, processes: Processes, deadline: Deadline
+) -> None:
+    """One process is this one, whatever its number is where NVML counts; one that rests is none of them."""
+    mine = script.gpus[1]
+    mine.processes = [Process(4242, GIB, 60), Process(4243, GIB, 0)]
+    script.write()
+    rank = Rank(processes, script, library, mine.uuid)
+    deadline.wait_until(lambda: rank.both().endswith(" 0.0"), "one that computes")
+    mine.processes[1] = Process(4243, GIB, 35)
+    script.write()
+    deadline.wait_until(lambda: "0.9" < rank.both().split()[1] < "2", "two that do")
+    mine.faults["process-utilization"] = NO_PERMISSION
+    script.write()
+    deadline.wait_until(lambda: rank.both().endswith(" 0.0"), "what is not told to be not counted")
+    assert rank.end() == 0
 
 
 def test_a_driver_that_hangs_costs_the_figure_and_nothing_else(

@@ -1,11 +1,12 @@
 """How busy what a rank computes on is: its GPU as NVML says, or the cores that its process may compute on.
 
 NVML's utilisation of a GPU is the share of time in which at least one kernel ran on it, anybody's: where
-several share a GPU it is of all of them, and how much of the GPU a kernel used it does not tell. NVML is
-asked in a thread of its own, for a driver may hang, which then costs the figure and nothing else; what is
-still there to crash is no more than NCCL and torch call in this process too. The GPU is named by the UUID
-that CUDA has of it, whatever number it has here. What is not told (by a MIG device, without nvidia-ml-py, of
-a driver that says no) is no figure.
+several share a GPU it is of all of them, and how much of the GPU a kernel used it does not tell. That several
+do is told apart: NVML counts the processes that computed on it. Which of them is this one is not asked: NVML
+has other numbers for them where this one is in a container. NVML is asked in a thread of its own, for a
+driver may hang, which then costs the figure and nothing else; what is still there to crash is no more than
+NCCL and torch call in this process too. The GPU is named by the UUID that CUDA has of it, whatever number it
+has here. What is not told (by a MIG device, without nvidia-ml-py, of a driver that says no) is no figure.
 
 On a CPU it is the processor time of all threads of this process, against that of as many cores as it may
 compute on at a time. Threads that wait for others by spinning count as busy; the kernel cannot tell them.
@@ -20,7 +21,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 log = logging.getLogger("holdfast")
 
@@ -34,6 +35,8 @@ class Reading(NamedTuple):
     busy: float
     known: float
     """Those of which it is known how busy they were."""
+    shared: float = 0.0
+    """Those in which more than one process was found to compute there."""
 
 
 class Use(Protocol):
@@ -53,6 +56,8 @@ class Meter:
 
     def __init__(self, use: Use) -> None:
         self.of = use.of
+        self.shared: float | None = None
+        """The share of the same time in which others computed there too, as `share` told last."""
         self._read = use.read
         self._before = use.read()
 
@@ -60,6 +65,7 @@ class Meter:
         """0 to 1 since the last question (of a CPU more where further threads helped); None: not known."""
         before, self._before = self._before, self._read()
         known = self._before.known - before.known
+        self.shared = (self._before.shared - before.shared) / known if known > 0 else None
         return (self._before.busy - before.busy) / known if known > 0 else None
 
 
@@ -114,8 +120,23 @@ class GpuUse:
             except pynvml.NVMLError:
                 continue
             if 0 <= percent <= 100:
-                busy, known = self._reading
-                self._reading = Reading(busy + self._every * percent / 100, known + self._every)
+                busy, known, shared = self._reading
+                shared += self._every if _computing(pynvml, handle) > 1 else 0.0
+                self._reading = Reading(busy + self._every * percent / 100, known + self._every, shared)
+
+
+RECENT_SECONDS = 2.0
+"""NVML samples what each process computed about once a second."""
+
+
+def _computing(pynvml: Any, handle: Any) -> int:
+    """How many processes computed on this GPU of late; 0 where NVML does not tell, as of a MIG device."""
+    since = int((time.time() - RECENT_SECONDS) * 1e6)
+    try:
+        samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
+    except pynvml.NVMLError:
+        return 0
+    return len({one.pid for one in samples if one.timeStamp > since and one.smUtil})
 
 
 def process_age(process: Path) -> float:

@@ -2,7 +2,8 @@
 
 The loop's spans are added up over an interval; what they do not cover is `other`. The causes are looked at
 in order: what is no computing at all first (validation, data, saves, gaps), then whether there are cores to
-compute on, then what computing wastes (a slow optimizer, a network), then how well the rest uses the device.
+compute on and whether others have the GPU too, then what computing wastes (a slow optimizer, a network), then
+how well the rest uses the device.
 A wait for data has two causes with two remedies, and the cores tell which it is: what loads computes, or it
 waits for a disk or network in its turn (see loading.py). Where NVML tells how busy the GPU is, a GPU that is
 given too little is known by that, also of a model whose multiplications nobody counts. Validation is no part
@@ -38,6 +39,8 @@ COMMUNICATION_SHARE = 0.1
 BACKWARD_TO_FORWARD = 3.5
 """Where the exchange was not measured."""
 LOW_MFU = 0.3
+SHARED_SHARE = 0.5
+"""Of all time; what computes on the GPU beside this for less of it may be a look at something."""
 GPU_IDLES = 0.5
 """A GPU that has a kernel to run for less of the time is given too little."""
 COMPUTING = ("forward", "backward", "optimizer")
@@ -61,6 +64,8 @@ class Interval:
     """Share of time in which a kernel ran on the GPU, anybody's; None: there is none, or it is not known."""
     crowding: Crowding | None = None
     """None: the kernel does not tell."""
+    shared: float | None = None
+    """Share of time in which others computed on the GPU too; None: not known."""
 
     def share(self, phase: str) -> float:
         """Of the wall time, 0 to 1."""
@@ -82,7 +87,7 @@ class Verdict:
 
 CAUSES = (
     "validation", "data computing", "data reading", "data", "checkpoint", "other", "no core",
-    "optimizer", "communication", "device idle", "compute", "unknown",
+    "shared gpu", "optimizer", "communication", "device idle", "compute", "unknown",
 )  # fmt: skip
 """`data`: waits of which nothing more is known."""
 
@@ -96,6 +101,7 @@ def judge(interval: Interval) -> Verdict:
     return (
         _not_computing(interval, took)
         or _without_cores(interval, took)
+        or _shared_gpu(interval, took)
         or _wasted(interval, took)
         or _used(interval, took)
     )
@@ -195,6 +201,18 @@ def _without_cores(interval: Interval, took: str) -> Verdict | None:
     )
 
 
+def _shared_gpu(interval: Interval, took: str) -> Verdict | None:
+    idles = interval.gpu is None or interval.gpu < GPU_IDLES
+    if interval.shared is None or interval.shared < SHARED_SHARE or idles:
+        return None
+    rate = "" if interval.mfu is None else f" at {interval.mfu:.0%} of what the GPU can multiply"
+    return Verdict(
+        "shared gpu",
+        f"{took}{rate}, and for {interval.shared:.0%} of the time other processes compute on this GPU too, "
+        "which take turns with it: let less run beside it, or give the job a GPU of its own (spec.gpus)",
+    )
+
+
 def _wasted(interval: Interval, took: str) -> Verdict | None:
     forward, backward = interval.share("forward"), interval.share("backward")
     optimizer = interval.share("optimizer")
@@ -285,8 +303,9 @@ class Judge:
         self._since = time.monotonic()
         self._meanwhile()
 
-    def _meanwhile(self) -> tuple[Loading | None, float | None, Crowding | None]:
-        return self._loading(), None if self.gpu is None else self.gpu.share(), self._crowding()
+    def _meanwhile(self) -> tuple[Loading | None, float | None, Crowding | None, float | None]:
+        busy = None if self.gpu is None else self.gpu.share()
+        return self._loading(), busy, self._crowding(), None if self.gpu is None else self.gpu.shared
 
     def step(self, seconds: float, spans: Mapping[str, float], tokens: int = 0) -> Verdict | None:
         """A step took `seconds` of wall time for the `tokens` of all ranks; a verdict where the interval is

@@ -28,7 +28,7 @@ from holdfast_trainer.endpoint import Endpoint, newest_ledger
 from holdfast_trainer.ledger import Journal, useful_seconds
 from holdfast_trainer.spans import Spans
 from holdfast_trainer.steplog import StepLog
-from holdfast_trainer.telemetry import Telemetry
+from holdfast_trainer.telemetry import StepFigures, Telemetry
 
 
 def saved_steps(gang: Gang) -> set[int]:
@@ -387,6 +387,22 @@ def test_counts_that_come_late_are_put_to_their_step(tmp_path: Path) -> None:
     rate = telemetry.progress.tokens_per_second
     assert rate is not None
     assert 0 < rate < 60 / max(seconds)
+
+
+def test_an_attempts_first_step_is_in_no_rate_once_there_is_another() -> None:
+    """It chooses kernels and finds memory: for twenty steps after each resume the speed was low by it."""
+    telemetry = Telemetry(2, 1)
+    telemetry.begin(100, 200, 100, flops_per_token=1e9, peak=1e12)
+    told = []
+    for step, seconds in ((101, 18.0), (102, 0.5), (103, 0.25)):
+        telemetry.step(step, seconds, seconds)
+        telemetry.worked(StepFigures(seconds, tokens=100, samples=1))
+        telemetry.timed(seconds, {"data": 0.1 * seconds if step > 101 else 0.0})
+        now = telemetry.progress
+        told.append((now.step_seconds, now.tokens_per_second, now.mfu, now.data_wait_fraction))
+    assert told[0] == (18.0, pytest.approx(100 / 18), pytest.approx(1 / 180), 0.0), "all that is known yet"
+    assert told[1] == (0.5, 200.0, 0.2, pytest.approx(0.1))
+    assert told[2] == (0.375, pytest.approx(200 / 0.75), pytest.approx(0.8 / 3), pytest.approx(0.1))
 
 
 def test_progress_loses_no_update_between_threads() -> None:

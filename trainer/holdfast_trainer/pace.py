@@ -8,8 +8,11 @@ itself takes, and the whole attempt how much of the other there is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 SELDOM = ("validation", "checkpoint")
 """Phases that are no part of every step."""
@@ -28,11 +31,32 @@ class _Seldom:
         return self.seconds / max(self.newest, steps - self.newest / self.times)
 
 
-class Pace:
-    """Of one attempt. Its first step compiles and allocates: it counts until there is another."""
+class Newest(Generic[T]):
+    """What the newest steps of an attempt told, `window` of them at most. Its first step compiles and
+    allocates, and so says little of the others: it counts until there is another."""
 
     def __init__(self, window: int) -> None:
-        self._own: deque[float] = deque(maxlen=window)
+        self._kept: deque[T] = deque(maxlen=window)
+        self._first = True
+
+    def add(self, told: T) -> None:
+        if len(self._kept) == 1 and self._first:
+            self._kept.clear()
+            self._first = False
+        self._kept.append(told)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class Pace:
+    """Of one attempt."""
+
+    def __init__(self, window: int) -> None:
+        self._own = Newest[float](window)
         self._steps = -1
         self._seldom: dict[str, _Seldom] = {}
 
@@ -40,9 +64,7 @@ class Pace:
         """A step took `wall_seconds` from the end of the one before, and these are its parts."""
         self._steps += 1
         found = {phase: spans[phase] for phase in SELDOM if spans.get(phase)}
-        if self._steps == 1:
-            self._own.clear()
-        self._own.append(max(0.0, wall_seconds - sum(found.values())))
+        self._own.add(max(0.0, wall_seconds - sum(found.values())))
         if self._steps:
             for phase, seconds in found.items():
                 one = self._seldom.setdefault(phase, _Seldom())

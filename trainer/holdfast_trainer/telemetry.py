@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,14 +12,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from .checkpoint import Saved
 from .contract import Progress
-from .pace import Pace
+from .pace import Newest, Pace
 from .sizes import loss_text
 from .verdict import CAUSES, Verdict
 
 LOSS_DECAY = 0.98
 """Of the smoothed loss: a loss counts so much less than the one after it."""
 WINDOW = 20
-"""Steps that rates are taken over."""
+"""Steps that rates are taken over, an attempt's first left out."""
 _SPAN_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _SAVE_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -45,10 +44,10 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self._lock = threading.Lock()  # the saver's thread tells too
         self._world_size = world_size
-        self._walls: deque[float] = deque(maxlen=WINDOW)
+        self._walls = Newest[float](WINDOW)
         self._pace = Pace(WINDOW)
-        self._recent: deque[StepFigures] = deque(maxlen=WINDOW)
-        self._waits: deque[tuple[float, float | None]] = deque(maxlen=WINDOW)
+        self._recent = Newest[StepFigures](WINDOW)
+        self._waits = Newest[tuple[float, float | None]](WINDOW)
         """Wall seconds of a step, and those of them that waited for data, where the loop tells them."""
         self._flops_per_token: float | None = None
         self._peak: float | None = None
@@ -93,7 +92,9 @@ class Telemetry:
         self._val_loss = Gauge("holdfast_validation_loss", "Newest validation loss.", registry=r)
         self._grad_norm = Gauge("holdfast_grad_norm", "Gradient norm before clipping.", registry=r)
         self._tokens_rate = Gauge(
-            "holdfast_tokens_per_second", f"Of all ranks, over the last {WINDOW} steps.", registry=r
+            "holdfast_tokens_per_second",
+            f"Of all ranks, over the last {WINDOW} steps, without the first of an attempt.",
+            registry=r,
         )
         self._tokens = Counter("holdfast_tokens", "Tokens trained on in this attempt, all ranks.", registry=r)
         self._mfu = Gauge(
@@ -219,7 +220,7 @@ class Telemetry:
 
     def step(self, step: int, seconds: float, wall_seconds: float) -> None:
         """A step was done, which took so long on this rank; `wall_seconds` from the end of the one before."""
-        self._walls.append(wall_seconds)
+        self._walls.add(wall_seconds)
         self._step.set(step)
         self._seconds.observe(seconds)
         per_step = sum(self._walls) / len(self._walls)
@@ -239,7 +240,7 @@ class Telemetry:
 
     def worked(self, figures: StepFigures) -> None:
         """What a step did, all ranks together, once that is known."""
-        self._recent.append(figures)
+        self._recent.add(figures)
         elapsed = sum(f.wall_seconds for f in self._recent)
         tokens = sum(f.tokens for f in self._recent) / elapsed
         samples = sum(f.samples for f in self._recent) / elapsed
@@ -278,7 +279,7 @@ class Telemetry:
         """The parts of a step that took `wall_seconds`, as they become known: on a GPU a step late."""
         for phase, seconds in spans.items():
             self._span.labels(phase).observe(seconds)
-        self._waits.append((wall_seconds, spans.get("data")))
+        self._waits.add((wall_seconds, spans.get("data")))
         waits = [data for _, data in self._waits if data is not None]
         elapsed = sum(wall for wall, _ in self._waits)
         self._pace.add(wall_seconds, spans)

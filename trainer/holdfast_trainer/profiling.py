@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from pathlib import Path
 
 import torch
@@ -39,6 +40,8 @@ class Window:
             activities = [ProfilerActivity.CPU]
             if self._device.type == "cuda":
                 activities.append(ProfilerActivity.CUDA)
+            # PyTorch 2.11 warns that it keeps the last cycle alone, of which there is one here.
+            warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
             self._first, self._profile = step, profile(activities=activities)
             self._profile.start()
 

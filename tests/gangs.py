@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpus import of_rank
 from processes import Processes
 from waiting import DeadlinePassed, wait_until
 
@@ -258,6 +259,7 @@ class Workshop:
         for rank in range(ranks):
             message = place / f"rank-{rank}.termination"
             own = {"RANK": str(rank), "LOCAL_RANK": "0", "HOLDFAST_TERMINATION_LOG": str(message)}
+            own |= of_rank(rank)
             argv = [script, *([json.dumps(options)] if arguments is None else arguments)]
             started.append(self.server.start(argv, common | own, place / f"rank-{rank}.log"))
             terminations.append(message)

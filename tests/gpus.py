@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+RANKS_ON_GPU = "RANKS_ON_GPU"
+"""Set: what a rank server forks computes on the first GPU, all ranks on that one."""
 DRIVER = Path("/dev/nvidiactl")
 """There where the kernel has NVIDIA's driver."""
 _AVAILABLE = "import sys, torch; sys.exit(not torch.cuda.is_available())"
@@ -24,6 +26,14 @@ def hide() -> None:
     """From this process and all that it starts; nothing changes on a machine without a driver."""
     if DRIVER.exists():
         os.environ[VISIBLE] = ""
+
+
+def of_rank(rank: int) -> dict[str, str]:
+    """For the environment of a rank of a test. NCCL refuses two ranks on one GPU, unless they say that they
+    are on two machines: then they meet by way of the network."""
+    if not os.environ.get(RANKS_ON_GPU):
+        return {}
+    return {VISIBLE: "0", "NCCL_HOSTID": str(rank), "NCCL_SOCKET_IFNAME": "lo"}
 
 
 @pytest.fixture(scope="session")

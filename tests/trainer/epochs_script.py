@@ -20,7 +20,7 @@ scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, EPOCHS * STEPS)
 run.track(model=model, optimizer=optimizer, scheduler=scheduler)
 for _ in range(EPOCHS):
     for step in run.steps(EPOCHS * STEPS):
-        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * step + run.rank))
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * step + run.rank)).to(run.device)
         loss = (wrapped(x) - x.sum(1, keepdim=True)).pow(2).mean()
         optimizer.zero_grad()
         loss.backward()

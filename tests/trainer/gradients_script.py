@@ -37,6 +37,7 @@ gang = join_gang()
 torch.manual_seed(0)
 whole = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 x, y = torch.randn(2, 12, 8), torch.randint(4, (2, 12))
+whole, x, y = whole.to(gang.device), x.to(gang.device), y.to(gang.device)
 replicated, sharded = (copy.deepcopy(whole) for _ in range(2))
 truth = F.cross_entropy(whole(x.flatten(0, 1)), y.flatten())
 truth.backward()
@@ -49,7 +50,7 @@ setattr(dist, SCATTER, counted(getattr(dist, SCATTER)))
 fsdp = shard(sharded, gang, [sharded[0], sharded[2]])
 found = {}
 for name, model in (("ddp", ddp), ("fsdp", fsdp)):
-    exchanges, total = 0, torch.zeros(())
+    exchanges, total = 0, torch.zeros((), device=gang.device)
     pieces = list(zip(x[gang.rank].chunk(CHUNKS), y[gang.rank].chunk(CHUNKS), strict=True))
     for index, (inputs, labels) in enumerate(pieces):
         with accumulate(model, last=index == CHUNKS - 1):

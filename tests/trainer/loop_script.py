@@ -120,20 +120,20 @@ raw = nn.Sequential(*layers)
 def batch(step: int, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(step * 1000 + chunk * 100 + run.rank)
     x = torch.randn(12, 16, generator=generator)
-    return x, x[:, :4].argmax(1)
+    return x.to(run.device), x[:, :4].argmax(1).to(run.device)
 
 
 def loss_of(net: nn.Module, step: int, chunk: int) -> torch.Tensor:
     x, y = batch(step, chunk)
     low = torch.float16 if options["fp16"] else torch.bfloat16
-    with torch.autocast("cpu", low, enabled=options["bf16"] or options["fp16"]):
+    with torch.autocast(run.device.type, low, enabled=options["bf16"] or options["fp16"]):
         return F.cross_entropy(net(x), y) / options["chunks"]
 
 
 model = run.wrap(raw, settle=(lambda net: loss_of(net, 0, 0)) if options["settle"] else None)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-2, fused=options["overflow"] == "fused")
 scales = bool(options["fp16"] or options["overflow"])
-scaler = torch.amp.GradScaler("cpu", growth_interval=3 if options["fp16"] else 2000, enabled=scales)
+scaler = torch.amp.GradScaler(run.device.type, growth_interval=3 if options["fp16"] else 2000, enabled=scales)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
 scaled = {"scaler": scaler} if scales else {}
 run.track(model=model, optimizer=optimizer, scheduler=scheduler, **scaled)
@@ -204,7 +204,7 @@ for step in run.steps(options["steps"]):
         sys.exit(options["exit_status"])
     with run.span("data"):
         time.sleep(options["pause"])
-    total = torch.zeros(())
+    total = torch.zeros((), device=run.device)
     steps_now = (step + 1) % options["step_every"] == 0
     for chunk in range(options["chunks"]):
         with accumulate(model, last=steps_now and chunk == options["chunks"] - 1):

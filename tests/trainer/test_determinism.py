@@ -48,7 +48,7 @@ sys.exit(main(sys.argv[1:]))
 
 def put(script: str) -> str:
     """The loop with an operation that has no deterministic kernel on a CPU either."""
-    begins = "    total = torch.zeros(())\n"
+    begins = "    total = torch.zeros((), device=run.device)\n"
     assert begins in script
     return script.replace(begins, f"{begins}    torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))\n")
 

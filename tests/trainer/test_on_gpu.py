@@ -28,75 +28,121 @@ __all__ = ["gpu"]
 
 pytestmark = pytest.mark.slow
 
-STEPS = 1200
+STEPS = 600
 """Of which enough are left when one of the first hundreds is hit."""
 
 
 @dataclass
 class Runs:
-    """Runs of one configuration, an attempt at a time, as the engines start them: torchrun, a forked rank."""
+    """Runs of one configuration, an attempt at a time, as the engines start them: torchrun, a forked rank.
+
+    Several replicas share the GPU. NCCL refuses that, unless they say that they are on two machines: then
+    they meet by way of the network.
+    """
 
     processes: Processes
     path: Path
     config: Path
     words: tuple[str, ...]
     env: Mapping[str, str]
+    replicas: int = 1
 
     def history(self, run: str) -> History:
         return History(RunDir(self.path / run))
 
-    def start(self, run: str, attempt: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "holdfast_trainer.torchrun", "--nnodes=1", "--node-rank=0"]
+    def start(self, run: str, attempt: int) -> list[subprocess.Popen[str]]:
+        """A torchrun for each replica."""
+        command = [sys.executable, "-m", "holdfast_trainer.torchrun", f"--nnodes={self.replicas}"]
         command += ["--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-        command += ["--monitor-interval=0.1", "--shutdown-timeout=60", "--", "--die-with-parent", "--"]
-        command += [sys.executable, "-m", "holdfast_trainer", "train", "--config", str(self.config)]
+        command += ["--monitor-interval=0.1", "--shutdown-timeout=60"]
+        rank = ["--", "--die-with-parent", "--", sys.executable, "-m", "holdfast_trainer", "train"]
+        rank += ["--config", str(self.config), *self.words]
         env = {
             "HOLDFAST_RUN_DIR": str(self.path / run),
             "HOLDFAST_ATTEMPT": str(attempt),
             "HOLDFAST_GRACE_SECONDS": "60",
+            "NCCL_SOCKET_IFNAME": "lo",
             **self.env,
         }
-        with open(self.log(run, attempt), "w") as log:
-            words = [*command, *self.words]
-            return self.processes.start(words, env=env, stdout=log, stderr=subprocess.STDOUT)
+        started = []
+        for replica in range(self.replicas):
+            words = [*command, f"--node-rank={replica}", *rank]
+            own = {**env, "NCCL_HOSTID": str(replica)}
+            with open(self.log(run, attempt, replica), "w") as log:
+                started.append(self.processes.start(words, env=own, stdout=log, stderr=subprocess.STDOUT))
+        return started
 
-    def log(self, run: str, attempt: int) -> Path:
-        return self.path / f"{run}-{attempt}.log"
+    def log(self, run: str, attempt: int, replica: int = 0) -> Path:
+        return self.path / f"{run}-{attempt}-{replica}.log"
 
-    def reaches(self, run: str, attempt: int, step: int) -> None:
+    def told(self, run: str, attempt: int) -> str:
+        """The end of what each replica printed."""
+        return "\n".join(
+            f"--- replica {replica}\n{self.log(run, attempt, replica).read_text()[-3000:]}"
+            for replica in range(self.replicas)
+        )
+
+    def reaches(self, run: str, attempt: int, step: int, started: list[subprocess.Popen[str]]) -> None:
         there = self.history(run)
-        wait_until(lambda: there.last_step(attempt) >= step, f"step {step}; see {self.log(run, attempt)}")
 
-    def finishes(self, run: str, attempt: int, started: subprocess.Popen[str]) -> dict[str, Any]:
-        assert started.wait(600) == 0, self.log(run, attempt).read_text()[-4000:]
+        def is_there() -> bool:
+            assert all(one.poll() is None for one in started), self.told(run, attempt)
+            return there.last_step(attempt) >= step
+
+        wait_until(is_there, f"step {step}; see {self.log(run, attempt)}")
+
+    def finishes(self, run: str, attempt: int) -> dict[str, Any]:
+        """Its stop line."""
+        codes = [one.wait(600) for one in self.start(run, attempt)]
+        assert codes == [0] * self.replicas, self.told(run, attempt)
         stop = self.history(run).stop(attempt)
         assert (stop["outcome"], stop["step"]) == ("finished", STEPS)
         return stop
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def kill(started: list[subprocess.Popen[str]]) -> None:
+    """All of the first replica; the others lose it."""
+    first = psutil.Process(started[0].pid)
+    for process in [*first.children(recursive=True), first]:
+        process.kill()
+    for one in started:
+        one.wait(120)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "words"),
+    [
+        (1, ("train.precision=fp32",)),
+        (1, ("train.precision=bf16",)),
+        (1, ("train.precision=fp16",)),
+        (1, ("train.precision=bf16", "train.compile=true")),
+        (2, ("train.precision=bf16",)),
+        (2, ("train.precision=bf16", "train.parallel=fsdp")),
+    ],
+    ids=["fp32", "bf16", "fp16", "compiled", "ddp over nccl", "fsdp over nccl"],
+)
 def test_killed_and_given_notice_a_gpu_run_is_the_untouched_one(
-    precision: str, gpu: dict[str, str], processes: Processes, tmp_path: Path
+    replicas: int, words: tuple[str, ...], gpu: dict[str, str], processes: Processes, tmp_path: Path
 ) -> None:
-    words = (f"train.precision={precision}", f"train.steps={STEPS}", "train.micro_batch=6")
-    words += ("validation.every=100", "checkpoint.every=40")
-    runs = Runs(processes, tmp_path, write_config(tmp_path), words, gpu)
-    twin = runs.finishes("twin", 1, runs.start("twin", 1))
+    # Its matrices are large enough to be copied while the next step computes.
+    common = (f"train.steps={STEPS}", "train.micro_batch=6", "model.width=256")
+    common += ("validation.every=100", "checkpoint.every=40")
+    runs = Runs(processes, tmp_path, write_config(tmp_path), (*common, *words), gpu, replicas)
+    twin = runs.finishes("twin", 1)
 
     killed = runs.start("run", 1)
-    runs.reaches("run", 1, 100)
-    for process in [*psutil.Process(killed.pid).children(recursive=True), psutil.Process(killed.pid)]:
-        process.kill()
-    killed.wait()
+    runs.reaches("run", 1, 100, killed)
+    kill(killed)
 
     noticed = runs.start("run", 2)
-    runs.reaches("run", 2, 300)
-    noticed.send_signal(signal.SIGTERM)
-    noticed.wait(120)
+    runs.reaches("run", 2, 250, noticed)
+    noticed[0].send_signal(signal.SIGTERM)
+    for one in noticed:
+        one.wait(120)
     stop = runs.history("run").stop(2)
     assert (stop["outcome"], stop["durable_step"]) == ("interrupted", stop["step"]), "nothing is lost"
 
-    last = runs.finishes("run", 3, runs.start("run", 3))
+    last = runs.finishes("run", 3)
     assert runs.history("run").losses() == runs.history("twin").losses()
     assert runs.history("run").validations() == runs.history("twin").validations()
     assert last["digest"] == twin["digest"]

@@ -82,11 +82,13 @@ class Stage:
     window: int
     """Steps."""
     rounds: int
-    metric: str = "speed"
     first_decides: bool = False
     """Where the first subject cannot run, nor can the others as they should."""
+    metric: str = "speed"
     neighbours: int = 0
     """Processes that keep a core busy each, all the while."""
+    together: bool = False
+    """Started at once, so that how long each takes for its first step says nothing."""
 
 
 def renamed(subjects: Sequence[Subject], addition: str) -> tuple[Subject, ...]:
@@ -137,14 +139,15 @@ def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[
     ranks = gpus or min(2, cores)
     found = [
         Stage("same dtype", alone, shape, 1, cores, window, rounds),
-        Stage("as it comes", as_it_comes, shape, 1, cores, max(1, window // 2), rounds),
-        Stage("compiled", compiled, shape, 1, cores, window, rounds, first_decides=True),
+        Stage("as it comes", as_it_comes, shape, 1, cores, max(1, window // 2), rounds, together=bool(gpus)),
+        # Where one that cannot compile decides for all, none is started before that is known.
+        Stage("compiled", compiled, shape, 1, cores, window, rounds, not gpus, together=bool(gpus)),
         Stage("busy machine", beside, shape, 1, cores, window, rounds, neighbours=cores),
     ]
     if ranks > 1:
         ddp = renamed(same[:4], f"{ranks} processes")
         found.append(Stage("ddp", ddp, shape, ranks, max(1, cores // ranks), window, rounds))
-    found.append(Stage("telemetry", telemetry, "tiny", 1, 1, 60 * window, 3 * rounds, "step"))
+    found.append(Stage("telemetry", telemetry, "tiny", 1, 1, 60 * window, 3 * rounds, metric="step"))
     return found
 
 
@@ -164,36 +167,50 @@ class Bench:
         trainings: dict[str, Training] = {}
         with contextlib.ExitStack() as stack:
             stack.enter_context(busy(stage.neighbours))
+            started: list[tuple[Subject, Training]] = []
             for subject in stage.subjects:
                 if (package := PEER_PACKAGES.get(subject.runs)) in self._missing:
                     self.left_out[subject.name] = f"{package} is not installed"
                     continue
                 self._heard(f"{stage.title}: start {subject.name}")
-                words = [subject.runs, stage.shape, str(data), subject.precision, *subject.changes]
-                training = Training.start(
-                    subject.name,
-                    words,
-                    ranks=stage.ranks,
-                    threads=stage.threads,
-                    path=self._path,
-                    environment={**_as_started(subject), **subject.environment},
-                )
+                training = self._start(stage, subject, data)
                 stack.enter_context(ending([training]))
-                try:
-                    first = training.first_step()
-                except ReportError as error:
-                    if subject.runs in ("bare", "holdfast", "limit"):
-                        raise
-                    self.left_out[subject.name] = str(error)[-300:]
-                    self._heard(f"{subject.name} is left out: {str(error)[-300:]}")
-                    if stage.first_decides and not trainings:
-                        self.left_out |= {one.name: f"as {subject.name} is" for one in stage.subjects[1:]}
-                        return
-                    continue
-                trainings[subject.name] = training
-                if subject.runs != "limit":
-                    self._report.add(subject.name, "first step", "s", first)
+                started.append((subject, training))
+                if not stage.together:
+                    self._meet(stage, started, trainings)
+                if stage.first_decides and not trainings:
+                    self.left_out |= {one.name: f"as {subject.name} is" for one in stage.subjects[1:]}
+                    return
+            self._meet(stage, started, trainings)
             self._take_turns(stage, trainings)
+
+    def _start(self, stage: Stage, subject: Subject, data: Path) -> Training:
+        return Training.start(
+            subject.name,
+            [subject.runs, stage.shape, str(data), subject.precision, *subject.changes],
+            ranks=stage.ranks,
+            threads=stage.threads,
+            path=self._path,
+            environment={**_as_started(subject), **subject.environment},
+        )
+
+    def _meet(
+        self, stage: Stage, started: list[tuple[Subject, Training]], trainings: dict[str, Training]
+    ) -> None:
+        """Move those that get past their first step from `started` to `trainings`."""
+        while started:
+            subject, training = started.pop(0)
+            try:
+                first = training.first_step()
+            except ReportError as error:
+                if subject.runs in ("bare", "holdfast", "limit"):
+                    raise
+                self.left_out[subject.name] = str(error)[-300:]
+                self._heard(f"{subject.name} is left out: {str(error)[-300:]}")
+                continue
+            trainings[subject.name] = training
+            if subject.runs != "limit" and not stage.together:
+                self._report.add(subject.name, "first step", "s", first)
 
     def _take_turns(self, stage: Stage, trainings: Mapping[str, Training]) -> None:
         tokens = tokens_a_step(stage.shape)

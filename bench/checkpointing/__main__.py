@@ -36,6 +36,8 @@ MODELS = {
 }
 TOKENS = 32
 """A step's batch: one short sequence, as the 124 M model on two cores would else take minutes."""
+GPU_ROWS = 8
+"""A step's batch on a GPU: so many sequences of the model's context, in bf16."""
 
 
 class PeakMemory:
@@ -78,14 +80,25 @@ def state_bytes(model: nn.Module) -> int:
     return 3 * sum(p.numel() * p.element_size() for p in model.parameters())
 
 
+def now() -> float:
+    """Seconds, once a GPU has done what is queued on it."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def build(name: str) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
     torch.manual_seed(1)
-    model = GPT(MODELS[name])
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    model = GPT(MODELS[name]).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
-    data = torch.randint(0, MODELS[name].vocab_size, (2, 1, TOKENS))
+    batch = (GPU_ROWS, MODELS[name].context) if on_gpu else (1, TOKENS)
+    data = torch.randint(0, MODELS[name].vocab_size, (2, *batch), device=device)
 
     def step() -> None:
-        loss = model(data[0], data[1])[1]
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            loss = model(data[0], data[1])[1]
         assert loss is not None
         loss.backward()
         optimizer.step()
@@ -101,10 +114,10 @@ def measure(
     model, optimizer, step = build(model_name)
 
     def steps(count: int) -> float:
-        began = time.perf_counter()
+        began = now()
         for _ in range(count):
             step()
-        return time.perf_counter() - began
+        return now() - began
 
     training = PeakMemory()
     training.start()
@@ -131,7 +144,7 @@ def _beside_training(
     stall = before = after = while_training = 0.0
     for number in range(windows):
         before += steps(window) if subject.asynchronous else 0.0
-        began = time.perf_counter()
+        began = now()
         subject.save(2 + number)
         stall += time.perf_counter() - began
         after += steps(window) if subject.asynchronous else 0.0
@@ -163,9 +176,9 @@ def _alone(subject: Subject, number: int, plain: Limits | None) -> dict[str, flo
         reads.append(plain.read())
     for path in subject.files():
         forget(path)
-    began = time.perf_counter()
+    began = now()
     subject.load()
-    figures["load"] = time.perf_counter() - began
+    figures["load"] = now() - began
     if plain is not None:
         reads.append(plain.read())
         figures |= {"plain write beside": mean(writes), "plain read beside": mean(reads)}

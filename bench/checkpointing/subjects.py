@@ -22,6 +22,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from holdfast_trainer.checkpoint import Saved, Saver, load_newest
+from holdfast_trainer.checkpoint.snapshot import GpuWait
 from holdfast_trainer.contract import RunDir, fsync_directory, raise_fence
 from holdfast_trainer.parallel import Gang
 from holdfast_trainer.training_state import TrainingState
@@ -58,6 +59,7 @@ class Holdfast:
         raise_fence(self._run, 1)
         self._state = TrainingState({"model": model, "optimizer": optimizer}, 0)
         self._durable = self._held_up = 0.0
+        self._on_gpu: list[GpuWait] = []
         self._saver = self._make_saver()
         optimizer.register_step_pre_hook(self._settle)
 
@@ -74,7 +76,9 @@ class Holdfast:
         )
 
     def _settle(self, *_: object) -> None:
-        self._held_up += self._saver.settle()[0]
+        seconds, waits = self._saver.settle()
+        self._held_up += seconds
+        self._on_gpu += [waits] if waits is not None else []
 
     def _note(self, saved: Saved) -> None:
         self._durable = time.perf_counter()
@@ -84,12 +88,15 @@ class Holdfast:
 
     def save(self, step: int) -> None:
         self._durable = self._held_up = 0.0
+        self._on_gpu = []
         shared, own, rank_0_only = self._state.capture(step)
         lasting = self._state.lasting() if self.overlapped else None
         self._saver.save(step, shared, own, rank_0_only=rank_0_only, lasting=lasting)
 
     def held_up(self) -> float:
-        return self._held_up
+        for _, end in self._on_gpu:
+            end.synchronize()
+        return self._held_up + sum(float(begin.elapsed_time(end)) for begin, end in self._on_gpu) / 1e3
 
     def wait(self) -> float:
         self._saver.wait()

@@ -52,7 +52,7 @@ def trainers(count: int) -> Iterator[Trainers]:
     try:
         for number in range(count):
             address = address_of(number)
-            endpoint = Endpoint(address, DEFAULT_PORT, CollectorRegistry(), there.progress)
+            endpoint = Endpoint(address, DEFAULT_PORT, CollectorRegistry, there.progress)
             open_ones.append(endpoint)
             if endpoint.address != f"{address}:{DEFAULT_PORT}":
                 raise ReportError(f"{address}:{DEFAULT_PORT}, where a pod would be asked, is taken; free it")

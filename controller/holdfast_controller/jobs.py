@@ -310,7 +310,7 @@ class JobProgress(Model):
     tokens_per_second: float | None = Field(
         default=None,
         description="Of all ranks together, over the recent steps of this attempt. None where the "
-        "program logs no tokens.",
+        "program logs no tokens, and once it has done nothing for half a minute and ten steps' time.",
     )
     samples_per_second: float | None = Field(
         default=None,
@@ -346,7 +346,7 @@ class JobProgress(Model):
     eta_seconds: float | None = Field(
         default=None,
         description="Seconds that are left until totalSteps, with saves and validations as often as so "
-        "far, and without interruptions. None where there is no total or no speed yet.",
+        "far, and without interruptions. None where there is no total, or no speed.",
     )
     verdict: str | None = Field(
         default=None,

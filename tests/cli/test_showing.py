@@ -147,6 +147,14 @@ def test_a_speed_that_is_of_some_time_ago_says_so(holdfast: Holdfast, server: Se
         assert bool(re.search(r"tokens/s, all as of 2m\d+s ago", shown)) is said
 
 
+def test_where_no_step_is_done_there_is_no_speed(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+    holdfast("submit", str(job_file))
+    when = datetime.now(UTC) - timedelta(seconds=45)
+    progress = {"step": 9, "memory_bytes": 10**9, "verdict": "a step takes 9.0 ms", "updated_at": when}
+    server.set_status("gpt-small", phase="Running", progress=progress)
+    assert re.search(r"speed +none: no step was done for 4[5-9]s", holdfast("describe", "gpt-small").stdout)
+
+
 @pytest.mark.parametrize(
     ("loss", "shown"),
     [

@@ -50,7 +50,7 @@ def pod(state: str = "running", index: int = 0) -> dict[str, Any]:
 @contextmanager
 def rank_0(run: RunDir | None) -> Iterator[None]:
     progress = Progress(2, 0, None, 0, "training")
-    endpoint = Endpoint(ADDRESS, DEFAULT_PORT, CollectorRegistry(), lambda: progress, run)
+    endpoint = Endpoint(ADDRESS, DEFAULT_PORT, CollectorRegistry, lambda: progress, run)
     try:
         if endpoint.address != f"{ADDRESS}:{DEFAULT_PORT}":
             pytest.skip(f"port {DEFAULT_PORT} of this machine, where pods are asked, is taken")

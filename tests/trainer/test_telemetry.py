@@ -22,10 +22,13 @@ from waiting import wait_until
 from holdfast_controller.jobs import Verdict
 from holdfast_controller.policy.lost_work import goodput, lost_steps, work_of
 from holdfast_trainer import ledger
+from holdfast_trainer import parallel as gangs
+from holdfast_trainer.account import RATES, Account
 from holdfast_trainer.checkpoint import Saved
 from holdfast_trainer.contract import TERMINATION_LIMIT, Progress, RunDir, Termination, read_lines
 from holdfast_trainer.endpoint import Endpoint, newest_ledger
 from holdfast_trainer.ledger import Journal, useful_seconds
+from holdfast_trainer.place import Place
 from holdfast_trainer.spans import Spans
 from holdfast_trainer.steplog import StepLog
 from holdfast_trainer.telemetry import StepFigures, Telemetry
@@ -109,7 +112,7 @@ def test_a_port_that_is_taken_moves_the_metrics_and_not_the_training(workshop: W
 
 def test_an_address_of_another_machine_moves_the_metrics_too(caplog: pytest.LogCaptureFixture) -> None:
     telemetry = Telemetry(1, 1)
-    endpoint = Endpoint("203.0.113.7", 0, telemetry.registry, lambda: telemetry.progress)
+    endpoint = Endpoint("203.0.113.7", 0, lambda: telemetry.registry, lambda: telemetry.progress)
     try:
         assert endpoint.address.startswith("127.0.0.1:")
         assert "cannot serve metrics on 203.0.113.7:0" in caplog.text
@@ -119,7 +122,7 @@ def test_an_address_of_another_machine_moves_the_metrics_too(caplog: pytest.LogC
 
 
 def test_a_client_that_goes_away_costs_no_output(capfd: pytest.CaptureFixture[str]) -> None:
-    endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry(), lambda: Telemetry(1, 1).progress)
+    endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry, lambda: Telemetry(1, 1).progress)
     host, port = endpoint.address.split(":")
     for _ in range(5):
         with socket.create_connection((host, int(port))) as client:
@@ -136,7 +139,7 @@ def test_the_ledger_of_all_attempts_is_served_to_who_cannot_mount_the_run_direct
         run.attempt(attempt).mkdir(parents=True)
         run.ledger(attempt).write_text(text)
     run.attempt(2).mkdir()  # ended before its first line
-    endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry(), lambda: Telemetry(1, 1).progress, run)
+    endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry, lambda: Telemetry(1, 1).progress, run)
     try:
         assert get(endpoint.address, "/ledger").splitlines() == [
             '{"event": "attempt_start"}',
@@ -165,7 +168,7 @@ def test_steps_are_served_in_pages_of_whole_lines(tmp_path: Path) -> None:
     run.attempt(2).mkdir(parents=True)
     wanted = [json.dumps({"step": step, "pad": "x" * 500}) for step in range(1, 5001)]
     run.steps(2).write_text("\n".join(wanted) + '\n{"step": 5001, "to')
-    endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry(), lambda: Telemetry(1, 1).progress, run)
+    endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry, lambda: Telemetry(1, 1).progress, run)
     got: list[str] = []
     pages = offset = 0
     try:
@@ -403,6 +406,43 @@ def test_an_attempts_first_step_is_in_no_rate_once_there_is_another() -> None:
     assert told[0] == (18.0, pytest.approx(100 / 18), pytest.approx(1 / 180), 0.0), "all that is known yet"
     assert told[1] == (0.5, 200.0, 0.2, pytest.approx(0.1))
     assert told[2] == (0.375, pytest.approx(200 / 0.75), pytest.approx(0.8 / 3), pytest.approx(0.1))
+
+
+@pytest.mark.parametrize(
+    ("usual", "quiet", "still"),
+    [(0.5, 29.0, False), (0.5, 31.0, True), (60.0, 500.0, False), (60.0, 700.0, True)],
+)
+def test_a_run_that_does_nothing_has_no_speed_until_it_goes_on(
+    usual: float, quiet: float, still: bool, tmp_path: Path
+) -> None:
+    """One that hung was at full speed, with its time left, until it was ended for that."""
+    run, alone = RunDir(tmp_path), gangs.Gang(0, 1, 0, torch.device("cpu"))
+    account = Account(run, 1, alone, Place.read(tmp_path), profile=range(0), tensorboard=False)
+    telemetry = account.telemetry
+    telemetry.begin(0, 9, 0, flops_per_token=1e9, peak=1e12)
+
+    def step(number: int) -> None:
+        telemetry.step(number, usual, usual)
+        telemetry.worked(StepFigures(usual, tokens=100, samples=1))
+        telemetry.timed(usual, {"data": 0.0})
+        telemetry.utilization("cpu", 0.5)
+
+    def known() -> set[str]:
+        address = run.progress_address(1).read_text()
+        progress = Progress.from_json(get(address, "/progress"))
+        shown = {name for name, value in series(get(address, "/metrics")).items() if not math.isnan(value)}
+        return SERIES & shown | {name for name in RATES if getattr(progress, name) is not None}
+
+    SERIES = {"holdfast_tokens_per_second", "holdfast_mfu_ratio", "holdfast_utilization_ratio{of=cpu}"}
+    all_of_them = SERIES | set(RATES) - {"gpu_utilization"}
+    step(1)
+    step(2)
+    account.quiet = lambda: (quiet, 3600.0)
+    assert known() == (set() if still else all_of_them)
+    account.quiet = lambda: (0.0, 3600.0)
+    step(3)
+    assert known() == all_of_them
+    account.close(3)
 
 
 def test_progress_loses_no_update_between_threads() -> None:

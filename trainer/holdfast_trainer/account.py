@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
+from prometheus_client import CollectorRegistry
 
 from . import contract
 from .contract import Progress, RunDir
@@ -30,6 +32,15 @@ from .utilization import CpuUse, GpuUse, Meter, Use, cores_allowed
 LOOK_SECONDS = 1.0
 """Memory and utilisation are looked at so often at most: memory takes longer than all else that is told of a
 step, and a share of a shorter time says nothing."""
+
+STILL_SECONDS, STILL_STEPS = 30.0, 10
+"""A run that does nothing for longer than this, and than so many of its steps, has no speed to tell."""
+RATES = (
+    "tokens_per_second", "samples_per_second", "data_wait_fraction", "mfu", "gpu_utilization",
+    "cpu_utilization", "eta_seconds",
+)  # fmt: skip
+"""Of `Progress`, what it says of the present by the newest steps."""
+_NO_RATES: dict[str, Any] = dict.fromkeys(RATES)
 
 
 class Account:
@@ -58,18 +69,29 @@ class Account:
         self.quiet: Callable[[], tuple[float | None, float | None]] = lambda: (None, None)
         """For how long no step was done, and how long that may be (see Watchdog.quiet)."""
         if first:
-            registry = self.telemetry.registry
-            self._endpoint = Endpoint(place.host, place.port, registry, self._progress, run_dir)
+            self._endpoint = Endpoint(place.host, place.port, self._registry, self._progress, run_dir)
             try:
                 contract.replace_durably(run_dir.progress_address(attempt), self._endpoint.address)
             except OSError as error:
                 raise cannot_begin(run_dir, error) from error
 
+    def _still(self) -> bool:
+        """Whether nothing was done for so long that what the newest steps took is no speed of now."""
+        quiet_seconds, _ = self.quiet()
+        usual = self.telemetry.progress.step_seconds or 0.0
+        return quiet_seconds is not None and quiet_seconds > max(STILL_SECONDS, STILL_STEPS * usual)
+
+    def _registry(self) -> CollectorRegistry:
+        if self._still():
+            self.telemetry.forget_rates()
+        return self.telemetry.registry
+
     def _progress(self) -> Progress:
         quiet_seconds, quiet_limit = self.quiet()
-        return replace(
-            self.telemetry.progress, quiet_seconds=quiet_seconds, quiet_limit=quiet_limit, asked=time.time()
-        )
+        now = self.telemetry.progress
+        if self._still():
+            now = replace(now, **_NO_RATES)
+        return replace(now, quiet_seconds=quiet_seconds, quiet_limit=quiet_limit, asked=time.time())
 
     def begin(
         self,

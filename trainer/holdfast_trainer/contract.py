@@ -352,6 +352,8 @@ class Progress:
     not known yet, never zero. `tokens_per_second` and `samples_per_second` are over the recent steps, of all
     ranks together; `data_wait_fraction` is the share of step time spent waiting for data; `eta_seconds`
     covers the steps that are left, with validations and saves between them as often as there were so far.
+    These, `mfu` and how busy the device is are None also where nothing was done for half a minute and for
+    as long as ten steps take: a run that hangs has no speed.
     """
 
     attempt: int

@@ -45,12 +45,13 @@ class Endpoint:
         self,
         host: str,
         port: int,
-        registry: CollectorRegistry,
+        registry: Callable[[], CollectorRegistry],
         progress: Callable[[], Progress],
         run: RunDir | None = None,
     ) -> None:
-        """Listens at once. Where `port` is taken, says so and takes a free one: telemetry that moves is
-        better than training that does not start."""
+        """Listens at once; `registry` and `progress` are asked for whenever somebody asks here. Where `port`
+        is taken, says so and takes a free one: telemetry that moves is better than training that does not
+        start."""
 
         class Answer(BaseHTTPRequestHandler):
             timeout = 10  # seconds: a client that says nothing holds no thread for ever
@@ -58,7 +59,7 @@ class Endpoint:
             def do_GET(self) -> None:
                 path, _, query = self.path.partition("?")
                 if path == "/metrics":
-                    self._send(CONTENT_TYPE_LATEST, generate_latest(registry))
+                    self._send(CONTENT_TYPE_LATEST, generate_latest(registry()))
                 elif path == "/progress":
                     self._send("application/json", progress().to_json().encode())
                 elif path == "/ledger" and run is not None:

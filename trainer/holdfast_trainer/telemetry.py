@@ -275,6 +275,12 @@ class Telemetry:
             self._utilization.clear()  # an old figure would be taken for a new one
         self._update(**{f"{of}_utilization": share})
 
+    def forget_rates(self) -> None:
+        """No series has a speed until there is a step again: the newest steps are long ago."""
+        for gauge in (self._tokens_rate, self._mfu):
+            gauge.set(float("nan"))
+        self._utilization.clear()
+
     def timed(self, wall_seconds: float, spans: Mapping[str, float]) -> None:
         """The parts of a step that took `wall_seconds`, as they become known: on a GPU a step late."""
         for phase, seconds in spans.items():

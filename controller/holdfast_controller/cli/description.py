@@ -19,6 +19,8 @@ from .tables import event_columns, ledger_columns, phase_text, table
 
 EVENTS_SHOWN = 10
 TAIL_LINES = 12
+STILL = timedelta(seconds=30)
+"""From then on a trainer that does nothing tells no speed."""
 OLD = timedelta(minutes=1)
 """Figures of a training that are older say so: a step is long, or a rank hangs."""
 
@@ -130,6 +132,9 @@ def _speed_words(job: TrainingJob) -> Iterator[str]:
         yield f"{formats.count(progress.tokens_per_second)} tokens/s"
     elif progress.samples_per_second is not None:
         yield f"{formats.count(progress.samples_per_second)} samples/s"
+    elif progress.memory_bytes is not None and _is_older(progress, STILL):  # after a first step
+        yield f"none: no step was done for {formats.age(progress.updated_at)}"
+        return
     elif progress.verdict:  # by then its steps are measured
         yield "not known: the script tells run.log no samples"
     else:
@@ -141,8 +146,12 @@ def _speed_words(job: TrainingJob) -> Iterator[str]:
             yield f"{name} {formats.percent(share)} busy"
     if progress.data_wait_fraction is not None:
         yield f"{formats.percent(progress.data_wait_fraction)} of it waiting for data"
-    if progress.updated_at is not None and datetime.now(UTC) - progress.updated_at > OLD:
+    if _is_older(progress, OLD):
         yield f"all as of {formats.age(progress.updated_at)} ago"
+
+
+def _is_older(progress: JobProgress, age: timedelta) -> bool:
+    return progress.updated_at is not None and datetime.now(UTC) - progress.updated_at > age
 
 
 def step_bar(job: TrainingJob, width: int = 24) -> RenderableType:

@@ -179,6 +179,15 @@ WAITS = COMPUTE | {"data": 10.0}
             "compute",
             "of which 95% computes at 60% of what the device can",
         ),
+        (
+            Interval(
+                10, 0.54, COMPUTE | {"forward": 0.19, "backward": 0.31, "optimizer": 0.02}, mfu=0.32, gpu=1.0
+            ),
+            "compute",
+            "of which 96% computes at 32% of what the device can multiply, and the GPU is kept busy: what it "
+            "does beside that is joined by train.compile=true, where it is off",
+        ),
+        (Interval(10, 10.0, COMPUTE, mfu=0.48, gpu=1.0), "compute", "can multiply: nothing holds it back"),
         (Interval(10, 10.0, {}), "unknown", "put its parts into run.span(...)"),
         (Interval(10, 10.0, {"data": 9.0}), "unknown", "put its parts into run.span(...)"),
     ],

@@ -39,6 +39,8 @@ COMMUNICATION_SHARE = 0.1
 BACKWARD_TO_FORWARD = 3.5
 """Where the exchange was not measured."""
 LOW_MFU = 0.3
+JOINED_MFU = 0.45
+"""Of a GPU: GPT-2 in bf16 has a third on an H100, and half compiled."""
 SHARED_SHARE = 0.5
 """Of all time; what computes on the GPU beside this for less of it may be a look at something."""
 GPU_IDLES = 0.5
@@ -258,7 +260,14 @@ def _used(interval: Interval, took: str) -> Verdict:
         )
     share = sum(map(interval.share, COMPUTING))
     rate = "" if interval.mfu is None else f" at {interval.mfu:.0%} of what the device can multiply"
-    return Verdict("compute", f"{took}, of which {share:.0%} computes{rate}: nothing holds it back")
+    told = f"{took}, of which {share:.0%} computes{rate}"
+    if interval.gpu is not None and interval.mfu is not None and interval.mfu < JOINED_MFU:
+        return Verdict(
+            "compute",
+            f"{told}, and the GPU is kept busy: what it does beside that is joined by train.compile=true, "
+            "where it is off (tune measures what it gains)",
+        )
+    return Verdict("compute", f"{told}: nothing holds it back")
 
 
 @dataclass

@@ -40,6 +40,50 @@ def test_a_killed_run_ends_as_an_untouched_one(workshop: Workshop, config: Path,
     assert losses[-1] < losses[0] * 0.9, "it learned something"
 
 
+RESUMES = """
+import sys
+from torch import nn
+from holdfast_trainer import run
+from holdfast_trainer.train_command import main
+
+def drawn(tensor, *_):
+    assert tensor.is_meta, "random weights were drawn"
+
+if sys.argv[1] == "draws nothing":
+    nn.init._no_grad_normal_ = nn.init._no_grad_uniform_ = drawn
+else:
+    run.has_checkpoint = lambda *_: True
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("train.parallel=fsdp",)], ids=["whole", "in shards"])
+def test_a_resume_draws_no_weights_that_its_checkpoint_has(
+    workshop: Workshop, config: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """That takes seconds for a model of 100 million parameters, of each attempt's start."""
+    script = tmp_path / "resumes.py"
+    script.write_text(RESUMES)
+    settings = [*words, "model.family=llama", "train.steps=9"]
+    first = start(workshop, config, *settings, ranks=2)
+    assert first.wait() == [0, 0], first.texts()
+    arguments = ["draws nothing", "--config", str(config), *settings]
+    again = workshop.start(script=script, ranks=2, arguments=arguments)
+    assert again.wait() == [0, 0], again.texts()
+    assert "resumed from step 9" in again.texts()
+
+
+def test_checkpoints_that_go_as_an_attempt_begins_are_not_taken_for_zeros(
+    workshop: Workshop, config: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "resumes.py"
+    script.write_text(RESUMES)
+    gang = workshop.start(script=script, arguments=["loses them", "--config", str(config)])
+    assert gang.wait() != [0]
+    assert "were removed while this attempt began" in gang.texts()
+    assert gang.history.steps() == []
+
+
 def test_without_any_engine(workshop: Workshop, config: Path, tmp_path: Path) -> None:
     """The run directory comes from the command line, and attempts number themselves."""
     env = {"HOLDFAST_RUN_DIR": "", "HOLDFAST_ATTEMPT": ""}

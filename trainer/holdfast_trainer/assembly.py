@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from .alike import require_alike
 from .attention import attention_kernels
@@ -74,6 +76,20 @@ class Batches:
         return torch.zeros((self.micro, self.config.model.context), dtype=torch.int64, device=self.device)
 
 
+class Undrawn(TorchFunctionMode):
+    """Linear layers and embeddings that are made within have zeros where they would have drawn values."""
+
+    _draws = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func in self._draws:
+            return nn.init.zeros_(args[0] if args else named["tensor"])
+        return func(*args, **named)
+
+
 @dataclass(frozen=True)
 class Assembled:
     """The parts of a training, ready to be tracked."""
@@ -96,13 +112,15 @@ def assemble(
     batches: Batches,
     *,
     weights: Path | None,
+    resumes: bool = False,
     validates: bool,
     cache: Path | None,
     noticed: Callable[[], bool] = lambda: False,
 ) -> Assembled:
     """Build the model as configured, the same on every rank. Collective.
 
-    It begins with `weights` where they are given; a checkpoint that is loaded later has its own. What is
+    It begins with `weights` where they are given, else with random ones; where it `resumes`, with zeros, as a
+    checkpoint that is loaded later has all of it, and to draw them takes longer than all else here. What is
     compiled stays in `cache`; `noticed`: this rank was told to end (see compile_or_eager). Raises ConfigError
     on weights that cannot be used.
     """
@@ -111,8 +129,10 @@ def assemble(
     if sharded:
         check_sharding(compute.name)
     torch.manual_seed(settings.seed)  # the same initial weights on every rank
+    drawn = weights is None and not resumes
     # What is to be sharded may fit neither the device nor, once for each rank, this machine in one piece.
-    with torch.device("meta") if sharded else nullcontext():
+    # Where it is in one piece the meta device is no help: it imports nine hundred modules.
+    with torch.device("meta") if sharded else nullcontext() if drawn else Undrawn():
         raw = build_model(config.model, recompute=settings.activation_checkpointing)
     if sharded:
         block = copy.deepcopy(raw.blocks[0]).to_empty(device=gang.device)
@@ -144,7 +164,9 @@ def assemble(
         not_compiled = compile_or_eager(parts, mode, probe, gang, cache, noticed)
     if sharded:
         digest = Digest()
-        values = raw.initial_values() if weights is None else digest.of(published_values(raw, weights))
+        values: Iterable[tuple[str, Tensor]] = raw.initial_values() if drawn else ()
+        if weights is not None:
+            values = digest.of(published_values(raw, weights))
         model = shard(raw, gang, list(raw.blocks), compute.dtype)
         fill(raw, gang.device, values)
         # DDP hands out rank 0's weights; here each rank cuts its shards from its own.

@@ -280,10 +280,10 @@ def fill(model: nn.Module, device: torch.device, values: Iterable[tuple[str, tor
     """Give a model that was built without memory (on the meta device), and cut, its parameters on `device`.
 
     `values` are whole, by name, the same on every rank, and made one after the other: so a rank holds its
-    shards, and one parameter whole.
+    shards, and one parameter whole. Those that have none are zero.
     """
     # As `to_empty` does, but what is there already, such as tables that are no parameters, stays what it is.
-    placed = lambda one: torch.empty_like(one, device=device) if one.is_meta else one.to(device)  # noqa: E731
+    placed = lambda one: torch.zeros_like(one, device=device) if one.is_meta else one.to(device)  # noqa: E731
     model._apply(placed)  # type: ignore[no-untyped-call]
     live = dict(model.named_parameters())
     with torch.no_grad():

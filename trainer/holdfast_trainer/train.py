@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from .assembly import Batches, assemble
+from .checkpoint import CheckpointError
 from .config import Config, parse_window, settings_in_common
 from .data import Tokens
 from .decoder import Decoder
@@ -57,14 +58,16 @@ def train(
     run.describe_batches(batches.describe)
     run.memory_remedy = memory_remedy(config, batches.micro)
 
+    resumes = run.has_checkpoint()
     # Published ones may be gone by the time of a resume.
-    weights = None if run.has_checkpoint() else settings.init_from
+    weights = None if resumes else settings.init_from
     parts = assemble(
         run.gang,
         config,
         compute,
         batches,
         weights=weights,
+        resumes=resumes,
         validates=val_data is not None,
         cache=run.run_dir.path / "compiled",
         noticed=lambda: run.noticed,
@@ -82,6 +85,11 @@ def train(
     if train_data.samples is not None:
         run.steps_an_epoch = train_data.samples / settings.global_batch
     run.track(model=raw_model, optimizer=optimizer, scaler=compute.scaler, **train_data.tracked)
+    if resumes and not run.step:
+        raise CheckpointError(
+            f"the checkpoints in {run.run_dir.checkpoints} were removed while this attempt began, which was "
+            "to go on from them; the next one begins anew"
+        )
     if run.step and settings.init_from is not None and run.rank == 0:
         log.info("the checkpoint of step %d counts, not train.init_from (%s)", run.step, settings.init_from)
     if weights is not None and run.rank == 0:

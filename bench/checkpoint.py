@@ -3,7 +3,9 @@
 Every measurement is a process of its own that trains a real GPT with AdamW (fp32), saves and loads it;
 subjects take turns. A step is of one sequence of 32 tokens: a full batch of the 124 M model would take
 minutes on a few cores, and with a short one the memory traffic of the weights, which is what a save
-competes for, weighs more than it does in earnest.
+competes for, weighs more than it does in earnest. On a GPU a step is of 8 whole sequences in bf16, the copy
+that is the limit is one from its memory into page-locked memory, and what its stream waits for counts as
+stall too.
 
   stall                   what the training thread waits for: in the call that saves, and then before the
                           optimizer's next step, for what is still being copied

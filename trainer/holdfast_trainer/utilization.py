@@ -1,12 +1,13 @@
 """How busy what a rank computes on is: its GPU as NVML says, or the cores that its process may compute on.
 
 NVML's utilisation of a GPU is the share of time in which at least one kernel ran on it, anybody's: where
-several share a GPU it is of all of them, and how much of the GPU a kernel used it does not tell. That several
-do is told apart: NVML counts the processes that computed on it. Which of them is this one is not asked: NVML
-has other numbers for them where this one is in a container. NVML is asked in a thread of its own, for a
-driver may hang, which then costs the figure and nothing else; what is still there to crash is no more than
-NCCL and torch call in this process too. The GPU is named by the UUID that CUDA has of it, whatever number it
-has here. What is not told (by a MIG device, without nvidia-ml-py, of a driver that says no) is no figure.
+several share a GPU it is of all of them, and how much of the GPU a kernel used it does not tell. Whether
+several do is told apart, by the number of processes that NVML has seen compute on it: which of them is this
+one is not asked, as they may have other numbers there. In a container it may see none but those of that
+container, and then a neighbour goes unseen. NVML is asked in a thread of its own, for a driver may hang,
+which then costs the figure and nothing else; what is still there to crash is no more than NCCL and torch call
+in this process too. The GPU is named by the UUID that CUDA has of it, whatever number it has here. What is
+not told (by a MIG device, without nvidia-ml-py, of a driver that says no) is no figure.
 
 On a CPU it is the processor time of all threads of this process, against that of as many cores as it may
 compute on at a time. Threads that wait for others by spinning count as busy; the kernel cannot tell them.

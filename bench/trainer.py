@@ -82,9 +82,9 @@ class Stage:
     window: int
     """Steps."""
     rounds: int
-    first_decides: bool = False
-    """Where the first subject cannot run, nor can the others as they should."""
     metric: str = "speed"
+    first_decides: bool = False
+    """Where the first subject cannot run, nor can the others as they should; of those started one by one."""
     neighbours: int = 0
     """Processes that keep a core busy each, all the while."""
     together: bool = False
@@ -140,14 +140,13 @@ def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[
     found = [
         Stage("same dtype", alone, shape, 1, cores, window, rounds),
         Stage("as it comes", as_it_comes, shape, 1, cores, max(1, window // 2), rounds, together=bool(gpus)),
-        # Where one that cannot compile decides for all, none is started before that is known.
-        Stage("compiled", compiled, shape, 1, cores, window, rounds, not gpus, together=bool(gpus)),
+        Stage("compiled", compiled, shape, 1, cores, window, rounds, first_decides=True, together=bool(gpus)),
         Stage("busy machine", beside, shape, 1, cores, window, rounds, neighbours=cores),
     ]
     if ranks > 1:
         ddp = renamed(same[:4], f"{ranks} processes")
         found.append(Stage("ddp", ddp, shape, ranks, max(1, cores // ranks), window, rounds))
-    found.append(Stage("telemetry", telemetry, "tiny", 1, 1, 60 * window, 3 * rounds, metric="step"))
+    found.append(Stage("telemetry", telemetry, "tiny", 1, 1, 60 * window, 3 * rounds, "step"))
     return found
 
 
@@ -176,8 +175,9 @@ class Bench:
                 training = self._start(stage, subject, data)
                 stack.enter_context(ending([training]))
                 started.append((subject, training))
-                if not stage.together:
-                    self._meet(stage, started, trainings)
+                if stage.together:
+                    continue
+                self._meet(stage, started, trainings)
                 if stage.first_decides and not trainings:
                     self.left_out |= {one.name: f"as {subject.name} is" for one in stage.subjects[1:]}
                     return

@@ -28,12 +28,15 @@ def hide() -> None:
         os.environ[VISIBLE] = ""
 
 
+def apart(rank: int) -> dict[str, str]:
+    """For the environment of a rank that shares a GPU with others. NCCL refuses two ranks on one GPU, unless
+    they say that they are on two machines: then they meet by way of the network."""
+    return {"NCCL_HOSTID": str(rank), "NCCL_SOCKET_IFNAME": "lo"}
+
+
 def of_rank(rank: int) -> dict[str, str]:
-    """For the environment of a rank of a test. NCCL refuses two ranks on one GPU, unless they say that they
-    are on two machines: then they meet by way of the network."""
-    if not os.environ.get(RANKS_ON_GPU):
-        return {}
-    return {VISIBLE: "0", "NCCL_HOSTID": str(rank), "NCCL_SOCKET_IFNAME": "lo"}
+    """For the environment of a rank of a test."""
+    return {VISIBLE: "0", **apart(rank)} if os.environ.get(RANKS_ON_GPU) else {}
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,8 @@ class Holdfast:
     def _settle(self, *_: object) -> None:
         seconds, waits = self._saver.settle()
         self._held_up += seconds
-        self._on_gpu += [waits] if waits is not None else []
+        if waits is not None:
+            self._on_gpu.append(waits)
 
     def _note(self, saved: Saved) -> None:
         self._durable = time.perf_counter()

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from gangs import History
 from gpt_runs import write_config
-from gpus import gpu
+from gpus import apart, gpu
 from processes import Processes
 from waiting import wait_until
 
@@ -35,10 +35,7 @@ STEPS = 600
 @dataclass
 class Runs:
     """Runs of one configuration, an attempt at a time, as the engines start them: torchrun, a forked rank.
-
-    Several replicas share the GPU. NCCL refuses that, unless they say that they are on two machines: then
-    they meet by way of the network.
-    """
+    Several replicas share the GPU."""
 
     processes: Processes
     path: Path
@@ -61,13 +58,12 @@ class Runs:
             "HOLDFAST_RUN_DIR": str(self.path / run),
             "HOLDFAST_ATTEMPT": str(attempt),
             "HOLDFAST_GRACE_SECONDS": "60",
-            "NCCL_SOCKET_IFNAME": "lo",
             **self.env,
         }
         started = []
         for replica in range(self.replicas):
             words = [*command, f"--node-rank={replica}", *rank]
-            own = {**env, "NCCL_HOSTID": str(replica)}
+            own = {**env, **apart(replica)}
             with open(self.log(run, attempt, replica), "w") as log:
                 started.append(self.processes.start(words, env=own, stdout=log, stderr=subprocess.STDOUT))
         return started

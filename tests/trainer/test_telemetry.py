@@ -23,7 +23,7 @@ from holdfast_controller.jobs import Verdict
 from holdfast_controller.policy.lost_work import goodput, lost_steps, work_of
 from holdfast_trainer import ledger
 from holdfast_trainer import parallel as gangs
-from holdfast_trainer.account import RATES, Account
+from holdfast_trainer.account import Account
 from holdfast_trainer.checkpoint import Saved
 from holdfast_trainer.contract import TERMINATION_LIMIT, Progress, RunDir, Termination, read_lines
 from holdfast_trainer.endpoint import Endpoint, newest_ledger
@@ -31,7 +31,7 @@ from holdfast_trainer.ledger import Journal, useful_seconds
 from holdfast_trainer.place import Place
 from holdfast_trainer.spans import Spans
 from holdfast_trainer.steplog import StepLog
-from holdfast_trainer.telemetry import StepFigures, Telemetry
+from holdfast_trainer.telemetry import RATES, StepFigures, Telemetry
 
 
 def saved_steps(gang: Gang) -> set[int]:

@@ -108,8 +108,7 @@ logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 use = GpuUse(sys.argv[1], every=0.01)
 meter = Meter(use)
 for _ in sys.stdin:
-    share = meter.share()
-    logging.info("%s %s", share, meter.shared)  # as a line, whatever the other thread says meanwhile
+    logging.info("%s\\t%s", *meter.shares())  # as a line, whatever the other thread says meanwhile
 use.close()
 """
 
@@ -127,7 +126,7 @@ class Rank:
 
     def said(self) -> str:
         """The share, or a word of its log."""
-        return self.both().removesuffix(" None").removesuffix(" 0.0").removesuffix(" 1.0")
+        return self.both().partition("\t")[0]
 
     def both(self) -> str:
         """The share of the time that the GPU was busy, and of that in which others used it."""
@@ -186,13 +185,13 @@ def test_that_others_compute_on_the_gpu_too_is_known(
     mine.processes = [Process(4242, GIB, 60), Process(4243, GIB, 0)]
     script.write()
     rank = Rank(processes, script, library, mine.uuid)
-    deadline.wait_until(lambda: rank.both().endswith(" 0.0"), "one that computes")
+    deadline.wait_until(lambda: rank.both().endswith("\t0.0"), "one that computes")
     mine.processes[1] = Process(4243, GIB, 35)
     script.write()
     deadline.wait_until(lambda: "0.9" < rank.both().split()[1] < "2", "two that do")
     mine.faults["process-utilization"] = NO_PERMISSION
     script.write()
-    deadline.wait_until(lambda: rank.both().endswith(" 0.0"), "what is not told to be not counted")
+    deadline.wait_until(lambda: rank.both().endswith("\t0.0"), "what is not told to be not counted")
     assert rank.end() == 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry
@@ -33,14 +32,8 @@ LOOK_SECONDS = 1.0
 """Memory and utilisation are looked at so often at most: memory takes longer than all else that is told of a
 step, and a share of a shorter time says nothing."""
 
-STILL_SECONDS, STILL_STEPS = 30.0, 10
-"""A run that does nothing for longer than this, and than so many of its steps, has no speed to tell."""
-RATES = (
-    "tokens_per_second", "samples_per_second", "data_wait_fraction", "mfu", "gpu_utilization",
-    "cpu_utilization", "eta_seconds",
-)  # fmt: skip
-"""Of `Progress`, what it says of the present by the newest steps."""
-_NO_RATES: dict[str, Any] = dict.fromkeys(RATES)
+STILL_STEPS = 10
+"""See contract.STILL_SECONDS."""
 
 
 class Account:
@@ -75,22 +68,20 @@ class Account:
             except OSError as error:
                 raise cannot_begin(run_dir, error) from error
 
-    def _still(self) -> bool:
+    def _still(self, quiet_seconds: float | None) -> bool:
         """Whether nothing was done for so long that what the newest steps took is no speed of now."""
-        quiet_seconds, _ = self.quiet()
         usual = self.telemetry.progress.step_seconds or 0.0
-        return quiet_seconds is not None and quiet_seconds > max(STILL_SECONDS, STILL_STEPS * usual)
+        return quiet_seconds is not None and quiet_seconds > max(contract.STILL_SECONDS, STILL_STEPS * usual)
 
     def _registry(self) -> CollectorRegistry:
-        if self._still():
+        if self._still(self.quiet()[0]):
             self.telemetry.forget_rates()
         return self.telemetry.registry
 
     def _progress(self) -> Progress:
         quiet_seconds, quiet_limit = self.quiet()
-        now = self.telemetry.progress
-        if self._still():
-            now = replace(now, **_NO_RATES)
+        still = self._still(quiet_seconds)
+        now = self.telemetry.without_rates() if still else self.telemetry.progress
         return replace(now, quiet_seconds=quiet_seconds, quiet_limit=quiet_limit, asked=time.time())
 
     def begin(

@@ -344,6 +344,10 @@ _DECODER = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
 # ------------------------------------------------------------------- progress
 
 
+STILL_SECONDS = 30.0
+"""A trainer that does nothing for longer than this, and than ten of its steps take, has no speed to tell."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """What rank 0 answers at `/progress`, and says in its termination message when it ends.
@@ -352,8 +356,8 @@ class Progress:
     not known yet, never zero. `tokens_per_second` and `samples_per_second` are over the recent steps, of all
     ranks together; `data_wait_fraction` is the share of step time spent waiting for data; `eta_seconds`
     covers the steps that are left, with validations and saves between them as often as there were so far.
-    These, `mfu` and how busy the device is are None also where nothing was done for half a minute and for
-    as long as ten steps take: a run that hangs has no speed.
+    These, `mfu` and how busy the device is are None also where nothing was done for `STILL_SECONDS` and
+    for as long as ten steps take: a run that hangs has no speed.
     """
 
     attempt: int

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -20,6 +20,12 @@ LOSS_DECAY = 0.98
 """Of the smoothed loss: a loss counts so much less than the one after it."""
 WINDOW = 20
 """Steps that rates are taken over, an attempt's first left out."""
+RATES = (
+    "tokens_per_second", "samples_per_second", "data_wait_fraction", "mfu", "gpu_utilization",
+    "cpu_utilization", "eta_seconds",
+)  # fmt: skip
+"""Of `Progress`, what it says of the present by the newest steps."""
+_NO_RATES: dict[str, Any] = dict.fromkeys(RATES)
 _SPAN_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _SAVE_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -274,6 +280,10 @@ class Telemetry:
         else:
             self._utilization.clear()  # an old figure would be taken for a new one
         self._update(**{f"{of}_utilization": share})
+
+    def without_rates(self) -> Progress:
+        """What is true of a run whose newest steps are long ago; they are told again with the next step."""
+        return replace(self.progress, **_NO_RATES)
 
     def forget_rates(self) -> None:
         """No series has a speed until there is a step again: the newest steps are long ago."""

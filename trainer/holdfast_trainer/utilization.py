@@ -57,17 +57,20 @@ class Meter:
 
     def __init__(self, use: Use) -> None:
         self.of = use.of
-        self.shared: float | None = None
-        """The share of the same time in which others computed there too, as `share` told last."""
         self._read = use.read
         self._before = use.read()
 
     def share(self) -> float | None:
         """0 to 1 since the last question (of a CPU more where further threads helped); None: not known."""
+        return self.shares()[0]
+
+    def shares(self) -> tuple[float | None, float | None]:
+        """As `share`, and of the same time that in which others computed there too."""
         before, self._before = self._before, self._read()
         known = self._before.known - before.known
-        self.shared = (self._before.shared - before.shared) / known if known > 0 else None
-        return (self._before.busy - before.busy) / known if known > 0 else None
+        if known <= 0:
+            return None, None
+        return (self._before.busy - before.busy) / known, (self._before.shared - before.shared) / known
 
 
 class CpuUse:

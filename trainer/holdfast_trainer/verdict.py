@@ -73,6 +73,10 @@ class Interval:
         """Of the wall time, 0 to 1."""
         return self.spans.get(phase, 0.0) / self.seconds
 
+    def rate(self, device: str = "device") -> str:
+        """In words, after what a step takes; empty where it is not known."""
+        return "" if self.mfu is None else f" at {self.mfu:.0%} of what the {device} can multiply"
+
     @property
     def other(self) -> float:
         """Share of the time that no span covers."""
@@ -207,11 +211,11 @@ def _shared_gpu(interval: Interval, took: str) -> Verdict | None:
     idles = interval.gpu is None or interval.gpu < GPU_IDLES
     if interval.shared is None or interval.shared < SHARED_SHARE or idles:
         return None
-    rate = "" if interval.mfu is None else f" at {interval.mfu:.0%} of what the GPU can multiply"
     return Verdict(
         "shared gpu",
-        f"{took}{rate}, and for {interval.shared:.0%} of the time other processes compute on this GPU too, "
-        "which take turns with it: let less run beside it, or give the job a GPU of its own (spec.gpus)",
+        f"{took}{interval.rate('GPU')}, and for {interval.shared:.0%} of the time other processes compute on "
+        "this GPU too, which take turns with it: let less run beside it, or give the job a GPU of its own "
+        "(spec.gpus)",
     )
 
 
@@ -255,12 +259,11 @@ def _used(interval: Interval, took: str) -> Verdict:
     if interval.mfu is not None and interval.mfu < LOW_MFU:
         return Verdict(
             "device idle",
-            f"{took} at {interval.mfu:.0%} of what the device can multiply: raise train.micro_batch while "
+            f"{took}{interval.rate()}: raise train.micro_batch while "
             "memory lasts, then try train.compile=true where it is off",
         )
     share = sum(map(interval.share, COMPUTING))
-    rate = "" if interval.mfu is None else f" at {interval.mfu:.0%} of what the device can multiply"
-    told = f"{took}, of which {share:.0%} computes{rate}"
+    told = f"{took}, of which {share:.0%} computes{interval.rate()}"
     if interval.gpu is not None and interval.mfu is not None and interval.mfu < JOINED_MFU:
         return Verdict(
             "compute",
@@ -313,8 +316,8 @@ class Judge:
         self._meanwhile()
 
     def _meanwhile(self) -> tuple[Loading | None, float | None, Crowding | None, float | None]:
-        busy = None if self.gpu is None else self.gpu.share()
-        return self._loading(), busy, self._crowding(), None if self.gpu is None else self.gpu.shared
+        busy, shared = (None, None) if self.gpu is None else self.gpu.shares()
+        return self._loading(), busy, self._crowding(), shared
 
     def step(self, seconds: float, spans: Mapping[str, float], tokens: int = 0) -> Verdict | None:
         """A step took `seconds` of wall time for the `tokens` of all ranks; a verdict where the interval is

@@ -12,6 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from holdfast_trainer.contract import STILL_SECONDS
+
 from ..jobs import JobProgress, Phase, TrainingJob
 from ..policy.explain import passed_over, resume_differs
 from . import formats
@@ -19,8 +21,7 @@ from .tables import event_columns, ledger_columns, phase_text, table
 
 EVENTS_SHOWN = 10
 TAIL_LINES = 12
-STILL = timedelta(seconds=30)
-"""From then on a trainer that does nothing tells no speed."""
+STILL = timedelta(seconds=STILL_SECONDS)
 OLD = timedelta(minutes=1)
 """Figures of a training that are older say so: a step is long, or a rank hangs."""
 

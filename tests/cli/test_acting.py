@@ -221,7 +221,8 @@ def test_who_waits_for_what_a_command_brings_about_outlives_the_controller(
     result = command(words[0], "gpt-small", *words[1:], "--wait", code=None)
     done.set()
     replaced.join(300)
-    assert "the server answered 503 without a reason; waiting for it" in result.stderr
+    # Nobody listens between the first one's end and the 503s: which of the two it meets first is open.
+    assert "; waiting for it" in result.stderr
     told = "default/gpt-small is gone" if words == ["delete"] else "verdict   Disrupted: replica 1 was killed"
     assert told in result.stdout
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from fractions import Fraction
 
 from .jobs import Phase, TrainingJob
-from .policy.lost_work import goodput_at, known_lost_steps
+from .policy.lost_work import goodput_at, idle_from, known_lost_steps
 from .policy.recovery import newest_recovery
 
 BATCH = 1000
@@ -35,9 +35,10 @@ class JobFigures:
     lost_steps: int | None
     """None: not known of a program that tells nothing of its steps."""
     goodput: float | None
-    """As written; what it is at a scrape follows from the two that come next."""
+    """As written; what it is at a scrape follows from the three that come next."""
     useful_seconds: float | None
     started_at: datetime | None
+    idle_from: datetime | None
     step: int | None
     durable_step: int | None
     tokens_per_second: float | None
@@ -70,6 +71,7 @@ class JobFigures:
             status.goodput,
             status.useful_seconds,
             status.first_started_at,
+            idle_from(status),
             progress.step if progress else None,
             progress.durable_step if progress else None,
             progress.tokens_per_second if progress and status.phase is Phase.RUNNING else None,
@@ -132,7 +134,7 @@ def _stage_lines(job: JobFigures) -> str:
 
 
 def _goodput_line(job: JobFigures, now: datetime) -> str:
-    known = goodput_at(job.phase, job.goodput, job.useful_seconds, job.started_at, now)
+    known = goodput_at(job.goodput, job.useful_seconds, job.started_at, job.idle_from, now)
     if known is None:
         return ""
     return f'holdfast_job_goodput_ratio{{namespace="{job.namespace}",job="{job.name}"}} {known}\n'

@@ -102,6 +102,14 @@ def test_the_goodput_of_a_job_that_does_not_train_sinks_from_scrape_to_scrape() 
     for waits in (Phase.SUSPENDED, Phase.QUEUED, Phase.RECOVERING, Phase.STARTING):
         assert told(waits) == "0.09", waits
     assert told(Phase.RUNNING) == "0.9", "its newest progress is of now"
+    hangs = JobProgress(step=9, updated_at=NOON + timedelta(seconds=100))
+    assert told(Phase.RUNNING, progress=hangs) == "0.09", "no step has been done since"
+    fast = JobProgress(step=9, updated_at=NOON, tokens_per_second=3.0)
+    ends = JobProgress(step=9, updated_at=NOON, eta_seconds=9.0)
+    short = JobProgress(step=1, updated_at=NOON + timedelta(seconds=980))
+    for progress in (fast, ends, short):
+        assert told(Phase.RUNNING, progress=progress) == "0.9", "as far as is known, it does steps"
+    assert told(Phase.SUCCEEDED, progress=hangs) == "0.9"
     assert told(Phase.SUCCEEDED) == told(Phase.FAILED) == "0.9", "time goes on, the job does not"
     assert told(Phase.SUSPENDED, goodput=None, useful_seconds=None) is None, "it tells nothing of its steps"
 

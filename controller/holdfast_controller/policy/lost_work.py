@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, get_args
 
 from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import JobProgress, Phase, Status, TrainingJob, Verdict
-from holdfast_trainer.contract import Outcome, Progress, is_count, is_figure, is_time, legible
+from holdfast_trainer.contract import STILL_SECONDS, Outcome, Progress, is_count, is_figure, is_time, legible
 
 Line = Mapping[str, Any]
 """A line of ledger.jsonl or steps.jsonl with its "attempt" (contract.py)."""
@@ -278,12 +278,37 @@ def goodput(useful_seconds: float | None, wall_seconds: float) -> float | None:
     return min(1.0, useful_seconds / wall_seconds)
 
 
+def idle_from(status: Status) -> datetime | None:
+    """From when on a job's wall time goes on and that of its steps does not; None while neither is so. While
+    it trains it is where the trainer, which answers, has no speed to tell any more: it hangs."""
+    progress = status.progress
+    if status.phase.final:
+        return None
+    if status.phase is not Phase.RUNNING:
+        return datetime.min.replace(tzinfo=UTC)
+    if progress is None or progress.updated_at is None or _has_speed(progress):
+        return None
+    return progress.updated_at + timedelta(seconds=STILL_SECONDS)
+
+
+def _has_speed(progress: JobProgress) -> bool:
+    """Whether a training is known to do steps."""
+    return any(
+        rate is not None
+        for rate in (progress.tokens_per_second, progress.samples_per_second, progress.eta_seconds)
+    )
+
+
 def goodput_at(
-    phase: Phase, written: float | None, useful_seconds: float | None, started: datetime | None, now: datetime
+    written: float | None,
+    useful_seconds: float | None,
+    started: datetime | None,
+    idle: datetime | None,
+    now: datetime,
 ) -> float | None:
-    """What a job's goodput is by `now`, where its status says `written`. While it trains, that is of its
-    newest progress; once it is over, of its end; between, wall time goes on and time on steps does not."""
-    if phase is Phase.RUNNING or phase.final or started is None:
+    """What a job's goodput is by `now`, where its status says `written`: that of its newest progress or of
+    its end, and of now where it is `idle_from` a time that has come."""
+    if started is None or idle is None or now < idle:
         return written
     known = goodput(useful_seconds, (now - started).total_seconds())
     return written if known is None else known
@@ -292,7 +317,7 @@ def goodput_at(
 def shown(job: TrainingJob, now: datetime) -> TrainingJob:
     """The job as it is to be shown at `now`: with the figure that moves though nothing is written."""
     status = job.status
-    known = goodput_at(status.phase, status.goodput, status.useful_seconds, status.first_started_at, now)
+    known = goodput_at(status.goodput, status.useful_seconds, status.first_started_at, idle_from(status), now)
     if known == status.goodput:
         return job
     return job.model_copy(update={"status": status.model_copy(update={"goodput": known})})

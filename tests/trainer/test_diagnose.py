@@ -534,6 +534,7 @@ def test_steps_that_something_else_had_the_cores_of_are_told_to_have_taken_too_l
     assert told.startswith(said)
     for other in (
         findings(config(), replace(crowded, queued=0.1)),
+        findings(config(), replace(crowded, queued=None)),  # the kernel does not tell
         findings(config(), replace(crowded, device_type="cuda")),
         findings(config("train.threads=16"), crowded),  # which wait for each other
     ):

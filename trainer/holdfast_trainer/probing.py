@@ -130,7 +130,7 @@ def surroundings(
         notice_seconds=grace_seconds() * (1 - RESERVE_SHARE),
         reduce_bytes_per_second=reduce_speed,
         link=_link(gang),
-        queued=crowding.queued if crowding is not None else 0.0,
+        queued=crowding.queued if crowding is not None else None,
     )
 
 

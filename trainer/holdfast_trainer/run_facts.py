@@ -26,8 +26,9 @@ class RunFacts:
     """Bus bandwidth of an all-reduce between the ranks; None where there is one."""
     link: Link | None = None
     """What lies between them, and what it is rated for."""
-    queued: float = 0.0
-    """Share of what rank 0 computed in the measured steps, or would have, for which it had no core."""
+    queued: float | None = None
+    """Share of what rank 0 computed in the measured steps, or would have, for which it had no core; None where
+    the kernel does not tell."""
 
     @property
     def save_seconds(self) -> float:
@@ -49,7 +50,7 @@ class RunFacts:
 
     def short_of_cores(self) -> str | None:
         """What to tell where the measured times are not those of a run that has its cores."""
-        if self.queued < QUEUED_SHARE:
+        if self.queued is None or self.queued < QUEUED_SHARE:
             return None
         return (
             f"these steps waited for a core for {self.queued:.0%} of the time that they would have computed, "

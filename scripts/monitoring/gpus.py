@@ -15,6 +15,7 @@ READ = "(max by (uuid) (holdfast_gpu_up) == 1)"
 UNREAD = "count(max by (uuid, gpu, instance) (holdfast_gpu_up) == 0) or vector(0)"
 """By their place too: a GPU that was lost before the exporter began never told its UUID."""
 IDLE_BELOW = 0.05
+COMPUTES = f"({BUSY} >= {IDLE_BELOW})"
 HOLDERS = ("namespace", "job", "pod")
 
 
@@ -80,17 +81,18 @@ def _device() -> list[Panel]:
     return [
         graph(
             "GPUs by state",
-            "Held and busy, held and idle, free, not to be read, and held while NVML does not say how busy "
-            "(as where MIG cuts it).",
+            "Held and busy, held and idle, free, not to be read, held while NVML does not say how busy (as "
+            "where MIG cuts it), and busy though no pod and no process of it is seen.",
             [
-                (f"count(({BUSY} >= {IDLE_BELOW}) and on (uuid) {HELD}) or vector(0)", "busy"),
+                (f"count({COMPUTES} and on (uuid) {HELD}) or vector(0)", "busy"),
                 (f"count(({BUSY} < {IDLE_BELOW}) and on (uuid) {HELD}) or vector(0)", "held, idle"),
-                (f"count({READ} unless on (uuid) {HELD}) or vector(0)", "free"),
+                (f"count({READ} unless on (uuid) ({HELD} or {COMPUTES})) or vector(0)", "free"),
                 (UNREAD, "cannot be read"),
                 (
                     f"count({READ} and on (uuid) {HELD} unless on (uuid) {BUSY}) or vector(0)",
                     "held, not known",
                 ),
+                (f"count({COMPUTES} unless on (uuid) {HELD}) or vector(0)", "busy, nobody seen"),
             ],
             stacked=True,
         ),

@@ -135,28 +135,30 @@ def check_shown(
 
 
 def test_every_gpu_is_in_one_state_and_one_that_nobody_holds_costs_nothing(tmp_path: Path) -> None:
-    """One GPU is free. MIG cuts another, so NVML does not say how busy it is, and a part is held since half
-    an hour. Two were lost before the exporter began: they never told a UUID."""
+    """One GPU is free; from the last half hour on it computes for processes that nobody sees. MIG cuts
+    another, so NVML does not say how busy it is, and a part is held since half an hour. Two were lost before
+    the exporter began: they never told a UUID."""
     series = {
-        'holdfast_gpu_up{gpu="0",uuid="GPU-0",instance="n"}': "1x240",
-        'holdfast_gpu_utilization_ratio{gpu="0",uuid="GPU-0",instance="n"}': "0x240",
-        'holdfast_gpu_up{gpu="1",uuid="GPU-1",instance="n"}': "1x240",
-        'holdfast_gpu_up{gpu="2",uuid="",instance="n"}': "0x240",
-        'holdfast_gpu_up{gpu="3",uuid="",instance="n"}': "0x240",
-        'holdfast_gpu_shares_allocated{gpu="1",uuid="GPU-1",mig="MIG-a",pod="p",instance="n"}': "_x120 1x120",
+        'holdfast_gpu_up{gpu="0",uuid="GPU-0",instance="n"}': "1x480",
+        'holdfast_gpu_utilization_ratio{gpu="0",uuid="GPU-0",instance="n"}': "0x360 0.9x120",
+        'holdfast_gpu_up{gpu="1",uuid="GPU-1",instance="n"}': "1x480",
+        'holdfast_gpu_up{gpu="2",uuid="",instance="n"}': "0x480",
+        'holdfast_gpu_up{gpu="3",uuid="",instance="n"}': "0x480",
+        'holdfast_gpu_shares_allocated{gpu="1",uuid="GPU-1",mig="MIG-a",pod="p",instance="n"}': "_x120 1x360",
     }
 
-    def states(busy: float, idle: float, unknown: float, free: float) -> dict[tuple[str, str, str], float]:
-        found = (busy, idle, unknown, free, 2)
-        legends = ("busy", "held, idle", "held, not known", "free", "cannot be read")
+    def states(unknown: float, free: float, unseen: float) -> dict[tuple[str, str, str], float]:
+        found = (0, 0, unknown, free, unseen, 2)
+        legends = ("busy", "held, idle", "held, not known", "free", "busy, nobody seen", "cannot be read")
         return {
             ("gpus", "GPUs by state", legend): value for legend, value in zip(legends, found, strict=True)
         }
 
     costs_nothing = {("gpus", "GPU hours", ""): 0.0, ("gpus", "Cost", ""): 0.0}
-    check_shown(tmp_path, series, 29, {**states(0, 0, 0, 2), **costs_nothing})
+    check_shown(tmp_path, series, 29, {**states(0, 2, 0), **costs_nothing})
     costs = {("gpus", "GPU hours", ""): 0.5, ("gpus", "Cost", ""): 1.0, ("gpus", "Cannot be read", ""): 2.0}
-    check_shown(tmp_path, series, 59, {**states(0, 0, 1, 1), **costs})
+    check_shown(tmp_path, series, 59, {**states(1, 1, 0), **costs})
+    check_shown(tmp_path, series, 119, states(1, 0, 1))
 
 
 def test_a_job_that_takes_a_deleted_one_s_name_was_not_disrupted(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ class RunFacts:
     link: Link | None = None
     """What lies between them, and what it is rated for."""
     queued: float | None = None
-    """Share of what rank 0 computed in the measured steps, or would have, for which it had no core; None where
-    the kernel does not tell."""
+    """Share of what rank 0 computed in the measured steps, or would have, for which it had no core; None
+    where the kernel does not tell."""
 
     @property
     def save_seconds(self) -> float:

@@ -1,4 +1,5 @@
-"""The controller is killed twenty times while fifty jobs start, stop, suspend, fail and are deleted.
+"""The controller is killed twenty times while fifty jobs start, stop, suspend, fail and are deleted; and,
+while a few do, after each of its writes.
 
 The control plane is real, and so are the controllers and their ends; pods are fake_pods.py's. What comes of
 the jobs must be what comes of them when nobody kills anything.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -75,13 +77,15 @@ class Story:
 
     # --------------------------------------------------------------- controllers
 
-    def start(self) -> tuple[ForkServerProcess, Path]:
+    def start(self, *, dies_writing: bool = False) -> tuple[ForkServerProcess, Path]:
         settings = self.directory / "jobs.yaml"
         settings.write_text(yaml.safe_dump(SETTINGS))
         identity = f"{self.namespace}-{len(self._controllers)}"
         log = self.directory / f"{identity}.log"
         log.touch()
-        process = forked_controller.start(self.kubectl.kubeconfig, settings, identity, LEASE, log)
+        process = forked_controller.start(
+            self.kubectl.kubeconfig, settings, identity, LEASE, log, dies_writing=dies_writing
+        )
         self._controllers.append(process)
         return process, log
 
@@ -111,6 +115,15 @@ class Story:
             if rng.random() < 0.8:
                 await self.leads(process, log)
             await asyncio.sleep(rng.uniform(0, 0.8))  # the moment is what is drawn
+            await self.kill(process)
+            self.kills += 1
+
+    async def die_writing(self) -> None:
+        """One controller after the other, each killed by what it writes first."""
+        while True:
+            process, log = self.start(dies_writing=True)
+            await asyncio.to_thread(process.join)
+            assert process.exitcode == -signal.SIGKILL, log.read_text()[-3000:]
             await self.kill(process)
             self.kills += 1
 
@@ -235,11 +248,13 @@ async def story(kubectl: Kubectl, namespace: str, directory: Path) -> AsyncItera
         await connection.close()
 
 
-def test_killed_at_any_moment_it_ends_as_if_it_had_not_been(short_lived: Site, tmp_path: Path) -> None:
+def test_killed_at_any_moment_and_after_each_write_it_ends_as_if_it_had_not_been(
+    short_lived: Site, tmp_path: Path
+) -> None:
     print(f"KILL_SEED={SEED}")
     kubectl = start_control_plane(short_lived).kubectl
     crds = (yaml.safe_load(CRD.read_text()), training_operator.crd(kubectl))
-    trainingjobs.install(kubectl, *crds, namespaces=("calm", "stormy"))
+    trainingjobs.install(kubectl, *crds, namespaces=("calm", "stormy", "written"))
     names = [f"{kind}-{number}" for kind, count in JOBS_OF.items() for number in range(count)]
 
     async def calm() -> dict[str, Any]:
@@ -270,6 +285,20 @@ def test_killed_at_any_moment_it_ends_as_if_it_had_not_been(short_lived: Site, t
         assert len(told.pods.started) == len(set(told.pods.started))
         return ends
 
+    async def written() -> dict[str, Any]:
+        async with story(kubectl, "written", tmp_path) as told, asyncio.TaskGroup() as group:
+            dying = group.create_task(told.die_writing())
+            await asyncio.gather(*(told.use(f"{kind}-0", 0) for kind in JOBS_OF))
+            ends = await told.ends()
+            await told.clear()
+            assert told.kills > 5 * len(JOBS_OF), "each of its writes was its last"
+            dying.cancel()
+        assert told.pods.violations == []
+        assert len(told.pods.started) == len(set(told.pods.started))
+        return ends
+
     expected = {name: EXPECTED[name.split("-")[0]] for name in sorted(names) if not name.startswith("gone")}
     assert asyncio.run(calm()) == expected
     assert asyncio.run(stormy()) == expected
+    few = {name: outcome for name, outcome in expected.items() if name.endswith("-0")}
+    assert asyncio.run(written()) == few

@@ -149,8 +149,9 @@ class KubeStore:
 
     async def remove(self, job: TrainingJob) -> None:
         uid, path = job.metadata.uid, path_of(job)
-        with suppress(NotFound, Conflict):
-            await self._connection.delete(path, {"preconditions": {"uid": uid}})
+        if job.metadata.deletion_timestamp is None:
+            with suppress(NotFound, Conflict):
+                await self._connection.delete(path, {"preconditions": {"uid": uid}})
         for _ in range(REMOVE_TRIES):
             try:
                 document = await self._connection.get(path)

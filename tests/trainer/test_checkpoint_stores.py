@@ -373,6 +373,28 @@ def test_a_server_that_ignores_conditions_is_told_of_or_refused(
     server.fail()
 
 
+@pytest.mark.parametrize("number", [1, None], ids=["numbered", "by itself"])
+def test_who_is_overtaken_while_it_begins_is_told_so_and_nothing_of_the_server(
+    objects: RunDir, number: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was frozen, or slow, once its claim was made; the newer attempt has tidied that away."""
+    create, overtaken = Bucket.create, []
+
+    def create_and_stand_still(self: Bucket, key: str, data: bytes) -> bool:
+        made = create(self, key, data)
+        if not overtaken:
+            overtaken.append(key)
+            assert admit(objects, 2) == 2
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bucket, "create", create_and_stand_still)
+        with pytest.raises(Fenced, match="attempt 1 was superseded by attempt 2"):
+            admit(objects, number)
+    assert overtaken == ["fence/00000001"]
+    assert "conditional" not in caplog.text
+
+
 def test_uploads_that_killed_writers_left_are_aborted(objects: RunDir) -> None:
     admit(objects, 1)
     bucket = Bucket(objects.objects)

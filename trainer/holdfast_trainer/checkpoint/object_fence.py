@@ -75,6 +75,7 @@ class ObjectFence:
                     "number is used once. Start with a higher HOLDFAST_ATTEMPT, or without one"
                 )
         if self._bucket.create(f"{_BELOW}{number:08d}", body):
+            self.check(number)  # a newer attempt, admitted since, has removed the claim
             self._conditions_are_ignored(given)
         return number
 

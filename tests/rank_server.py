@@ -38,6 +38,7 @@ def serve() -> dict[str, object] | None:
         if pid == 0:
             return dict(order)
         running.add(pid)
+        ended.pop(pid, None)  # of another one, which had this number before
         print(pid, flush=True)
     return None
 

@@ -360,6 +360,7 @@ def test_a_start_cut_short_is_put_to_an_end_and_never_doubled(tmp_path: Path, be
             await engine.start(job, 1)
             incident = classify(await until(engine, job, 1, "the end", gone))
             assert incident.verdict is Verdict.DISRUPTED
+            assert "CutShort: its start was interrupted" in incident.reason
             assert processes_of(job) == []
 
     asyncio.run(story())

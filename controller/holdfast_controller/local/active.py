@@ -245,7 +245,7 @@ class ActiveAttempt:
             attempt=self.launch.attempt,
             exists=True,
             gone=self.gone,
-            replicas=judge(AttemptFacts(replicas, self._stop, self._killed)),
+            replicas=judge(AttemptFacts(replicas, self._stop, self._killed, not self.launch.supervisors)),
             stopping=self._stop is not None,
             progress=self.progress,
             silence=self.beat.silence,

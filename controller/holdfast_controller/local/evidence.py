@@ -46,6 +46,8 @@ class AttemptFacts:
     replicas: tuple[ReplicaFacts, ...]
     stop: Stop | None = None
     killed: float | None = None
+    cut_short: bool = False
+    """Its start was, as where the controller died in it: nobody knew what ran, so we put all to an end."""
 
 
 def judge(facts: AttemptFacts) -> tuple[ReplicaObservation, ...]:
@@ -82,11 +84,13 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
     if replica.drill is not None:
         how = "killed" if replica.drill.kind == "kill" else "given notice"
         return True, f"Drilled: {how} on request"
+    end = replica.exit
+    if facts.cut_short and (end is None or end.bad):
+        return True, "CutShort: its start was interrupted, and what ran of it was put to an end"
     if replica.lost is not None and replica.lost.out_of_memory:
         if replica.lost.limit is not None:
             return False, f"OutOfMemory: it reached its limit of {replica.lost.limit / 2**20:.0f} MiB"
         return False, "OutOfMemory: the kernel killed a process for memory"
-    end = replica.exit
     vanished = not replica.running and end is None
     ended = replica.lost.time if replica.lost is not None else end.ended if end is not None else None
     if vanished and not _ours(ended, facts):

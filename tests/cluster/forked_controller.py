@@ -68,4 +68,4 @@ def _die_writing() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
 
-    Connection._send = last  # type: ignore[method-assign]
+    Connection._send = last  # type: ignore[assignment,method-assign]

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 from pydantic import ValidationError
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from .cluster import Change, HoldfastError, Unavailable
 from .jobs import TrainingJob
@@ -25,7 +26,9 @@ from .json_values import check_json
 from .listeners import LOOPBACK_NAMES
 from .problem import error_of
 
-SUBMIT_TRIES = 3
+SUBMIT_SECONDS = 20.0
+"""For how long a submission is tried again whose answer was lost: as long as a controller takes to start."""
+SUBMIT_PAUSE = wait_exponential(multiplier=0.2, max=2.0)
 PAGE = 200
 RETRY_AFTER_LIMIT = 30.0
 """Seconds; nobody has to believe that a controller stays away for an hour."""
@@ -40,6 +43,10 @@ _ELSEWHERE = "look whether that is its address (--server, HOLDFAST_SERVER), and 
 
 class Unreachable(Unavailable):
     """Nothing answers at the server's address."""
+
+
+class Torn(Unreachable):
+    """The connection was lost before the answer: what was asked for may have been done."""
 
 
 class NotHoldfast(HoldfastError):
@@ -101,7 +108,7 @@ class Client:
             raise Unreachable(f"{self.server!r} is no address: it should start with http://") from error
         except httpx.TransportError as error:
             what = str(error) or type(error).__name__
-            raise Unreachable(f"lost the controller at {self.server}: {what}; try again") from error
+            raise Torn(f"lost the controller at {self.server}: {what}; try again") from error
 
     def _request(self, method: str, path: str, **options: Any) -> Any:
         """The JSON of an answer."""
@@ -143,20 +150,31 @@ class Client:
 
     def submit(self, document: Mapping[str, Any], namespace: str) -> TrainingJob:
         """Submit a job; sent again with one idempotency key where the connection tears."""
-        key = uuid.uuid4().hex
-        for attempt in range(1, SUBMIT_TRIES + 1):
-            try:
-                body = self._request(
-                    "POST",
-                    _jobs(namespace),
-                    content=_json(document),
-                    headers=_JSON | {"Idempotency-Key": key},
-                )
-                return self._job(body)
-            except Unreachable as error:
-                if attempt == SUBMIT_TRIES or isinstance(error.__cause__, httpx.ConnectError):
-                    raise
-        raise AssertionError("unreachable")
+        headers = _JSON | {"Idempotency-Key": uuid.uuid4().hex}
+        torn = False
+
+        def again(error: BaseException) -> bool:
+            """Where the answer was lost, and from then on where there is none: it may have been submitted."""
+            nonlocal torn
+            torn = torn or isinstance(error, Torn)
+            return torn and isinstance(error, Unavailable)
+
+        tries = Retrying(
+            retry=retry_if_exception(again),
+            stop=stop_after_delay(SUBMIT_SECONDS),
+            wait=SUBMIT_PAUSE,
+            reraise=True,
+        )
+        try:
+            body = tries(self._request, "POST", _jobs(namespace), content=_json(document), headers=headers)
+        except Unavailable as error:
+            if not torn:
+                raise
+            raise Torn(
+                f"lost the controller at {self.server} before it answered: whether the job was submitted is "
+                "not known; `holdfast get` tells, once a controller answers again"
+            ) from error
+        return self._job(body)
 
     def plan(self, document: Mapping[str, Any], namespace: str) -> dict[str, Any]:
         """The dry run of a submission: engine, feasible, manifests, reasons, notes."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,11 +16,68 @@ from served import TOKEN, Served, history, ingress, job_yaml, served
 from typed import Holdfast, command
 from waiting import wait_until
 
+from holdfast_controller import client
 from holdfast_controller.cli.connection import JobAddress
 from holdfast_controller.cli.watching import looks
 from holdfast_controller.client import Client, Unreachable
 from holdfast_controller.jobs import Phase
 from holdfast_controller.local.ports import free_port
+
+
+@contextmanager
+def dying(port: int) -> Iterator[list[bytes]]:
+    """A controller that dies as soon as it was asked for something, and what that was."""
+    asked: list[bytes] = []
+    listener = socket.create_server(("127.0.0.1", port))
+
+    def take_one() -> None:
+        connection, _ = listener.accept()
+        listener.close()
+        with connection:
+            asked.append(connection.recv(1 << 16))
+
+    taking = threading.Thread(target=take_one, daemon=True)
+    taking.start()
+    yield asked
+    taking.join(300)
+
+
+def test_a_submission_outlives_the_controller_that_took_it(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether that one had made the job nobody knows: the next one is asked by the same key."""
+    port = free_port()
+    monkeypatch.setenv("HOLDFAST_SERVER", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("HOLDFAST_TOKEN", TOKEN)
+    submitted = threading.Event()
+
+    def controllers() -> None:
+        with dying(port) as asked:
+            wait_until(lambda: asked, "the submission")
+        with served(tmp_path, port=port) as second:
+            submitted.wait(300)
+            assert second.job("gpt-small")
+
+    with ThreadPoolExecutor() as replaced:
+        end = replaced.submit(controllers)
+        assert command("submit", str(job_file)).stdout == "default/gpt-small submitted\n"
+        submitted.set()
+        end.result(300)
+
+
+def test_that_nobody_knows_whether_a_job_was_submitted_is_said(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That no controller answered there was half of it: one had been asked."""
+    port = free_port()
+    monkeypatch.setenv("HOLDFAST_SERVER", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("HOLDFAST_TOKEN", TOKEN)
+    monkeypatch.setattr(client, "SUBMIT_SECONDS", 0.5)
+    with dying(port):
+        told = command("submit", str(job_file), code=1).stderr
+    assert "before it answered: whether the job was submitted is not known; `holdfast get` tells" in told
+    told = command("submit", str(job_file), code=1).stderr
+    assert "no controller answers at" in told, "nobody can have taken this one"
 
 
 def test_drill_suspend_resume_delete(holdfast: Holdfast, server: Served, job_file: Path) -> None:

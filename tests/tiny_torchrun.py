@@ -1,7 +1,8 @@
 """Stands in for torchrun where a test needs its process tree and not torch: starts in 30 ms.
 
 Takes flags as the local engine gives them to torchrun. Like torchrun it numbers the ranks, passes a
-SIGTERM on to each of them, ends the others when one fails, and exits 1 after a signal or a failure.
+SIGTERM on to each of them, ends the others when one fails, and exits 1 after a signal, whose name is its last
+word, or a failure.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import signal
 import subprocess
 import sys
 import time
+
+SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException:"
 
 
 def main(argv: list[str]) -> int:
@@ -38,6 +41,8 @@ def main(argv: list[str]) -> int:
                 if rank.poll() is None:
                     rank.terminate()
         if all(code is not None for code in codes):
+            if asked:
+                print(f"{SIGNALLED} Process {os.getpid()} got signal: {asked[0]}", file=sys.stderr)
             return 1 if failed or asked else 0
         time.sleep(0.01)
 

@@ -12,6 +12,7 @@ from holdfast_controller.local.evidence import AttemptFacts, ReplicaFacts, judge
 from holdfast_controller.local.record import Drill, Exit, Lost, Stop
 from holdfast_trainer.contract import Termination
 
+SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 12814 got signal: 15"
 KILL, TERM = int(signal.SIGKILL), int(signal.SIGTERM)
 
 
@@ -64,6 +65,20 @@ CASES = [
         id="agent told to end",
     ),
     pytest.param((facts(exit=Exit(9, 1)),), {}, False, "", id="torchrun failed before any rank"),
+    pytest.param(
+        (facts(exit=Exit(9, 1), torchrun_said=SIGNALLED),),
+        {},
+        True,
+        "Terminated: torchrun was told to end before",
+        id="agent told to end before any rank",
+    ),
+    pytest.param(
+        (facts(exit=Exit(9, 1), torchrun_said=SIGNALLED),),
+        {"stop": Stop(8, 38)},
+        False,
+        "",
+        id="stopped before any rank",
+    ),
     pytest.param(
         (facts(lost=Lost(9, False)),), {"killed": 8.5}, False, "Killed: by Holdfast", id="we did it"
     ),

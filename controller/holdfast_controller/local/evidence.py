@@ -20,6 +20,8 @@ from holdfast_trainer.contract import Termination
 from .record import Drill, Exit, Lost, Stop
 
 _KILLERS = (signal.SIGKILL, signal.SIGTERM)
+_TOLD_TO_END = "SignalException: "
+"""What torchrun raises for a signal, from the moment on in which it starts its ranks."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,9 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
             return True, f"Vanished: {untold} of its ranks ended without a trace, killed from outside"
         if replica.ranks and not untold and not any(_bad(rank) for rank in replica.ranks):
             text = "Terminated: torchrun was told to end while its ranks ended well"
+            return _unless_victim(replica, facts, end.ended, text)
+        if _TOLD_TO_END in replica.torchrun_said:
+            text = "Terminated: torchrun was told to end before it had started a rank"
             return _unless_victim(replica, facts, end.ended, text)
     return False, "Killed: by Holdfast, with its peers" if facts.killed and not replica.running else ""
 

@@ -9,6 +9,7 @@ has to import what it needs.
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import signal
@@ -20,9 +21,7 @@ from typing import Any
 import aiosqlite
 from local_world import TINY
 
-from holdfast_controller import __main__, reconciler, server  # noqa: F401  imported once for all
-from holdfast_controller.api import app  # noqa: F401
-from holdfast_controller.local import engine  # noqa: F401
+from holdfast_controller import __main__
 from holdfast_controller.local.launch import Runtime
 
 _FILES = frozenset({"os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir"})
@@ -81,6 +80,8 @@ def live(data: str, port: str, acts: int, log: str) -> None:
 def main() -> None:
     data, port, seed, most, log = sys.argv[1:]
     Path(log).touch()
+    for name in ("api", "local.engine", "local.store", "reconciler", "server"):  # once for all controllers
+        importlib.import_module(f"holdfast_controller.{name}")
     drawn = random.Random(int(seed))
     while True:
         acts = drawn.randint(2, int(most))

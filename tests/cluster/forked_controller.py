@@ -59,7 +59,7 @@ def _control(
 
 
 def _die_writing() -> None:
-    """Of the Lease a write is none."""
+    """The first write that the apiserver takes, but for those of the Lease, is the end of this process."""
     send = Connection._send
 
     async def last(self: Connection, method: str, path: str, *rest: Any) -> Any:

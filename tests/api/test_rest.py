@@ -338,6 +338,31 @@ def test_the_goodput_of_a_suspended_job_goes_on_sinking_though_nothing_is_writte
     assert server.job("gpt-small").status.goodput == 0.9, "what is written is as of the write"
 
 
+def test_the_goodput_of_a_job_that_hangs_sinks_and_so_does_that_of_its_attempt(
+    http: httpx.Client, server: Served
+) -> None:
+    """It trained for 90 s of 100 and has done no step since; the one before it is over and done with."""
+    submit(http)
+    now = datetime.now(UTC)
+    begun, start = now - timedelta(seconds=2000), now - timedelta(seconds=1000)
+    before = {"number": 1, "verdict": "Disrupted", "started_at": begun, "ended_at": start, "goodput": 0.5}
+    last = {"number": 2, "started_at": start, "useful_seconds": 90.0, "goodput": 0.9}
+    progress = {"step": 9, "updated_at": start + timedelta(seconds=100)}
+    figures = {"goodput": 0.3, "useful_seconds": 300.0, "first_started_at": begun, "progress": progress}
+    server.set_status("gpt-small", phase="Running", attempt=2, attempts=[before, last], **figures)
+    status = http.get(f"{JOBS}/gpt-small").json()["status"]
+    assert 0.14 < status["goodput"] <= 0.15
+    first, second = (one["goodput"] for one in status["attempts"])
+    assert first == 0.5
+    assert 0.08 < second <= 0.09
+    account = http.get(f"{JOBS}/gpt-small/ledger").json()
+    assert 0.08 < account["attempts"][1]["goodput"] <= 0.09
+    progress["tokensPerSecond"] = 7.0
+    server.set_status("gpt-small", progress=progress)
+    status = http.get(f"{JOBS}/gpt-small").json()["status"]
+    assert (status["goodput"], status["attempts"][1]["goodput"]) == (0.3, 0.9), "it does steps"
+
+
 # ---------------------------------------------------------------- operations
 
 

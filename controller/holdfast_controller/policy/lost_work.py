@@ -315,12 +315,16 @@ def goodput_at(
 
 
 def shown(job: TrainingJob, now: datetime) -> TrainingJob:
-    """The job as it is to be shown at `now`: with the figure that moves though nothing is written."""
-    status = job.status
-    known = goodput_at(status.goodput, status.useful_seconds, status.first_started_at, idle_from(status), now)
-    if known == status.goodput:
+    """The job as it is to be shown at `now`: with the figures that move though nothing is written."""
+    status, idle = job.status, idle_from(job.status)
+    if idle is None or now < idle:
         return job
-    return job.model_copy(update={"status": status.model_copy(update={"goodput": known})})
+    known = goodput_at(status.goodput, status.useful_seconds, status.first_started_at, idle, now)
+    changes: dict[str, Any] = {"goodput": known}
+    if status.attempts and (last := status.attempts[-1]).verdict is None:
+        known = goodput_at(last.goodput, last.useful_seconds, last.started_at, idle, now)
+        changes["attempts"] = [*status.attempts[:-1], last.model_copy(update={"goodput": known})]
+    return job.model_copy(update={"status": status.model_copy(update=changes)})
 
 
 def _texts(told: Iterable[object]) -> tuple[str, ...]:

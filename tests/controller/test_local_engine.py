@@ -452,6 +452,8 @@ def test_the_plan_shows_what_would_run(tmp_path: Path) -> None:
     assert not any("shares its memory" in note for note in plan.notes)
     share = local_engine(tmp_path).plan(waiting_job(gpus="0.5", replicas=1))
     assert any(note.startswith("1/2 of a GPU is a slice of its time") for note in share.notes)
+    nested = local_engine(tmp_path).plan(waiting_job(command=["torchrun", "train.py"]))
+    assert any(note.startswith("spec.command names torchrun") for note in nested.notes)
     assert not list((tmp_path / "runs").iterdir())
 
 

@@ -13,6 +13,7 @@ from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObs
 from holdfast_controller.jobs import AttemptRecord, Capacity, JobProgress, Retries, Verdict
 from holdfast_controller.policy.backoff import backoff
 from holdfast_controller.policy.budget import spend
+from holdfast_controller.policy.launchers import launcher_of
 from holdfast_controller.policy.lost_work import Work, goodput, lost_steps, work_of
 from holdfast_controller.policy.peers import kill_at
 from holdfast_controller.policy.repeats import (
@@ -345,3 +346,26 @@ def test_when_the_rest_of_an_attempt_is_ended(
     replicas: tuple[ReplicaObservation, ...], expected: float | None
 ) -> None:
     assert ends(*replicas) == (None if expected is None else pytest.approx(expected))
+
+
+# ------------------------------------------------------- commands that start ranks
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        (["python", "train.py"], None),
+        (["python", "-u", "-m", "train", "torchrun"], None),
+        (["python"], None),
+        (["./train"], None),
+        (["accelerate", "config"], None),
+        (["torchrun", "--nproc-per-node=2", "train.py"], "torchrun"),
+        (["/opt/venv/bin/torchrun", "train.py"], "torchrun"),
+        (["deepspeed", "train.py"], "deepspeed"),
+        (["accelerate", "launch", "train.py"], "accelerate launch"),
+        (["python", "-m", "torch.distributed.run", "train.py"], "python -m torch.distributed.run"),
+        (["python3", "-u", "-m", "torch.distributed.launch", "a.py"], "python3 -m torch.distributed.launch"),
+    ],
+)
+def test_what_starts_ranks_of_its_own(command: list[str], launcher: str | None) -> None:
+    assert launcher_of(command) == launcher

@@ -37,6 +37,21 @@ def test_a_job_that_just_works() -> None:
     play(story)
 
 
+def test_a_command_that_starts_ranks_itself_is_told_of_once() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.submit(make(command=["torchrun", "train.py"], processes=2, replicas=2))
+        await scene.end(1, 1)
+        scene.now += timedelta(minutes=10)
+        await scene.look(passes=2)
+        assert await scene.reasons() == ["AttemptOpened", "NestedLauncher", "Failed", "AttemptOpened"]
+        (told,) = [one for one in await scene.store.events("default", "a") if one.reason == "NestedLauncher"]
+        assert (told.type, told.count) == ("Warning", 1)
+        assert told.message.startswith("spec.command names torchrun, which starts ranks of its own, while")
+        assert "once for each of the job's ranks (4): name the program alone" in told.message
+
+    play(story)
+
+
 def test_a_disruption_is_answered_at_once_and_peers_are_ended_soon() -> None:
     async def story(scene: Scene) -> None:
         job = await scene.submit(make(retries={"failures": 0}))

@@ -34,6 +34,13 @@ def test_the_plan_of_a_share(gpus: str, replicas: int, told: tuple[str, ...]) ->
         assert words in note
 
 
+def test_a_command_that_starts_ranks_itself_is_told_in_the_plan() -> None:
+    nothing: Any = None
+    engine = KubeEngine(nothing, nothing, nothing, nothing, PodSettings(default_claim="runs"))
+    (note,) = engine.plan(waiting_job(command=["torchrun", "train.py"], image="docker.io/library/t:1")).notes
+    assert note.startswith("spec.command names torchrun")
+
+
 def test_a_start_is_made_of_its_plan_and_of_no_other() -> None:
     prepared = Prepared(PodSettings(default_claim="runs", default_image="docker.io/library/trainer:1"))
     job = waiting_job()

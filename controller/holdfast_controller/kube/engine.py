@@ -37,6 +37,7 @@ from holdfast_controller.manifests import KINDS, kind_of
 from holdfast_controller.pod_settings import PodSettings
 from holdfast_controller.policy.cost import place_of
 from holdfast_controller.policy.gpu_request import sharing_notes
+from holdfast_controller.policy.launchers import launcher_notes
 from holdfast_controller.policy.peers import LOST_SECONDS
 
 from . import ranks
@@ -115,7 +116,7 @@ class KubeEngine:
         notes = sharing_notes(job.spec.gpus)
         if notes and job.spec.replicas > 1:
             notes += ("Each replica gets a node of its own: NCCL refuses two ranks on one GPU.",)
-        return Plan(self.name, tuple(manifests), notes=notes)
+        return Plan(self.name, tuple(manifests), notes=(*notes, *launcher_notes(job.spec)))
 
     async def objections(self, job: TrainingJob) -> tuple[str, ...]:
         return ()  # it is in the job's image

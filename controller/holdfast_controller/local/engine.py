@@ -38,6 +38,7 @@ from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import Spec, TrainingJob
 from holdfast_controller.policy.cost import Node, place_of
 from holdfast_controller.policy.gpu_request import gpu_request, sharing_notes
+from holdfast_controller.policy.launchers import launcher_notes
 from holdfast_controller.prices import Prices
 from holdfast_controller.queueing import Keys
 from holdfast_controller.visible_gpus import VARIABLE
@@ -175,7 +176,7 @@ class LocalEngine:
             for launch in self._planned(job)
         )
         notes = ["The master port is chosen at the start, and so is CUDA_VISIBLE_DEVICES."]
-        notes += sharing_notes(job.spec.gpus)
+        notes += (*sharing_notes(job.spec.gpus), *launcher_notes(job.spec))
         for name, value in (
             ("image", job.spec.image),
             ("queue", job.spec.queue),

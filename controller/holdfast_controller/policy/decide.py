@@ -25,6 +25,7 @@ from .conditions import conditions_of
 from .decision import Decision
 from .half_placed import PLACE_SECONDS, half_placed, seconds_left
 from .hang import hangs
+from .launchers import launcher_notes
 from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at, lost_at
 from .repeats import next_capacity, remedy, same_failure, standstill, times_in_a_row
@@ -298,6 +299,8 @@ class _Deciding:
         size = f" with {fewer} of {self.spec.replicas} replicas" if fewer else ""
         self._phase(phase, "Starting", f"attempt {number} starts{size}{f': {reason}' if reason else ''}")
         self._tell("Normal", "AttemptOpened", f"attempt {number} opened{size}")
+        for note in launcher_notes(self.spec) if number == 1 else ():
+            self._tell("Warning", "NestedLauncher", note)
         return self._done(start=number, requeue_after=1.0)
 
     def _fewer(self, ended: Sequence[AttemptRecord]) -> int | None:

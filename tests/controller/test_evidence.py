@@ -89,18 +89,22 @@ CASES = [
         (facts(exit=Exit(9, None, TERM)),), {"stop": Stop(8, 38)}, False, "", id="stopped before it was up"
     ),
     pytest.param(
-        (facts(lost=Lost(8, False)),), {"killed": 8.5, "cut_short": True}, True, "CutShort", id="cut short"
+        (facts(lost=Lost(8, False)),),
+        {"killed": 8.5, "cut_short": "no room"},
+        True,
+        "CutShort: no room",
+        id="cut short",
     ),
     pytest.param(
         (facts(exit=Exit(9.1, 1), **ranks(RankExit(0, None, KILL, 9)), lost=Lost(8, False)),),
-        {"killed": 8.5, "cut_short": True},
+        {"killed": 8.5, "cut_short": "no room"},
         True,
-        "CutShort",
+        "CutShort: no room",
         id="cut short, and it ran for a moment",
     ),
     pytest.param(
         (facts(exit=Exit(9, 0), **ranks(RankExit(0, 0, None, 8.9)), lost=Lost(8, False)),),
-        {"killed": 8.5, "cut_short": True},
+        {"killed": 8.5, "cut_short": "no room"},
         False,
         "",
         id="cut short, and done before that was known",

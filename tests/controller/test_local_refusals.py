@@ -88,6 +88,31 @@ def test_a_machine_that_refuses_a_start_is_asked_again(
     asyncio.run(story())
 
 
+def test_a_start_that_the_machine_has_room_for_in_part_says_what_was_wanting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full once the replicas run: nobody could find them again."""
+    written: list[Path] = []
+
+    def write(path: Path, data: str) -> None:
+        written.append(path)
+        if [one.name for one in written].count("engine.json") == 2:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        replace_durably(path, data)
+
+    monkeypatch.setattr("holdfast_controller.local.record.replace_durably", write)
+
+    async def story() -> None:
+        job = waiting_job()
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            incident = classify(await until(engine, job, 1, "the end", gone))
+            assert incident.verdict is Verdict.DISRUPTED
+            assert "CutShort: not all of it could be started: [Errno 28] No space left" in incident.reason
+
+    asyncio.run(story())
+
+
 def test_what_a_killed_save_left_on_a_full_disk_gives_way_to_the_next_attempt(tmp_path: Path) -> None:
     """There is no room for a directory either, until the fence has made it. An ext4: a tmpfs has some."""
 

@@ -35,6 +35,7 @@ STACKS_SECONDS = 4.0
 """For ranks that are killed to write their stacks."""
 OUT_OF_MEMORY_SECONDS = 2.0
 """The kernel's count and an end by SIGKILL this close together belong together."""
+INTERRUPTED = "its start was interrupted, and what ran of it was put to an end"
 
 
 @dataclass
@@ -80,8 +81,10 @@ class ActiveAttempt:
         changed: Callable[[str], None],
         *,
         to_reap: Sequence[int] = (),
+        refused: str = "",
     ):
-        """`to_reap` are children of ours that are none of its supervisors."""
+        """`to_reap` are children of ours that are none of its supervisors; `refused`: why not all of it could
+        be started."""
         self.files = files
         self.launch = launch
         self.progress: Progress | None = None
@@ -104,6 +107,7 @@ class ActiveAttempt:
         self._appears = Deadline(launch.started + APPEARS_SECONDS, APPEARS_SECONDS)
         self._next_scan = Deadline(0.0, 0.0)
         self._helpers = list(to_reap)
+        self._refused = refused
         parent = parent_group()
         self._groups = (
             {i: MemoryGroup(parent, launch.uid, i) for i in range(launch.replicas)} if parent else {}
@@ -245,12 +249,18 @@ class ActiveAttempt:
             attempt=self.launch.attempt,
             exists=True,
             gone=self.gone,
-            replicas=judge(AttemptFacts(replicas, self._stop, self._killed, not self.launch.supervisors)),
+            replicas=judge(AttemptFacts(replicas, self._stop, self._killed, self._cut_short())),
             stopping=self._stop is not None,
             progress=self.progress,
             silence=self.beat.silence,
             started_at=datetime.fromtimestamp(self.launch.started, UTC),
         )
+
+    def _cut_short(self) -> str:
+        """Why its start was; empty where it was not."""
+        if self.launch.supervisors:
+            return ""
+        return f"not all of it could be started: {self._refused}" if self._refused else INTERRUPTED
 
     def _facts(self, replica: int) -> ReplicaFacts:
         ranks = self.launch.ranks_of(replica)

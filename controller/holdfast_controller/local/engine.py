@@ -305,6 +305,7 @@ class LocalEngine:
             self._memory,
             self._keys.publish,
             to_reap=started.killed,
+            refused=started.refused,
         )
 
     def _known(self, job: TrainingJob, attempt: int) -> ActiveAttempt | None:

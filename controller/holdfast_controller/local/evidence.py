@@ -48,8 +48,8 @@ class AttemptFacts:
     replicas: tuple[ReplicaFacts, ...]
     stop: Stop | None = None
     killed: float | None = None
-    cut_short: bool = False
-    """Its start was, as where the controller died in it: nobody knew what ran, so we put all to an end."""
+    cut_short: str = ""
+    """Why its start was, where it was: what ran of it we put to an end."""
 
 
 def judge(facts: AttemptFacts) -> tuple[ReplicaObservation, ...]:
@@ -88,7 +88,7 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
         return True, f"Drilled: {how} on request"
     end = replica.exit
     if facts.cut_short and (end is None or end.bad):
-        return True, "CutShort: its start was interrupted, and what ran of it was put to an end"
+        return True, f"CutShort: {facts.cut_short}"
     if replica.lost is not None and replica.lost.out_of_memory:
         if replica.lost.limit is not None:
             return False, f"OutOfMemory: it reached its limit of {replica.lost.limit / 2**20:.0f} MiB"

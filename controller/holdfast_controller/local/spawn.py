@@ -41,6 +41,8 @@ class Started:
     launch: Launch
     killed: tuple[int, ...] = ()
     """Pids of supervisors, children of ours to be reaped, where the start was cut short."""
+    refused: str = ""
+    """What the machine said then."""
 
 
 def start_attempt(
@@ -94,7 +96,7 @@ def start_attempt(
             raise
         kill_all(launch.uid)
         log.warning("an attempt was started only in part", job=job.key, attempt=attempt, error=str(error))
-        return Started(launch, tuple(supervisor.pid for supervisor in supervisors))
+        return Started(launch, tuple(supervisor.pid for supervisor in supervisors), str(error))
     return Started(complete)
 
 

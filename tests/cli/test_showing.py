@@ -153,6 +153,9 @@ def test_where_no_step_is_done_there_is_no_speed(holdfast: Holdfast, server: Ser
     progress = {"step": 9, "memory_bytes": 10**9, "verdict": "a step takes 9.0 ms", "updated_at": when}
     server.set_status("gpt-small", phase="Running", progress=progress)
     assert re.search(r"speed +none: no step was done for 4[5-9]s", holdfast("describe", "gpt-small").stdout)
+    server.set_status("gpt-small", progress=progress | {"eta_seconds": 900.0})
+    shown = holdfast("describe", "gpt-small").stdout
+    assert re.search(r"speed +not known: the script tells run.log no samples", shown), "its steps are long"
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast_trainer.contract import STILL_SECONDS
-
 from ..jobs import JobProgress, Phase, TrainingJob
 from ..policy.explain import passed_over, resume_differs
+from ..policy.lost_work import idle_from
 from . import formats
 from .tables import event_columns, ledger_columns, phase_text, table
 
 EVENTS_SHOWN = 10
 TAIL_LINES = 12
-STILL = timedelta(seconds=STILL_SECONDS)
 OLD = timedelta(minutes=1)
 """Figures of a training that are older say so: a step is long, or a rank hangs."""
 
@@ -127,13 +125,13 @@ def _loss_words(progress: JobProgress) -> Iterator[str]:
 
 
 def _speed_words(job: TrainingJob) -> Iterator[str]:
-    progress = job.status.progress
+    progress, idle = job.status.progress, idle_from(job.status)
     assert progress is not None
     if progress.tokens_per_second is not None:
         yield f"{formats.count(progress.tokens_per_second)} tokens/s"
     elif progress.samples_per_second is not None:
         yield f"{formats.count(progress.samples_per_second)} samples/s"
-    elif progress.memory_bytes is not None and _is_older(progress, STILL):  # after a first step
+    elif progress.memory_bytes is not None and idle is not None and idle < datetime.now(UTC):  # it did one
         yield f"none: no step was done for {formats.age(progress.updated_at)}"
         return
     elif progress.verdict:  # by then its steps are measured

@@ -18,7 +18,6 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 from pydantic import ValidationError
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from .cluster import Change, HoldfastError, Unavailable
 from .jobs import TrainingJob
@@ -28,7 +27,6 @@ from .problem import error_of
 
 SUBMIT_SECONDS = 20.0
 """For how long a submission is tried again whose answer was lost: as long as a controller takes to start."""
-SUBMIT_PAUSE = wait_exponential(multiplier=0.2, max=2.0)
 PAGE = 200
 RETRY_AFTER_LIMIT = 30.0
 """Seconds; nobody has to believe that a controller stays away for an hour."""
@@ -150,6 +148,9 @@ class Client:
 
     def submit(self, document: Mapping[str, Any], namespace: str) -> TrainingJob:
         """Submit a job; sent again with one idempotency key where the connection tears."""
+        # No other command has a use for it.
+        from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
+
         headers = _JSON | {"Idempotency-Key": uuid.uuid4().hex}
         torn = False
 
@@ -162,7 +163,7 @@ class Client:
         tries = Retrying(
             retry=retry_if_exception(again),
             stop=stop_after_delay(SUBMIT_SECONDS),
-            wait=SUBMIT_PAUSE,
+            wait=wait_exponential(multiplier=0.2, max=2.0),
             reraise=True,
         )
         try:

@@ -299,8 +299,9 @@ class _Deciding:
         size = f" with {fewer} of {self.spec.replicas} replicas" if fewer else ""
         self._phase(phase, "Starting", f"attempt {number} starts{size}{f': {reason}' if reason else ''}")
         self._tell("Normal", "AttemptOpened", f"attempt {number} opened{size}")
-        for note in launcher_notes(self.spec) if number == 1 else ():
-            self._tell("Warning", "NestedLauncher", note)
+        if number == 1:
+            for note in launcher_notes(self.spec):
+                self._tell("Warning", "NestedLauncher", note)
         return self._done(start=number, requeue_after=1.0)
 
     def _fewer(self, ended: Sequence[AttemptRecord]) -> int | None:

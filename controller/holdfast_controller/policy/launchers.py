@@ -5,6 +5,7 @@ those would start ranks once more.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import dropwhile
 from pathlib import PurePath
 
 from holdfast_controller.jobs import Spec
@@ -22,10 +23,9 @@ def launcher_of(command: Sequence[str]) -> str | None:
     if name == "accelerate" and words[:1] == ["launch"]:
         return "accelerate launch"
     if name.startswith("python"):
-        while words and words[0].startswith("-") and words[0] != "-m":
-            words = words[1:]
-        if words[:1] == ["-m"] and words[1:2] and words[1] in _MODULES:
-            return f"{name} -m {words[1]}"
+        match list(dropwhile(lambda word: word.startswith("-") and word != "-m", words)):
+            case ["-m", module, *_] if module in _MODULES:
+                return f"{name} -m {module}"
     return None
 
 

@@ -145,6 +145,77 @@ def test_killed_and_given_notice_a_gpu_run_is_the_untouched_one(
     assert "cuda" in runs.log("run", 3).read_text(), "it computed on the GPU"
 
 
+CHOOSE = """
+import json, sys, torch
+from holdfast_trainer.exact_attention import choose
+torch.use_deterministic_algorithms(True)
+there = torch.device("cuda", 0)
+cases = json.loads(sys.argv[1])
+print(json.dumps([choose(there, getattr(torch, dtype), tuple(q), kv_heads) for dtype, q, kv_heads in cases]))
+"""
+FIT = [
+    ("bfloat16", (4, 12, 1024, 64), 12),
+    ("float16", (4, 12, 1024, 64), 12),
+    ("bfloat16", (2, 16, 2048, 128), 4),
+    ("bfloat16", (4, 8, 4096, 128), 8),
+    ("bfloat16", (2, 32, 4096, 128), 8),
+    ("float16", (3, 4, 1000, 80), 1),
+    ("bfloat16", (6, 4, 128, 64), 4),
+]
+"""Type, shape of the queries, heads of keys and values; the fourth and the fifth go in parts."""
+
+
+def chosen(gpu: dict[str, str], cases: list[tuple[str, tuple[int, ...], int]]) -> list[str]:
+    env = {**os.environ, **gpu, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    command = [sys.executable, "-c", CHOOSE, json.dumps(cases)]
+    said = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    found: list[str] = json.loads(said.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def exact(gpu: dict[str, str]) -> dict[str, str]:
+    (lacking,) = chosen(gpu, [FIT[-1]])
+    if lacking.startswith(("it is for", "pip install")):
+        pytest.skip(f"needs cuDNN's deterministic attention: {lacking}")
+    return gpu
+
+
+def test_attention_repeats_its_bits_and_agrees_with_another_kernel(exact: dict[str, str]) -> None:
+    assert chosen(exact, FIT) == [""] * len(FIT)
+    large, odd, wide = chosen(
+        exact,
+        [
+            ("bfloat16", (1, 32, 32_768, 128), 32),
+            ("bfloat16", (4, 4, 256, 68), 4),
+            ("float32", (4, 4, 256, 64), 4),
+        ],
+    )
+    assert large == "the scores of 32768 x 32768 tokens take more than 512 MiB"
+    assert odd == "heads of 68 are no multiple of 8 up to 128"
+    assert wide == "it is for Hopper GPUs, in bf16 or fp16"
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("train.compile=true",), ("model.family=llama", "model.kv_heads=2", "model.bias=false")]
+)
+def test_a_gpu_run_with_exact_attention_is_the_untouched_one(
+    words: tuple[str, ...], exact: dict[str, str], processes: Processes, tmp_path: Path
+) -> None:
+    sizes = ("model.dropout=0", "model.context=128", "model.width=256", "model.heads=4")
+    common = (f"train.steps={STEPS}", "train.precision=bf16", "train.micro_batch=6", "checkpoint.every=40")
+    runs = Runs(processes, tmp_path, write_config(tmp_path), (*common, *sizes, *words), exact)
+    twin = runs.finishes("twin", 1)
+    assert "attention by cudnn" in runs.told("twin", 1)
+    killed = runs.start("run", 1)
+    runs.reaches("run", 1, 100, killed)
+    kill(killed)
+    last = runs.finishes("run", 2)
+    assert runs.history("run").losses() == runs.history("twin").losses()
+    assert last["digest"] == twin["digest"]
+
+
 def test_tune_tells_what_tf32_buys(gpu: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "holdfast_trainer", "tune", str(write_config(tmp_path)), "-o=json"]
     command += ["--rounds=1", "--steps=1", "--seconds=0", "--no-compile", f"--out={tmp_path / 'out'}"]

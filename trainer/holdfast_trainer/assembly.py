@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .alike import require_alike
-from .attention import attention_kernels
+from .attention import Attend, attention_kernels
 from .compilation import compile_or_eager, mode_that_holds
 from .config import Config, ConfigError
 from .data import Tokens
@@ -24,6 +26,8 @@ from .model import build_model
 from .optim import build_optimizer
 from .parallel import Gang, fill, shard, unharmed, wrap
 from .precision import Precision
+
+log = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True)
@@ -130,10 +134,11 @@ def assemble(
         check_sharding(compute.name)
     torch.manual_seed(settings.seed)  # the same initial weights on every rank
     drawn = weights is None and not resumes
+    attend = _attend(gang, compute, batches)
     # What is to be sharded may fit neither the device nor, once for each rank, this machine in one piece.
     # Where it is in one piece the meta device is no help: it imports nine hundred modules.
     with torch.device("meta") if sharded else nullcontext() if drawn else Undrawn():
-        raw = build_model(config.model, recompute=settings.activation_checkpointing)
+        raw = build_model(config.model, recompute=settings.activation_checkpointing, attend=attend)
     if sharded:
         block = copy.deepcopy(raw.blocks[0]).to_empty(device=gang.device)
     else:
@@ -184,6 +189,24 @@ def check_sharding(precision: str) -> None:
             "train.parallel: fsdp does not go with fp16, whose scaler must see the gradients of all ranks; "
             "use train.precision=fp32, a device with bf16, or train.parallel=ddp"
         )
+
+
+def _attend(gang: Gang, compute: Precision, batches: Batches) -> Attend:
+    """The one kernel of all ranks. Collective."""
+    config = batches.config
+    if gang.device.type != "cuda" or not config.train.deterministic or config.model.dropout:
+        return F.scaled_dot_product_attention
+    from . import exact_attention  # of no use elsewhere
+
+    model = config.model
+    queries = (batches.micro, model.heads, model.context, model.width // model.heads)
+    lacking = exact_attention.choose(gang.device, compute.dtype, queries, model.key_value_heads)
+    told = [f"rank {rank}: {said}" for rank, said in enumerate(gang.gather(lacking)) if said]
+    if not told:
+        return exact_attention.attend
+    if gang.rank == 0 and exact_attention.is_for(gang.device, compute.dtype):
+        log.info("attention without cuDNN's deterministic kernel, which is faster (%s)", told[0])
+    return F.scaled_dot_product_attention
 
 
 def _through_block(batches: Batches, compute: Precision) -> Callable[[nn.Module], Tensor]:

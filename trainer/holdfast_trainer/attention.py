@@ -12,7 +12,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+Attend = Callable[..., Tensor]
+"""What is called as torch's scaled_dot_product_attention is."""
 
 MATH = "math"
 KERNELS = {

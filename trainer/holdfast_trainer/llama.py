@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .attention import Attend
 from .config import ModelConfig
 from .decoder import Block, Decoder
 
@@ -45,8 +46,9 @@ class Rotary(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention; `kv_heads` keys and values serve `heads` queries."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, attend: Attend):
         super().__init__()
+        self.attend = attend
         self.heads, self.kv_heads = config.heads, config.key_value_heads
         size = config.width // config.heads
         self.dropout = config.dropout
@@ -59,7 +61,7 @@ class Attention(nn.Module):
         q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k = self.k(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         v = self.v(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
-        y = F.scaled_dot_product_attention(
+        y = self.attend(
             rotary(q),
             rotary(k),
             v,
@@ -74,12 +76,12 @@ class Attention(nn.Module):
 class LlamaBlock(Block):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: ModelConfig, rotary: Rotary, *, recompute: bool = False):
+    def __init__(self, config: ModelConfig, rotary: Rotary, attend: Attend, *, recompute: bool):
         super().__init__(recompute=recompute)
         # One for all layers, and so in no layer's list of modules.
         self._rotary = (rotary,)
         self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
-        self.attention = Attention(config)
+        self.attention = Attention(config, attend)
         self.mlp_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.gate = nn.Linear(config.width, config.mlp_size, bias=False)
         self.up = nn.Linear(config.width, config.mlp_size, bias=False)
@@ -96,13 +98,19 @@ class LlamaBlock(Block):
 class Llama(Decoder):
     """Initialised from torch's global generator: seed it first for a repeatable model."""
 
-    def __init__(self, config: ModelConfig, *, recompute: bool = False):
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        recompute: bool = False,
+        attend: Attend = F.scaled_dot_product_attention,
+    ):
         super().__init__(config)
         self.token_embedding = nn.Embedding(config.vocab_size, config.width)
         self.dropout = nn.Dropout(config.dropout)
         self.rotary = Rotary(config)
         self.blocks = nn.ModuleList(
-            LlamaBlock(config, self.rotary, recompute=recompute) for _ in range(config.layers)
+            LlamaBlock(config, self.rotary, attend, recompute=recompute) for _ in range(config.layers)
         )
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.output = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)

@@ -1,7 +1,8 @@
 """A decoder-only GPT: pre-norm blocks, causal attention, GELU MLP, learned positions, tied embedding.
 
 The shape is GPT-2's (Radford et al. 2019); `llama.py` has the other family, and `build_model` picks.
-Attention is `scaled_dot_product_attention`, which picks the fastest kernel of the device.
+Attention is `scaled_dot_product_attention`, which picks the fastest kernel of the device, or what a caller
+gives in its place.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import llama
+from .attention import Attend
 from .config import ModelConfig
 from .decoder import Block, Decoder
 
@@ -20,8 +22,9 @@ MLP_RATIO = 4
 class Attention(nn.Module):
     """Causal multi-head self-attention."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, attend: Attend):
         super().__init__()
+        self.attend = attend
         self.heads = config.heads
         self.dropout = config.dropout
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
@@ -30,7 +33,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, time, width = x.shape
         q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).unbind(dim=2)
-        y = F.scaled_dot_product_attention(
+        y = self.attend(
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
@@ -44,10 +47,10 @@ class Attention(nn.Module):
 class GPTBlock(Block):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: ModelConfig, *, recompute: bool = False):
+    def __init__(self, config: ModelConfig, attend: Attend, *, recompute: bool):
         super().__init__(recompute=recompute)
         self.attention_norm = nn.LayerNorm(config.width, bias=config.bias)
-        self.attention = Attention(config)
+        self.attention = Attention(config, attend)
         self.mlp_norm = nn.LayerNorm(config.width, bias=config.bias)
         self.up = nn.Linear(config.width, MLP_RATIO * config.width, bias=config.bias)
         self.down = nn.Linear(MLP_RATIO * config.width, config.width, bias=config.bias)
@@ -62,12 +65,20 @@ class GPTBlock(Block):
 class GPT(Decoder):
     """Initialised from torch's global generator: seed it first for a repeatable model."""
 
-    def __init__(self, config: ModelConfig, *, recompute: bool = False):
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        recompute: bool = False,
+        attend: Attend = F.scaled_dot_product_attention,
+    ):
         super().__init__(config)
         self.token_embedding = nn.Embedding(config.vocab_size, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(GPTBlock(config, recompute=recompute) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(
+            GPTBlock(config, attend, recompute=recompute) for _ in range(config.layers)
+        )
         self.norm = nn.LayerNorm(config.width, bias=config.bias)
         self.initialise()
 
@@ -80,9 +91,11 @@ class GPT(Decoder):
         return out
 
 
-def build_model(config: ModelConfig, *, recompute: bool = False) -> Decoder:
+def build_model(
+    config: ModelConfig, *, recompute: bool = False, attend: Attend = F.scaled_dot_product_attention
+) -> Decoder:
     """The configured family's model, with random weights (see `Decoder`)."""
-    return (llama.Llama if config.family == "llama" else GPT)(config, recompute=recompute)
+    return (llama.Llama if config.family == "llama" else GPT)(config, recompute=recompute, attend=attend)
 
 
 def parameter_count(config: ModelConfig) -> int:

@@ -1,0 +1,81 @@
+"""Exact attention of GPUs, as far as a CPU can tell: test_on_gpu.py has the rest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast_trainer.attention import attention_kernels
+from holdfast_trainer.exact_attention import attend, choose, in_parts, part_of
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "time", "limit", "part"),
+    [
+        (16, 12, 12, 1024, 512 * MIB, (16, 12)),
+        (32, 12, 12, 1024, 512 * MIB, (16, 12)),
+        (6, 12, 12, 1024, 100 * MIB, (3, 12)),
+        (7, 12, 12, 1024, 100 * MIB, (1, 12)),
+        (2, 32, 8, 4096, 512 * MIB, (1, 4)),
+        (2, 32, 8, 4096, 128 * MIB, (1, 1)),
+        (2, 32, 8, 4096, 127 * MIB, None),
+        (1, 1, 1, 1000, 2 * MIB, (1, 1)),
+        (1, 1, 1, 1025, 2 * MIB, None),
+    ],
+)
+def test_what_takes_too_much_memory_goes_in_parts(
+    batch: int, heads: int, kv_heads: int, time: int, limit: int, part: tuple[int, int] | None
+) -> None:
+    assert part_of(batch, heads, kv_heads, time, limit) == part
+
+
+@pytest.mark.parametrize(
+    ("rows", "groups", "kv_heads"), [(4, 1, 6), (2, 1, 1), (1, 1, 3), (1, 3, 6), (1, 3, 3), (1, 2, 6)]
+)
+def test_the_gradients_of_the_parts_are_those_of_the_whole(rows: int, groups: int, kv_heads: int) -> None:
+    """`groups` parts of the heads; computed here by a kernel of the CPU."""
+    torch.manual_seed(1)
+    shapes = [(4, 6, 8, 16), (4, kv_heads, 8, 16), (4, kv_heads, 8, 16)]
+    given = [torch.randn(shape) for shape in shapes]
+    seen, out, lse = torch.randn(shapes[0]), torch.empty(shapes[0]), torch.empty(4, 6, 8, 1)
+    calls = []
+
+    def compute(tensors: tuple[Tensor, ...]) -> None:
+        inputs = [one.clone().requires_grad_() for one in tensors[:3]]
+        calls.append(tensors[0].shape[:2])
+        there = F.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)
+        for place, found in zip(tensors[6:], torch.autograd.grad(there, inputs, tensors[4]), strict=True):
+            place.copy_(found)
+
+    def gradients(rows: int, kv_heads: int) -> list[Tensor]:
+        places = [torch.full_like(one, torch.nan) for one in given]
+        in_parts(compute, (*given, out, seen, lse, *places), rows, kv_heads)
+        return places
+
+    whole = gradients(4, kv_heads)
+    assert calls.pop() == (4, 6)
+    for one, other in zip(gradients(rows, kv_heads // groups), whole, strict=True):
+        torch.testing.assert_close(one, other)
+    assert calls == [(rows, 6 // groups)] * (4 // rows * groups)
+
+
+def test_only_a_hopper_gpu_has_it() -> None:
+    lacking = choose(torch.device("cpu"), torch.bfloat16, (2, 4, 64, 64), 4)
+    assert lacking == "it is for Hopper GPUs, in bf16 or fp16"
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_the_compiler_knows_it_by_its_shapes_alone(kv_heads: int) -> None:
+    joined = torch.empty(2, 32, 4 + 2 * kv_heads, 16, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    q, k, v = (part.transpose(1, 2) for part in joined.split([4, kv_heads, kv_heads], dim=2))
+    out = attend(q, k, v, is_causal=True)
+    assert (out.shape, out.dtype) == (q.shape, q.dtype)
+    assert out.transpose(1, 2).is_contiguous(), "what follows need not copy it"
+    out.float().sum().backward()
+    assert joined.grad is not None
+    assert joined.grad.shape == joined.shape
+    assert attention_kernels(lambda: attend(q, k, v)) == "cudnn"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from holdfast_trainer.attention import attention_kernels
-from holdfast_trainer.exact_attention import attend, choose, in_parts, part_of
+from holdfast_trainer.attention import Attend, attention_kernels
+from holdfast_trainer.exact_attention import attend, choose, in_parts, part_of, tried
 
 MIB = 1 << 20
 
@@ -64,8 +66,48 @@ def test_the_gradients_of_the_parts_are_those_of_the_whole(rows: int, groups: in
 
 
 def test_only_a_hopper_gpu_has_it() -> None:
-    lacking = choose(torch.device("cpu"), torch.bfloat16, (2, 4, 64, 64), 4)
+    lacking = choose(torch.device("cpu"), torch.bfloat16, (2, 4, 64, 64), 4, joined=True)
     assert lacking == "it is for Hopper GPUs, in bf16 or fp16"
+
+
+class Trembling(torch.autograd.Function):
+    """Gradients that are never twice the same, as those of kernels that add up in any order."""
+
+    noise = torch.Generator()
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor) -> Tensor:
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * (1 + 0.02 * torch.randn((), generator=Trembling.noise).to(grads[0].dtype))
+
+
+@pytest.mark.parametrize(("kv_heads", "joined"), [(4, True), (4, False), (2, False)])
+def test_a_kernel_is_tried_before_it_is_taken(kv_heads: int, joined: bool) -> None:
+    own = F.scaled_dot_product_attention
+
+    def trembling(*inputs: Tensor, **options: bool) -> Tensor:
+        out: Tensor = Trembling.apply(own(*inputs, **options))
+        return out
+
+    def wrong(q: Tensor, k: Tensor, v: Tensor, **options: bool) -> Tensor:
+        return own(q, k, v, **{**options, "is_causal": False})
+
+    def broken(*inputs: Tensor, **options: bool) -> Tensor:
+        return own(*inputs, **options) * torch.nan
+
+    def found(kernel: Attend) -> str:
+        state = torch.get_rng_state()
+        told = tried(kernel, torch.device("cpu"), torch.bfloat16, (2, 4, 64, 16), kv_heads, joined=joined)
+        assert torch.equal(torch.get_rng_state(), state), "the training draws what it would have drawn"
+        return told
+
+    assert found(own) == ""
+    assert found(trembling) == "its bits did not repeat"
+    assert found(wrong) == "what it computes is too far from another kernel's"
+    assert found(broken) in ("its bits did not repeat", "what it computes is too far from another kernel's")
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])

@@ -200,7 +200,10 @@ def _attend(gang: Gang, compute: Precision, batches: Batches) -> Attend:
 
     model = config.model
     queries = (batches.micro, model.heads, model.context, model.width // model.heads)
-    lacking = exact_attention.choose(gang.device, compute.dtype, queries, model.key_value_heads)
+    joined = model.family == "gpt2"
+    lacking = exact_attention.choose(
+        gang.device, compute.dtype, queries, model.key_value_heads, joined=joined
+    )
     told = [f"rank {rank}: {said}" for rank, said in enumerate(gang.gather(lacking)) if said]
     if not told:
         return exact_attention.attend

@@ -37,15 +37,18 @@ def is_for(device: torch.device, dtype: torch.dtype) -> bool:
     return hopper and dtype in (torch.bfloat16, torch.float16)
 
 
-def choose(device: torch.device, dtype: torch.dtype, q: tuple[int, int, int, int], kv_heads: int) -> str:
+def choose(
+    device: torch.device, dtype: torch.dtype, q: tuple[int, int, int, int], kv_heads: int, *, joined: bool
+) -> str:
     """Why `attend` is not to be used there for queries of shape `q`, [B, heads, T, size]; empty where it is.
 
     It is tried: what does not repeat its bits, or is far from what another kernel computes, is not taken.
+    `joined`: queries, keys and values are parts of one tensor.
     """
     if unfit := _unfit(device, dtype, q, kv_heads):
         return unfit
     try:
-        return _try(device, dtype, q, kv_heads)
+        return tried(attend, device, dtype, q, kv_heads, joined=joined)
     except Exception as error:
         return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
@@ -117,24 +120,37 @@ def _unfit(device: torch.device, dtype: torch.dtype, q: tuple[int, int, int, int
     return ""
 
 
-def _try(device: torch.device, dtype: torch.dtype, q: tuple[int, int, int, int], kv_heads: int) -> str:
+def tried(
+    kernel: Attend,
+    device: torch.device,
+    dtype: torch.dtype,
+    q: tuple[int, int, int, int],
+    kv_heads: int,
+    *,
+    joined: bool,
+) -> str:
+    """What is wrong with it, beside torch's own; empty where nothing is."""
     batch, heads, time, size = q
     drawn = torch.Generator(device).manual_seed(1)
 
     def draw(count: int) -> Tensor:
-        there = torch.randn(batch, time, count, size, device=device, dtype=dtype, generator=drawn)
-        return there.transpose(1, 2).requires_grad_()
+        return torch.randn(batch, time, count, size, device=device, dtype=dtype, generator=drawn)
 
-    inputs = draw(heads), draw(kv_heads), draw(kv_heads)
-    seen = draw(heads).detach()
+    counts = [heads, kv_heads, kv_heads]
+    leaves = [draw(sum(counts))] if joined else [draw(count) for count in counts]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    seen = draw(heads).transpose(1, 2)
 
     def computed(kernel: Attend) -> tuple[Tensor, ...]:
+        parts = torch.split(leaves[0], counts, dim=2) if joined else leaves
+        inputs = (part.transpose(1, 2) for part in parts)
         out = kernel(*inputs, is_causal=True, enable_gqa=kv_heads != heads)
-        return (out.detach(), *torch.autograd.grad(out, inputs, seen))
+        return (out.detach(), *torch.autograd.grad(out, leaves, seen))
 
-    first = computed(attend)
+    first = computed(kernel)
     for _ in range(2):
-        if not all(torch.equal(one, other) for one, other in zip(first, computed(attend), strict=True)):
+        if not all(torch.equal(one, other) for one, other in zip(first, computed(kernel), strict=True)):
             return "its bits did not repeat"
     for one, other in zip(first, computed(F.scaled_dot_product_attention), strict=True):
         if not (one.float() - other.float()).norm() <= CLOSE * other.float().norm():

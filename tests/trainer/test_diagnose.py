@@ -92,6 +92,13 @@ def test_a_small_model_has_sizes_that_say_something() -> None:
         ),
         (
             (),
+            {"attention": "flash", "slow_attention": "rank 0: pip install nvidia-cudnn-frontend"},
+            "note",
+            "train.deterministic",
+            "attention could repeat its bits faster, by cuDNN (rank 0: pip install nvidia-cudnn-frontend)",
+        ),
+        (
+            (),
             {"memory_peak": 9_900_000},
             "error",
             "train.micro_batch",

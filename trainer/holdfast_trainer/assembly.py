@@ -107,6 +107,8 @@ class Assembled:
     """Why it runs as it is written although it was to be compiled; else empty."""
     attention: str
     """The kernel that attention takes (see attention_kernels)."""
+    slow_attention: str
+    """Why it is not the fastest of those that repeat their bits here; else empty."""
 
 
 def assemble(
@@ -134,7 +136,7 @@ def assemble(
         check_sharding(compute.name)
     torch.manual_seed(settings.seed)  # the same initial weights on every rank
     drawn = weights is None and not resumes
-    attend = _attend(gang, compute, batches)
+    attend, slow = _attend(gang, compute, batches)
     # What is to be sharded may fit neither the device nor, once for each rank, this machine in one piece.
     # Where it is in one piece the meta device is no help: it imports nine hundred modules.
     with torch.device("meta") if sharded else nullcontext() if drawn else Undrawn():
@@ -179,7 +181,7 @@ def assemble(
     else:
         model = wrap(raw, gang, static_graph=batches.chunks == 1, settle=loss)
     optimizer = build_optimizer(raw, config.optim, gang.device, fused=settings.fused_optimizer)
-    return Assembled(raw, model, optimizer, not_compiled, attention)
+    return Assembled(raw, model, optimizer, not_compiled, attention, slow)
 
 
 def check_sharding(precision: str) -> None:
@@ -191,11 +193,11 @@ def check_sharding(precision: str) -> None:
         )
 
 
-def _attend(gang: Gang, compute: Precision, batches: Batches) -> Attend:
-    """The one kernel of all ranks. Collective."""
+def _attend(gang: Gang, compute: Precision, batches: Batches) -> tuple[Attend, str]:
+    """The one kernel of all ranks, and why it is the slower one. Collective."""
     config = batches.config
     if gang.device.type != "cuda" or not config.train.deterministic or config.model.dropout:
-        return F.scaled_dot_product_attention
+        return F.scaled_dot_product_attention, ""
     from . import exact_attention  # of no use elsewhere
 
     model = config.model
@@ -206,10 +208,12 @@ def _attend(gang: Gang, compute: Precision, batches: Batches) -> Attend:
     )
     told = [f"rank {rank}: {said}" for rank, said in enumerate(gang.gather(lacking)) if said]
     if not told:
-        return exact_attention.attend
-    if gang.rank == 0 and exact_attention.is_for(gang.device, compute.dtype):
+        return exact_attention.attend, ""
+    if not exact_attention.is_for(gang.device, compute.dtype):
+        return F.scaled_dot_product_attention, ""
+    if gang.rank == 0:
         log.info("attention without cuDNN's deterministic kernel, which is faster (%s)", told[0])
-    return F.scaled_dot_product_attention
+    return F.scaled_dot_product_attention, told[0]
 
 
 def _through_block(batches: Batches, compute: Precision) -> Callable[[nn.Module], Tensor]:

@@ -52,6 +52,8 @@ class Facts(RunFacts):
     """Whether memory comes from another malloc than the C library's."""
     attention: str = ""
     """The kernel that attention took (see attention_kernels)."""
+    slow_attention: str = ""
+    """Why it was not the fastest of those that repeat their bits on this GPU."""
     ranks_here: int = 1
     """That share the cores."""
 
@@ -220,6 +222,9 @@ def _computing(config: Config, facts: Facts) -> list[Finding]:
         found.append(Finding("note", "LD_PRELOAD", message))
     if MATH in facts.attention:
         found.append(_unfused(config, facts.device_type))
+    if facts.slow_attention:
+        message = f"attention could repeat its bits faster, by cuDNN ({facts.slow_attention})"
+        found.append(Finding("note", "train.deterministic", message))
     return found
 
 

@@ -112,6 +112,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         not_compiled=training.not_compiled,
         own_malloc=preloaded(os.environ),
         attention=training.attention,
+        slow_attention=training.slow_attention,
         ranks_here=ranks_here(),
         **vars(surroundings(gang, directory, state, ready - seconds, crowding)),
     )

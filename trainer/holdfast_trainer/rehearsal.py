@@ -96,7 +96,7 @@ class Rehearsal:
         self._raw, self._model, self._optimizer = parts.raw_model, parts.model, parts.optimizer
         self.not_compiled = parts.not_compiled
         """Why not, where it was to be; else empty."""
-        self.attention = parts.attention
+        self.attention, self.slow_attention = parts.attention, parts.slow_attention
 
     def step(self, number: int) -> Clock:
         """Does one, or queues it, and waits for nothing: its times are there once they are read."""

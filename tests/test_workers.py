@@ -134,8 +134,9 @@ def test_it(apart):
 """
 
 
-def test_after_ctrl_c_nothing_is_left_of_workers_that_had_no_time_to_clear_up(
-    tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_told_to_end_it_leaves_nothing_of_workers_that_had_no_time_to_clear_up(
+    number: signal.Signals, tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project(tmp_path, a=QUICK, b=LEAVES)
     for name in os.environ:
@@ -145,6 +146,6 @@ def test_after_ctrl_c_nothing_is_left_of_workers_that_had_no_time_to_clear_up(
     left = tmp_path / "left"
     wait_until(lambda: left.exists() and left.read_text().endswith(" "), "the test to run")
     process = psutil.Process(int(left.read_text()))
-    outer.send_signal(signal.SIGINT)
+    outer.send_signal(number)
     outer.wait(300)
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

@@ -21,14 +21,14 @@ from torch.nn import functional as F
 from .attention import Attend
 
 HOPPER = 9
-"""The major compute capability for which this was measured: on others another kernel is the faster one."""
+"""The major compute capability for which this was measured; elsewhere it has not been compared."""
 PACKAGE = "nvidia-cudnn-frontend"
 WORKSPACE = 512 << 20
 """Bytes that the gradient of the scores may take."""
 TILE = 64
 """To which cuDNN rounds up the two sides of the scores."""
 CLOSE = 0.02
-"""Relative difference, by norms, from another kernel: some times what either has, in 16 bits."""
+"""Relative difference from another kernel, by norms: several times what two have that round to 16 bits."""
 
 
 def is_for(device: torch.device, dtype: torch.dtype) -> bool:
@@ -198,16 +198,15 @@ _plans: dict[tuple[object, ...], tuple[Callable[..., None], int]] = {}
 
 def _run(tensors: tuple[Tensor, ...]) -> None:
     """Of q, k, v, the output, its gradient and lse; into the gradients of q, k and v."""
-    q, k, v = tensors[:3]
     import cudnn
 
+    q, k = tensors[:2]
     device = q.get_device()
     if device not in _handles:
         with torch.cuda.device(device):
             _handles[device] = cudnn.create_handle()
     handle = _handles[device]
-    # The strides of all others follow from these.
-    key = (device, q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride())
+    key = (device, q.dtype, q.shape, k.shape, *(one.stride() for one in tensors))
     if key not in _plans:
         _plans[key] = _plan(handle, tensors)
     execute, wanted = _plans[key]

@@ -59,6 +59,17 @@ def test_nobody_uses_a_gpu_only_where_it_rests(script: Script) -> None:
     assert said == ["nobody", *["processes that are not seen here"] * 2]
 
 
+def test_of_a_gpu_in_parts_it_says_who_uses_which(script: Script) -> None:
+    script.gpus[0].figures |= {"mig.0.uuid": "MIG-a", "mig.0.instance": 7, "mig.0.slices": 3}
+    script.gpus[0].processes = [Process(os.getpid(), 3 * GIB, 0, instance=7)]
+    script.write()
+    lines = [" ".join(line.split()) for line in holdfast("gpus").stdout.splitlines()]
+    assert lines[2].endswith("3.0 GiB no job, 1 process on MIG-a")
+    document = json.loads(holdfast("gpus", "-o", "json").stdout)
+    assert [each["mig"] for each in document["gpus"][0]["holders"]] == ["MIG-a"]
+    assert [each["uuid"] for each in document["gpus"][0]["mig"]] == ["MIG-a"]
+
+
 def test_as_a_document_for_programs(script: Script) -> None:
     script.gpus[0].processes = [Process(os.getpid(), None, 25)]
     script.write()

@@ -27,6 +27,7 @@ def gpu_columns(snapshot: Snapshot) -> list[Column]:
         _row(columns, [*_device_cells(device), "" if uses else _used_by(device)])
         for use in uses:
             who = f"{_who(use.holder)}, {use.processes} process{'' if use.processes == 1 else 'es'}"
+            who += f" on {use.mig}" if use.mig else ""
             memory = formats.UNKNOWN if use.memory_bytes is None else f"{use.memory_bytes / GIB:.1f} GiB"
             _row(columns, ["", "", formats.percent(use.sm_ratio), memory, "", "", who])
     return columns

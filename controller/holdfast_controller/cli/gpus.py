@@ -134,9 +134,10 @@ def _gpu(device: DeviceReading, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _holder(use: Use) -> dict[str, Any]:
-    """Of processes that belong to no job: without the names of one."""
+    """Of processes that belong to no job: without the names of one; `mig` where on a part of a GPU."""
     return {
         **({name: value for name, value in vars(use.holder).items() if value} if use.holder else {}),
+        **({"mig": use.mig} if use.mig else {}),
         "processes": use.processes,
         "memoryBytes": use.memory_bytes,
         "smRatio": use.sm_ratio,

@@ -18,6 +18,7 @@ from queued_event import QueuedEvent
 
 from holdfast_trainer.config import load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
+from holdfast_trainer.model_config import divisors
 from holdfast_trainer.parallel import Gang
 from holdfast_trainer.precision import Bf16, precision
 from holdfast_trainer.rehearsal import Clock
@@ -36,7 +37,7 @@ from holdfast_trainer.tune.plan import (
     factors,
 )
 from holdfast_trainer.tune.report import as_markdown, as_text, gain
-from holdfast_trainer.tune.search import Size, best_size, divisors, doubling, scaled_rate, sizes_to_try
+from holdfast_trainer.tune.search import Size, best_size, doubling, scaled_rate, sizes_to_try
 from holdfast_trainer.tune.session import NOT_RECOMPUTING, RECOMPUTING, Findings, Options, Session, Subject
 from holdfast_trainer.tune.settings import Settings
 

@@ -24,7 +24,7 @@ from .decoder import Decoder
 from .hf_weights import Digest, load_weights, published_values
 from .model import build_model
 from .optim import build_optimizer
-from .parallel import Gang, fill, shard, unharmed, wrap
+from .parallel import Gang, fill, first_fault, shard, unharmed, wrap
 from .precision import Precision
 
 log = logging.getLogger("holdfast")
@@ -206,14 +206,14 @@ def _attend(gang: Gang, compute: Precision, batches: Batches) -> tuple[Attend, s
     lacking = exact_attention.choose(
         gang.device, compute.dtype, queries, model.key_value_heads, joined=joined
     )
-    told = [f"rank {rank}: {said}" for rank, said in enumerate(gang.gather(lacking)) if said]
-    if not told:
+    slow = first_fault(gang.gather(lacking))
+    if not slow:
         return exact_attention.attend, ""
     if not exact_attention.is_for(gang.device, compute.dtype):
         return F.scaled_dot_product_attention, ""
     if gang.rank == 0:
-        log.info("attention without cuDNN's deterministic kernel, which is faster (%s)", told[0])
-    return F.scaled_dot_product_attention, told[0]
+        log.info("attention without cuDNN's deterministic kernel, which is faster (%s)", slow)
+    return F.scaled_dot_product_attention, slow
 
 
 def _through_block(batches: Batches, compute: Precision) -> Callable[[nn.Module], Tensor]:

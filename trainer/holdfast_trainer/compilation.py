@@ -29,7 +29,7 @@ from torch import nn
 
 from .deferred import import_compiler
 from .faults import is_out_of_memory
-from .parallel import Gang
+from .parallel import Gang, first_fault
 
 log = logging.getLogger("holdfast")
 
@@ -89,7 +89,7 @@ def compile_or_eager(
             raise
         fault = CUT_SHORT if noticed() else f"{type(error).__name__}: {_first_line(error)}"
     told = gang.gather(fault)
-    failed = [f"rank {rank}: {said}" for rank, said in enumerate(told) if said]
+    failed = first_fault(told)
     if failed:
         for part in parts:
             vars(part).pop("forward", None)  # the instance's: the class has the one that was written
@@ -99,8 +99,8 @@ def compile_or_eager(
                 log.info("%s on rank %d: no step is done without it", CUT_SHORT, told.index(CUT_SHORT))
             return ""
         if gang.rank == 0:
-            log.warning("torch.compile failed, all ranks go on without it (%s)", failed[0])
-        return failed[0]
+            log.warning("torch.compile failed, all ranks go on without it (%s)", failed)
+        return failed
     if gang.rank == 0:
         log.info("compiled in %.1f s", time.monotonic() - began)
     return ""

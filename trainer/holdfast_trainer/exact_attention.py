@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .attention import Attend
+from .model_config import divisors
 
 HOPPER = 9
 """The major compute capability for which this was measured; elsewhere it has not been compared."""
@@ -76,15 +77,10 @@ def part_of(
     that the gradient of the scores takes no more than `limit` bytes. None where nothing fits. Pure."""
     side = math.ceil(time / TILE) * TILE
     group = heads // kv_heads * side * side * 2
-    for rows in _divisors(batch):
+    for rows in reversed(divisors(batch)):
         if rows * kv_heads * group <= limit:
             return rows, kv_heads
-    return next(((1, count) for count in _divisors(kv_heads) if count * group <= limit), None)
-
-
-def _divisors(number: int) -> list[int]:
-    """The largest first."""
-    return [part for part in range(number, 0, -1) if number % part == 0]
+    return next(((1, count) for count in reversed(divisors(kv_heads)) if count * group <= limit), None)
 
 
 def in_parts(

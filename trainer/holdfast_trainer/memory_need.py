@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from .config import Config
 from .model import parameter_count
+from .model_config import divisors
 
 ADAMW_BYTES = 16
 BLOCK_BYTES = 34
@@ -82,7 +83,7 @@ def largest_micro_batch(
     share = config.train.global_batch // world_size
     fitting = [
         size
-        for size in range(1, share + 1)
-        if share % size == 0 and memory_need(config, precision, world_size, size).total * correction <= room
+        for size in divisors(share)
+        if memory_need(config, precision, world_size, size).total * correction <= room
     ]
     return max(fitting, default=None)

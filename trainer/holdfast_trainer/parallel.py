@@ -90,6 +90,11 @@ class Gang:
             dist.destroy_process_group()
 
 
+def first_fault(told: Sequence[str]) -> str:
+    """Of what each rank said, the first that is not empty, with its rank; empty where all are."""
+    return next((f"rank {rank}: {said}" for rank, said in enumerate(told) if said), "")
+
+
 def is_lost_peer(error: BaseException) -> bool:
     """Whether an exception says that another rank can no longer be reached."""
     if isinstance(error, dist.DistError):

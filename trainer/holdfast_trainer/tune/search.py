@@ -76,11 +76,6 @@ def best_size(tried: Sequence[Size]) -> Size | None:
     return min((s for s in tried if s.speed * GAIN >= fastest), key=lambda s: s.batch)
 
 
-def divisors(number: int) -> list[int]:
-    """Ascending."""
-    return [d for d in range(1, number + 1) if number % d == 0]
-
-
 def doubling(first: int, last: int) -> list[int]:
     """first, twice that, ... up to `last`; with the sizes between, in quarters, for the bisection."""
     sizes = {first}

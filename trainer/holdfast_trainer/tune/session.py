@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 from ..footprint import warm_up
 from ..memory import ranks_here
+from ..model_config import divisors
 from ..optim import FUSED_DEVICES
 from ..parallel import Gang
 from ..precision import bf16_of, choose_precision, has_tf32, least
@@ -16,7 +17,7 @@ from ..samples import workers_by_rule
 from ..schema import ConfigError
 from .measure import Build, Effort, Outcome, measure
 from .plan import ALL_ON, AS_IT_IS, Candidate, Measured, Switch, candidates, choose
-from .search import ROOM_SHARE, Size, best_size, divisors, doubling, scaled_rate, sizes_to_try
+from .search import ROOM_SHARE, Size, best_size, doubling, scaled_rate, sizes_to_try
 from .settings import Settings
 
 RECOMPUTING, NOT_RECOMPUTING = f"{ALL_ON}, recomputing", f"{ALL_ON}, not recomputing"

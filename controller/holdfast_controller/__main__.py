@@ -10,8 +10,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from .cli import create_cli
-
 if TYPE_CHECKING:
     from .cli.up import Voice
     from .settings import ClusterSettings, Settings
@@ -21,7 +19,22 @@ def main() -> None:
     """The `holdfast` command."""
     _open_closed_streams()
     _write_any_text()
+    try:
+        from .cli import create_cli
+    except ModuleNotFoundError as error:
+        sys.exit(_not_installed(error))
     create_cli(run_controller, run_on_cluster)()
+
+
+def _not_installed(error: ModuleNotFoundError) -> str:
+    """What is missing, and what installs it. Raises `error` again where it is a part of Holdfast itself."""
+    package = (error.name or "").partition(".")[0]
+    if package.startswith("holdfast_"):
+        raise error
+    return (
+        f"holdfast needs {package}, which is not installed for {sys.executable}: "
+        "pip install 'holdfast[controller]'"
+    )
 
 
 def _open_closed_streams() -> None:

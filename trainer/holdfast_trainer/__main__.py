@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from holdfast_trainer.allocator import start_again
-from holdfast_trainer.importing import without_collector
+from holdfast_trainer.importing import not_installed, without_collector
 from holdfast_trainer.spinning import spin_briefly
+from holdfast_trainer.supervise import refuse
 
 COMMANDS = {
     "train": ("holdfast_trainer.train_command", "train a GPT, alone or under torchrun; resumes by itself"),
@@ -39,8 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     spin_briefly(os.environ)
     try:
-        with without_collector():
-            command = importlib.import_module(COMMANDS[name][0])
+        try:
+            with without_collector():
+                command = importlib.import_module(COMMANDS[name][0])
+        except ModuleNotFoundError as error:
+            return refuse(not_installed(error), who=name)
         status: int = command.main(rest)
     except KeyboardInterrupt:
         if sys.excepthook is not sys.__excepthook__:

@@ -268,13 +268,13 @@ def run(options: Options, *, in_place: bool = False) -> int:
         if options.directory is not None:
             os.chdir(options.directory)
     except OSError as error:
-        return _refuse(
+        return refuse(
             f"cannot enter the job's workingDir {options.directory}: {error.strerror}", log, exit_file
         )
     try:
         child = Child(options.command, log if feed is None else feed, in_place=in_place)
     except OSError as error:
-        return _refuse(_cannot_run(options.command[0], error), log, exit_file)
+        return refuse(_cannot_run(options.command[0], error), log, exit_file)
     if feed is not None and pipe is not None and kept is not None:
         os.close(feed)
         code = _copy(child, pipe, kept, shown=options.tee)
@@ -347,9 +347,11 @@ def _cannot_run(name: str, error: OSError) -> str:
     return f"cannot run {name!r}: {remedy}"
 
 
-def _refuse(message: str, log: int | None, exit_file: KeptFile | None) -> int:
-    """The command cannot be executed, and no retry will mend that: say so everywhere it is read."""
-    write_all(2 if log is None else log, f"supervise: {message}\n".encode())
+def refuse(
+    message: str, log: int | None = None, exit_file: KeptFile | None = None, *, who: str = "supervise"
+) -> int:
+    """What was asked for cannot be done here, and no retry will mend that: say so everywhere it is read."""
+    write_all(2 if log is None else log, f"{who}: {message}\n".encode())
     write_termination(_termination_log(), Termination("failed", 0, 0, message, config_error=True))
     record(exit_file, how_it_ended(EXIT_CONFIG_ERROR))
     return EXIT_CONFIG_ERROR

@@ -39,7 +39,7 @@ from typing import Any
 
 from . import in_place, supervise
 from .contract import ENV_RUN_DIR, RunDir
-from .importing import without_collector
+from .importing import not_installed, without_collector
 from .prefetch import Prefetch
 from .spinning import spin_briefly
 
@@ -150,9 +150,12 @@ def run(argv: list[str]) -> int:
         return supervise.EXIT_USAGE
     ahead = Prefetch(RunDir(Path(there))) if (there := os.environ.get(ENV_RUN_DIR)) else None
     spin_briefly(os.environ)
-    with without_collector():  # seconds, in which the disk has nothing else to do
-        from torch.distributed.launcher.api import LaunchConfig
-        from torch.distributed.run import main as torchrun
+    try:
+        with without_collector():  # seconds, in which the disk has nothing else to do
+            from torch.distributed.launcher.api import LaunchConfig
+            from torch.distributed.run import main as torchrun
+    except ModuleNotFoundError as error:
+        return supervise.refuse(not_installed(error), who="torchrun")
 
     ask_no_driver(LaunchConfig)
     if ahead is not None:

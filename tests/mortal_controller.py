@@ -71,7 +71,7 @@ def live(data: str, port: str, acts: int, log: str) -> None:
 
     aiosqlite.Connection.execute = executed  # type: ignore[assignment,method-assign]
     signal.pidfd_send_signal = sent  # type: ignore[assignment]
-    Runtime.of = lambda *_: TINY  # type: ignore[method-assign,assignment]
+    Runtime.of_this_process = lambda *_: TINY  # type: ignore[method-assign,assignment]
     sys.addaudithook(mortal.watch)
     sys.argv = ["holdfast", "up", "--data-dir", data, "--port", port, "--cpu-slots", "4"]
     __main__.main()

@@ -108,7 +108,7 @@ async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
                 engine = LocalEngine(
                     settings.data_dir,
                     Machine(settings.cpu_slots, settings.devices),
-                    runtime=Runtime.of(sys.executable, settings.log_limit),
+                    runtime=Runtime.of_this_process(settings.log_limit),
                     prices=settings.prices,
                 )
                 engine.tell_of_strangers({job.metadata.uid for job in await store.list_jobs()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import shutil
 import signal
@@ -413,7 +414,7 @@ def test_what_an_attempt_finds_in_its_directory_and_environment(
 def test_a_replica_sees_its_own_gpus_alone() -> None:
     job = waiting_job(gpus="2", processes=2)
     grant = Grant(gpus=(2, 3))
-    runtime = Runtime.of(sys.executable)
+    runtime = Runtime.of_this_process()
     seen = replica_environment(job, 1, RunDir(Path("/run")), 0, grant, Machine(16, (0, 1, 2, 3)), runtime)
     assert seen["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert seen["OMP_NUM_THREADS"] == "4"
@@ -455,6 +456,9 @@ def test_the_plan_shows_what_would_run(tmp_path: Path) -> None:
     nested = local_engine(tmp_path).plan(waiting_job(command=["torchrun", "train.py"]))
     assert any(note.startswith("spec.command names torchrun") for note in nested.notes)
     assert not list((tmp_path / "runs").iterdir())
+    bare = dataclasses.replace(Runtime.of_this_process(), pytorch=False)
+    (why,) = local_engine(tmp_path, runtime=bare).plan(waiting_job()).reasons
+    assert why.startswith(f"jobs run by the controller's Python, {sys.executable}, which has no PyTorch: ")
 
 
 def test_a_job_runs_in_its_working_directory_and_waits_for_one_that_is_not_there(tmp_path: Path) -> None:
@@ -500,7 +504,7 @@ def test_what_the_trainer_will_not_take_is_told_before_the_job_runs(
     }
     given = {name: {**body, **config.get(name, {})} for name, body in whole.items()}
     command = ["python", "-m", "holdfast_trainer", "train", *words]
-    engine = local_engine(tmp_path, runtime=Runtime.of(sys.executable))
+    engine = local_engine(tmp_path, runtime=Runtime.of_this_process())
     found = asyncio.run(engine.objections(waiting_job(command=command, config=given)))
     assert (len(found) == 1 and said in found[0]) if said else not found
     assert not list((tmp_path / "runs").iterdir())
@@ -626,7 +630,7 @@ def test_under_the_real_torchrun(tmp_path: Path) -> None:
     )
 
     async def story() -> None:
-        engine = local_engine(tmp_path, runtime=Runtime.of(sys.executable))
+        engine = local_engine(tmp_path, runtime=Runtime.of_this_process())
         job = waiting_job(command=[sys.executable, "-c", script])
         async with at_work(engine):
             await engine.start(job, 1)

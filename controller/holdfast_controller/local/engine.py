@@ -13,7 +13,6 @@ import asyncio
 import os
 import shutil
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import aclosing, suppress
@@ -89,7 +88,7 @@ class LocalEngine:
         self._data = data
         self._machine = machine
         self._prices = prices or Prices()
-        self._runtime = runtime or Runtime.of(sys.executable)
+        self._runtime = runtime or Runtime.of_this_process()
         self._queue: dict[str, _Queued] = {}
         self._active: dict[str, ActiveAttempt] = {}
         self._deleted: list[ActiveAttempt] = []
@@ -200,6 +199,11 @@ class LocalEngine:
         if there is not None and not (os.path.isdir(there) and os.access(there, os.X_OK)):
             reasons += (
                 f"spec.workingDir: there is no directory {there} on this machine that jobs may enter",
+            )
+        if not self._runtime.pytorch:
+            reasons += (
+                f"jobs run by the controller's Python, {self._runtime.python}, which has no PyTorch: "
+                "pip install 'holdfast[trainer]' there, and start the controller again",
             )
         return Plan(self.name, manifests, reasons, tuple(notes))
 

@@ -11,8 +11,10 @@ Each replica is a supervised torchrun, each of its ranks a supervised run of the
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from holdfast_controller.gang import (
@@ -41,10 +43,13 @@ class Runtime:
     torchrun: tuple[str, ...]
     log_limit: str = LOG_LIMIT
     """What the log of a rank may take of the disk."""
+    pytorch: bool = True
+    """Whether the interpreter has it."""
 
     @classmethod
-    def of(cls, python: str, log_limit: str = LOG_LIMIT) -> Runtime:
-        return cls(python, (python, "-m", TORCHRUN), log_limit)
+    def of_this_process(cls, log_limit: str = LOG_LIMIT) -> Runtime:
+        python = sys.executable
+        return cls(python, (python, "-m", TORCHRUN), log_limit, pytorch=find_spec("torch") is not None)
 
 
 @dataclass(frozen=True)

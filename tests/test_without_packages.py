@@ -30,9 +30,10 @@ def ran(told: Path, *words: str) -> subprocess.CompletedProcess[str]:
     [
         (("holdfast_trainer", "train", "gpt.yaml"), "train", "torch"),
         (("holdfast_trainer", "check", "gpt.yaml"), "check", "yaml"),
+        (("holdfast_trainer", "checkpoint", "verify", "run"), "checkpoint", "yaml"),
         (TORCHRUN, "torchrun", "torch"),
     ],
-    ids=["train", "check", "torchrun"],
+    ids=["train", "check", "checkpoint", "torchrun"],
 )
 def test_a_trainer_without_its_packages_says_so_and_is_not_tried_again(
     words: tuple[str, ...], who: str, lacks: str, tmp_path: Path

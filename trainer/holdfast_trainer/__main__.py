@@ -40,15 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     spin_briefly(os.environ)
     try:
-        try:
-            with without_collector():
-                command = importlib.import_module(COMMANDS[name][0])
-        except ModuleNotFoundError as error:
-            return refuse(not_installed(error), who=name)
+        with without_collector():
+            command = importlib.import_module(COMMANDS[name][0])
         status: int = command.main(rest)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ModuleNotFoundError) as error:
         if sys.excepthook is not sys.__excepthook__:
             raise  # a run has begun, which tells how it ends
+        if isinstance(error, ModuleNotFoundError):
+            return refuse(not_installed(error), who=name)
         print("interrupted", file=sys.stderr)
         return 130
     return status

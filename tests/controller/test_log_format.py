@@ -14,7 +14,7 @@ log = configure_logging("info", sys.argv[1])
 def answer(headers):
     raise RuntimeError("unforeseen")
 try:
-    answer({"authorization": "Bearer the-token"})
+    answer({"authorization": sys.argv[2]})
 except RuntimeError:
     log.error("request", exc_info=True)
 """
@@ -23,7 +23,8 @@ except RuntimeError:
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_a_traceback_in_the_log_has_no_token(form: str) -> None:
     """The values of a request's variables stood there, and the token among them, for all who read logs."""
-    done = subprocess.run([sys.executable, "-c", FAILS, form], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", FAILS, form, "Bearer the-token"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "RuntimeError" in done.stderr
     assert "answer" in done.stderr
     assert "the-token" not in done.stderr

@@ -132,12 +132,16 @@ def records(*told: tuple[Verdict, int | None, str] | tuple[Verdict, int | None])
 
 
 NAN = "replica 0: loss is NaN"
+KILLED = "replica 0: rank 0 ended by SIGKILL"
 REPEATS = [
     # of the newest attempt and those before it: is another try of no use?
     (records((Verdict.FAILED, 40, NAN)), False),
     (records((Verdict.FAILED, 40, NAN), (Verdict.FAILED, 40, NAN)), True),
     (records((Verdict.FAILED, 40, NAN), (Verdict.DISRUPTED, 30), (Verdict.FAILED, 40, NAN)), True),
     (records((Verdict.OUT_OF_MEMORY, 7, "x"), (Verdict.OUT_OF_MEMORY, 7, "x")), True),
+    # All ranks meet it, and now one, now another is the first: as of a last batch that is too small.
+    (records((Verdict.FAILED, 40, NAN), (Verdict.FAILED, 40, NAN.replace("replica 0", "replica 1"))), True),
+    (records((Verdict.FAILED, 40, KILLED), (Verdict.FAILED, 40, KILLED.replace("0", "1"))), False),
     (records((Verdict.FAILED, 40, NAN), (Verdict.FAILED, 41, NAN)), False),
     (records((Verdict.FAILED, 40, NAN), (Verdict.FAILED, 40, "replica 1: no such file")), False),
     (records((Verdict.FAILED, 40, NAN), (Verdict.FAILED, 39, NAN), (Verdict.FAILED, 40, NAN)), False),

@@ -14,6 +14,7 @@ later, as failures do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import takewhile
@@ -41,8 +42,7 @@ def same_failure(attempts: Sequence[AttemptRecord], total_steps: int | None) -> 
     before, newest = judged[-2:]
     if newest is not attempts[-1] or newest.verdict not in REPEATABLE or not newest.last_step:
         return ""
-    now = (newest.verdict, newest.last_step, newest.reason)
-    if now != (before.verdict, before.last_step, before.reason):
+    if _failure(newest) != _failure(before):
         return ""
     if total_steps is not None and newest.last_step >= total_steps:
         look = "all steps were done: look at what comes after them, such as the last save"
@@ -52,6 +52,11 @@ def same_failure(attempts: Sequence[AttemptRecord], total_steps: int | None) -> 
         f"attempt {before.number} ended after step {newest.last_step} in the same way: "
         f"no retry gets past it; {look}"
     )
+
+
+def _failure(record: AttemptRecord) -> tuple[Verdict | None, int | None, str]:
+    """What is the same where it comes again: of replicas that fail alike any may be the first."""
+    return record.verdict, record.last_step, re.sub(r"^replica \d+: ", "", record.reason)
 
 
 def times_in_a_row(attempts: Sequence[AttemptRecord], verdict: Verdict) -> int:

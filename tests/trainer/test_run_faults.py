@@ -13,6 +13,7 @@ import torch
 from gangs import Workshop
 from gpu_queue import StandInQueue
 
+from holdfast_controller.policy.classify import lost_its_peer
 from holdfast_trainer.alike import differing
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR, RunDir
 from holdfast_trainer.faults import NoGpu, Offered, is_out_of_memory, non_finite_step, out_of_memory
@@ -110,6 +111,34 @@ def test_a_model_that_each_rank_has_of_its_own_is_not_saved_as_one_of_all(
     assert told.error.startswith(f"the parameters of {name} are not the same on all ranks, and a checkpoint")
     assert gang.history.events("checkpoint") == []
     assert workshop.finish("alone", script=loop, steps=20).stop()["step"] == 20
+
+
+DATA_ENDS = """
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=2)
+model = run.wrap(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+batches = iter([torch.ones(1, 1)] * (6 - run.rank))
+for step in run.steps(6):
+    model(next(batches)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_rank_with_fewer_batches_than_steps_says_so(workshop: Workshop, tmp_path: Path) -> None:
+    """As of a dataset that each rank reads its own files of: "StopIteration" was all that the job said."""
+    script = tmp_path / "data_ends.py"
+    script.write_text(DATA_ENDS)
+    gang = workshop.start(ranks=2, script=script, arguments=[])
+    assert gang.wait() == [1, 1], gang.texts()
+    told = gang.termination(1)
+    assert (told.outcome, told.step, told.durable_step, told.config_error) == ("failed", 5, 4, False)
+    assert told.error.startswith("rank 1, step 6: an iterator has no more for it (StopIteration). Ask run")
+    assert "model(next(batches)).sum().backward()" in gang.ranks[1].text(), "where it was is in the log"
+    assert lost_its_peer(gang.termination(0))
 
 
 def test_memory_that_never_sufficed_is_not_asked_for_again(workshop: Workshop) -> None:

@@ -6,6 +6,7 @@
       NonFiniteStep         a loss or a gradient is NaN or infinite: the state is worth nothing from here on
       OutOfMemory           a step does not fit the device
       DeadWorker            a process that loaded data is gone
+      DataEnded             a loop asked for more batches than there are
       NotDeterministic      an operation cannot repeat its bits on this device, and was to
       NoGpu                 there are fewer GPUs than ranks
 
@@ -45,6 +46,10 @@ class OutOfMemory(Explained):
 
 class DeadWorker(Explained):
     """A worker of a DataLoader was killed, or left without a word."""
+
+
+class DataEnded(Explained):
+    """An iterator had no more, and nobody began a new one."""
 
 
 class NotDeterministic(Explained):
@@ -133,6 +138,19 @@ def dead_worker(error: BaseException, rank: int, step: int) -> DeadWorker | None
         "smaller prefetch or batch, or more memory (of /dev/shm too, where batches are handed over)",
         mendable=True,
     )
+
+
+def data_ended(error: BaseException, rank: int, step: int) -> DataEnded | None:
+    """The error for a StopIteration, which says nothing, in step `step` (1 is the first); else None."""
+    if not isinstance(error, StopIteration):
+        return None
+    explained = DataEnded(
+        f"rank {rank}, step {step}: an iterator has no more for it (StopIteration). Ask run.steps for as "
+        "many steps as every rank has batches, or iterate the data anew where a pass through it ends",
+        mendable=True,
+    )
+    explained.__cause__ = error
+    return explained
 
 
 def not_deterministic(error: BaseException, rank: int, step: int) -> NotDeterministic | None:

@@ -49,7 +49,7 @@ from .deferred import defer_compiler
 from .determinism import choose_kernels, hear_of_operations
 from .ending import Ending
 from .environment import NOT_DETERMINISTIC, describe_environment, own_code
-from .faults import dead_worker, is_out_of_memory, not_deterministic, out_of_memory
+from .faults import data_ended, dead_worker, is_out_of_memory, not_deterministic, out_of_memory
 from .interruption import Exchange, Notice
 from .losses import Losses
 from .overflow import Overflow
@@ -443,8 +443,9 @@ class Run:
 
     def _explain(self, error: BaseException) -> BaseException:
         if not is_out_of_memory(error):
-            step = self._step + 1
-            return dead_worker(error, self.rank, step) or not_deterministic(error, self.rank, step) or error
+            in_loop = [] if self.total_steps is None else [data_ended]
+            explains = [dead_worker, not_deterministic, *in_loop]
+            return next(filter(None, (of(error, self.rank, self._step + 1) for of in explains)), error)
         return out_of_memory(
             error,
             self.rank,

@@ -40,6 +40,50 @@ def test_started_again_after_its_end_it_does_no_step(workshop: Workshop) -> None
     assert (history.steps(2), history.events("checkpoint", 2)) == ([], [])
     assert history.stop(2)["digest"] == history.stop(1)["digest"]
     assert last_words(again.ranks[0].text()) == last_words(first.ranks[0].text())
+    told = again.termination().progress
+    assert told is not None
+    assert (told.step, told.total_steps, told.eta_seconds) == (12, 12, 0), "its size is known all the same"
+
+
+OVER_RANGE = """
+import sys
+import numpy as np
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+begin = run.track(model=model, optimizer=optimizer)
+for step in range(begin, 3) if sys.argv[1] != "a fraction" else run.steps(np.ceil(5 / 2)):
+    model(torch.ones(1, 2)).sum().backward()
+    if sys.argv[1] == "and tells":
+        run.log(loss=1.0)
+    optimizer.step()
+if sys.argv[1] == "a fraction":
+    for step in run.steps(7 / 2):
+        pass
+"""
+
+
+def test_a_loop_that_is_none_over_run_steps_is_told_what_it_lacks(workshop: Workshop, tmp_path: Path) -> None:
+    """It ended well with nothing saved, and without a word, or was told to "add up the parts" of a loss. Of a
+    number of steps that is no whole one all that it told of itself was refused."""
+    script = tmp_path / "over_range.py"
+    script.write_text(OVER_RANGE)
+    gang = workshop.start("range", script=script, arguments=["says nothing"])
+    assert gang.wait() == [0], gang.texts()
+    assert gang.texts().count("an optimizer takes steps outside of `for step in run.steps(...)`") == 1
+    gang = workshop.start("tells", script=script, arguments=["and tells"])
+    assert gang.wait() == [1]
+    assert "RuntimeError: run.log(loss=...) tells of a step: call it in a loop over run.steps" in gang.texts()
+    gang = workshop.start("fraction", script=script, arguments=["a fraction"])
+    assert gang.wait() == [1]
+    assert "TypeError: 'float' object cannot be interpreted as an integer" in gang.texts()
+    told = gang.termination().progress
+    assert told is not None
+    assert (told.step, told.total_steps) == (3, 3)
+    assert "outside of" not in gang.texts()
 
 
 UNHEARD = """

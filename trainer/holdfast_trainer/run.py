@@ -26,6 +26,7 @@ import contextlib
 import faulthandler
 import io
 import logging
+import operator
 import os
 import sys
 import time
@@ -181,7 +182,8 @@ class Run:
         self._overflow = Overflow()
         self._left = self._looping = False
         """left: the loop has been left, by itself or by `break`; looping: one is under way."""
-        self._save_agreed = self._completed = False
+        self._save_agreed = self._completed = self._strayed = False
+        """strayed: an optimizer has taken a step before any loop began."""
         self._ending.progress = lambda: account.telemetry.progress
         self._ending.standing = lambda: self._saves.standing(self._step)
         self._started_at = 0
@@ -270,9 +272,21 @@ class Run:
         return self._step
 
     def _before_optimizer(self, *_: object) -> None:
+        if self.total_steps is None:
+            self._tell_of_stray_step()
+            return
         # The sum over ranks begins while the optimizer works, and is read when the step ends.
         self._saves.settle()
         self._contribute(stepped=True)
+
+    def _tell_of_stray_step(self) -> None:
+        """Whoever loops over `range` trains, ends well, and has saved nothing. Told once."""
+        if not self._strayed:
+            self._strayed = True
+            log.warning(
+                "an optimizer takes steps outside of `for step in run.steps(...)`: they are neither counted "
+                "nor saved, and a notice does not wait for the end of one"
+            )
 
     def _contribute(self, *, stepped: bool) -> None:
         """Begin this step's agreement, unless that was done."""
@@ -294,8 +308,9 @@ class Run:
         """Indices of the steps that are left, from the resumed one to `total - 1`.
 
         Between two of them checkpoints are taken and stops agreed on. Raises SystemExit(0) on an
-        agreed stop, Fenced where a newer attempt took over.
+        agreed stop, Fenced where a newer attempt took over, TypeError where `total` is no whole number.
         """
+        total = _whole(total)
         if self._saves.state is None:
             raise RuntimeError("call track(model=..., optimizer=...) before steps(): nothing would be saved")
         if self._looping:
@@ -312,6 +327,8 @@ class Run:
             self._left = False
             if self._step < total:
                 self._begin(total)
+            else:
+                self._account.telemetry.nothing_left(total)
             while self._step < total:
                 yield self._step
                 self._pass_on(total)
@@ -473,6 +490,11 @@ class Run:
         norm told along with it, stops the run before that state is saved.
         """
         self._saves.settle_if_copied()
+        if loss is not None and self.total_steps is None:
+            raise RuntimeError(
+                "run.log(loss=...) tells of a step: call it in a loop over run.steps(...), which counts and "
+                "saves them"
+            )
         if loss is not None:
             self._losses.offer(self._step + 1, loss, grad_norm)
         elif grad_norm is not None:
@@ -584,3 +606,8 @@ class Run:
         self._account.close(self._step)
         with contextlib.suppress(RuntimeError):
             self.gang.leave()
+
+
+def _whole(total: Any) -> int:
+    """Also of a float that is whole, as ceil of NumPy gives one. Raises TypeError, as `range` does."""
+    return int(total) if isinstance(total, float) and total.is_integer() else operator.index(total)

@@ -220,6 +220,11 @@ class Telemetry:
         self._durable.set(durable_step)
         self._update(step=step, total_steps=total_steps, durable_step=durable_step, phase="training")
 
+    def nothing_left(self, total_steps: int) -> None:
+        """All of so many steps were done before this attempt."""
+        self._total.set(total_steps)
+        self._update(total_steps=total_steps, eta_seconds=0.0)
+
     def phase(self, phase: str) -> None:
         """What the run does now: starting, training, validating, saving, stopping, finished."""
         self._update(phase=phase)

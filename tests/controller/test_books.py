@@ -57,6 +57,39 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
     play(story)
 
 
+def test_an_attempt_that_has_no_step_to_do_leaves_the_job_the_loss_that_it_had() -> None:
+    """The notice came after the last step, while the model was exported, say: "loss -" was all that was told
+    of a training that had succeeded. Where steps were lost the loss is not that of where it stands."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        await scene.look()
+        resumed, told = 0, []
+        for step, loss, lost in ((40, 2.5, 10), (100, 1.25, 0), (100, None, 0)):
+            number = (await scene.store.get("default", "a")).status.attempt
+            began = Progress(number, resumed, 100, resumed, "training", resumed_step=resumed)
+            engine.progress = replace(began, updated=scene.now.timestamp())
+            job = await scene.look()
+            assert job.status.progress is not None
+            told.append((job.status.progress.step, job.status.progress.loss, job.status.progress.epoch))
+            if step > resumed:
+                done = {"first_step": resumed + 1, "loss": loss, "epoch": step / 50}
+                engine.progress = replace(engine.progress, step=step, durable_step=step - lost, **done)
+                await scene.look()
+                engine.vanish(job, number, 0)
+                engine.progress = None
+                await scene.look()
+            resumed = step - lost
+        job = await scene.end(0)
+        assert told == [(0, None, None), (30, None, None), (100, 1.25, 2.0)]
+        assert job.status.phase is Phase.SUCCEEDED
+        assert job.status.progress is not None
+        assert (job.status.progress.step, job.status.progress.loss) == (100, 1.25)
+
+    play(story)
+
+
 def test_each_attempt_has_a_goodput_of_its_own_and_together_they_are_the_jobs() -> None:
     """Which of three attempts was worth its machines: one was taken early, the save of another was damaged,
     and what the last one goes on from decides what counts of both."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Status, Verdict
-from holdfast_trainer.contract import is_figure
+from holdfast_trainer.contract import Progress, is_figure
 
 from .classify import Incident
 from .cost import cost_of, whereabouts
@@ -50,6 +50,7 @@ class Books:
         _note_goodput(record, progress.useful_seconds, when)
         if self.status.progress is not None and progress.resumed_step is None and not progress.step:
             return  # it has not looked yet what it goes on from: the job stands where it stood
+        before = self._stood_there(progress)
         self.status.progress = JobProgress(
             attempt=progress.attempt,
             step=progress.step,
@@ -59,11 +60,11 @@ class Books:
             checkpoints=progress.checkpoints,
             save_fault=save_fault(progress),
             training_phase=progress.phase,
-            loss=progress.loss,
+            loss=progress.loss if before is None else before.loss,
             loss_ema=progress.loss_ema,
             val_loss=progress.val_loss,
             grad_norm=progress.grad_norm,
-            epoch=progress.epoch,
+            epoch=progress.epoch if before is None else before.epoch,
             tokens_per_second=progress.tokens_per_second,
             samples_per_second=progress.samples_per_second,
             data_wait_fraction=progress.data_wait_fraction,
@@ -75,6 +76,12 @@ class Books:
             verdict=progress.verdict,
             updated_at=when,
         )
+
+    def _stood_there(self, progress: Progress) -> JobProgress | None:
+        """What is known of the step that an attempt goes on from, while it has done none itself: it may have
+        none to do, as where its training ended before, and what comes after that did not."""
+        known = self.status.progress
+        return known if known and known.step == progress.step and progress.first_step is None else None
 
     def _ours(self, record: AttemptRecord, seconds: float) -> datetime:
         """A time that a node tells: not before the attempt was opened, and not to come. Clocks differ."""

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
-from .checkpoint.tree import UnsupportedState, join, pack
+from .checkpoint.tree import UnsupportedState, in_kind, join, pack
 from .late import Late
 from .parallel import COMPILED, compiled_from, place_like, shard_like, unwrap
 from .shuffle_buffer import SHUFFLE_BUFFER, has_shuffle_buffer
@@ -192,8 +192,9 @@ class TrainingState:
             state = join(own.get("parts", {}).get(name, saved[name]), saved[name])
             if isinstance(part, torch.amp.GradScaler) and not state:
                 continue  # saved where none was needed, as with bf16: it begins anew
-            if _differs_by_rank(part) and (mesh := self._mesh) is not None:
-                state = place_like(state, part.state_dict(), mesh)
+            if _differs_by_rank(part):
+                live, mesh = part.state_dict(), self._mesh
+                state = in_kind(state if mesh is None else place_like(state, live, mesh), live)
             _load(name, part, state, loaded.manifest.step)
             if isinstance(part, nn.Module):
                 buffers = _named_like(own.get("buffers", {}).get(name, {}), part.state_dict().keys())

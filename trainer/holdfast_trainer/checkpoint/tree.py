@@ -2,8 +2,9 @@
 
 State dicts mix tensors with ints, floats, tuples, dicts with integer keys and numpy arrays (the RNG
 of numpy). `pack` takes the tensors out, so that they can be staged and written as raw bytes, and
-leaves tagged JSON behind; `unpack` restores the same types. Floats survive: Python's repr is the
-shortest text that reads back to the same bits.
+leaves tagged JSON behind; `unpack` restores the same types, but for kinds of dicts and tuples, which
+`in_kind` takes from where they go. Floats survive: Python's repr is the shortest text that reads back to
+the same bits.
 
 A tensor that is sharded over the ranks (a DTensor, as FSDP2 makes it) stays in pieces: each rank packs its
 own, under the tensor's name and `@RANK`, and the skeleton names all of them. `unpack` puts them together
@@ -15,6 +16,7 @@ the place of such a tensor, which stands in what is shared: `join` puts it there
 from __future__ import annotations
 
 import re
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -169,15 +171,39 @@ def join(own: Any, shared: Any) -> Any:
     return side_by_side(own, shared, lambda mine, theirs: theirs if isinstance(mine, Elsewhere) else mine)
 
 
-def side_by_side(state: Any, other: Any, leaf: Callable[[Any, Any], Any]) -> Any:
+def in_kind(state: Any, live: Any) -> Any:
+    """`state`, which was saved, in containers of the kinds that `live`, the same state as it is now, has in
+    their places: to a checkpoint all mappings are dicts, and all tuples alike. A Counter that came back as a
+    dict would miss the first key that is new to it."""
+
+    def kind(container: Any, like: Any) -> Any:
+        if isinstance(like, defaultdict):
+            return defaultdict(like.default_factory, container)
+        if type(like) in (Counter, OrderedDict):
+            return type(like)(container)
+        if isinstance(container, tuple) and hasattr(like, "_make") and len(like) == len(container):
+            return like._make(container)
+        return container
+
+    return side_by_side(state, live, lambda value, like: value, kind)
+
+
+def side_by_side(
+    state: Any,
+    other: Any,
+    leaf: Callable[[Any, Any], Any],
+    container: Callable[[Any, Any], Any] = lambda made, other: made,
+) -> Any:
     """`state` with what `leaf` makes of each value in its containers and of what `other` has in its place, of
-    None where that has none."""
+    None where that has none; `container` likewise of each container, once what is in it is made."""
     if isinstance(state, dict):
         there = other if isinstance(other, Mapping) else {}
-        return {key: side_by_side(value, there.get(key), leaf) for key, value in state.items()}
+        made = {key: side_by_side(value, there.get(key), leaf, container) for key, value in state.items()}
+        return container(made, other)
     if isinstance(state, list | tuple):
         among = other if isinstance(other, list | tuple) and len(other) == len(state) else [None] * len(state)
-        return type(state)(side_by_side(value, one, leaf) for value, one in zip(state, among, strict=True))
+        pairs = zip(state, among, strict=True)
+        return container(type(state)(side_by_side(*pair, leaf, container) for pair in pairs), other)
     return leaf(state, other)
 
 

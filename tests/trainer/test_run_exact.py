@@ -163,6 +163,55 @@ def test_a_step_that_is_done_again_with_another_loss_is_told(
         assert len(resumed.history.losses()) == 12
 
 
+BEFORE_THE_LOADER = """
+import itertools, os, signal, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from holdfast_trainer.run import Run
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 22
+    def __getitem__(self, index):
+        return torch.full((2,), index / 22) + torch.rand(2) / 9, torch.ones(1)
+
+EPOCHS, dataset = 2, Noisy()
+run = Run(checkpoint_every=3)
+model = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+"""
+AFTER_IT = """
+    loss = (model(inputs) - targets).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    run.log(loss=loss)
+    optimizer.step()
+    if step == int(sys.argv[1]):
+        while not run.run_dir.checkpoint(step - 1).exists():
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_lines_of_the_page_make_an_own_loader_exact(workshop: Workshop, tmp_path: Path) -> None:
+    """Gone on with within a pass, and where one begins: the order, what workers draw, and dropout."""
+    page = (Path(__file__).parents[2] / "docs/own-loops.md").read_text()
+    lines = page.split("## A `DataLoader` of your own")[1].split("```python\n")[1].split("```")[0]
+    script = tmp_path / "own_loader.py"
+    script.write_text(BEFORE_THE_LOADER + lines + AFTER_IT)
+    untouched = workshop.start("untouched", script=script, arguments=["-1"])
+    assert untouched.wait() == [0], untouched.texts()
+    for at in ("4", "7"):  # a pass has 6 steps
+        assert workshop.start(script=script, arguments=[at]).wait() == [-9]
+    resumed = workshop.finish(script=script, arguments=["-1"])
+    assert [line["resumed_step"] for line in resumed.events("attempt_start")] == [0, 3, 6]
+    assert sorted(untouched.history.losses()) == list(range(1, 13))
+    assert resumed.losses() == untouched.history.losses()
+    assert resumed.stop()["digest"] == untouched.history.stop()["digest"]
+
+
 ELSEWHERE_BY_DEFAULT = """
 import sys
 import torch

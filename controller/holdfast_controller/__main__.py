@@ -89,6 +89,7 @@ def run_controller(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
 
 async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
     from .api import create_app
+    from .clock import ClockWatch
     from .gpu_local import watching
     from .local.engine import LocalEngine
     from .local.launch import Runtime
@@ -115,7 +116,7 @@ async def _run(settings: Settings, stop_jobs: bool, voice: Voice) -> None:
                 metrics = Metrics(engine.slots)
                 watch = watching(bool(settings.devices), engine.gpus_held, settings.gpu_look_seconds)
                 gpus = watched.enter_context(watch)
-                reconciler = Reconciler(store, engine, metrics=metrics, gpus=gpus)
+                reconciler = Reconciler(store, engine, metrics=metrics, gpus=gpus, watch=ClockWatch())
                 background = Background(engine=engine.run, reconciler=reconciler.run)
 
                 async def before_exit() -> None:

@@ -13,6 +13,7 @@ import contextlib
 import structlog
 
 from .api import create_app
+from .clock import ClockWatch
 from .gpu_exporters import GpuExporters
 from .gpu_watch import GpuWatch
 from .kube.access import ClusterAccess
@@ -83,6 +84,7 @@ async def run(settings: ClusterSettings) -> None:
         waiting_seconds=WAITING_SECONDS,
         resync_seconds=RESYNC_SECONDS,
         gpus=gpus,
+        watch=ClockWatch(),
     )
     led = Background(
         reconciler=reconciler.run,

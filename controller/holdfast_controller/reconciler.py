@@ -25,11 +25,13 @@ from typing import Any, cast
 
 import structlog
 
+from .clock import ClockWatch
 from .cluster import AttemptObservation, Conflict, Engine, Event, HoldfastError, JobStore, NotFound, NotReady
 from .gpu_watch import GpuWatch
 from .job_series import JobFigures
 from .jobs import TAIL_RANKS, Status, TrainingJob, Verdict, utcnow
 from .metrics import Metrics
+from .policy import clock_steps
 from .policy.classify import classify
 from .policy.decide import Evidence, decide, open_record, over
 from .policy.decision import Decision
@@ -41,6 +43,8 @@ from .queueing import WorkQueue
 from .stopping import suspend
 
 RESYNC_SECONDS = 30.0
+CLOCK_SECONDS = 1.0
+"""Between two looks at whether the machine's clock was set; each pass looks too."""
 SLICE_SECONDS = 0.5
 """Between two groups of jobs of one resync."""
 FIRST_RETRY_SECONDS = 0.1
@@ -72,8 +76,10 @@ class Reconciler:
         waiting_seconds: float = 0.0,
         resync_seconds: float = RESYNC_SECONDS,
         gpus: GpuWatch | None = None,
+        watch: ClockWatch | None = None,
     ):
-        """`progress_seconds` and `waiting_seconds` lie between two writes, see policy/writes.py."""
+        """`progress_seconds` and `waiting_seconds` lie between two writes, see policy/writes.py; `watch` is
+        of `clock`, None where nobody sets that."""
         self._store = store
         self._engine = engine
         self._clock = clock
@@ -85,15 +91,20 @@ class Reconciler:
         self._waiting_seconds = waiting_seconds
         self._resync_seconds = resync_seconds
         self._gpus = gpus
+        self._watch = watch
         self._queue = WorkQueue()
         self._retries: dict[str, int] = {}
         self._wrote: dict[str, datetime] = {}
         """When we last wrote a job's status, by key."""
+        self._moved: dict[str, int] = {}
+        """With how many steps of the clock a job's times were moved, by key."""
 
     # ------------------------------------------------------------ the loops
 
     async def run(self) -> None:
         """For ever. Cancel it to end it: it ends between two acts. It may be called again after that."""
+        if self._watch is not None:
+            self._watch.begin()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._again("watch", self._follow_jobs))
@@ -101,6 +112,8 @@ class Reconciler:
                 tasks.create_task(self._again("resync", self._resync))
                 if self._gpus is not None:
                     tasks.create_task(self._follow_gpus(self._gpus))
+                if self._watch is not None:
+                    tasks.create_task(self._follow_clock())
                 for _ in range(self._workers):
                     tasks.create_task(self._work())
         finally:
@@ -111,6 +124,7 @@ class Reconciler:
         self._queue.close()
         self._retries.clear()
         self._wrote.clear()
+        self._moved.clear()
         self._metrics.jobs.clear()
         self._metrics.queue_depth.set(len(self._queue))
         if self._gpus is not None:
@@ -135,6 +149,7 @@ class Reconciler:
                 if change.type == "DELETED":
                     self._metrics.jobs.pop(key, None)
                     self._wrote.pop(key, None)
+                    self._moved.pop(key, None)
                 else:
                     self._metrics.jobs[key] = JobFigures.of(change.job)
                 self._wake(key)
@@ -149,6 +164,17 @@ class Reconciler:
             for key in await gpus.look():
                 self._wake(key)
             await asyncio.sleep(gpus.every_seconds)
+
+    async def _follow_clock(self) -> None:
+        assert self._watch is not None
+        known = 0
+        while True:
+            self._watch.look()
+            if len(self._watch.steps) != known:
+                known = len(self._watch.steps)
+                for key in list(self._metrics.jobs):
+                    self._wake(key)
+            await asyncio.sleep(CLOCK_SECONDS)
 
     async def _resync(self) -> None:
         """Level-triggered in earnest: what nobody told of is seen in the end."""
@@ -206,6 +232,7 @@ class Reconciler:
             job = await self._store.get(namespace, name)
         except NotFound:
             return None
+        job = await self._by_the_clock(job)
         observation = await self._engine.observe(job, job.status.attempt) if job.status.attempt else None
         evidence = await self._gather(job, observation)
         if self._gpus is not None:
@@ -214,6 +241,23 @@ class Reconciler:
             job, observation, evidence, self._clock(), self._settle_seconds, self._place_seconds
         )
         return await self._carry_out(job, decision)
+
+    async def _by_the_clock(self, job: TrainingJob) -> TrainingJob:
+        """The job as it stands, written anew where the clock was set: nothing is to be decided by times that
+        are not of the same clock as now."""
+        if self._watch is None:
+            return job
+        self._watch.look()
+        steps = self._watch.steps
+        unknown = steps[self._moved.setdefault(job.key, len(steps)) :]
+        status = clock_steps.moved(job, unknown)
+        if status != job.status:
+            event = Event(self._clock(), "Warning", "ClockSet", clock_steps.said(unknown))
+            job = await self._store.replace_status(job, status, event)
+            _log(job, event)
+            self._wrote.pop(job.key, None)
+        self._moved[job.key] = len(steps)
+        return job
 
     async def _carry_out(self, job: TrainingJob, decision: Decision) -> float | None:
         """Stop and kill, write what it is and tell it, suspend or start: so a crash between any two loses

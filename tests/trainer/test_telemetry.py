@@ -29,6 +29,7 @@ from holdfast_trainer.contract import TERMINATION_LIMIT, Progress, RunDir, Termi
 from holdfast_trainer.endpoint import Endpoint, newest_ledger
 from holdfast_trainer.ledger import Journal, useful_seconds
 from holdfast_trainer.place import Place
+from holdfast_trainer.resume import Marks
 from holdfast_trainer.spans import Spans
 from holdfast_trainer.steplog import StepLog
 from holdfast_trainer.telemetry import RATES, StepFigures, Telemetry
@@ -534,3 +535,15 @@ def test_a_long_error_gives_way_to_the_figures(tmp_path: Path) -> None:
     assert message.error.endswith("ink")
     assert message.progress is not None
     assert (message.progress.digest, message.progress.useful_seconds) == ("d" * 64, 1.5)
+
+
+def test_the_stages_of_a_rank_s_start_are_true_though_the_clock_is_set_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks = Marks()
+    ahead = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    marks.rendezvous = marks.build = marks.loaded = time.monotonic()
+    told = marks.durations()
+    assert all(0 <= told[stage] < 60 for stage in ("rendezvous", "build", "load"))
+    assert marks.told()["process_time"] == pytest.approx(ahead - told["import"], abs=60)

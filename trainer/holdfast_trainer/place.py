@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,9 +145,9 @@ def _number(name: str, kind: Callable[[str], N], low: float, high: float = float
     return value
 
 
-def process_start() -> float:
-    """When this process began, in seconds since the epoch."""
+def process_seconds() -> float:
+    """How long this process has run."""
     try:
-        return time.time() - process_age(Path("/proc/self"))
+        return process_age(Path("/proc/self"))
     except (OSError, ValueError, IndexError):
-        return time.time()
+        return 0.0

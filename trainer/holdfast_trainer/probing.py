@@ -33,7 +33,7 @@ from .loading import Crowding, Threads
 from .memory import ranks_here
 from .memory_need import memory_need
 from .parallel import Gang, is_lost_peer, join_gang
-from .place import grace_seconds, process_start
+from .place import grace_seconds, process_seconds
 from .precision import Bf16, allow_tf32, bf16_of, least, precision
 from .rehearsal import Rehearsal
 from .run_facts import RunFacts
@@ -83,7 +83,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     with _fitting(config, compute.name, gang, memory):
         training = Rehearsal(config, gang, compute, batches, validates=held_out is not None)
         training.step(0).read()
-        ready = time.time() - process_start()
+        ready = process_seconds()
         threads.look()
         began = time.perf_counter()
         clocks = [training.step(number) for number in range(1, steps + 1)]

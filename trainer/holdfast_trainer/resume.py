@@ -14,7 +14,7 @@ from .contract import RunDir, is_count, read_lines
 from .environment import differences
 from .ledger import useful_seconds
 from .parallel import Gang
-from .place import process_start
+from .place import process_seconds
 from .training_state import TrainingState
 
 log = logging.getLogger("holdfast")
@@ -22,10 +22,11 @@ log = logging.getLogger("holdfast")
 
 @dataclass
 class Marks:
-    """When this process reached the stages of its start, in seconds since the epoch."""
+    """When this process reached the stages of its start, in seconds of `time.monotonic`: the machine's clock
+    may be set meanwhile."""
 
-    process: float = field(default_factory=process_start)
-    imported: float = field(default_factory=time.time)
+    process: float = field(default_factory=lambda: time.monotonic() - process_seconds())
+    imported: float = field(default_factory=time.monotonic)
     rendezvous: float = 0.0
     build: float = 0.0
     loaded: float = 0.0
@@ -42,7 +43,7 @@ class Marks:
     def told(self) -> dict[str, float]:
         """The same as fields of contract.Progress."""
         seconds = {f"{stage}_seconds": seconds for stage, seconds in self.durations().items()}
-        return {"process_time": self.process, **seconds}
+        return {"process_time": time.time() - (time.monotonic() - self.process), **seconds}
 
 
 @dataclass(frozen=True)

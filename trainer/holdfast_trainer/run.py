@@ -123,7 +123,7 @@ class Run:
         with self._ending.outermost():
             self.gang = join_gang()
         self.rank, self.world_size, self.device = self.gang.rank, self.gang.world_size, self.gang.device
-        self._marks.rendezvous = time.time()
+        self._marks.rendezvous = time.monotonic()
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             # Its encoding may have no characters for a path that the log names.
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -250,7 +250,7 @@ class Run:
         self._saves.state = state = TrainingState(parts, self.rank)
         for optimizer in state.optimizers:
             optimizer.register_step_pre_hook(self._before_optimizer)
-        self._marks.build = time.time()
+        self._marks.build = time.monotonic()
         self._ahead.stop()
         self.environment |= depended_on()
         if self.world_size > 1:  # gradients are added up in another order
@@ -264,7 +264,7 @@ class Run:
         require_alike(self.gang, {"the tracked state": state.describe(), "the step resumed from": self._step})
         self._resumed_rng = resumed.rng
         self._saves.pass_over({s.step for s in resumed.skipped})
-        self._marks.loaded = time.time()
+        self._marks.loaded = time.monotonic()
         if self.rank == 0:
             record_start(self._account, self.run_dir, self.attempt, resumed, self._marks, self.attention)
             if self.environment["deterministic"] and not resumed.differences:  # else it is told already

@@ -225,7 +225,7 @@ def _time_recovery(attempt: AttemptAccount, before: AttemptAccount, ended: float
         ended = before.ended_at.timestamp()
     if attempt.first_step_at is None or ended is None or before.verdict == Verdict.SUSPENDED:
         return
-    attempt.recovery_seconds = round(attempt.first_step_at.timestamp() - ended, 3)
+    attempt.recovery_seconds = round(max(0.0, attempt.first_step_at.timestamp() - ended), 3)
 
 
 def _totals(job: TrainingJob, attempts: Sequence[AttemptAccount], now: datetime, *, unheard: bool) -> Totals:
@@ -237,7 +237,7 @@ def _totals(job: TrainingJob, attempts: Sequence[AttemptAccount], now: datetime,
         lost_steps=None if unheard else sum(attempt.lost_steps or 0 for attempt in attempts),
         goodput=job.status.goodput,
         recovery_seconds=[a.recovery_seconds for a in attempts if a.recovery_seconds is not None],
-        wall_seconds=((finished or now) - started).total_seconds() if started else None,
+        wall_seconds=max(0.0, ((finished or now) - started).total_seconds()) if started else None,
         cost=job.status.cost,
         cost_currency=job.status.cost_currency,
     )

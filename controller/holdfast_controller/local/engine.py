@@ -66,7 +66,8 @@ class _Queued:
     job: TrainingJob
     attempt: int
     waiting: str = ""
-    not_before: float = 0.0
+    not_before: float = float("-inf")
+    """By a clock that nobody sets."""
 
 
 class LocalEngine:
@@ -238,7 +239,7 @@ class LocalEngine:
 
     def _start_what_fits(self) -> None:
         """Ask slots.py who is next, and start them."""
-        now = time.time()
+        now = time.monotonic()
         waiting = sorted(
             (
                 queued

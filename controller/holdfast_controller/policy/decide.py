@@ -17,7 +17,7 @@ from holdfast_controller.cluster import AttemptObservation, Event, ReplicaState
 from holdfast_controller.jobs import ATTEMPTS_KEPT, AttemptRecord, Phase, Status, TrainingJob, Verdict
 
 from . import explain, idle, refused
-from .backoff import backoff
+from .backoff import LONGEST_SECONDS, backoff
 from .books import Books
 from .budget import spend
 from .classify import Incident, classify
@@ -281,7 +281,9 @@ class _Deciding:
         if self.spec.suspend:
             return self._suspended()
         start_at = self.status.next_start_at
-        if start_at is not None and start_at > self.now:
+        # Further ahead than any back-off lasts: a clock was set back while no controller ran.
+        latest = self.now + timedelta(seconds=LONGEST_SECONDS)
+        if start_at is not None and self.now < start_at <= latest:
             why = reason or (self.status.attempts[-1].reason if self.status.attempts else "")
             self._phase(Phase.RECOVERING, "BackOff", f"starts again after a back-off: {why}")
             return self._done(requeue_after=(start_at - self.now).total_seconds())

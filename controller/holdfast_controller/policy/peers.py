@@ -31,8 +31,20 @@ def kill_at(
 ) -> float | None:
     """Seconds since the epoch from which on what is left should be killed; None: it is in order.
 
-    `known_at`: when it was first seen that it is not.
+    `known_at`: when it was first seen that it is not. No later than the grace after that: what a replica
+    tells of its end may be of a clock that was ahead.
     """
+    at = _by_ends(observation, processes_per_replica, grace_seconds, known_at, settle_seconds)
+    return None if at is None else min(at, known_at + max(grace_seconds, settle_seconds))
+
+
+def _by_ends(
+    observation: AttemptObservation,
+    processes_per_replica: int,
+    grace_seconds: float,
+    known_at: float,
+    settle_seconds: float,
+) -> float | None:
     ends = [end for replica in observation.replicas if (end := trouble_at(replica)) is not None]
     running = [replica for replica in observation.replicas if replica.state is ReplicaState.RUNNING]
     if not running and all(replica.state is not ReplicaState.PENDING for replica in observation.replicas):

@@ -71,8 +71,9 @@ def breakdown(before: AttemptRecord | None, record: AttemptRecord, work: Work) -
 
 def _stages(boundaries: list[tuple[str, float | None]], end: float) -> Iterable[tuple[str, float]]:
     """What is unknown has no stage of its own: the next one known has its time, so that all is in the sum."""
-    latest = boundaries[0][1]
-    assert latest is not None
+    began = boundaries[0][1]
+    assert began is not None
+    latest = min(began, end)
     for stage, boundary in boundaries[1:]:
         if boundary is None:
             continue

@@ -61,4 +61,5 @@ def _but_figures(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
 
 
 def _left(since: datetime, now: datetime, every: float) -> float:
-    return max(0.0, every - (now - since).total_seconds())
+    passed = (now - since).total_seconds()
+    return max(0.0, every - passed) if passed >= 0 else 0.0  # the clock was set back

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from ..footprint import warm_up
 from ..loading import Threads
 from ..memory import ranks_here
 from ..parallel import Gang
-from ..place import process_start
+from ..place import process_seconds
 from ..precision import Bf16, bf16_of, least, precision
 from ..probing import surroundings
 from ..samples import to_device
@@ -42,7 +41,7 @@ def _probe(workload: Workload, directory: Path, gang: Gang, effort: Effort) -> W
     without: list[str] = []
     hear_of_operations(without.append)
     warm_up(gang.device)
-    begun = time.time() - process_start()
+    begun = process_seconds()
     trials: list[OwnTrial] = []
 
     def build(settings: Settings, alone: bool) -> OwnTrial:

@@ -189,7 +189,15 @@ WAITS = COMPUTE | {"data": 10.0}
         ),
         (Interval(10, 10.0, COMPUTE, mfu=0.48, gpu=1.0), "compute", "can multiply: nothing holds it back"),
         (Interval(10, 10.0, {}), "unknown", "put its parts into run.span(...)"),
-        (Interval(10, 10.0, {"data": 9.0}), "unknown", "put its parts into run.span(...)"),
+        (Interval(10, 10.0, {"data": 0.2}), "unknown", "put its parts into run.span(...)"),
+        # A loop that names nothing but its loader: the alert for data fires of it, and sends people here.
+        (Interval(10, 10.0, {"data": 9.0}), "data", "of which 90% waits for data"),
+        (
+            Interval(10, 10.0, {"data": 0.2, "checkpoint": 1.0}),
+            "checkpoint",
+            "of which 10% is held up by saves",
+        ),
+        (Interval(10, 10.0, {}, validation=0.5), "validation", "50% of all time is validation"),
     ],
 )
 def test_the_first_cause_that_applies_is_named(interval: Interval, cause: str, said: str) -> None:

@@ -103,9 +103,11 @@ def judge(interval: Interval) -> Verdict:
     each = 1e3 * interval.seconds / interval.steps
     took = f"a step takes {each:,.1f} ms"
     if not any(phase in interval.spans for phase in COMPUTING):
-        return Verdict("unknown", f"{took}; put its parts into run.span(...) to see what holds it back")
+        unknown = Verdict("unknown", f"{took}; put its parts into run.span(...) to see what holds it back")
+        return _waiting(interval, took) or unknown
     return (
-        _not_computing(interval, took)
+        _waiting(interval, took)
+        or _outside(interval, took)
         or _without_cores(interval, took)
         or _shared_gpu(interval, took)
         or _wasted(interval, took)
@@ -113,8 +115,9 @@ def judge(interval: Interval) -> Verdict:
     )
 
 
-def _not_computing(interval: Interval, took: str) -> Verdict | None:
-    data, saves, other = interval.share("data"), interval.share("checkpoint"), interval.other
+def _waiting(interval: Interval, took: str) -> Verdict | None:
+    """What can be told of a loop that names none of its computing, too."""
+    data, saves = interval.share("data"), interval.share("checkpoint")
     if interval.validation > VALIDATION_SHARE:
         return Verdict(
             "validation",
@@ -130,13 +133,17 @@ def _not_computing(interval: Interval, took: str) -> Verdict | None:
             f"{took}, of which {saves:.0%} is held up by saves: raise checkpoint.every (auto weighs what a "
             "save costs), or take a faster disk",
         )
-    if other > OTHER_SHARE:
-        return Verdict(
-            "other",
-            f"{took}, of which {other:.0%} is outside of every span: Python between the parts, a metric read "
-            "back from the device in each step, or a peer that is waited for",
-        )
     return None
+
+
+def _outside(interval: Interval, took: str) -> Verdict | None:
+    if interval.other <= OTHER_SHARE:
+        return None
+    return Verdict(
+        "other",
+        f"{took}, of which {interval.other:.0%} is outside of every span: Python between the parts, a metric "
+        "read back from the device in each step, or a peer that is waited for",
+    )
 
 
 def _data(waits: str, loading: Loading | None) -> Verdict:

@@ -212,6 +212,16 @@ def _of_controller() -> list[Alert]:
             "Controllers run and none of them has led for five minutes: jobs train on, and nothing is "
             "started or recovered.",
         ),
+        # One that is frozen or gone writes nothing that the others could rest on.
+        Alert(
+            "HoldfastNoController",
+            "absent(holdfast_jobs)",
+            "5m",
+            "critical",
+            "No controller is heard",
+            "Prometheus has had no figures of any controller for five minutes: where none works, jobs train "
+            "on, and nothing is started or recovered.",
+        ),
     ]
 
 

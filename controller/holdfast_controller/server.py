@@ -16,6 +16,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ def claim(settings: Settings) -> Iterator[Listening]:
     """
     _need_open_files()
     directory = settings.directory
+    _need_letters(directory)
     directory.create()
     lock = directory.lock()
     try:
@@ -117,6 +119,19 @@ def claim(settings: Settings) -> Iterator[Listening]:
                 directory.remove_server_file(os.getpid())
     finally:
         os.close(lock)
+
+
+def _need_letters(directory: DataDirectory) -> None:
+    """Raises StartupError where this process cannot tell anybody its own directories: in a locale that has no
+    characters for them they are bytes that no JSON takes."""
+    for path in (str(directory.path), os.getcwd()):
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise StartupError(
+                f"this process's locale ({sys.getfilesystemencoding()}) has no characters for "
+                f"{path!a}: start in one that has, as with LC_ALL=C.UTF-8 and without PYTHONUTF8=0"
+            ) from None
 
 
 def _need_open_files() -> None:

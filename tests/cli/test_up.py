@@ -126,6 +126,23 @@ def test_it_refuses_to_start_where_hardly_a_file_may_be_opened(tmp_path: Path) -
     assert not (tmp_path / "data").exists()
 
 
+def test_it_refuses_a_directory_that_its_locale_cannot_name(tmp_path: Path) -> None:
+    """It took jobs, started none of those that name such a file, and answered 500 to who described one."""
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [HOLDFAST, "--data-dir", tmp_path / "dätä", "up", "--port", "0"],
+        env={**os.environ, **ascii_only},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "this process's locale (ascii) has no characters for " in done.stderr
+    assert "LC_ALL=C.UTF-8" in done.stderr
+    assert not (tmp_path / "dätä").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "refused"),
     [

@@ -212,18 +212,30 @@ def test_a_start_of_which_not_even_the_first_process_began_leaves_nothing(
     asyncio.run(story())
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("echo a\0b", "embedded null byte; delete the job and submit it again"),
+        # What no locale has; where the controller's is not UTF-8 any other letter may be such a one.
+        (
+            "echo \ud800",
+            "the controller's locale (utf-8) has no character for '\\ud800', which the job's command, env or "
+            "directory has: start `holdfast up` in one that has, as with LC_ALL=C.UTF-8",
+        ),
+    ],
+)
 def test_a_command_that_no_process_can_have_waits_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str
 ) -> None:
     monkeypatch.setattr(engine_module, "RETRY_SECONDS", 0.0)
 
     async def story() -> None:
-        job = waiting_job(command=["sh", "-c", "echo a\0b"])
+        job = waiting_job(command=["sh", "-c", command])
         engine = local_engine(tmp_path)
         for _ in range(2):
             await engine.start(job, 1)
             seen = await engine.observe(job, 1)
-            assert seen.waiting == "cannot start: embedded null byte; delete the job and submit it again"
+            assert seen.waiting == f"cannot start: {said}"
             assert AttemptFiles(run_directory(tmp_path, job), 1).launch() is None
         assert groups_of(job) == []
 

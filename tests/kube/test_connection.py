@@ -8,12 +8,16 @@ import json
 import socket
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 from tests.cluster.certificates import Authority
+from waiting import wait_until_async
 
 from holdfast_controller.cluster import Unavailable
-from holdfast_controller.kube.connection import connect
+from holdfast_controller.kube import credentials
+from holdfast_controller.kube.connection import KubeconfigError, connect
 
 
 @pytest.mark.parametrize(
@@ -83,6 +87,69 @@ def test_who_gives_up_on_an_answer_leaves_no_connection_behind(tmp_path: Path) -
         listening.settimeout(60)
         with asyncio.run(story(listening)):
             gc.collect()
+
+
+def config_of(port: int, user: dict[str, Any]) -> str:
+    """A kubeconfig of the server on this port, for this user of it."""
+    clusters = [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}]
+    return json.dumps({**CLUSTER, "clusters": clusters, "users": [{"name": "u", "user": user}]})
+
+
+@pytest.mark.parametrize("kind", ["a program", "a file"])
+def test_a_token_that_ends_is_had_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
+    """On EKS that of a kubeconfig's program ends after a quarter of an hour; a controller runs for weeks."""
+    token = tmp_path / "token"
+    token.write_text("first")
+    program = tmp_path / "aws"
+    program.write_text(
+        f"""#!/bin/sh
+printf '{{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {{'
+printf '"token": "%s", "expirationTimestamp": "2026-01-01T00:00:00Z"}}}}' "$(cat {token})"
+"""
+    )
+    program.chmod(0o755)
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program)}
+    user: dict[str, Any] = {"exec": plugin} if kind == "a program" else {"tokenFile": str(token)}
+    heard: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        heard.append(request.headers["Authorization"])
+        return web.json_response({})
+
+    async def story() -> None:
+        app = web.Application()
+        app.add_routes([web.get("/api/v1/nodes", answer)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        kubeconfig = tmp_path / "config"
+        kubeconfig.write_text(config_of(runner.addresses[0][1], user))
+        connection = await connect(kubeconfig)
+        try:
+            await connection.get("/api/v1/nodes")
+            token.write_text("second")
+
+            async def is_new() -> bool:
+                await connection.get("/api/v1/nodes")
+                return heard[-1] == "Bearer second"
+
+            await wait_until_async(is_new, "the new token to be used")
+        finally:
+            await connection.close()
+            await runner.cleanup()
+
+    monkeypatch.setattr(credentials, "RENEW_SECONDS", 0.01)
+    asyncio.run(story())
+    assert heard[0] == "Bearer first"
+
+
+def test_a_program_that_gives_no_credentials_is_told_at_once(tmp_path: Path) -> None:
+    """And nobody asks the apiserver as system:anonymous, which it then says has no rights."""
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/nowhere/aws"}
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(config_of(1, {"exec": plugin}))
+    with pytest.raises(KubeconfigError, match="its program '/nowhere/aws' gives no credentials"):
+        asyncio.run(connect(kubeconfig))
 
 
 CLUSTER = {

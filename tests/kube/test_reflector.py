@@ -376,6 +376,9 @@ def test_each_refusal_has_its_error() -> None:
     forbidden = error_of("POST /x", 403, {"message": said}, None)
     assert isinstance(forbidden, NotPermitted)
     assert str(forbidden) == f"POST /x: the apiserver refuses it: {said}", "no right of ours would help"
+    unknown = error_of("GET /x", 401, {"message": "Unauthorized"}, None)
+    assert isinstance(unknown, NotPermitted)
+    assert "its credentials have expired" in str(unknown), "no right would help one who is not known"
     causes = {"details": {"causes": [{"field": "spec.gpus", "message": "must be a string"}]}}
     invalid = error_of("POST /x", 422, {"message": "is invalid", **causes}, None)
     assert isinstance(invalid, Invalid)

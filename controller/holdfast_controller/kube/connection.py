@@ -1,9 +1,10 @@
 """Requests to the apiserver: a path and plain documents in, plain documents and our own errors out.
 
-The vendor's client finds the server, the credentials (and renews them) and speaks TLS; its thousands of
-model classes are left out, because a dict costs a tenth of the time and memory. It has no read timeout by
-itself: here every request has one. `guarded` gives a second view whose writes are refused from the moment
-in which its holder may not write any more (a lost lease), however late that is noticed elsewhere.
+The vendor's client finds the server and the credentials (credentials.py keeps them fresh) and speaks TLS;
+its thousands of model classes are left out, because a dict costs a tenth of the time and memory. It has no
+read timeout by itself: here every request has one. `guarded` gives a second view whose writes are refused
+from the moment in which its holder may not write any more (a lost lease), however late that is noticed
+elsewhere.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from kubernetes.aio.stream import WsApiClient
 from holdfast_controller.cluster import HoldfastError, Unavailable
 from holdfast_controller.metrics import WatchMetrics
 
+from .credentials import keep_fresh, why_none
 from .errors import NotLeader, Throttled, error_of
 from .rate import RateLimit
 
@@ -59,12 +61,15 @@ class Connection:
         limit: RateLimit,
         may_write: Callable[[], bool] = lambda: True,
         metrics: WatchMetrics | None = None,
+        renewal: asyncio.Task[None] | None = None,
     ):
+        """`renewal` keeps the credentials fresh, and ends with the connection that has it."""
         self._api = api
         self._sockets = sockets
         self._limit = limit
         self._may_write = may_write
         self._metrics = metrics
+        self._renewal = renewal
 
     @property
     def server(self) -> str:
@@ -80,6 +85,9 @@ class Connection:
         return Connection(self._api, self._sockets, limit, self._may_write, self._metrics)
 
     async def close(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
         await self._sockets.close()
         await self._api.close()
 
@@ -263,9 +271,10 @@ async def connect(
         raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: there is no such file")
     configuration = client.Configuration()
     configuration.connection_pool_maxsize = CONNECTIONS
+    loader = None
     try:
         if kubeconfig is not None:
-            await config.load_kube_config(
+            loader = await config.load_kube_config(
                 config_file=str(kubeconfig), context=context, client_configuration=configuration
             )
         else:
@@ -278,14 +287,22 @@ async def connect(
             ) from error
         said = error if isinstance(error, config.ConfigException | OSError) else "it is no kubeconfig"
         raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: {said}") from error
+    if loader is not None and (unknown := why_none(loader, configuration)) is not None:
+        raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: {unknown}")
     configuration.proxy = configuration.proxy or _proxy(configuration.host)
     configuration.client_session_kwargs = {
         "trust_env": False,
         "response_class": _Answer,
         "proxy": configuration.proxy,  # the client's own requests name it, its websockets do not
     }
-    limit = RateLimit(per_second, burst)
-    return Connection(client.ApiClient(configuration), WsApiClient(configuration), limit, metrics=metrics)
+    renewal = None if loader is None else asyncio.create_task(keep_fresh(loader, configuration))
+    return Connection(
+        client.ApiClient(configuration),
+        WsApiClient(configuration),
+        RateLimit(per_second, burst),
+        metrics=metrics,
+        renewal=renewal,
+    )
 
 
 def _proxy(server: str) -> str | None:

@@ -5,8 +5,8 @@ Errors beside those of cluster.py::
     Unavailable
     ├── Expired          410: the resourceVersion is too old to watch or to page from; list again
     ├── Throttled        429: `retry_after` seconds, as the server asks
-    ├── NotPermitted     401, 403: the controller's own rights do not reach, and its role must be mended; or
-    │                    a quota, an admission webhook and the like refuse it
+    ├── NotPermitted     403: the controller's own rights do not reach, and its role must be mended; or a
+    │                    quota, an admission webhook and the like refuse it. 401: it is not known who it is
     └── NotLeader        another replica leads; nothing may be written by this one
 """
 
@@ -69,8 +69,13 @@ def error_of(what: str, code: int, status: Mapping[str, Any], retry_after: str |
         budget = [cause.get("message", said) for cause in causes if cause.get("reason") == "DisruptionBudget"]
         why = f"not now: {budget[0]}" if budget else f"the apiserver is busy: {said}"
         return Throttled(f"{what}: {why}", seconds_of(retry_after))
-    if code in (401, 403):
-        if code == 403 and not _RIGHTS.search(said):
+    if code == 401:
+        return NotPermitted(
+            f"{what}: the apiserver does not know the controller: {said}; its credentials have expired, or "
+            "are another cluster's"
+        )
+    if code == 403:
+        if not _RIGHTS.search(said):
             return NotPermitted(f"{what}: the apiserver refuses it: {said}")
         return NotPermitted(
             f"{what}: the apiserver refuses the controller: {said}; give its account the right to do this"

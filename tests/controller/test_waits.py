@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
+from holdfast_controller.cluster import AttemptObservation, NotReady, ReplicaObservation, ReplicaState
 from holdfast_controller.policy.explain import starting
+from holdfast_controller.policy.refused import could_not_start
 from holdfast_controller.policy.waits import explain_wait
 
 SAID = [
@@ -121,6 +122,23 @@ SAID = [
         "the namespace's LimitRange allows other amounts of memory and cpu: change resources, or have it "
         "changed",
     ),
+    (
+        'FailedCreatePod: Pod "a-1-worker-0" is invalid: spec.containers[0].resources.requests: Invalid '
+        'value: "1": must be less than or equal to cpu limit of 200m',
+        "the namespace's LimitRange gives a pod that names no limit one of 200m: ask for no more "
+        "(resources.cpu), or have its default raised",
+    ),
+    (
+        'FailedCreatePod: Internal error occurred: failed calling webhook "pods.example.com": failed to '
+        'call webhook: Post "https://10.0.0.7:443/x?timeout=2s": dial tcp 10.0.0.7:443: connect: '
+        "connection refused",
+        "the cluster's admission webhook pods.example.com does not answer, and without it nothing of this "
+        "kind is taken: whoever runs it has to bring it back",
+    ),
+    (
+        'FailedCreatePod: pods "a-1-worker-0" already exists',
+        "something else has the name a-1-worker-0: it is made when that is gone",
+    ),
     ("Gang: waits for 3 more replicas", ""),
 ]
 
@@ -128,6 +146,16 @@ SAID = [
 @pytest.mark.parametrize(("reason", "remedy"), SAID)
 def test_a_wait_says_what_would_help(reason: str, remedy: str) -> None:
     assert explain_wait(reason) == (f"{reason.rstrip('. ')}; {remedy}" if remedy else reason)
+
+
+def test_what_the_apiserver_does_not_take_of_an_attempt_says_what_would_help_as_a_pod_does() -> None:
+    said = (
+        'POST /x: the apiserver refuses it: pytorchjobs.kubeflow.org "a-1" is forbidden: exceeded quota: jobs'
+    )
+    assert could_not_start(1, NotReady(said)) == (
+        f"attempt 1 could not be started and is tried again: {said}; the namespace's quota jobs has no room "
+        "for it: wait until others end, ask for less (replicas, gpus, resources), or have it raised"
+    )
 
 
 def test_of_a_long_message_both_ends_are_said() -> None:

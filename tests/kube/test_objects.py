@@ -14,6 +14,7 @@ from aiohttp import web
 from small_apiserver import connected
 
 from holdfast_controller.attempt_kind import AttemptKind
+from holdfast_controller.cluster import NotReady
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob
 from holdfast_controller.kube import objects
 from holdfast_controller.kube.errors import NotPermitted
@@ -21,7 +22,8 @@ from holdfast_controller.kube.objects import Objects
 from holdfast_controller.kube.pieces import Pieces
 from holdfast_controller.manifests import KINDS, Manifests, attempt_manifests
 from holdfast_controller.pod_settings import JobsKind, PodSettings
-from holdfast_controller.pod_template import CONFIG_FILE
+from holdfast_controller.pod_template import CONFIG_FILE, UID_LABEL
+from holdfast_controller.pytorchjobs import PYTORCH_JOB
 from holdfast_controller.trainjobs import TRAIN_JOB
 
 JOB = TrainingJob(
@@ -179,5 +181,38 @@ def test_what_an_attempt_has_begun_with_is_not_changed_under_it(kind: AttemptKin
             before = copy.deepcopy(server.documents)
             await objects.create(*asked(kind, config={"lr": 2}, image="a:2"))
         assert server.documents == before
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("whose", "going", "said"),
+    [
+        ({}, False, "is somebody else's, not Holdfast's, and the attempt needs its name"),
+        ({"uid": "earlier"}, False, "of an earlier job is still there; the attempt starts when it is gone"),
+        ({"uid": "earlier"}, True, "of before is still going; the attempt starts when it is gone"),
+    ],
+)
+def test_who_has_the_name_of_an_attempt_is_told_as_it_is(
+    whose: dict[str, str], going: bool, said: str, tmp_path: Path
+) -> None:
+    """What goes is worth waiting for; of what stays, somebody has to do something."""
+
+    async def story() -> None:
+        server = Server()
+        server.quota = False
+        async with server.objects(tmp_path) as objects:
+            job, attempt, kind, manifests = asked(PYTORCH_JOB)
+            found = copy.deepcopy(manifests.attempt_object)
+            labels = {**found["metadata"]["labels"], UID_LABEL: whose["uid"]} if whose else {"owner": "bob"}
+            found["metadata"] = {"name": found["metadata"]["name"], "labels": labels}
+            if going:
+                found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            namespace = job.metadata.namespace
+            path = f"{kind.resource.within(namespace)}/{found['metadata']['name']}"
+            server.documents[path] = found
+            with pytest.raises(NotReady, match=f"^PyTorchJob {namespace}/{found['metadata']['name']} {said}"):
+                await objects.create(job, attempt, kind, manifests)
+            assert server.documents[path] == found, "it is nobody's to change"
 
     asyncio.run(story())

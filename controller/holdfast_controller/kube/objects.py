@@ -84,10 +84,7 @@ class Objects:
                 "deletionTimestamp" not in found["metadata"]
             ):
                 return found
-            raise NotReady(
-                f"{body['kind']} {job.metadata.namespace}/{name} of an earlier job is still going; "
-                "the attempt starts when it is gone"
-            ) from None
+            raise NotReady(f"{body['kind']} {job.metadata.namespace}/{name} {_in_the_way(found)}") from None
 
     async def mark(self, attempt_object: Document, mark: str, *, needed: bool) -> None:
         """Write the time under this name, once. What is not `needed` keeps nobody from ending it."""
@@ -137,6 +134,18 @@ class Objects:
     async def _delete(self, resource: Resource, job: TrainingJob, name: str) -> None:
         with suppress(NotFound):
             await self._connection.delete(f"{resource.within(job.metadata.namespace)}/{name}")
+
+
+def _in_the_way(found: Document) -> str:
+    """What has the name of something of an attempt, and what becomes of that."""
+    if "deletionTimestamp" in found["metadata"]:
+        return "of before is still going; the attempt starts when it is gone"
+    if attempt_of(found) is not None:
+        return "of an earlier job is still there; the attempt starts when it is gone"
+    return (
+        "is somebody else's, not Holdfast's, and the attempt needs its name: give the job another name, or "
+        "delete that, and the attempt starts"
+    )
 
 
 def _with_digest(body: Document) -> Document:

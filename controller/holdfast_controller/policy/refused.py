@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .waits import MAKING, explain
+
 UNREADABLE = "its spec cannot be read and no other attempt starts until it is corrected: "
 
 
@@ -24,7 +26,7 @@ def goes_on(message: str, faults: Sequence[str]) -> str:
 
 def could_not_start(attempt: int, error: Exception) -> str:
     """Of an attempt whose objects the engine did not take; it is tried again."""
-    return f"{_failed(attempt)}{error}"
+    return f"{_failed(attempt)}{explain(str(error), MAKING)}"
 
 
 def could_not_end(attempt: int, error: Exception) -> str:

@@ -147,6 +147,17 @@ MAKING = (
         r"(?:maximum|minimum) ([\w.-]+) usage per ",
         "the namespace's LimitRange allows other amounts of {1}: change resources, or have it changed",
     ),
+    Remedy(
+        r"must be less than or equal to ([\w.-]+) limit of (\S+)",
+        "the namespace's LimitRange gives a pod that names no limit one of {2}: ask for no more "
+        "(resources.{1}), or have its default raised",
+    ),
+    Remedy(
+        r"failed calling webhook \"([^\"]+)\"",
+        "the cluster's admission webhook {1} does not answer, and without it nothing of this kind is taken: "
+        "whoever runs it has to bring it back",
+    ),
+    Remedy(r"\"([^\"]+)\" already exists", "something else has the name {1}: it is made when that is gone"),
 )
 
 

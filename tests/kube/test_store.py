@@ -19,8 +19,8 @@ from aiohttp import web
 from small_apiserver import connected, meanwhile
 from waiting import wait_until_async
 
-from holdfast_controller.cluster import Event
-from holdfast_controller.jobs import Phase
+from holdfast_controller.cluster import Event, Idempotency, NotFound
+from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
 from holdfast_controller.kube.events import EventLog
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import FINALIZER, JOBS
@@ -243,3 +243,21 @@ def test_a_watch_of_a_namespace_tells_of_no_other(tmp_path: Path) -> None:
                 assert [(await anext(changes)).job.key for _ in range(2)] == ["team/b", "team/d"]
 
     asyncio.run(story())
+
+
+def test_a_definition_that_is_not_there_is_told_once(tmp_path: Path) -> None:
+    """The record of the key can be made, and the job cannot."""
+    job = TrainingJob(metadata=Metadata(name="gpt", namespace="team"), spec=Spec(command=["true"]))
+    events = "/api/v1/namespaces/team/events"
+
+    async def taken(request: web.Request) -> web.Response:
+        return web.json_response(await request.json(), status=201)
+
+    async def story() -> str:
+        async with store_of(Jobs(), tmp_path, web.post(events, taken)) as store:
+            with pytest.raises(NotFound) as caught:
+                await store.create(job, idempotency=Idempotency("k", "f"))
+        return str(caught.value)
+
+    told = asyncio.run(story())
+    assert told.count("the TrainingJob CRD is not installed") == told.count("POST /apis/holdfast.dev") == 1

@@ -85,12 +85,10 @@ class KubeStore:
                 return await self._connection.post(jobs_path(job.metadata.namespace), document)
             except AlreadyExists:
                 raise AlreadyExists.of(job) from None
-            except NotFound as error:
-                raise _no_such_place(job, error) from error
 
-        if idempotency is None:
-            return self._wrote(await create())
         try:
+            if idempotency is None:
+                return self._wrote(await create())
             return self._wrote(await self._keys.create_once(job, idempotency, create))
         except NotFound as error:
             raise _no_such_place(job, error) from error

@@ -1,9 +1,9 @@
-"""The Training Operator's and the kubelet's parts, played for tests on a control plane without nodes.
+"""The operator's and the kubelet's parts, played for tests on a control plane without nodes.
 
-For every new PyTorchJob the operator's part makes its pods, bound to a node that is a name alone. The
-kubelet's part lets each run and end as `Life` says, with the termination message that our trainer leaves;
-a pod that is deleted is given notice, saves, and goes, as far as its finalizers let it. What ran is kept,
-and so is every moment at which something ran that must not have.
+For every new PyTorchJob or TrainJob the operator's part makes its pods, bound to a node that is a name alone.
+The kubelet's part lets each run and end as `Life` says, with the termination message that our trainer
+leaves; a pod that is deleted is given notice, saves, and goes, as far as its finalizers let it. What ran is
+kept, and so is every moment at which something ran that must not have.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from bench.controlling.operator import pieces
 
+from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.cluster import AlreadyExists, NotFound, Unavailable
 from holdfast_controller.kube.connection import MERGE_PATCH, Connection, Document
 from holdfast_controller.kube.pieces import PODS, attempt_of, pod_path
@@ -25,6 +26,8 @@ from holdfast_controller.kube.pod_state import index_of
 from holdfast_controller.kube.reflector import Notice, Reflector, key_of, uid_of
 from holdfast_controller.pod_template import JOB_LABEL
 from holdfast_controller.pytorchjobs import PYTORCH_JOB, REPLICA_TYPE
+from holdfast_controller.trainjobs import NODE as NODE_JOB
+from holdfast_controller.trainjobs import RUNTIMES, TRAIN_JOB
 from holdfast_trainer.contract import Termination
 
 NODE = "far-away"
@@ -58,6 +61,8 @@ class FakePods:
 
     connection: Connection
     lives: Lives
+    kind: AttemptKind = PYTORCH_JOB
+    """What attempts are made as."""
     started: list[tuple[str, int, int]] = field(default_factory=list)
     """Job's uid, attempt and replica of every pod that ran."""
     violations: list[str] = field(default_factory=list)
@@ -70,7 +75,8 @@ class FakePods:
         return attempt in self._running.get(uid, {}).values()
 
     async def run(self) -> None:
-        pods, jobs = Reflector(self.connection, PODS), Reflector(self.connection, PYTORCH_JOB.resource.path)
+        pods = Reflector(self.connection, PODS)
+        jobs = Reflector(self.connection, self.kind.resource.path)
         async with asyncio.TaskGroup() as group:
             pods.listen(lambda notice: self._hear_pod(notice, group))
             jobs.listen(lambda notice: self._hear_job(notice, group))
@@ -88,11 +94,19 @@ class FakePods:
 
     async def _make_pods(self, job: Document) -> None:
         namespace = job["metadata"]["namespace"]
-        for index in range(job["spec"]["pytorchReplicaSpecs"][REPLICA_TYPE]["replicas"]):
-            _, pod = pieces(job, index, NODE)
-            path = f"/api/v1/namespaces/{namespace}/pods"
-            with suppress(AlreadyExists):  # made by a request whose answer did not come
-                await _insist(lambda: self.connection.post(path, pod))  # noqa: B023 - awaited at once
+        with suppress(NotFound):  # it went, with its runtime, before we came to it
+            for pod in await self._pods_of(job):
+                path = f"/api/v1/namespaces/{namespace}/pods"
+                with suppress(AlreadyExists):  # made by a request whose answer did not come
+                    await _insist(lambda: self.connection.post(path, pod))  # noqa: B023 - awaited at once
+
+    async def _pods_of(self, job: Document) -> list[Document]:
+        if self.kind is PYTORCH_JOB:
+            replicas = job["spec"]["pytorchReplicaSpecs"][REPLICA_TYPE]["replicas"]
+            return [pieces(job, index, NODE)[1] for index in range(replicas)]
+        meta = job["metadata"]
+        runtime = await self.connection.get(f"{RUNTIMES.within(meta['namespace'])}/{meta['name']}")
+        return _pods_of_train_job(job, runtime)
 
     # --------------------------------------------------------------- the kubelet
 
@@ -140,13 +154,42 @@ class FakePods:
         self.started.append((job, attempt, index))
 
     async def _write(self, pod: Document, phase: str, state: Document, reason: str = "") -> None:
-        one = {"name": PYTORCH_JOB.container, "image": "none", "imageID": "", "ready": "running" in state,
+        one = {"name": self.kind.container, "image": "none", "imageID": "", "ready": "running" in state,
                "restartCount": 0, "state": state}  # fmt: skip
         status: dict[str, Any] = {"phase": phase, "containerStatuses": [one]}
         if reason:
             status |= {"reason": reason, "message": "The node was low on resource: memory."}
         path = f"{pod_path(pod)}/status"
         await _insist(lambda: self.connection.patch(path, {"status": status}, MERGE_PATCH))
+
+
+def _pods_of_train_job(job: Document, runtime: Document) -> list[Document]:
+    """As the indexed Job of its JobSet makes them, but for their names: by those, which end at random, nobody
+    would see that a pod is made a second time."""
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    template = node["template"]["spec"]["template"]
+    name, uid = job["metadata"]["name"], uid_of(job)
+    owner = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": name,
+        "uid": uid,
+        "controller": True,
+    }
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                **template["metadata"],
+                "name": f"{name}-{NODE_JOB}-0-{index}-{uid[:5]}",
+                "labels": {**template["metadata"]["labels"], TRAIN_JOB.index_label: str(index)},
+                "ownerReferences": [owner],
+            },
+            "spec": {**template["spec"], "nodeName": NODE},
+        }
+        for index in range(runtime["spec"]["mlPolicy"]["numNodes"])
+    ]
 
 
 async def _insist(request: Callable[[], Awaitable[Document]]) -> None:

@@ -1,5 +1,5 @@
 """The controller is killed twenty times while fifty jobs start, stop, suspend, fail and are deleted; and,
-while a few do, after each of its writes.
+while a few do, after each of its writes, be they PyTorchJobs or TrainJobs that it makes.
 
 The control plane is real, and so are the controllers and their ends; pods are fake_pods.py's. What comes of
 the jobs must be what comes of them when nobody kills anything.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -20,23 +21,27 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cluster import forked_controller, training_operator, trainingjobs
+from tests.cluster import forked_controller, trainer, training_operator, trainingjobs
 from tests.cluster.control_plane import start_control_plane
 from tests.cluster.fake_pods import End, FakePods, Life, make_node
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.site import Site
 from waiting import wait_until_async
 
+from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.cluster import HoldfastError, NotFound
 from holdfast_controller.kube.connection import MERGE_PATCH, Connection, Document, connect
 from holdfast_controller.kube.pieces import PODS, SELECTOR
 from holdfast_controller.kube.reflector import uid_of
 from holdfast_controller.kube.resource import JOBS, job_path, jobs_path
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
+from holdfast_controller.trainjobs import TRAIN_JOB
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(3600)]
 CRD = Path(__file__).parents[2] / "helm" / "holdfast" / "templates" / "crd.yaml"
 SETTINGS = {"defaultImage": "none:1", "defaultClaim": "runs"}
+TRAIN_JOBS = "written-train"
+"""The namespace whose attempts are TrainJobs; those of others are PyTorchJobs."""
 LEASE = "kills"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/default/leases/{LEASE}"
 CONFIG_MAPS = "/api/v1/configmaps"
@@ -79,7 +84,7 @@ class Story:
 
     def start(self, *, dies_writing: bool = False) -> tuple[ForkServerProcess, Path]:
         settings = self.directory / "jobs.yaml"
-        settings.write_text(yaml.safe_dump(SETTINGS))
+        settings.write_text(yaml.safe_dump({**SETTINGS, "kind": self.pods.kind.resource.kind}))
         identity = f"{self.namespace}-{len(self._controllers)}"
         log = self.directory / f"{identity}.log"
         log.touch()
@@ -198,14 +203,14 @@ class Story:
         except AssertionError as error:
             logs = "\n".join(path.read_text()[-1500:] for path in self.directory.glob("*.log"))
             raise AssertionError(f"{error}\n{seen}\n{logs[-6000:]}") from None
+        kind = self.pods.kind
         last = sorted(f"{name}-{len(outcome[3])}" for name, outcome in seen.items())
-        pods = sorted(
-            f"{name}-worker-{index}" for name in last for index in range(2 if name.startswith("pair") else 1)
-        )
-        for what, expected in ((PYTORCH_JOB.resource.path, last), (CONFIG_MAPS, last), (PODS, pods)):
+        pods = sorted(name for name in last for _ in range(2 if name.startswith("pair") else 1))
+        for what, expected in (*((path, last) for path in made_of(kind)), (PODS, pods)):
 
             async def as_expected(what: str = what, expected: list[str] = expected) -> bool:
-                return await self.names(what) == expected
+                names = await self.names(what)
+                return (sorted(map(attempt_of_pod, names)) if what == PODS else names) == expected
 
             try:
                 await wait_until_async(as_expected, f"{what} of last attempts alone", PATIENCE)
@@ -222,18 +227,25 @@ class Story:
         async def nothing() -> bool:
             if await self.items(JOBS):
                 return False
-            return not any(
-                [await self.names(what) for what in (PYTORCH_JOB.resource.path, CONFIG_MAPS, PODS)]
-            )
+            return not any([await self.names(what) for what in (*made_of(self.pods.kind), PODS)])
 
         await wait_until_async(nothing, "no orphan to be left", PATIENCE)
+
+
+def made_of(kind: AttemptKind) -> tuple[str, ...]:
+    """The paths of all that is made for an attempt, beside its pods."""
+    return kind.resource.path, CONFIG_MAPS, *(one.path for one in kind.beside)
+
+
+def attempt_of_pod(name: str) -> str:
+    return re.sub("-(worker|node)-.*", "", name)
 
 
 @asynccontextmanager
 async def story(kubectl: Kubectl, namespace: str, directory: Path) -> AsyncIterator[Story]:
     """Told in the block; its controllers end with it."""
     connection = await connect(kubectl.kubeconfig, per_second=1000, burst=1000)
-    pods = FakePods(connection, life)
+    pods = FakePods(connection, life, TRAIN_JOB if namespace == TRAIN_JOBS else PYTORCH_JOB)
     playing = asyncio.create_task(pods.run())
     told = Story(kubectl, connection, pods, namespace, directory)
     try:
@@ -254,7 +266,8 @@ def test_killed_at_any_moment_and_after_each_write_it_ends_as_if_it_had_not_been
     print(f"KILL_SEED={SEED}")
     kubectl = start_control_plane(short_lived).kubectl
     crds = (yaml.safe_load(CRD.read_text()), training_operator.crd(kubectl))
-    trainingjobs.install(kubectl, *crds, namespaces=("calm", "stormy", "written"))
+    trainingjobs.install(kubectl, *crds, namespaces=("calm", "stormy", "written", TRAIN_JOBS))
+    trainer.serve_crds(kubectl)
     names = [f"{kind}-{number}" for kind, count in JOBS_OF.items() for number in range(count)]
 
     async def calm() -> dict[str, Any]:
@@ -285,8 +298,8 @@ def test_killed_at_any_moment_and_after_each_write_it_ends_as_if_it_had_not_been
         assert len(told.pods.started) == len(set(told.pods.started))
         return ends
 
-    async def written() -> dict[str, Any]:
-        async with story(kubectl, "written", tmp_path) as told, asyncio.TaskGroup() as group:
+    async def written(namespace: str) -> dict[str, Any]:
+        async with story(kubectl, namespace, tmp_path) as told, asyncio.TaskGroup() as group:
             dying = group.create_task(told.die_writing())
             await asyncio.gather(*(told.use(f"{kind}-0", 0) for kind in JOBS_OF))
             ends = await told.ends()
@@ -301,4 +314,5 @@ def test_killed_at_any_moment_and_after_each_write_it_ends_as_if_it_had_not_been
     assert asyncio.run(calm()) == expected
     assert asyncio.run(stormy()) == expected
     few = {name: outcome for name, outcome in expected.items() if name.endswith("-0")}
-    assert asyncio.run(written()) == few
+    for namespace in ("written", TRAIN_JOBS):
+        assert asyncio.run(written(namespace)) == few

@@ -365,7 +365,8 @@ class Status(Model):
         description="Where the job stands. Queued: it waits for room, and `message` says why. Starting: an "
         "attempt was opened and has done no step yet. Running: a step is done, or a program that tells of "
         "none has run for two minutes. Recovering: an attempt ended and the next one follows. Suspending, "
-        "Suspended: `spec.suspend` is true. Succeeded and Failed are final.",
+        "Suspended: `spec.suspend` is true; or it is deleted, and only somebody else's finalizer keeps it. "
+        "Succeeded and Failed are final.",
     )
     observed_generation: int = Field(
         default=0,
@@ -481,6 +482,7 @@ class TrainingJob(Model):
     spec: Spec
     status: Status = Field(default_factory=Status)
     _faults: tuple[str, ...] = PrivateAttr(default=())
+    _kept_by: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -492,6 +494,15 @@ class TrainingJob(Model):
 
     def with_faults(self, faults: tuple[str, ...]) -> TrainingJob:
         self._faults = faults
+        return self
+
+    @property
+    def kept_by(self) -> tuple[str, ...]:
+        """Who keeps it, once it is deleted, when nothing of it is left: finalizers that are not ours."""
+        return self._kept_by
+
+    def with_keepers(self, kept_by: tuple[str, ...]) -> TrainingJob:
+        self._kept_by = kept_by
         return self
 
     def as_of(self, attempt: int) -> TrainingJob:

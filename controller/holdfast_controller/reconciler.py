@@ -264,6 +264,8 @@ class Reconciler:
         nothing."""
         await self._end(job, decision)
         if decision.remove:
+            if job.kept_by:
+                job, _ = await self._write(job, decision.status, decision.events)
             await self._engine.delete(job)
             await self._store.remove(job)
             return None

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from fakes import MemoryEngine
 from tests.cluster import trainingjobs
 from tests.cluster.control_plane import ControlPlane
 from tests.controller import test_store_contract as contract
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import Conflict, Idempotency, Invalid, JobStore, NotFound
-from holdfast_controller.jobs import Phase, Status
+from holdfast_controller.jobs import Phase, Status, Verdict
 from holdfast_controller.kube.connection import Connection, connect
 from holdfast_controller.kube.errors import NotLeader
 from holdfast_controller.kube.idempotency import KEY_DIGEST, KeyRecords, digest_of
 from holdfast_controller.kube.reflector import Reflector, Timing
 from holdfast_controller.kube.resource import FINALIZER, JOBS, jobs_path, new_document
 from holdfast_controller.kube.store import KubeStore
+from holdfast_controller.reconciler import Reconciler
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 globals().update({name: story for name, story in vars(contract).items() if name.startswith("test_")})
@@ -141,6 +144,35 @@ def test_others_finalizers_and_fields_are_left_alone(world: Tell) -> None:
         await store.remove(await store.mark_deleted("team", "by-hand"))
         left = there.kubectl("get", "tj", "-n=team", "by-hand", "-o=jsonpath={.metadata.finalizers[*]}")
         assert left == "example.com/theirs"
+
+    world(story)
+
+
+def test_a_deleted_job_that_only_somebody_elses_finalizer_keeps_does_not_seem_to_run(world: Tell) -> None:
+    """For as long as that is on: `kubectl get tj`, alerts and quotas that people keep by hand go by it."""
+
+    async def story(there: World) -> None:
+        theirs = JOB.replace("namespace: team", "namespace: team, finalizers: [example.com/theirs]")
+        there.kubectl("apply", "-f", "-", document=theirs)
+        store, engine = there.store(), MemoryEngine(clock=time.time)
+        await appears(store, "by-hand")
+        reconciler = Reconciler(store, engine)
+        for _ in range(3):
+            await reconciler.reconcile("team/by-hand")
+        assert engine.running((await store.get("team", "by-hand")).metadata.uid)
+        await store.mark_deleted("team", "by-hand")
+        for _ in range(6):
+            await reconciler.reconcile("team/by-hand")
+        job = await there.store(cached=False).get("team", "by-hand")
+        assert not engine.running(job.metadata.uid)
+        assert job.status.phase is Phase.SUSPENDED
+        assert job.status.message.startswith("deleted, and nothing of it runs any more; it stays until its ")
+        assert "finalizer example.com/theirs, which is not Holdfast's, is taken off" in job.status.message
+        assert [record.verdict for record in job.status.attempts] == [Verdict.SUSPENDED]
+        before = job.metadata.resource_version
+        await reconciler.reconcile("team/by-hand")
+        job = await there.store(cached=False).get("team", "by-hand")
+        assert job.metadata.resource_version == before, "it is told once"
 
     world(story)
 

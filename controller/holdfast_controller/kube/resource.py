@@ -22,6 +22,8 @@ JOBS = f"/apis/{API_VERSION}/trainingjobs"
 ENGINE = "kubernetes"
 FINALIZER = "holdfast.dev/attempts"
 """Keeps a deleted job until nothing of it runs any more."""
+PASSING = frozenset((FINALIZER, "foregroundDeletion", "orphan"))
+"""Finalizers that come off by themselves: ours, and those of Kubernetes' own collector."""
 
 FITTED = ("mig", "minReplicas", "processes")
 """Keys of the spec that must fit others; a job without them fits whatever those are."""
@@ -106,7 +108,8 @@ def decode(document: Document) -> TrainingJob:
     faults: list[str] = []
     while True:  # how keys fit together is judged only once each can be read by itself
         try:
-            return TrainingJob.model_validate(body).with_faults(tuple(faults))
+            job = TrainingJob.model_validate(body)
+            return job.with_faults(tuple(faults)).with_keepers(_keepers(document))
         except ValidationError as error:
             found = error.errors(include_url=False)
         readable = copy.deepcopy(body)
@@ -147,6 +150,10 @@ def _leave_out(body: Document, where: tuple[int | str, ...], *, unknown: bool) -
 def _line(fault: Any) -> str:
     place = ".".join(str(part) for part in fault["loc"])
     return f"{place}: {fault['msg'].removeprefix('Value error, ')}"
+
+
+def _keepers(document: Document) -> tuple[str, ...]:
+    return tuple(name for name in document["metadata"].get("finalizers") or () if name not in PASSING)
 
 
 def held(document: Document) -> bool:

@@ -354,12 +354,21 @@ class _Deciding:
         record = open_record(self.status)
         observation = self.observation
         if record is None or observation is None or observation.gone:
+            if self.job.kept_by and not self.status.phase.final:
+                self._kept(record)
             return self._done(remove=True)
         self.status.message = "being deleted: its processes are being stopped"
         stop = None if observation.stopping else record.number
         if observation.waiting:
             return self._done(stop=stop, requeue_after=0.1)
         return self._with_kill(record, self._kill_at(record, observation), stop=stop)
+
+    def _kept(self, record: AttemptRecord | None) -> None:
+        """Nothing of it is left, and it is not gone: it must not seem to run until it is."""
+        if record is not None:
+            self.books.judged(record, Incident(Verdict.SUSPENDED, "the job was deleted"))
+        self.status.next_start_at = None
+        self._phase(Phase.SUSPENDED, "Deleted", explain.kept(self.job.kept_by))
 
     # --------------------------------------------------------------- writing
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast_controller.cluster import AttemptObservation, ReplicaState
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Spec, Status, Verdict
 from holdfast_trainer.contract import Progress
@@ -132,3 +134,12 @@ def ending(observation: AttemptObservation) -> str:
         return "a rank ended; the others are being ended"
     reason = f" ({ended[0].reason})" if ended[0].reason else ""
     return f"replica {ended[0].index} is gone{reason}; the others are being ended"
+
+
+def kept(by: Sequence[str]) -> str:
+    """Of a job that is deleted, and of which nothing is left."""
+    names = " and ".join(by)
+    return (
+        f"deleted, and nothing of it runs any more; it stays until its finalizer {names}, which is not "
+        "Holdfast's, is taken off"
+    )

@@ -35,6 +35,7 @@ from .policy import clock_steps
 from .policy.classify import classify
 from .policy.decide import Evidence, decide, open_record, over
 from .policy.decision import Decision
+from .policy.explain import is_edited
 from .policy.half_placed import PLACE_SECONDS
 from .policy.peers import SETTLE_SECONDS
 from .policy.refused import could_not_end, could_not_start
@@ -349,9 +350,10 @@ class Reconciler:
             return Evidence(ledger, steps, tails, self._refusals(job))
         if not observation.exists:
             return Evidence(refusals=self._refusals(job))
+        refusals = self._refusals(job) if is_edited(record, job.spec) else ()
         if not observation.waiting and record.first_step_at is None:
-            return Evidence(await self._engine.ledger(job))
-        return Evidence()
+            return Evidence(await self._engine.ledger(job), refusals=refusals)
+        return Evidence(refusals=refusals)
 
     def _refusals(self, job: TrainingJob) -> tuple[str, ...]:
         """Why its next attempt could not start, whatever else is in the way."""

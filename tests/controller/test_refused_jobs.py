@@ -107,6 +107,11 @@ def test_an_attempt_that_runs_says_that_the_spec_was_changed_since_it_was_made()
         job = await scene.edit(env={"A": "1"})
         said = "the spec was changed since attempt 1 was made: the next one is made from it"
         assert job.status.message.endswith(said)
+        job = await scene.edit(replicas=9)
+        refused = "since attempt 1 was made, and no other can be made from it: asks for 9 slots"
+        assert job.status.message.endswith(refused), "it is told while there is time to correct it"
+        job = await scene.edit(replicas=2)
+        assert job.status.message.endswith(said)
         scene.engine.vanish(job, 1, 0)
         scene.engine.end(job, 1, 1, 1)
         job = await scene.look()

@@ -190,7 +190,7 @@ class _Deciding:
         """Whether it waits, with nothing of it started, as the job asked before its spec was changed."""
         if not observation.waiting or not observation.replicas or self.job.faults:
             return False
-        return record.made_of not in (None, self.spec.of_attempt)
+        return explain.is_edited(record, self.spec)
 
     def _end_it(self, record: AttemptRecord) -> Decision:
         """Kill it once it is on record why: who finds it gone after a crash must not take it for a loss."""
@@ -376,7 +376,7 @@ class _Deciding:
         self.status.phase = phase
         record = open_record(self.status)
         if phase in (Phase.STARTING, Phase.RUNNING) and record is not None and not self.job.faults:
-            message += explain.edited_since(record, self.spec)
+            message += explain.edited_since(record, self.spec, self.evidence.refusals)
         if self.job.faults and record is not None and reason != "Refused":
             message = refused.goes_on(message, self.job.faults)
             if refused.UNREADABLE not in self.job.status.message:

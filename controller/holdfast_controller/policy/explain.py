@@ -38,11 +38,19 @@ def training(observation: AttemptObservation) -> str:
     return f"step {progress.step}{total}; step {progress.durable_step} is durable{fault}"
 
 
-def edited_since(record: AttemptRecord, spec: Spec) -> str:
-    """What is to be added of an attempt that runs as the job asked before its spec was changed."""
-    if record.made_of in (None, spec.of_attempt):
+def is_edited(record: AttemptRecord, spec: Spec) -> bool:
+    """Whether an attempt is as the job asked before its spec was changed."""
+    return record.made_of not in (None, spec.of_attempt)
+
+
+def edited_since(record: AttemptRecord, spec: Spec, refusals: Sequence[str]) -> str:
+    """What is to be added of an attempt that runs and `is_edited`; `refusals`: why none can follow it so."""
+    if not is_edited(record, spec):
         return ""
-    return f"; the spec was changed since attempt {record.number} was made: the next one is made from it"
+    changed = f"; the spec was changed since attempt {record.number} was made"
+    if refusals:
+        return f"{changed}, and no other can be made from it: {'; '.join(refusals)}"
+    return f"{changed}: the next one is made from it"
 
 
 def edited_wrong(status: Status, spec: Spec) -> tuple[str, ...]:

@@ -268,10 +268,11 @@ class LocalEngine:
                 )
                 queued.not_before = now + RETRY_SECONDS
             except UnicodeEncodeError as error:
+                unknown = error.object[error.start : error.end]
                 queued.waiting = (
                     f"cannot start: the controller's locale ({error.encoding}) has no character for "
-                    f"{error.object[error.start : error.end]!a}, which the job's command, env or directory has: "
-                    "start `holdfast up` in one that has, as with LC_ALL=C.UTF-8"
+                    f"{unknown!a}, which the job's command, env or directory has: start `holdfast up` in one "
+                    "that has, as with LC_ALL=C.UTF-8"
                 )
                 queued.not_before = now + RETRY_SECONDS
             except ValueError as error:  # a fence that holds no number, a command with a NUL in it

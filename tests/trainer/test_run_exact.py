@@ -212,6 +212,40 @@ def test_the_lines_of_the_page_make_an_own_loader_exact(workshop: Workshop, tmp_
     assert resumed.stop()["digest"] == untouched.history.stop()["digest"]
 
 
+FORGETFUL = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+one, two = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD([*one.parameters(), *two.parameters()], 0.1)
+if sys.argv[1] == "no model":
+    run.track(optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2))
+run.track(one=one, optimizer=optimizer)
+for step in run.steps(int(sys.argv[1])):
+    (one(torch.ones(1, 2)) - two(torch.ones(1, 2))).sum().backward()
+    optimizer.step()
+    if step == 2:
+        optimizer = torch.optim.AdamW(one.parameters())
+"""
+
+
+def test_what_a_loop_forgets_to_track_is_told(workshop: Workshop, tmp_path: Path) -> None:
+    """A second model that began at random again, moments at 0, after each interruption, without a word."""
+    script = tmp_path / "forgetful.py"
+    script.write_text(FORGETFUL)
+    first = workshop.start(script=script, arguments=["5"])
+    assert first.wait() == [0], first.texts()
+    told = ["parameters of optimizer that no tracked part has", "steps of an untracked AdamW"]
+    assert [first.texts().count(one) for one in told] == [1, 1]
+    again = workshop.finish(script=script, arguments=["6"])
+    assert again.events("attempt_start", 2)[0]["differences"] == [f"not deterministic: {', '.join(told)}"]
+    refused = workshop.start("refused", script=script, arguments=["no model"])
+    assert refused.wait() == [1]
+    assert "TypeError: track() was given no model, but optimizer: name what that steps too" in refused.texts()
+
+
 ELSEWHERE_BY_DEFAULT = """
 import sys
 import torch

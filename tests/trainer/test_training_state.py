@@ -120,6 +120,45 @@ def test_of_an_optimizer_that_wraps_another_the_inner_one_is_tracked() -> None:
         TrainingState({"model": model, "optimizer": wrapped}, rank=0)
 
 
+class Scheduled:
+    """An optimizer in another's hands, as loops have it that set a rate in each step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizers = [optimizer]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self.optimizers[0].state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizers[0].load_state_dict(state["inner"])
+
+
+class Weights:
+    """Parameters that are no model's."""
+
+    def __init__(self, *weights: torch.Tensor) -> None:
+        self.weights = weights
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def test_what_is_tracked_by_way_of_a_part_counts_as_tracked() -> None:
+    model, loose = nn.Linear(2, 1), nn.Parameter(torch.ones(3))
+    first = torch.optim.SGD(model.parameters(), 0.1)
+    second = torch.optim.SGD([*model.parameters(), loose], 0.1)
+    other = torch.optim.SGD([loose], 0.1)
+    state = TrainingState({"model": model, "first": Scheduled(first), "loose": Weights(loose)}, rank=0)
+    assert [state.found_untracked(one) for one in (first, other, second, second)] == [0, 0, 1, 0]
+    assert TrainingState({"model": model, "second": second, "loose": Weights(loose)}, rank=0).unsaved == []
+    assert TrainingState({"model": model, "first": first, "second": second}, rank=0).unsaved == ["second"]
+    scheduler = torch.optim.lr_scheduler.StepLR(first, 1)
+    state = TrainingState({"model": model, "scheduler": scheduler}, rank=0)
+    assert state.found_untracked(first), "a scheduler has one, and does not save it"
+
+
 class Tally:
     """A part that keeps what people keep: it gives its own containers, and takes what it is given."""
 

@@ -40,6 +40,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import contract
 from .account import Account
@@ -248,6 +249,11 @@ class Run:
         if self._saves.state is not None:
             raise RuntimeError("track() was called before: name all parts in one call")
         self._saves.state = state = TrainingState(parts, self.rank)
+        if state.has_no_model:
+            what = ", ".join(state.unsaved)
+            raise TypeError(
+                f"track() was given no model, but {what}: name what that steps too, as model=model"
+            )
         for optimizer in state.optimizers:
             optimizer.register_step_pre_hook(self._before_optimizer)
         self._marks.build = time.monotonic()
@@ -262,6 +268,7 @@ class Run:
         self._step = self._started_at = self._saves.newest_step = resumed.step
         self._exchange.norm_must_be_finite = not state.scales_gradients
         require_alike(self.gang, {"the tracked state": state.describe(), "the step resumed from": self._step})
+        self._hear_of_what_is_not_tracked(state)
         self._resumed_rng = resumed.rng
         self._saves.pass_over({s.step for s in resumed.skipped})
         self._marks.loaded = time.monotonic()
@@ -270,6 +277,19 @@ class Run:
             if self.environment["deterministic"] and not resumed.differences:  # else it is told already
                 self._account.steps.redone = Redone(self.run_dir, self.attempt, self._step)
         return self._step
+
+    def _hear_of_what_is_not_tracked(self, state: TrainingState) -> None:
+        """Tell where a resume begins anew with what it is to go on with: nothing else would."""
+        for name in state.unsaved:
+            self._cannot_repeat(f"parameters of {name} that no tracked part has", "are not saved")
+
+        def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            if self._looping and state.found_untracked(optimizer):
+                self._cannot_repeat(
+                    f"steps of an untracked {type(optimizer).__name__}", "keep what is not saved"
+                )
+
+        register_optimizer_step_pre_hook(look)
 
     def _before_optimizer(self, *_: object) -> None:
         if self.total_steps is None:

@@ -17,7 +17,9 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -71,7 +73,35 @@ class TrainingState:
         self._rank = rank
         optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}
         self._unspent = {name: Unspent(optimizer) for name, optimizer in optimizers.items()}
-        pack(self._shared(0))  # an unsupported value is told now, not when the first save is due
+        models = [part for part in self._parts.values() if isinstance(part, nn.Module)]
+        self._of_models = {id(parameter) for model in models for parameter in model.parameters()}
+        self._looked_at = WeakSet(optimizers.values())
+        """Optimizers of which it is known whether they are tracked."""
+        tensors = pack(self._shared(0))[1]  # an unsupported value is told now, not when the first save is due
+        self.unsaved = [
+            name for name, optimizer in optimizers.items() if self._steps_others(optimizer, tensors)
+        ]
+        """The optimizers some of whose parameters no part has as they are; it may give copies of them."""
+
+    def _steps_others(self, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> bool:
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        others = [p for p in parameters if id(p) not in self._of_models]
+        given = {tensor.data_ptr() for tensor in tensors.values()} if others else set()
+        return any(_local(p).data_ptr() not in given for p in others)
+
+    @property
+    def has_no_model(self) -> bool:
+        """Whether no part can have what the optimizers step."""
+        others = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler
+        return all(isinstance(part, others) for part in self._parts.values()) and bool(self.unsaved)
+
+    def found_untracked(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer of a model's parameters is no part, and in none; true once for each."""
+        if optimizer in self._looked_at:
+            return False
+        self._looked_at.add(optimizer)
+        mine = any(id(p) in self._of_models for group in optimizer.param_groups for p in group["params"])
+        return mine and not any(_has(part, optimizer) for part in self._parts.values())
 
     @property
     def parts(self) -> Collection[Stateful]:
@@ -89,8 +119,7 @@ class TrainingState:
             kept = [value for values in optimizer.state.values() for value in _values(values)]
             for value in (*(p for group in optimizer.param_groups for p in group["params"]), *kept):
                 if isinstance(value, torch.Tensor):
-                    local: Any = value.detach()
-                    found[(local.to_local() if hasattr(local, "placements") else local).data_ptr()] = value
+                    found[_local(value).data_ptr()] = value
         return found
 
     @property
@@ -281,8 +310,25 @@ def _goes_on_apart(model: DistributedDataParallel) -> bool:
     return shares and not model.require_forward_param_sync
 
 
+def _local(value: torch.Tensor) -> torch.Tensor:
+    """This rank's memory of it."""
+    local: Any = value.detach()
+    return local.to_local() if hasattr(local, "placements") else local  # type: ignore[no-any-return]
+
+
 def _values(values: Any) -> list[Any]:
     return list(values.values()) if isinstance(values, dict) else []
+
+
+def _has(part: Stateful, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a part that is none of torch's own is made of the optimizer, and may give its state."""
+    if isinstance(part, nn.Module | torch.optim.lr_scheduler.LRScheduler):
+        return False
+    held = list(getattr(part, "__dict__", {}).values())
+    several = (
+        of.values() if isinstance(of, dict) else of for of in held if isinstance(of, dict | list | tuple)
+    )
+    return any(one is optimizer for one in chain(held, *several))
 
 
 def _differs_by_rank(part: Stateful) -> bool:

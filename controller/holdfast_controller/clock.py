@@ -41,6 +41,8 @@ class ClockWatch:
     def begin(self) -> None:
         """From now on: what was before was another's business."""
         self.steps: list[ClockStep] = []
+        self.began = self._clock()
+        """When that was, as the clock says now."""
         self._booted = self._boot()
 
     def _boot(self) -> datetime:
@@ -55,6 +57,7 @@ class ClockWatch:
             return False
         step = ClockStep(self._booted, self._clock() - by, by)
         self._booted = booted
+        self.began += by
         self.steps.append(step)
         log.warning("this machine's clock was set", by_seconds=round(by.total_seconds(), 1))
         return True

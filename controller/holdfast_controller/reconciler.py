@@ -238,6 +238,8 @@ class Reconciler:
         evidence = await self._gather(job, observation)
         if self._gpus is not None:
             evidence = replace(evidence, gpus=self._gpus.verdict(job, job.status.attempt))
+        if self._watch is not None:
+            evidence = replace(evidence, watched_from=self._watch.began)
         decision = decide(
             job, observation, evidence, self._clock(), self._settle_seconds, self._place_seconds
         )

@@ -100,6 +100,29 @@ def test_a_finished_job_is_deleted_at_its_time_and_not_when_the_clock_is_set(by:
     on_a_machine(story)
 
 
+def test_a_machine_that_boots_hours_ahead_deletes_nothing_before_ntp_has_set_its_clock() -> None:
+    """As one whose hardware keeps local time, for another system's sake."""
+
+    async def story(scene: Scene, machine: Machine) -> None:
+        await scene.submit(make(ttlSecondsAfterFinished=3600))
+        await scene.end(0, 0)
+        machine.sleep(60)
+        machine.up = 20
+        machine.set(5 * 3600)
+        machine.restart()
+        await scene.look()
+        assert scene.after == 300
+        machine.sleep(40)
+        machine.set(-5 * 3600)
+        await scene.look()
+        assert scene.after == 3500
+        machine.sleep(3501)
+        await scene.reconciler.reconcile("default/a")
+        assert not await there(scene)
+
+    on_a_machine(story)
+
+
 def test_the_hours_in_which_a_machine_sleeps_count() -> None:
     async def story(scene: Scene, machine: Machine) -> None:
         await scene.submit(make(ttlSecondsAfterFinished=1800))

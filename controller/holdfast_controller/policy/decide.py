@@ -36,6 +36,10 @@ SILENT_SECONDS = 120.0
 """A program that has not reported for so long since all replicas are up is not going to: it uses no `Run`.
 What did so in an earlier attempt does: DNS may be down, and its ranks look for each other."""
 
+TRUSTED_SECONDS = 300.0
+"""From a controller's start until it deletes by the clock what had finished before: on a machine that has
+just booted that may be hours ahead until NTP sets it, as where the hardware's is of local time."""
+
 CORRECTED = "its spec was changed while it waited; the next one is as it asks now"
 
 
@@ -50,6 +54,8 @@ class Evidence:
     """Why no attempt can start as the job is now."""
     gpus: idle.GpuVerdict | None = None
     """Whether the attempt uses its GPUs; None where nobody looks."""
+    watched_from: datetime | None = None
+    """Since when it would be seen that the clock is set; None where nobody sets it."""
 
 
 def open_record(status: Status) -> AttemptRecord | None:
@@ -347,7 +353,10 @@ class _Deciding:
         ttl, finished = self.spec.ttl_seconds_after_finished, self.status.finished_at
         if ttl is None or finished is None:
             return self._done()
-        left = (finished + timedelta(seconds=ttl) - self.now).total_seconds()
+        due, watched = finished + timedelta(seconds=ttl), self.evidence.watched_from
+        if watched is not None and finished < watched:
+            due = max(due, watched + timedelta(seconds=TRUSTED_SECONDS))
+        left = (due - self.now).total_seconds()
         return self._done(requeue_after=left) if left > 0 else self._done(remove=True)
 
     def _delete(self) -> Decision:

@@ -55,7 +55,7 @@ class ClockWatch:
         by = booted - self._booted
         if abs(by.total_seconds()) < LEAST_SECONDS:
             return False
-        step = ClockStep(self._booted, self._clock() - by, by)
+        step = ClockStep(self._booted, self._clock() - by, by, self.began)
         self._booted = booted
         self.began += by
         self.steps.append(step)

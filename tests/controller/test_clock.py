@@ -100,6 +100,23 @@ def test_a_finished_job_is_deleted_at_its_time_and_not_when_the_clock_is_set(by:
     on_a_machine(story)
 
 
+def test_what_finished_before_the_clock_was_set_wrong_is_kept_for_its_time_when_it_is_put_right() -> None:
+    """No controller ran meanwhile: the job's end was told by a clock that was right."""
+
+    async def story(scene: Scene, machine: Machine) -> None:
+        await scene.submit(make(ttlSecondsAfterFinished=3600))
+        await scene.end(0, 0)
+        machine.set(5 * 3600)
+        machine.restart()
+        await scene.look()
+        machine.sleep(40)
+        machine.set(-5 * 3600)
+        await scene.look()
+        assert scene.after == 3560
+
+    on_a_machine(story)
+
+
 def test_a_machine_that_boots_hours_ahead_deletes_nothing_before_ntp_has_set_its_clock() -> None:
     """As one whose hardware keeps local time, for another system's sake."""
 
@@ -233,7 +250,7 @@ def test_a_controller_that_has_just_started_moves_no_times() -> None:
 
 def test_times_of_before_the_machine_booted_and_of_after_the_clock_was_set_are_left() -> None:
     """A machine that boots with a clock of long ago finds those of yesterday ahead of it."""
-    step = ClockStep(booted=NOW, was=NOW + timedelta(hours=1), by=timedelta(days=30))
+    step = ClockStep(booted=NOW, was=NOW + timedelta(hours=1), by=timedelta(days=30), began=NOW)
     times = [NOW - timedelta(seconds=1), NOW, NOW + timedelta(hours=1), NOW + timedelta(hours=2)]
     job = make()
     job.status = Status(attempts=[AttemptRecord(number=n, opened_at=at) for n, at in enumerate(times, 1)])
@@ -245,7 +262,7 @@ def test_times_of_before_the_machine_booted_and_of_after_the_clock_was_set_are_l
 def test_a_job_that_is_over_and_stays_is_left_as_it_is() -> None:
     job = make()
     job.status = Status(phase=Phase.FAILED, finished_at=NOW)
-    step = ClockStep(NOW - timedelta(hours=1), NOW, timedelta(hours=1))
+    step = ClockStep(NOW - timedelta(hours=1), NOW, timedelta(hours=1), NOW - timedelta(minutes=1))
     assert moved(job, [step]) is job.status
 
 

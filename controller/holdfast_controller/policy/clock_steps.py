@@ -31,6 +31,8 @@ class ClockStep:
     was: datetime
     """What it showed just before."""
     by: timedelta
+    began: datetime
+    """When this controller began to watch it, as it said before."""
 
     def moved(self, moment: datetime, ahead: timedelta = timedelta(0)) -> datetime:
         """What the clock would have shown then, had it been right; `ahead`: of how far in the future it may
@@ -39,11 +41,17 @@ class ClockStep:
 
 
 def moved(job: TrainingJob, steps: Sequence[ClockStep]) -> Status:
-    """The job's status after these; as it is where nothing more is to come of its times."""
+    """The job's status after these; as it is where nothing more is to come of its times.
+
+    A job that had finished before this controller began may have done so by a clock that was right: it is not
+    made to have finished sooner, and be deleted."""
     status = job.status
     if status.phase.final and job.spec.ttl_seconds_after_finished is None:
         return status
     for step in steps:
+        finished = status.finished_at
+        if finished is not None and finished < step.began and step.by < timedelta(0):
+            continue
         start_at = status.next_start_at
         status = _moved(status, step)
         if start_at is not None:

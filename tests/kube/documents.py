@@ -18,13 +18,14 @@ NOON_SECONDS = 1777636800.0
 
 
 def job(**changes: Any) -> dict[str, Any]:
-    """The attempt's PyTorchJob; `annotations`, `suspend`, `going`."""
+    """The attempt's PyTorchJob; `annotations`, `suspend`, `going`, `queue`."""
+    queue = changes.get("queue", "team-queue")
     document: dict[str, Any] = {
         "kind": "PyTorchJob",
         "metadata": {
             "name": "gpt-1",
             "namespace": "team",
-            "labels": {"kueue.x-k8s.io/queue-name": "team-queue"},
+            "labels": {"kueue.x-k8s.io/queue-name": queue} if queue else {},
             "annotations": changes.get("annotations", {}),
         },
         "spec": {"runPolicy": {"suspend": changes.get("suspend", False)}},

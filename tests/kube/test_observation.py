@@ -342,6 +342,12 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         {"disrupted": True, "reason": "Preempted: the queue suspended the attempt"},
     ),
     (
+        "somebody took the room back from a job that is in no queue",
+        job(suspend=True, queue=""),
+        pod(phase="Failed", state=ended(143, SAVED), deleted=("2026-05-01T12:10:30Z", 45)),
+        {"disrupted": True, "reason": "Preempted: somebody suspended the attempt"},
+    ),
+    (
         "drilled",
         job(),
         pod(phase="Failed", state=ended(137), annotations={DRILLED: "kill"}, deleted=(NOON, 1)),
@@ -397,6 +403,13 @@ WAITING: list[tuple[str, Any, list[Any], str]] = [
         "waits for room in its queue 'team-queue': wait for its jobs to end, ask for less (replicas, gpus, "
         "resources), or have its quota raised; `kubectl describe workloads` shows its place, and says so "
         "where the queue is stopped, missing, or smaller than the job",
+    ),
+    (
+        "suspended by a Kueue that takes all jobs",
+        job(suspend=True, queue=""),
+        [],
+        "somebody keeps it suspended, though it is in no queue: a Kueue that takes jobs without one does "
+        "(manageJobsWithoutQueueName); name its queue (queue), or have it leave such jobs alone",
     ),
     (
         "no room",

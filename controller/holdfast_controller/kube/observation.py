@@ -198,8 +198,9 @@ def _taken(pod: Document, ours: bool, attempt_object: Document | None) -> tuple[
             return False, ""
         if ours:
             return False, "Killed: by Holdfast, with its peers"
-    if is_suspended(attempt_object):
-        return True, "Preempted: the queue suspended the attempt"
+    if attempt_object is not None and is_suspended(attempt_object):
+        who = "the queue" if _queue_of(attempt_object) else "somebody"
+        return True, f"Preempted: {who} suspended the attempt"
     return True, "Deleted: somebody deleted the pod"
 
 
@@ -253,8 +254,8 @@ def _waiting(
         return ""
     if not pods and attempt_object is not None:
         if is_suspended(attempt_object):
-            meta = attempt_object["metadata"]
-            return queued.get(meta.get("uid", "")) or in_queue(meta.get("labels", {}).get(QUEUE_LABEL, ""))
+            told = queued.get(attempt_object["metadata"].get("uid", ""))
+            return told or in_queue(_queue_of(attempt_object))
         if not any(one.reason for one in seen):
             kind = kind_of(attempt_object)
             also = f", or is {kind.beneath} beneath it" if kind.beneath else ""
@@ -309,8 +310,13 @@ def _asked_by_us(attempt_object: Document | None) -> bool:
 
 
 def is_suspended(attempt_object: Document | None) -> bool:
-    """Whether its queue, and nobody else, keeps it from having pods."""
+    """Whether its queue, or who plays one, keeps it from having pods."""
     return attempt_object is not None and kind_of(attempt_object).is_suspended(attempt_object)
+
+
+def _queue_of(attempt_object: Document) -> str:
+    """Empty: none. Kueue itself may have named one, where the job does not."""
+    return str((attempt_object["metadata"].get("labels") or {}).get(QUEUE_LABEL, ""))
 
 
 def _annotation(document: Document | None, name: str) -> str | None:

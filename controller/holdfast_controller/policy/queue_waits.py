@@ -16,6 +16,10 @@ NO_WORKLOAD = (
     "waits for Kueue, which has taken no notice of it: see that its controller runs, and that its "
     "configuration names kubeflow.org/pytorchjob among integrations.frameworks"
 )
+NO_QUEUE = (
+    "somebody keeps it suspended, though it is in no queue: a Kueue that takes jobs without one does "
+    "(manageJobsWithoutQueueName); name its queue (queue), or have it leave such jobs alone"
+)
 NO_PRIORITY = "; or there is no WorkloadPriorityClass {priority!r}, which its priority names (k8s/kueue)"
 QUEUEING = (
     Remedy(
@@ -66,7 +70,9 @@ def queue_wait(queue: str, conditions: Sequence[Mapping[str, Any]]) -> str | Non
 
 
 def in_queue(queue: str) -> str:
-    """Of one whose Workload has not been read, or may not be."""
+    """Of one whose Workload has not been read, or may not be; empty: it was made without a queue."""
+    if not queue:
+        return NO_QUEUE
     return (
         f"waits for room in its queue {queue!r}: wait for its jobs to end, ask for less (replicas, gpus, "
         "resources), or have its quota raised; `kubectl describe workloads` shows its place, and says so "

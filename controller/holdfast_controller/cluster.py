@@ -237,6 +237,8 @@ class AttemptObservation:
     progress: Progress | None = None
     silence: Silence | None = None
     """How rank 0 has not been heard of; None where nobody has asked it, or it does not tell."""
+    kept_out: str = ""
+    """What keeps rank 0 from being asked, in a sentence; empty where nothing does."""
     started_at: datetime | None = None
     places: tuple[Place, ...] = ()
     """Of the replicas that have one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast_controller.cluster import AttemptObservation, NotReady, ReplicaObservation, ReplicaState
-from holdfast_controller.policy.explain import starting
+from holdfast_controller.policy.explain import starting, unreported
 from holdfast_controller.policy.refused import could_not_start
 from holdfast_controller.policy.waits import explain_wait
 
@@ -175,3 +175,12 @@ def test_an_attempt_that_is_half_up_says_what_keeps_the_rest() -> None:
     )
     seen = AttemptObservation(1, exists=True, gone=False, replicas=replicas)
     assert starting(seen) == f"1 of 3 replicas are up; replica 2: {reason}"
+
+
+def test_an_attempt_whose_rank_0_cannot_be_reached_does_not_blame_its_program() -> None:
+    kept_out = "the controller gets no connection to rank 0 at 10.0.0.7:9090"
+    seen = AttemptObservation(
+        1, exists=True, gone=False, replicas=(ReplicaObservation(0, ReplicaState.RUNNING),), kept_out=kept_out
+    )
+    assert starting(seen) == f"replicas are up; {kept_out}"
+    assert unreported(seen) == f"runs, and steps, loss and lost work are not known: {kept_out}"

@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,45 @@ def test_whatever_a_pod_answers_the_others_are_heard(monkeypatch: pytest.MonkeyP
             assert heard("honest") < 50
             assert not any(heard(name) for name in (*hostile, "odd", "nameless") if name != "wordy")
 
+    asyncio.run(story())
+
+
+def test_a_network_that_keeps_the_controller_out_is_told_and_not_the_program_blamed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A namespace whose NetworkPolicy lets nobody in: packets to its pods are dropped. Here the queue of who
+    wants a connection is full. A program without `Run` refuses, and nothing is said of the network."""
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await training(1)(writer)
+        writer.close()
+        await writer.wait_closed()
+
+    async def story() -> None:
+        shut, plain = job("shut"), job("plain")
+        with socket.create_server(("127.77.1.1", 0), backlog=0) as full, ExitStack() as waiting:
+            port = full.getsockname()[1]
+            for _ in range(2):
+                one = waiting.enter_context(socket.socket())
+                one.setblocking(False)
+                one.connect_ex(full.getsockname())
+            monkeypatch.setattr(endpoint, "DEFAULT_PORT", port)
+            async with controller(tmp_path) as (_, pieces, jobs, endpoints):
+                for number, (of, place) in enumerate(((shut, "127.77.1.1"), (plain, "127.77.1.2")), start=1):
+                    jobs.wrote(document(of, number))
+                    pieces.pods.wrote(pod(of, place, number))
+                await wait_until_async(lambda: endpoints.kept_out_of(shut, 1) != "", "it to be told")
+                said = f"no connection to rank 0 at 127.77.1.1:{port} (no answer in time): see whether a Netw"
+                assert said in endpoints.kept_out_of(shut, 1)
+                assert endpoints.kept_out_of(plain, 1) == ""
+                waiting.close()
+                full.close()
+                server = await asyncio.start_server(serve, "127.77.1.1", port)
+                async with server:
+                    await wait_until_async(lambda: endpoints.kept_out_of(shut, 1) == "", "it to be let in")
+                    await wait_until_async(lambda: endpoints.progress_of(shut, 1) is not None, "its figures")
+
+    monkeypatch.setattr(endpoint, "TIMEOUT_SECONDS", 0.2)
     asyncio.run(story())
 
 

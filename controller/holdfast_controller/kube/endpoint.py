@@ -11,6 +11,8 @@ gone, and what attempts said that others have followed.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -45,7 +47,10 @@ PROGRESS_LIMIT = 64 * 1024
 """Bytes of an answer to `/progress`."""
 LEDGER_LIMIT = 4 * 1024 * 1024
 """Bytes of a ledger that are read; a longer one is left to those who can mount the run directory."""
+KEPT_OUT_TRIES = 3
+"""In a row, each without a connection, before it is told: the network of a pod may be a moment behind it."""
 FINAL = frozenset(phase for phase in Phase if phase.final)
+_NO_WAY = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EPERM, errno.EACCES))
 
 
 @dataclass
@@ -71,6 +76,13 @@ class Endpoints:
         self._heard: dict[tuple[str, str], _Heard] = {}
         """By namespace and uid."""
         self._clocks = Clocks()
+        self._kept_out: dict[Key, tuple[int, str]] = {}
+        """Attempts to whose rank 0 no connection was had: how often in a row, and in words."""
+
+    def kept_out_of(self, job: TrainingJob, attempt: int) -> str:
+        """What keeps its figures from being heard; empty where nothing of the network's does."""
+        tries, said = self._kept_out.get(_key(job, attempt), (0, ""))
+        return said if tries >= KEPT_OUT_TRIES else ""
 
     def progress_of(self, job: TrainingJob, attempt: int) -> Progress | None:
         heard = self._of(job)
@@ -109,6 +121,8 @@ class Endpoints:
                 ends = asyncio.get_running_loop().time() + 1.0
                 pods = [pod for pod in self._pieces.pods.all() if index_of(pod) == 0 and running(pod)]
                 await self._ask_all(client, pods)
+                asked = {(pod["metadata"]["namespace"], attempt_of(pod)) for pod in pods}
+                self._kept_out = {key: told for key, told in self._kept_out.items() if key in asked}
                 self._forget()
                 await asyncio.sleep(max(0.0, ends - asyncio.get_running_loop().time()))
 
@@ -146,16 +160,32 @@ class Endpoints:
         whose, address = attempt_of(pod), pod["status"].get("podIP")
         if whose is None or not address:
             return
-        host = f"[{address}]" if ":" in address else address
+        place = f"{f'[{address}]' if ':' in address else address}:{DEFAULT_PORT}"
+        why = ""
         try:
             async with asyncio.timeout(WHOLE_SECONDS):
-                await self._hear(client, f"http://{host}:{DEFAULT_PORT}", whose, pod["metadata"])
+                await self._hear(client, f"http://{place}", whose, pod["metadata"])
         except (aiohttp.ClientError, TimeoutError) as error:
+            why = _no_connection(error)
             self._missed(whose, pod["metadata"], taken=isinstance(error, aiohttp.SocketTimeoutError))
         except Exception as error:  # whatever a job's own program answers must not end the others'
             log.warning(
                 "a pod's progress cannot be read", pod=pod["metadata"]["name"], error=repr(error)[:200]
             )
+        self._note_kept_out(whose, pod["metadata"], place, why)
+
+    def _note_kept_out(self, whose: Attempt, meta: Document, place: str, why: str) -> None:
+        """`why` no connection was had; empty: one was, or there is nobody who would take it."""
+        key = meta["namespace"], whose
+        before, _ = self._kept_out.pop(key, (0, ""))
+        if why:
+            said = (
+                f"the controller gets no connection to rank 0 at {place} ({why}): see whether a "
+                "NetworkPolicy of the namespace keeps it out"
+            )
+            self._kept_out[key] = before + 1, said
+        if (before + 1 == KEPT_OUT_TRIES) if why else (before >= KEPT_OUT_TRIES):
+            self._pieces.wake(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
 
     async def _hear(self, client: aiohttp.ClientSession, base: str, whose: Attempt, meta: Document) -> None:
         """Raises aiohttp's errors, TimeoutError, and whatever comes of parsing what is no progress."""
@@ -194,6 +224,16 @@ class Endpoints:
 
 def _key(job: TrainingJob, attempt: int) -> Key:
     return job.metadata.namespace, (job.metadata.uid, attempt)
+
+
+def _no_connection(error: Exception) -> str:
+    """Why none was had, where the network or its rules are to blame. Of a program that serves nothing there,
+    as one without `Run`, the connection is refused."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return "no answer in time"
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno in _NO_WAY:
+        return os.strerror(error.os_error.errno)
+    return ""
 
 
 def _unpacked(ledger: bytes) -> list[dict[str, Any]]:

@@ -158,7 +158,8 @@ class KubeEngine:
             self._unmade.known,
         )
         places = await self._places(job, attempt, pods)
-        return replace(self._endpoints.by_our_clock(job, seen), places=places)
+        kept_out = self._endpoints.kept_out_of(job, attempt)
+        return replace(self._endpoints.by_our_clock(job, seen), places=places, kept_out=kept_out)
 
     async def _places(self, job: TrainingJob, attempt: int, pods: list[Document]) -> tuple[Place, ...]:
         """Where the replicas are, until the attempt's record has all of them. None is told of while a node

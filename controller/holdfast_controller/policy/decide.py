@@ -175,7 +175,7 @@ class _Deciding:
                 self._phase(Phase.STARTING, "Starting", explain.starting(observation))
                 given_up = seconds_left(record, observation, self.now, self.place_seconds)
                 return self._done(requeue_after=given_up if left is None else left)
-            self._phase(Phase.RUNNING, "Unreported", explain.UNREPORTED)
+            self._phase(Phase.RUNNING, "Unreported", explain.unreported(observation))
         return self._with_kill(record, at)
 
     def _give_up(self, record: AttemptRecord, observation: AttemptObservation) -> None:

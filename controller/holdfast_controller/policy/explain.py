@@ -23,9 +23,18 @@ def starting(observation: AttemptObservation) -> str:
         out = [replica for replica in observation.replicas if replica.state is ReplicaState.PENDING]
         why = next((f"; replica {replica.index}: {replica.reason}" for replica in out if replica.reason), "")
         return f"{observation.up} of {len(observation.replicas)} replicas are up{why}"
+    if observation.progress is None and observation.kept_out:
+        return f"replicas are up; {observation.kept_out}"
     if observation.progress is None:
         return "replicas are up; rank 0 has not reported yet (a script without Run never does: see its log)"
     return f"replicas are up; rank 0 says: {observation.progress.phase}"
+
+
+def unreported(observation: AttemptObservation) -> str:
+    """Of an attempt that runs, and of whose steps nothing was ever heard."""
+    if observation.kept_out:
+        return f"runs, and steps, loss and lost work are not known: {observation.kept_out}"
+    return UNREPORTED
 
 
 def training(observation: AttemptObservation) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import queue
 import re
 import signal
 import threading
@@ -25,6 +26,7 @@ from holdfast_trainer.watchdog import (
     compare,
     last_of,
     telling_most,
+    write_stacks,
 )
 
 QUICK = {"HOLDFAST_HANG_SECONDS": "10"}
@@ -95,6 +97,32 @@ def test_whoever_is_watched_no_more_has_no_timer_left_that_ends_it(
     watchdog.stop()
     wait_until(lambda: not any(thread.name == "watchdog" for thread in threading.enumerate()), "its end")
     assert told[-2:] == ["set", "cancelled"]
+
+
+def test_a_rank_that_left_its_loop_alone_says_where_it_is_once_another_hangs(tmp_path: Path) -> None:
+    """Each decides when to stop by the loss of its own data, say. It was said to say nothing: "stopped, gone,
+    or stuck outside Python"."""
+    run, told = RunDir(tmp_path), queue.Queue[tuple[str, float, str, str]]()
+    run.attempt(1).mkdir(parents=True)
+    gang = parallel.Gang(0, 2, 0, torch.device("cpu"))
+    watchdog = Watchdog(run, 1, gang, HangAfter(1.0), lambda *words: told.put(words))
+    for once_more in (True, False):
+        watchdog.start()
+        watchdog.beat()
+        watchdog.stop()
+        watchdog.stand_by()
+        assert watchdog.quiet() == (None, None), "nothing is to be done by it"
+        if once_more:
+            watchdog.stop()
+            wait_until(lambda: threads("standing by") == 0, "the end of that")
+    write_stacks(run.stacks(1, 1), "loop.py:7 train")
+    who, _, mine, _ = told.get(timeout=60)
+    assert mine.endswith(", out of its loop over run.steps")
+    assert who == f"rank 0 stands at {mine}, rank 1 at loop.py:7 train"
+
+
+def threads(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
 
 
 # ------------------------------------------------------------------ who stands where

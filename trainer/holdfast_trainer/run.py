@@ -357,6 +357,8 @@ class Run:
         finally:  # also where the loop is left by `break`: what comes then is not ours to time, or to copy
             if not self._ending.forked:
                 self._watchdog.stop()
+                if self._step < total:
+                    self._watchdog.stand_by()
                 self._saves.settle()
                 self._left, self._looping = True, False
                 self._account.steps.leave()

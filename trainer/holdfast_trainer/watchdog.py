@@ -15,12 +15,16 @@ thread runs. It goes by the machine's clock, and cannot tell a process that is s
 whoever was stopped for longer than that (a suspended Slurm job, `docker pause`) ends with status 1 in the
 moment in which it goes on, with its stacks in the log, and the next attempt begins at the newest checkpoint.
 To tell the two apart would take a process beside each rank, which is stopped along with it.
+
+A rank that has left its loop waits for nobody, but others that stay in theirs wait for it, as where each
+decides for itself when to stop. It stands by, and says where it is once one of them has noticed that.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import math
 import sys
 import sysconfig
 import threading
@@ -67,7 +71,7 @@ class HangAfter:
             seconds = float(text)
         except ValueError:
             seconds = -1.0
-        if not 0 <= seconds < float("inf"):
+        if not 0 <= seconds < math.inf:
             raise ConfigError(f"hang after {text!r}: say auto, or a number of seconds (0: never)")
         return cls(seconds)
 
@@ -140,6 +144,8 @@ class Watchdog:
         self._pauses = 0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._recalled = threading.Event()
+        """It need stand by no more."""
         self.telling = False
         """It has noticed a hang and will end this process."""
 
@@ -147,6 +153,7 @@ class Watchdog:
         """Begin to watch; the first step has longer. Again after `stop`, anew."""
         if self._after.seconds == 0:
             return
+        self._recalled.set()
         self._longest, self._clock = None, Clock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, args=(self._ended,), name="watchdog", daemon=True)
@@ -155,9 +162,20 @@ class Watchdog:
     def stop(self) -> None:
         """Watch no more. Safe to call twice, and from the thread itself."""
         self._ended.set()
+        self._recalled.set()
         faulthandler.cancel_dump_traceback_later()
         if self._thread not in (None, threading.current_thread()) and not self.telling:
             self._thread.join()
+
+    def stand_by(self) -> None:
+        """After `stop`, as the loop was left: until that or `start` is called again, tell where this rank is
+        once another has told that it hangs."""
+        if self._after.seconds == 0:
+            return
+        self._recalled = threading.Event()
+        look = min(LONGEST_LOOK_SECONDS, self._after.patience(self._longest) / 10)
+        arguments = self._recalled, look
+        threading.Thread(target=self._stand_by, args=arguments, name="standing by", daemon=True).start()
 
     def beat(self, *, step: bool = True) -> None:
         """Something was done: a step, or (`step=False`) a part of one that may be long."""
@@ -208,15 +226,23 @@ class Watchdog:
                 self._tell(waited, 2 * look + PEERS_SECONDS)
                 return
 
+    def _stand_by(self, recalled: threading.Event, look: float) -> None:
+        while not recalled.wait(look):
+            if self._peer_told():
+                self._tell(
+                    self._clock.look(math.inf), 2 * look + PEERS_SECONDS, ", out of its loop over run.steps"
+                )
+                return
+
     def _peer_told(self) -> bool:
         return any(path.exists() for path in self._stacks.values())
 
     def _all_told(self) -> bool:
         return not self._unseen and all(path.exists() for path in self._stacks.values())
 
-    def _tell(self, waited: float, peers_seconds: float) -> None:
+    def _tell(self, waited: float, peers_seconds: float, more: str = "") -> None:
         self.telling = True
-        mine = standing_of_main_thread()
+        mine = f"{standing_of_main_thread()}{more}"
         write_stacks(self._stacks[self._rank], mine)
         print(f"no step for {waited:.0f} s; all stacks of this rank:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(all_threads=True)

@@ -283,13 +283,10 @@ class Run:
         for name in state.unsaved:
             self._cannot_repeat(f"parameters of {name} that no tracked part has", "are not saved")
 
-        def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            if self._looping and state.found_untracked(optimizer):
-                self._cannot_repeat(
-                    f"steps of an untracked {type(optimizer).__name__}", "keep what is not saved"
-                )
-
-        register_optimizer_step_pre_hook(look)
+    def _look_at_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        assert self._saves.state is not None
+        if self._saves.state.found_untracked(optimizer):
+            self._cannot_repeat(f"steps of an untracked {type(optimizer).__name__}", "keep what is not saved")
 
     def _before_optimizer(self, *_: object) -> None:
         if self.total_steps is None:
@@ -339,6 +336,7 @@ class Run:
                 "first, by its end, break or close()"
             )
         self._looping = True
+        looks = register_optimizer_step_pre_hook(self._look_at_optimizer)  # those of all optimizers there are
         try:
             self._end_left_step()
             self._take_back_left_step()
@@ -355,6 +353,7 @@ class Run:
                 self._begin_step(total)
             self._complete()
         finally:  # also where the loop is left by `break`: what comes then is not ours to time, or to copy
+            looks.remove()
             if not self._ending.forked:
                 self._watchdog.stop()
                 if self._step < total:

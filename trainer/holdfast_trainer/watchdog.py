@@ -169,8 +169,9 @@ class Watchdog:
 
     def stand_by(self) -> None:
         """After `stop`, as the loop was left: until that or `start` is called again, tell where this rank is
-        once another has told that it hangs."""
-        if self._after.seconds == 0:
+        once another has told that it hangs. Not where the loop ends only as the interpreter takes apart a
+        program that has failed: it starts no thread any more, and would wait for one for ever."""
+        if self._after.seconds == 0 or sys.is_finalizing():
             return
         self._recalled = threading.Event()
         look = min(LONGEST_LOOK_SECONDS, self._after.patience(self._longest) / 10)

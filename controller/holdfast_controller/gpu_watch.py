@@ -77,7 +77,7 @@ class GpuWatch:
         found |= {
             gpu: stretch
             for gpu, stretch in known.items()
-            if gpu not in uses and abs(now - stretch.last) <= self._gap
+            if gpu not in uses and stretch.is_recent(now, self._gap)
         }
         return {gpu: stretch for gpu, stretch in found.items() if stretch is not None}
 

@@ -253,6 +253,8 @@ class Reconciler:
         self._watch.look()
         steps = self._watch.steps
         unknown = steps[self._moved.setdefault(job.key, len(steps)) :]
+        if not unknown:
+            return job
         status = clock_steps.moved(job, unknown)
         if status != job.status:
             event = Event(self._clock(), "Warning", "ClockSet", clock_steps.said(unknown))

@@ -41,6 +41,10 @@ class Stretch:
     most: float = 0.0
     """The highest figure since then."""
 
+    def is_recent(self, now: datetime, gap: timedelta) -> bool:
+        """Whether what was found still counts: not of before the clock was set back, either."""
+        return abs(now - self.last) <= gap
+
 
 Stretches = Mapping[str, Stretch]
 """Of one attempt, by GPU."""
@@ -48,7 +52,7 @@ Stretches = Mapping[str, Stretch]
 
 def follow(before: Stretch | None, use: GpuUse, now: datetime, gap: timedelta) -> Stretch | None:
     """The stretch after one more look; None where nothing is known of the GPU any more."""
-    if before is not None and abs(now - before.last) > gap:  # or the clock was set back
+    if before is not None and not before.is_recent(now, gap):
         before = None
     if use.busy is None:
         return before
@@ -62,7 +66,7 @@ def follow(before: Stretch | None, use: GpuUse, now: datetime, gap: timedelta) -
 def current(stretches: Stretches, opened_at: datetime | None, now: datetime, gap: timedelta) -> Stretches:
     """What is known now of the GPUs of an attempt that was opened then: nothing of those that nobody has
     seen for longer than `gap`, and nothing of before it was opened: another job may have had its name."""
-    known = {gpu: stretch for gpu, stretch in stretches.items() if abs(now - stretch.last) <= gap}
+    known = {gpu: stretch for gpu, stretch in stretches.items() if stretch.is_recent(now, gap)}
     if opened_at is None:
         return known
     return {

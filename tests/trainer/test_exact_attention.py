@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from holdfast_trainer.attention import Attend, attention_kernels
-from holdfast_trainer.exact_attention import attend, choose, in_parts, part_of, tried
+from holdfast_trainer.attention import Attend, attend_joined, attention_kernels
+from holdfast_trainer.exact_attention import attend, choose, in_parts, kernel, part_of, tried
 
 MIB = 1 << 20
 
@@ -86,21 +87,21 @@ class Trembling(torch.autograd.Function):
 
 @pytest.mark.parametrize(("kv_heads", "joined"), [(4, True), (4, False), (2, False)])
 def test_a_kernel_is_tried_before_it_is_taken(kv_heads: int, joined: bool) -> None:
-    own = F.scaled_dot_product_attention
+    own: Attend = attend_joined if joined else F.scaled_dot_product_attention
 
     def trembling(*inputs: Tensor, **options: bool) -> Tensor:
         out: Tensor = Trembling.apply(own(*inputs, **options))
         return out
 
-    def wrong(q: Tensor, k: Tensor, v: Tensor, **options: bool) -> Tensor:
-        return own(q, k, v, **{**options, "is_causal": False})
+    def wrong(*inputs: Tensor, **options: bool) -> Tensor:
+        return own(*(one.flip(1 if joined else 2) for one in inputs), **options)
 
     def broken(*inputs: Tensor, **options: bool) -> Tensor:
         return own(*inputs, **options) * torch.nan
 
-    def found(kernel: Attend) -> str:
+    def found(attend: Attend) -> str:
         state = torch.get_rng_state()
-        told = tried(kernel, torch.device("cpu"), torch.bfloat16, (2, 4, 64, 16), kv_heads, joined=joined)
+        told = tried(attend, torch.device("cpu"), torch.bfloat16, (2, 4, 64, 16), kv_heads, joined=joined)
         assert torch.equal(torch.get_rng_state(), state), "the training draws what it would have drawn"
         return told
 
@@ -110,14 +111,43 @@ def test_a_kernel_is_tried_before_it_is_taken(kv_heads: int, joined: bool) -> No
     assert found(broken) in ("its bits did not repeat", "what it computes is too far from another kernel's")
 
 
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The names of those that run while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_the_compiler_knows_it_by_its_shapes_alone(kv_heads: int) -> None:
-    joined = torch.empty(2, 32, 4 + 2 * kv_heads, 16, device="meta", dtype=torch.bfloat16, requires_grad=True)
-    q, k, v = (part.transpose(1, 2) for part in joined.split([4, kv_heads, kv_heads], dim=2))
+    parts = torch.empty(2, 32, 4 + 2 * kv_heads, 16, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    q, k, v = (part.transpose(1, 2) for part in parts.split([4, kv_heads, kv_heads], dim=2))
     out = attend(q, k, v, is_causal=True)
     assert (out.shape, out.dtype) == (q.shape, q.dtype)
     assert out.transpose(1, 2).is_contiguous(), "what follows need not copy it"
     out.float().sum().backward()
-    assert joined.grad is not None
-    assert joined.grad.shape == joined.shape
+    assert parts.grad is not None
+    assert parts.grad.shape == parts.shape
     assert attention_kernels(lambda: attend(q, k, v)) == "cudnn"
+
+
+def test_the_gradient_of_one_tensor_is_one_that_nothing_copies() -> None:
+    joined = kernel(joined=True)
+    qkv = torch.empty(2, 32, 3, 4, 16, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    out = joined(qkv, dropout_p=0.0)
+    assert out.shape == (2, 4, 32, 16)
+    assert out.transpose(1, 2).is_contiguous(), "what follows need not copy it"
+    grad = torch.empty_like(out)
+    with Operators() as seen:
+        out.backward(grad)
+    assert [name for name in seen.names if name != "detach"] == ["exact_joined_attention_backward"]
+    assert qkv.grad is not None
+    assert qkv.grad.is_contiguous()
+    assert attention_kernels(lambda: joined(qkv)) == "cudnn"

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .alike import require_alike
@@ -22,7 +21,7 @@ from .config import Config, ConfigError
 from .data import Tokens
 from .decoder import Decoder
 from .hf_weights import Digest, load_weights, published_values
-from .model import build_model
+from .model import build_model, joins
 from .optim import build_optimizer
 from .parallel import Gang, fill, first_fault, shard, unharmed, wrap
 from .precision import Precision
@@ -193,27 +192,27 @@ def check_sharding(precision: str) -> None:
         )
 
 
-def _attend(gang: Gang, compute: Precision, batches: Batches) -> tuple[Attend, str]:
-    """The one kernel of all ranks, and why it is the slower one. Collective."""
+def _attend(gang: Gang, compute: Precision, batches: Batches) -> tuple[Attend | None, str]:
+    """The one kernel of all ranks, None for torch's, and why it is the slower one. Collective."""
     config = batches.config
     if gang.device.type != "cuda" or not config.train.deterministic or config.model.dropout:
-        return F.scaled_dot_product_attention, ""
+        return None, ""
     from . import exact_attention  # of no use elsewhere
 
     model = config.model
     queries = (batches.micro, model.heads, model.context, model.width // model.heads)
-    joined = model.family == "gpt2"
+    joined = joins(model)
     lacking = exact_attention.choose(
         gang.device, compute.dtype, queries, model.key_value_heads, joined=joined
     )
     slow = first_fault(gang.gather(lacking))
     if not slow:
-        return exact_attention.attend, ""
+        return exact_attention.kernel(joined=joined), ""
     if not exact_attention.is_for(gang.device, compute.dtype):
-        return F.scaled_dot_product_attention, ""
+        return None, ""
     if gang.rank == 0:
         log.info("attention without cuDNN's deterministic kernel, which is faster (%s)", slow)
-    return F.scaled_dot_product_attention, slow
+    return None, slow
 
 
 def _through_block(batches: Batches, compute: Precision) -> Callable[[nn.Module], Tensor]:

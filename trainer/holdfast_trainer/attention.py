@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Attend = Callable[..., Tensor]
-"""What is called as torch's scaled_dot_product_attention is."""
+"""What is called as torch's scaled_dot_product_attention is, or as `attend_joined`."""
 
 MATH = "math"
 KERNELS = {
@@ -28,6 +29,13 @@ KERNELS = {
     "_safe_softmax": MATH,
 }
 """By an operator that this kernel has and nothing else (aten/src/ATen/native/transformers/attention.cpp)."""
+
+
+def attend_joined(qkv: Tensor, *, dropout_p: float = 0.0) -> Tensor:
+    """torch's causal attention of queries, keys and values that are parts of one tensor, [B, T, 3, heads,
+    size]; [B, heads, T, size]."""
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]

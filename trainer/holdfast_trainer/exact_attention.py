@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .attention import Attend
+from .attention import attend_joined as torchs_joined
 from .model_config import divisors
 
 HOPPER = 9
@@ -41,7 +42,7 @@ def is_for(device: torch.device, dtype: torch.dtype) -> bool:
 def choose(
     device: torch.device, dtype: torch.dtype, q: tuple[int, int, int, int], kv_heads: int, *, joined: bool
 ) -> str:
-    """Why `attend` is not to be used there for queries of shape `q`, [B, heads, T, size]; empty where it is.
+    """Why `kernel` is not to be used there for queries of shape `q`, [B, heads, T, size]; empty where it is.
 
     It is tried: what does not repeat its bits, or is far from what another kernel computes, is not taken.
     `joined`: queries, keys and values are parts of one tensor.
@@ -49,9 +50,14 @@ def choose(
     if unfit := _unfit(device, dtype, q, kv_heads):
         return unfit
     try:
-        return tried(attend, device, dtype, q, kv_heads, joined=joined)
+        return tried(kernel(joined=joined), device, dtype, q, kv_heads, joined=joined)
     except Exception as error:
         return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+
+
+def kernel(*, joined: bool) -> Attend:
+    """For queries, keys and values that are parts of one tensor, or for each in its own."""
+    return attend_joined if joined else attend
 
 
 def attend(
@@ -66,6 +72,16 @@ def attend(
     """[B, heads, T, size], in and out; k and v may have fewer heads. Causal; nothing is dropped."""
     del dropout_p, is_causal, enable_gqa
     out: Tensor = _Attention.apply(q, k, v)
+    return out
+
+
+def attend_joined(qkv: Tensor, *, dropout_p: float = 0.0) -> Tensor:
+    """[B, T, 3, heads, size] to [B, heads, T, size]. Causal; nothing is dropped.
+
+    The gradient is written as one tensor, too: torch writes three, and then copies them into one.
+    """
+    del dropout_p
+    out: Tensor = _JoinedAttention.apply(qkv)
     return out
 
 
@@ -117,7 +133,7 @@ def _unfit(device: torch.device, dtype: torch.dtype, q: tuple[int, int, int, int
 
 
 def tried(
-    kernel: Attend,
+    attend: Attend,
     device: torch.device,
     dtype: torch.dtype,
     q: tuple[int, int, int, int],
@@ -129,37 +145,49 @@ def tried(
     batch, heads, time, size = q
     drawn = torch.Generator(device).manual_seed(1)
 
-    def draw(count: int) -> Tensor:
-        return torch.randn(batch, time, count, size, device=device, dtype=dtype, generator=drawn)
+    def draw(*counts: int) -> Tensor:
+        return torch.randn(batch, time, *counts, size, device=device, dtype=dtype, generator=drawn)
 
-    counts = [heads, kv_heads, kv_heads]
-    leaves = [draw(sum(counts))] if joined else [draw(count) for count in counts]
+    leaves = [draw(3, heads)] if joined else [draw(count) for count in (heads, kv_heads, kv_heads)]
     for leaf in leaves:
         leaf.requires_grad_()
     seen = draw(heads).transpose(1, 2)
 
-    def computed(kernel: Attend) -> tuple[Tensor, ...]:
-        parts = torch.split(leaves[0], counts, dim=2) if joined else leaves
-        inputs = (part.transpose(1, 2) for part in parts)
-        out = kernel(*inputs, is_causal=True, enable_gqa=kv_heads != heads)
+    def computed(attend: Attend) -> tuple[Tensor, ...]:
+        if joined:
+            out = attend(leaves[0])
+        else:
+            inputs = (leaf.transpose(1, 2) for leaf in leaves)
+            out = attend(*inputs, is_causal=True, enable_gqa=kv_heads != heads)
         return (out.detach(), *torch.autograd.grad(out, leaves, seen))
 
-    first = computed(kernel)
+    first = computed(attend)
     for _ in range(2):
-        if not all(torch.equal(one, other) for one, other in zip(first, computed(kernel), strict=True)):
+        if not all(torch.equal(one, other) for one, other in zip(first, computed(attend), strict=True)):
             return "its bits did not repeat"
-    for one, other in zip(first, computed(F.scaled_dot_product_attention), strict=True):
+    torchs: Attend = torchs_joined if joined else F.scaled_dot_product_attention
+    for one, other in zip(first, computed(torchs), strict=True):
         if not (one.float() - other.float()).norm() <= CLOSE * other.float().norm():
             return "what it computes is too far from another kernel's"
     return ""
 
 
+def _computed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The output, and the logarithms of the sums of the softmax."""
+    found = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True, False)
+    return found[0], found[1]
+
+
+def _parts(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
+    return q, k, v
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True, False)
-        out: Tensor = found[0]
-        ctx.save_for_backward(q, k, v, out, found[1])
+        out, lse = _computed(q, k, v)
+        ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
@@ -168,23 +196,52 @@ class _Attention(torch.autograd.Function):
         return found
 
 
+class _JoinedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor) -> Tensor:
+        out, lse = _computed(*_parts(qkv))
+        ctx.save_for_backward(qkv, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        found: Tensor = torch.ops.holdfast.exact_joined_attention_backward(*grads, *ctx.saved_tensors)
+        return found
+
+
 def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    found = _shapes(grad, q, k, v, out, lse)
+    _fill(found, grad, (q, k, v), out, lse)
+    return found
+
+
+def _joined_gradients(grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    found = _joined_shape(grad, qkv, out, lse)
+    _fill(_parts(found), grad, _parts(qkv), out, lse)
+    return found
+
+
+def _fill(
+    found: tuple[Tensor, ...], grad: Tensor, given: tuple[Tensor, ...], out: Tensor, lse: Tensor
+) -> None:
     if grad.stride() != out.stride():
         grad = torch.empty_like(out).copy_(grad)
-    found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    batch, heads, time, _ = q.shape
-    part = part_of(batch, heads, k.shape[1], time)
+    batch, heads, time, _ = out.shape
+    part = part_of(batch, heads, given[1].shape[1], time)
     assert part is not None, "see choose"
-    in_parts(_run, (q, k, v, out, grad, lse.reshape(batch, heads, time, 1), *found), *part)
-    return found
+    in_parts(_run, (*given, out, grad, lse.reshape(batch, heads, time, 1), *found), *part)
 
 
 def _shapes(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _joined_shape(grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    return torch.empty_like(qkv)
 
 
 _handles: dict[int, Any] = {}
@@ -253,10 +310,12 @@ def _plan(handle: Any, tensors: tuple[Tensor, ...]) -> tuple[Callable[..., None]
     return graph.execute, max(1, graph.get_workspace_size())
 
 
-# torch's compiler knows it by its shapes, and looks not into it.
-_NAME = "holdfast::exact_attention_backward"
-torch.library.define(
-    _NAME, "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse) -> (Tensor, Tensor, Tensor)"
-)
-torch.library.impl(_NAME, "cuda", _gradients)
-torch.library.register_fake(_NAME, _shapes)
+# torch's compiler knows them by their shapes, and looks not into them.
+for _name, _takes, _gives, _kernel, _fake in (
+    ("attention", "Tensor q, Tensor k, Tensor v", "(Tensor, Tensor, Tensor)", _gradients, _shapes),
+    ("joined_attention", "Tensor qkv", "Tensor", _joined_gradients, _joined_shape),
+):
+    _name = f"holdfast::exact_{_name}_backward"
+    torch.library.define(_name, f"(Tensor grad, {_takes}, Tensor out, Tensor lse) -> {_gives}")
+    torch.library.impl(_name, "cuda", _kernel)
+    torch.library.register_fake(_name, _fake)

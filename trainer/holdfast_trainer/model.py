@@ -1,8 +1,7 @@
 """A decoder-only GPT: pre-norm blocks, causal attention, GELU MLP, learned positions, tied embedding.
 
 The shape is GPT-2's (Radford et al. 2019); `llama.py` has the other family, and `build_model` picks.
-Attention is `scaled_dot_product_attention`, which picks the fastest kernel of the device, or what a caller
-gives in its place.
+Attention is torch's, which picks the fastest kernel of the device, or what a caller gives in its place.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import llama
-from .attention import Attend
+from .attention import Attend, attend_joined
 from .config import ModelConfig
 from .decoder import Block, Decoder
 
@@ -32,14 +31,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, time, width = x.shape
-        q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).unbind(dim=2)
-        y = self.attend(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True,
-        )
+        qkv = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
+        y = self.attend(qkv, dropout_p=self.dropout if self.training else 0.0)
         out: Tensor = self.out(y.transpose(1, 2).reshape(batch, time, width))
         return out
 
@@ -70,7 +63,7 @@ class GPT(Decoder):
         config: ModelConfig,
         *,
         recompute: bool = False,
-        attend: Attend = F.scaled_dot_product_attention,
+        attend: Attend = attend_joined,
     ):
         super().__init__(config)
         self.token_embedding = nn.Embedding(config.vocab_size, config.width)
@@ -91,11 +84,19 @@ class GPT(Decoder):
         return out
 
 
-def build_model(
-    config: ModelConfig, *, recompute: bool = False, attend: Attend = F.scaled_dot_product_attention
-) -> Decoder:
-    """The configured family's model, with random weights (see `Decoder`)."""
-    return (llama.Llama if config.family == "llama" else GPT)(config, recompute=recompute, attend=attend)
+def joins(config: ModelConfig) -> bool:
+    """Whether the family's queries, keys and values are parts of one tensor when they meet."""
+    return config.family == "gpt2"
+
+
+def build_model(config: ModelConfig, *, recompute: bool = False, attend: Attend | None = None) -> Decoder:
+    """The configured family's model, with random weights (see `Decoder`).
+
+    `attend` in place of torch's attention: called as `attend_joined` where the family `joins`, else as
+    `scaled_dot_product_attention`.
+    """
+    given = {} if attend is None else {"attend": attend}
+    return (llama.Llama if config.family == "llama" else GPT)(config, recompute=recompute, **given)
 
 
 def parameter_count(config: ModelConfig) -> int:

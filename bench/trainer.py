@@ -6,7 +6,8 @@ slows all (bench/training/gate.py). The stages:
 
   same dtype        one process, the precision that suits the device, fused AdamW, clipping for all. Holdfast
                     takes tcmalloc by itself where the machine has it: it runs once more without, and a bare
-                    loop with it. On a GPU its kernels are deterministic: it runs once more with others
+                    loop with it. On a GPU its kernels are deterministic, and those of the loss its own: it
+                    runs once more with others, and once more with PyTorch's loss
   as it comes       one process, each with its own defaults, the same batch
   compiled          one process, same dtype, all under torch.compile, beside Holdfast without it
   busy machine      same dtype, and beside it a process for each core that never waits for anything
@@ -58,6 +59,7 @@ PEER_PACKAGES = {
 """What a subject needs that Holdfast does not."""
 OURS = "holdfast"
 FREE = f"{OURS}, not deterministic"
+LARGE = f"{OURS}, PyTorch's loss"
 BARE_WITH, OURS_WITHOUT = "bare loop with tcmalloc", f"{OURS} without tcmalloc"
 
 
@@ -116,6 +118,8 @@ def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[
     if gpus:
         # Others are not deterministic: there are faster kernels, of attention's backward pass above all.
         alone += (Subject(FREE, "holdfast", changes=("train.deterministic=false",)),)
+        # Nor have the others its kernels of the loss.
+        alone += (Subject(LARGE, "holdfast", changes=("train.fused_loss=false",)),)
     as_it_comes = (
         Subject(f"{OURS}, as it comes", "holdfast"),
         Subject("nanogpt's recipe, as it comes", "nanogpt", "fp32"),
@@ -264,6 +268,7 @@ def ratios(report: Report, shape: str, ranks: int) -> None:
     keep("vs_bare_loop_with_tcmalloc", OURS, BARE_WITH)
     keep("malloc_gain", OURS, OURS_WITHOUT)
     keep("vs_not_deterministic", OURS, FREE)
+    keep("fused_loss_gain", OURS, LARGE)
     keep("vs_hf_trainer", OURS, "hf trainer")
     keep("vs_lightning", OURS, "lightning")
     keep("vs_fabric", OURS, "fabric (litgpt's loop)")

@@ -99,6 +99,13 @@ def test_a_small_model_has_sizes_that_say_something() -> None:
         ),
         (
             (),
+            {"large_loss": "rank 0: pip install cuda-bindings"},
+            "note",
+            "train.compile",
+            "in less time and memory by kernels of its own (rank 0: pip install cuda-bindings)",
+        ),
+        (
+            (),
             {"memory_peak": 9_900_000},
             "error",
             "train.micro_batch",

@@ -142,6 +142,7 @@ def test_what_could_not_be_repeated_is_told_unless_it_is_told_now() -> None:
         ({"activation_checkpointing": True}, {}, []),  # the same, computed twice
         ({"tf32": False}, {}, []),
         ({"tf32": False}, {"device_type": "cuda"}, ["train.tf32: True -> False"]),
+        ({}, {"device_type": "cuda", "fused_loss": True}, ["loss: torch -> fused"]),
     ],
 )
 def test_which_settings_change_bits(changed: Any, here: dict[str, Any], expected: list[str]) -> None:
@@ -149,6 +150,7 @@ def test_which_settings_change_bits(changed: Any, here: dict[str, Any], expected
         "micro_batch": 4,
         "compiled": False,
         "attention": "flash",
+        "fused_loss": False,
         "device_type": here.get("device_type", "cpu"),
     }
     then = execution(TrainConfig(steps=9, global_batch=4), **as_it_was)

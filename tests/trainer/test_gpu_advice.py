@@ -46,13 +46,27 @@ def test_the_larger_the_gpu_the_more_at_a_time_and_never_more_than_it_has() -> N
     for size, one in zip(SIZES, found, strict=True):
         assert one.bytes <= FULL_SHARE * room_of(size) < FULL_SHARE * size * 2**30
         double = 2 * (one.config.train.micro_batch or 0)
-        assert memory_need(one.config, "bf16", 1, double).total > FULL_SHARE * one.room, "the largest"
+        larger = memory_need(one.config, "bf16", 1, double, fused_loss=True)
+        assert larger.total > FULL_SHARE * one.room, "the largest"
         check_world(one.config, 1)
 
 
 def test_precision_follows_the_capability() -> None:
     assert "train.precision=bf16" in words(recommend_for(config(), 1, 24, 8.9))
     assert "train.precision=fp16" in words(recommend_for(config(), 1, 16, 7.5))
+
+
+@pytest.mark.parametrize("change", ["train.fused_loss=false", "train.compile=true"])
+def test_where_the_loss_is_not_fused_less_fits(change: str) -> None:
+    micro, other = (
+        fitting(recommend_for(config(GPT2, *changes), 1, 24, 8.0)).config.train.micro_batch or 0
+        for changes in ((), (change,))
+    )
+    assert micro > other > 0
+    without = config(GPT2, "train.fused_loss=false")
+    assert words(recommend_for(config(), 1, 16, 7.5)) == words(recommend_for(without, 1, 16, 7.5)), (
+        "no Ampere"
+    )
 
 
 def test_what_costs_most_comes_last() -> None:
@@ -114,9 +128,9 @@ def test_the_command_needs_neither_data_nor_device_and_says_so(
     assert main([str(file), "--gpu-memory", "24", "--gpu-memory", "80"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("nothing was run: all sizes are estimates")
-    assert "\n1 GPU(s) of 24 GB: about 9.1 GB of 23.6 that tensors may have (38%): state 2.2, act" in said
+    assert "\n1 GPU(s) of 24 GB: about 6.6 GB of 23.6 that tensors may have (28%): state 2.2, act" in said
     assert "  train.precision=bf16 train.parallel=ddp train.activation_checkpointing=false" in said
-    assert "there is room for about 22 sequences: tune --grow tries a larger train.global_batch" in said
+    assert "there is room for about 35 sequences: tune --grow tries a larger train.global_batch" in said
     (line,) = {line.strip() for line in said.splitlines() if "train.micro_batch=" in line}
     assert load(file, line.split(), environ={}).train.micro_batch == 8, "as it is printed it can be used"
     assert main([str(file), "--gpu-memory", "1", "-o", "json"]) == 1

@@ -211,13 +211,35 @@ def test_a_gpu_run_with_exact_attention_is_the_untouched_one(
     common = (f"train.steps={STEPS}", "train.precision=bf16", "train.micro_batch=6", "checkpoint.every=40")
     runs = Runs(processes, tmp_path, write_config(tmp_path), (*common, *sizes, *words), exact)
     twin = runs.finishes("twin", 1)
-    assert "attention by cudnn" in runs.told("twin", 1)
+    told = runs.log("twin", 1).read_text()
+    assert "attention by cudnn" in told
+    assert ("a fused loss" in told) == (words != ("train.compile=true",))
     killed = runs.start("run", 1)
     runs.reaches("run", 1, 100, killed)
     kill(killed)
     last = runs.finishes("run", 2)
     assert runs.history("run").losses() == runs.history("twin").losses()
     assert last["digest"] == twin["digest"]
+
+
+CHOOSE_LOSS = """
+import json, sys, torch
+from holdfast_trainer.fused_loss import choose
+there = torch.device("cuda", 0)
+print(json.dumps([choose(there, getattr(torch, dtype), size) for dtype, size in json.loads(sys.argv[1])]))
+"""
+
+
+def test_the_fused_loss_repeats_its_bits_and_agrees_with_torchs(gpu: dict[str, str]) -> None:
+    cases = [(dtype, size) for dtype in ("bfloat16", "float16") for size in (2, 256, 50_257, 50_304, 128_256)]
+    command = [sys.executable, "-c", CHOOSE_LOSS, json.dumps([*cases, ("float32", 256)])]
+    said = subprocess.run(command, env={**os.environ, **gpu}, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    *fit, wide = json.loads(said.stdout)
+    assert wide == "it is for NVIDIA GPUs from Ampere on, in bf16 or fp16"
+    if fit[0] == wide:
+        pytest.skip(f"needs a GPU with the fused loss: {wide}")
+    assert set(fit) == {""}
 
 
 def test_tune_tells_what_tf32_buys(gpu: dict[str, str], tmp_path: Path) -> None:

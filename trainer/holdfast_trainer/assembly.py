@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from . import fused_loss
 from .alike import require_alike
 from .attention import Attend, attention_kernels
 from .compilation import compile_or_eager, mode_that_holds
@@ -108,6 +109,10 @@ class Assembled:
     """The kernel that attention takes (see attention_kernels)."""
     slow_attention: str
     """Why it is not the fastest of those that repeat their bits here; else empty."""
+    fused_loss: bool
+    """Whether its kernels are those of fused_loss.py."""
+    large_loss: str
+    """Why they are not, though this device could have them; else empty."""
 
 
 def assemble(
@@ -136,10 +141,13 @@ def assemble(
     torch.manual_seed(settings.seed)  # the same initial weights on every rank
     drawn = weights is None and not resumes
     attend, slow = _attend(gang, compute, batches)
+    loss_kernel, large_loss = _loss(gang, compute, config)
     # What is to be sharded may fit neither the device nor, once for each rank, this machine in one piece.
     # Where it is in one piece the meta device is no help: it imports nine hundred modules.
     with torch.device("meta") if sharded else nullcontext() if drawn else Undrawn():
         raw = build_model(config.model, recompute=settings.activation_checkpointing, attend=attend)
+    if loss_kernel is not None:
+        raw.cross_entropy = loss_kernel
     if sharded:
         block = copy.deepcopy(raw.blocks[0]).to_empty(device=gang.device)
     else:
@@ -180,7 +188,16 @@ def assemble(
     else:
         model = wrap(raw, gang, static_graph=batches.chunks == 1, settle=loss)
     optimizer = build_optimizer(raw, config.optim, gang.device, fused=settings.fused_optimizer)
-    return Assembled(raw, model, optimizer, not_compiled, attention, slow)
+    return Assembled(
+        raw,
+        model,
+        optimizer,
+        not_compiled,
+        attention,
+        slow,
+        fused_loss=loss_kernel is not None,
+        large_loss=large_loss,
+    )
 
 
 def check_sharding(precision: str) -> None:
@@ -213,6 +230,22 @@ def _attend(gang: Gang, compute: Precision, batches: Batches) -> tuple[Attend | 
     if gang.rank == 0:
         log.info("attention without cuDNN's deterministic kernel, which is faster (%s)", slow)
     return None, slow
+
+
+def _loss(
+    gang: Gang, compute: Precision, config: Config
+) -> tuple[Callable[[Tensor, Tensor], Tensor] | None, str]:
+    """The one kernel of all ranks, None for torch's, and why it is the larger one. Collective."""
+    if gang.device.type != "cuda" or not config.train.fuses_loss:
+        return None, ""
+    large = first_fault(gang.gather(fused_loss.choose(gang.device, compute.dtype, config.model.vocab_size)))
+    if not large:
+        return fused_loss.fused_cross_entropy, ""
+    if not fused_loss.is_for(gang.device, compute.dtype):
+        return None, ""
+    if gang.rank == 0:
+        log.info("the loss is computed by PyTorch's kernels, in more time and memory (%s)", large)
+    return None, large
 
 
 def _through_block(batches: Batches, compute: Precision) -> Callable[[nn.Module], Tensor]:

@@ -85,6 +85,10 @@ class TrainConfig:
     fused_optimizer: bool = True
     """AdamW with one kernel for all parameters, where the device has it. false: a loop over them, slower; for
     comparison."""
+    fused_loss: bool = True
+    """Cross-entropy by kernels of its own, which keep nothing in fp32: in bf16 or fp16 on an NVIDIA GPU from
+    Ampere on, where nothing is compiled. false: PyTorch's, in more time and memory; for comparison, or to go
+    on with the bits of an earlier version."""
     tf32: bool = True
     """TensorFloat-32 for the matrix products that stay fp32 on a CUDA device: several times as fast, with 10
     bits of mantissa instead of 23."""
@@ -102,6 +106,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.profile is not None:
             parse_window(self.profile)
+
+    @property
+    def fuses_loss(self) -> bool:
+        """Whether it is to be, where the device can; compiled, it is as good already."""
+        return self.fused_loss and not self.compile
 
     @property
     def kernels(self) -> Literal["strict", False]:
@@ -209,6 +218,7 @@ EXECUTION = (
     "compile",
     "activation_checkpointing",
     "fused_optimizer",
+    "fused_loss",
     "tf32",
     "threads",
     "deterministic",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,11 @@ from torch.utils.checkpoint import checkpoint
 from .config import ModelConfig
 
 INIT_STD = 0.02
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """[N, vocab_size] and int64 [N] to the mean in nats, a float32 scalar, computed in float32."""
+    return F.cross_entropy(logits.float(), targets)
 
 
 class Block(nn.Module):
@@ -51,6 +56,8 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
+        self.cross_entropy: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+        """What computes the loss; see the function."""
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """What the output layer reads: int64 [B, T] to [B, T, width]."""
@@ -115,7 +122,7 @@ class Decoder(nn.Module):
         logits = F.linear(self.hidden(tokens), self.output_weight())
         if targets is None:
             return logits, None
-        return None, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        return None, self.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def _real(layer: nn.Module) -> Any:

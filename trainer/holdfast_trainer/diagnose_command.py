@@ -104,7 +104,7 @@ def as_text(config: Config, facts: Facts, found: Sequence[Finding]) -> str:
         f"logits {size_text(need.logits)})",
         f"step        {1e3 * facts.step_seconds:,.1f} ms, {tokens / facts.step_seconds:,.0f} tokens/s, "
         f"{facts.data_seconds / facts.step_seconds:.2%} of it data",
-        f"attention   {facts.attention}",
+        f"attention   {facts.attention}{', a fused loss' if facts.fused_loss else ''}",
         checkpoint_line(facts),
         f"data        {_data(config, facts.samples)}",
         *network_lines(facts),
@@ -126,4 +126,4 @@ def _data(config: Config, samples: int | None) -> str:
 
 def _need(config: Config, facts: Facts) -> Need:
     micro = config.train.micro_batch or config.train.global_batch // facts.world_size
-    return memory_need(config, facts.precision, facts.world_size, micro)
+    return memory_need(config, facts.precision, facts.world_size, micro, fused_loss=facts.fused_loss)

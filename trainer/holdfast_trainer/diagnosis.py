@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from .allocator import PACKAGE
@@ -54,6 +55,10 @@ class Facts(RunFacts):
     """The kernel that attention took (see attention_kernels)."""
     slow_attention: str = ""
     """Why it was not the fastest of those that repeat their bits on this GPU."""
+    fused_loss: bool = False
+    """Whether it was computed by the kernels of fused_loss.py."""
+    large_loss: str = ""
+    """Why it was not, though this GPU could."""
     ranks_here: int = 1
     """That share the cores."""
 
@@ -88,16 +93,19 @@ def findings(config: Config, facts: Facts) -> list[Finding]:
     return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
 
 
-def out_of_memory(config: Config, precision: str, world_size: int, room: int) -> Finding:
+def out_of_memory(
+    config: Config, precision: str, world_size: int, room: int, *, fused_loss: bool = False
+) -> Finding:
     """For steps that did not fit the `room` bytes of a rank: what takes them, and what to change."""
     share = config.train.global_batch // world_size
     micro = config.train.micro_batch or share
-    need = memory_need(config, precision, world_size, micro)
+    need = memory_need(config, precision, world_size, micro, fused_loss=fused_loss)
+    fitting = partial(largest_micro_batch, fused_loss=fused_loss)
     correction = max(1.0, room / need.total)  # it took at least what there was
     limit = int(FULL_SHARE * room)
-    largest = largest_micro_batch(config, precision, world_size, limit, correction)
+    largest = fitting(config, precision, world_size, limit, correction)
     recomputing = replace(config, train=replace(config.train, activation_checkpointing=True))
-    largest_recomputing = largest_micro_batch(recomputing, precision, world_size, limit, correction)
+    largest_recomputing = fitting(recomputing, precision, world_size, limit, correction)
     told = (
         f"a step with {micro} sequences a pass does not fit: it needs about {size_text(need.total)} "
         f"(state {size_text(need.state)}, activations {size_text(need.activations)}, logits "
@@ -117,10 +125,12 @@ def out_of_memory(config: Config, precision: str, world_size: int, room: int) ->
 def _memory(config: Config, facts: Facts) -> list[Finding]:
     share = config.train.global_batch // facts.world_size
     micro = config.train.micro_batch or share
-    need = memory_need(config, facts.precision, facts.world_size, micro)
+    need = memory_need(config, facts.precision, facts.world_size, micro, fused_loss=facts.fused_loss)
     room = int(FULL_SHARE * facts.memory_total)
     correction = facts.memory_peak / need.total
-    largest = largest_micro_batch(config, facts.precision, facts.world_size, room, correction)
+    largest = largest_micro_batch(
+        config, facts.precision, facts.world_size, room, correction, fused_loss=facts.fused_loss
+    )
     used = facts.memory_peak / facts.memory_total
     told = f"a step takes {size_text(facts.memory_peak)} of {size_text(facts.memory_total)}"
     if used > FULL_SHARE:
@@ -140,7 +150,8 @@ def _memory(config: Config, facts: Facts) -> list[Finding]:
             )
         ]
     train = replace(config.train, precision=facts.precision, micro_batch=micro)  # type: ignore[arg-type]
-    as_it_is = Recommended(replace(config, train=train), facts.memory_total, need, correction)
+    now = replace(config, train=train)
+    as_it_is = Recommended(now, facts.memory_total, need, correction, facts.fused_loss)
     if (fits := larger_step(as_it_is, facts.world_size)) is None:
         return []
     message = f"{told}, though a pass holds a rank's whole share of a step, {share} sequences: there is room "
@@ -225,6 +236,10 @@ def _computing(config: Config, facts: Facts) -> list[Finding]:
     if facts.slow_attention:
         message = f"attention could repeat its bits faster, by cuDNN ({facts.slow_attention})"
         found.append(Finding("note", "train.deterministic", message))
+    if facts.large_loss:
+        message = "the loss could be computed in less time and memory by kernels of its own "
+        message += f"({facts.large_loss}); what is compiled has the like"
+        found.append(Finding("note", "train.compile", message))
     return found
 
 

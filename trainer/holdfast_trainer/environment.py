@@ -50,12 +50,18 @@ def gpu_libraries() -> dict[str, Any]:
 
 
 def execution(
-    settings: TrainConfig, *, micro_batch: int, compiled: bool, attention: str, device_type: str
+    settings: TrainConfig,
+    *,
+    micro_batch: int,
+    compiled: bool,
+    attention: str,
+    fused_loss: bool,
+    device_type: str,
 ) -> dict[str, Any]:
     """How a step is computed, as far as it changes bits here, by the configuration's keys. Pure.
 
-    `micro_batch`, `compiled`, `attention`: what came of the settings. They are not in the configuration's
-    hash: a run may go on with others, and then says so.
+    `micro_batch` to `fused_loss`: what came of the settings. They are not in the configuration's hash: a run
+    may go on with others, and then says so.
     """
     told: dict[str, Any] = {
         "train.micro_batch": micro_batch,
@@ -67,6 +73,7 @@ def execution(
         told["train.activation_checkpointing"] = settings.activation_checkpointing
     if device_type == "cuda":
         told["train.tf32"] = settings.tf32
+        told["loss"] = "fused" if fused_loss else "torch"
     return told
 
 

@@ -75,7 +75,14 @@ def settings_line(config: Config, facts: Facts, need: Need) -> str:
     if facts.device_type != "cuda":
         return ""
     correction = facts.memory_peak / need.total
-    found = recommend(config, facts.precision, facts.world_size, facts.memory_total, correction)
+    found = recommend(
+        config,
+        facts.precision,
+        facts.world_size,
+        facts.memory_total,
+        correction,
+        fused_loss=facts.fused_loss,
+    )
     if found is None:
         return ""
     return f"settings    {' '.join(found.settings)}, which should take {found.bytes / 1e9:.2f} GB"

@@ -7,8 +7,9 @@ about 34 bytes x width in 16 bits with fused attention (Korthikanti et al. 2022,
 terms that fused attention does not keep, and without dropout masks where there is no dropout), twice that in
 fp32. With recomputation each block keeps its input alone, and one block at a time is whole. The logits and
 their gradient are the largest tensors of a small model: they are counted in the type of the products, in fp32
-for the loss, and in fp32 for its gradient. In the backward pass the gradients of one MLP live beside what is
-kept: two tensors as wide as it, and two of the residual stream.
+for the loss, and in fp32 for its gradient; with a fused loss (fused_loss.py) in the type of the products
+alone. In the backward pass the gradients of one MLP live beside what is kept: two tensors as wide as it, and
+two of the residual stream.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Need:
         return self.state + self.copies + self.activations + self.logits + self.gathered
 
 
-def memory_need(config: Config, precision: str, world_size: int, micro_batch: int) -> Need:
+def memory_need(
+    config: Config, precision: str, world_size: int, micro_batch: int, *, fused_loss: bool = False
+) -> Need:
     """Of one rank; `precision` is fp32, bf16 or fp16."""
     model, train = config.model, config.train
     parameters = parameter_count(model)
@@ -59,7 +62,7 @@ def memory_need(config: Config, precision: str, world_size: int, micro_batch: in
         state=ADAMW_BYTES * parameters // ranks,
         copies=2 * parameters if width == 2 and ranks == 1 else 0,
         activations=kept + tokens * model.width * BACKWARD_WIDTHS * width,
-        logits=tokens * model.vocab_size * (width + 4 + 4),
+        logits=tokens * model.vocab_size * (2 * width if fused_loss else width + 4 + 4),
         gathered=_gathered(config, width) if ranks > 1 else 0,
     )
 
@@ -74,7 +77,13 @@ def _gathered(config: Config, width: int) -> int:
 
 
 def largest_micro_batch(
-    config: Config, precision: str, world_size: int, room: int, correction: float = 1.0
+    config: Config,
+    precision: str,
+    world_size: int,
+    room: int,
+    correction: float = 1.0,
+    *,
+    fused_loss: bool = False,
 ) -> int | None:
     """The largest divisor of a rank's share whose need, times `correction`, fits into `room` bytes.
 
@@ -84,6 +93,6 @@ def largest_micro_batch(
     fitting = [
         size
         for size in divisors(share)
-        if memory_need(config, precision, world_size, size).total * correction <= room
+        if memory_need(config, precision, world_size, size, fused_loss=fused_loss).total * correction <= room
     ]
     return max(fitting, default=None)

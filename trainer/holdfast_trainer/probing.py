@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import fused_loss
 from .allocator import preloaded
 from .assembly import Batches
 from .config import Config, ConfigError
@@ -80,7 +81,8 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     warm_up(gang.device)
     memory, threads = Footprint(gang.device), Threads()
     warn_beforehand(batches, compute.name, memory.room())
-    with _fitting(config, compute.name, gang, memory):
+    fuses = config.train.fuses_loss and fused_loss.is_for(gang.device, compute.dtype)
+    with _fitting(config, compute.name, gang, memory, fuses):
         training = Rehearsal(config, gang, compute, batches, validates=held_out is not None)
         training.step(0).read()
         ready = process_seconds()
@@ -113,6 +115,8 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         own_malloc=preloaded(os.environ),
         attention=training.attention,
         slow_attention=training.slow_attention,
+        fused_loss=training.fused_loss,
+        large_loss=training.large_loss,
         ranks_here=ranks_here(),
         **vars(surroundings(gang, directory, state, ready - seconds, crowding)),
     )
@@ -152,14 +156,14 @@ def _foreseen(batches: Batches, precision: str, room: int) -> str:
 
 
 @contextmanager
-def _fitting(config: Config, precision: str, gang: Gang, memory: Footprint) -> Iterator[None]:
+def _fitting(config: Config, precision: str, gang: Gang, memory: Footprint, fuses: bool) -> Iterator[None]:
     """Raises CannotMeasure for want of memory."""
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        found = out_of_memory(config, precision, gang.world_size, memory.room())
+        found = out_of_memory(config, precision, gang.world_size, memory.room(), fused_loss=fuses)
         raise CannotMeasure(f"rank {gang.rank}: {found.setting}: {found.message}") from error
 
 

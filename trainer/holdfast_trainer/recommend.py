@@ -34,6 +34,7 @@ class Recommended:
     need: Need
     correction: float
     """Measured to reckoned; 1.0 where nothing was measured."""
+    fused_loss: bool = False
 
     @property
     def bytes(self) -> int:
@@ -57,7 +58,13 @@ def room_of(gigabytes: float) -> int:
 
 
 def recommend(
-    config: Config, precision: str, world_size: int, room: int, correction: float = 1.0
+    config: Config,
+    precision: str,
+    world_size: int,
+    room: int,
+    correction: float = 1.0,
+    *,
+    fused_loss: bool = False,
 ) -> Recommended | None:
     """Settings that fit into `room` bytes a rank; None where nothing that can be set would."""
     limit = int(FULL_SHARE * room)
@@ -69,10 +76,11 @@ def recommend(
             activation_checkpointing=recomputing,
         )
         tried = replace(config, train=train)
-        size = largest_micro_batch(tried, precision, world_size, limit, correction)
+        size = largest_micro_batch(tried, precision, world_size, limit, correction, fused_loss=fused_loss)
         if size is not None:
-            need = memory_need(tried, precision, world_size, size)
-            return Recommended(replace(tried, train=replace(train, micro_batch=size)), room, need, correction)
+            need = memory_need(tried, precision, world_size, size, fused_loss=fused_loss)
+            there = replace(tried, train=replace(train, micro_batch=size))
+            return Recommended(there, room, need, correction, fused_loss)
     return None
 
 
@@ -87,12 +95,17 @@ def recommend_for(
     precision = choose_precision("auto", "cuda", bf16)
     room = room_of(gigabytes)
     precisions = dict.fromkeys((precision, "fp32")) if precision == "fp16" else (precision,)
+
+    def fitting(name: str, ranks: int) -> Recommended | None:
+        fused = name != "fp32" and capability >= TENSOR_CORES_FOR_BF16 and config.train.fuses_loss
+        return recommend(config, name, ranks, room, fused_loss=fused)
+
     for name in precisions:
-        if (found := recommend(config, name, world_size, room)) is not None:
+        if (found := fitting(name, world_size)) is not None:
             return found
     more = (n for n in range(world_size + 1, config.train.global_batch + 1))
     dividing = (n for n in more if config.train.global_batch % n == 0)
-    return next((n for n in dividing if any(recommend(config, p, n, room) for p in precisions)), None)
+    return next((n for n in dividing if any(fitting(name, n) for name in precisions)), None)
 
 
 def _ways(precision: str, world_size: int) -> Sequence[tuple[str, bool]]:
@@ -105,8 +118,10 @@ def larger_step(found: Recommended, world_size: int) -> int | None:
     share = found.config.train.global_batch // world_size
     if found.config.train.micro_batch != share:
         return None
+    precision = found.config.train.precision
     one, two = (
-        memory_need(found.config, found.config.train.precision, world_size, size).total for size in (1, 2)
+        memory_need(found.config, precision, world_size, size, fused_loss=found.fused_loss).total
+        for size in (1, 2)
     )
     fits = 1 + math.floor((FULL_SHARE * found.room / found.correction - one) / (two - one))
     return fits if fits >= 2 * share else None

@@ -97,6 +97,7 @@ class Rehearsal:
         self.not_compiled = parts.not_compiled
         """Why not, where it was to be; else empty."""
         self.attention, self.slow_attention = parts.attention, parts.slow_attention
+        self.fused_loss, self.large_loss = parts.fused_loss, parts.large_loss
 
     def step(self, number: int) -> Clock:
         """Does one, or queues it, and waits for nothing: its times are there once they are read."""

@@ -80,6 +80,7 @@ def train(
         micro_batch=batches.micro,
         compiled=bool(settings.compile) and not parts.not_compiled,
         attention=parts.attention,
+        fused_loss=parts.fused_loss,
         device_type=run.device.type,
     )
     if train_data.samples is not None:
@@ -96,11 +97,12 @@ def train(
         log.info("begins with the weights of %s", weights)
     if run.rank == 0:
         log.info(
-            "%.1f M parameters, %s on %s, attention by %s, %d ranks, %d x %d sequences a rank, attempt %d",
+            "%.1f M parameters, %s on %s, attention by %s%s, %d ranks, %d x %d sequences a rank, attempt %d",
             parameter_count(config.model) / 1e6,
             compute.name,
             run.device,
             parts.attention,
+            ", a fused loss" if parts.fused_loss else "",
             run.world_size,
             batches.chunks,
             batches.micro,

@@ -84,6 +84,8 @@ class Server:
         self.clashes = 0
         """Writes of one that was there."""
         self.end = asyncio.Event()
+        self.slow = False
+        """What was said so far is asked for in vain."""
 
     def tail(self, index: int) -> str | None:
         annotations = self.pods[f"gpt-1-worker-{index}"]["metadata"].get("annotations") or {}
@@ -103,12 +105,14 @@ class Server:
         await answer.prepare(request)
         name = request.match_info["pod"]
         self.containers.add(request.query["container"])
-        lines = list(self.said.get(name, []))
+        lines, removed = list(self.said.get(name, [])), self.removed
+        if self.slow and "follow" not in request.query:
+            await asyncio.Event().wait()
         if "follow" in request.query:
             await self.end.wait()
             lines += self.will_say.get(name, [])
         text = "\n".join(lines[-int(request.query.get("tailLines", 1000)) :])
-        await answer.write(b"unable to retrieve container logs for c://0" if self.removed else text.encode())
+        await answer.write(b"unable to retrieve container logs for c://0" if removed else text.encode())
         return answer
 
     async def patch(self, request: web.Request) -> web.Response:
@@ -204,6 +208,43 @@ def test_the_end_of_a_pod_that_is_taken_outlives_its_container(tmp_path: Path) -
             record = AttemptRecord(number=1, verdict=Verdict.DISRUPTED, log_tail={"0": "a\nb"})
             told = JOB.model_copy(update={"status": JOB.status.model_copy(update={"attempts": [record]})})
             assert await lines_of(engine, told, 0) == ["a", "b"], "from the attempt's record"
+
+    asyncio.run(story())
+
+
+def test_a_verdict_waits_for_the_last_lines_of_a_log_that_are_on_their_way(tmp_path: Path) -> None:
+    """The kubelet has told that the container ended, and removed it, before its last lines have come."""
+
+    async def story() -> None:
+        server = Server(pod(0), pod(1, deletionTimestamp=GOING))
+        server.said["gpt-1-worker-1"] = ["goes on at step 0"]
+        server.will_say["gpt-1-worker-1"] = ["saved at step 9"]
+        ended = pod(1, "terminated", deletionTimestamp=GOING)
+        async with running(server, tmp_path) as (engine, words, _):
+            await wait_until_async(lambda: server.tail(1), "what it has said so far")
+            server.removed = True
+            assert await words.tail_of(pod(1)) == ["goes on at step 0"], (
+                "of one that runs nobody waits for more"
+            )
+            asked = asyncio.ensure_future(words.tail_of(ended))
+            await asyncio.wait({asked}, timeout=0.2)
+            assert not asked.done()
+            server.end.set()
+            assert await asked == ["goes on at step 0", "saved at step 9"]
+            assert await lines_of(engine, JOB, 1) == ["goes on at step 0", "saved at step 9"]
+
+    asyncio.run(story())
+
+
+def test_the_end_of_a_log_is_kept_though_nobody_heard_its_beginning_in_time(tmp_path: Path) -> None:
+    async def story() -> None:
+        server = Server(pod(0), pod(1, deletionTimestamp=GOING))
+        server.said["gpt-1-worker-1"], server.will_say["gpt-1-worker-1"] = ["step 1"], ["saved at step 2"]
+        server.slow = True
+        server.end.set()
+        async with running(server, tmp_path) as (_, words, _):
+            await wait_until_async(lambda: server.tail(1), "its end")
+            assert await words.tail_of(pod(1)) == ["step 1", "saved at step 2"]
 
     asyncio.run(story())
 

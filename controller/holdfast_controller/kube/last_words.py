@@ -1,11 +1,11 @@
 """What nobody could ask for any more once a pod is gone: its last lines, and the ledger that rank 0 served.
 
 As soon as a pod that is being deleted has ended, its kubelet removes the container, and the log with it, long
-before the attempt is judged. So the log of a pod that is to go is read while it is there, first what it has
-said so far and then to its end, and its last lines are noted on the pod itself, which our finalizer keeps
-until the attempt has its verdict: a controller that comes later finds them. When these pods go, status has
-the lines of a few ranks; those of a larger gang are in a ConfigMap beside the attempt. The ledger goes into
-another when rank 0 has ended, for the run directory is on storage that we do not mount.
+before the attempt is judged. So the log of a pod that is to go is read while it is there, what it has said so
+far and beside that all of it to its end, and its last lines are noted on the pod itself, which our finalizer
+keeps until the attempt has its verdict: a controller that comes later finds them. When these pods go, status
+has the lines of a few ranks; those of a larger gang are in a ConfigMap beside the attempt. The ledger goes
+into another when rank 0 has ended, for the run directory is on storage that we do not mount.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
 from typing import Any
 
 import structlog
@@ -60,6 +59,31 @@ FOLLOWED = 32
 """Logs that are followed at a time, each on a connection of its own; of more pods what they said before."""
 
 
+class _Said:
+    """By one pod, which has `ranks` of them, from `first` on."""
+
+    def __init__(self, ranks: int, first: int) -> None:
+        self._ranks, self._first = ranks, first
+        lines = LINES if ranks == 1 else LOOKED_AT
+        self.so_far: deque[str] = deque(maxlen=lines)
+        self.to_the_end: deque[str] = deque(maxlen=lines)
+        """As it comes."""
+        self.followed = False
+        """Whether that is read, or was."""
+        self.over = asyncio.Event()
+        """That nothing more of it will come."""
+        self.noted = ""
+        self.noting = asyncio.Lock()
+
+    def text(self) -> str:
+        """The last lines of each rank."""
+        longer = len(self.so_far) > len(self.to_the_end)  # else it was torn before it had come as far
+        last = self.so_far if longer else self.to_the_end
+        if self._ranks == 1:
+            return "\n".join(last)[-CHARACTERS:]
+        return "\n".join(last_of_each(last, self._first, LINES, CHARACTERS))
+
+
 class LastWords:
     """Of all pods of ours; `run` listens where we lead."""
 
@@ -69,8 +93,8 @@ class LastWords:
         self._endpoints = endpoints
         self._jobs = jobs
         self._free = asyncio.Semaphore(FOLLOWED)
-        self._noted: dict[str, str] = {}
-        """What was noted of a pod, by its uid; empty where nothing could be read yet."""
+        self._said: dict[str, _Said] = {}
+        """Of pods that are to go, by uid."""
         self._kept: set[str] = set()
         """Pods whose ledger was kept, by uid."""
 
@@ -82,7 +106,7 @@ class LastWords:
 
             def take(notice: Notice) -> None:
                 if notice.type == "DELETED":
-                    self._noted.pop(uid_of(notice.object), None)
+                    self._said.pop(uid_of(notice.object), None)
                     self._kept.discard(uid_of(notice.object))
                 else:
                     self._see(notice.object, group)
@@ -101,9 +125,11 @@ class LastWords:
         uid = uid_of(pod)
         if attempt_of(pod) is None:
             return
-        if running(pod) and _to_go(pod) and uid not in self._noted:
-            self._noted[uid] = ""
-            group.create_task(_harmless(self._to_the_end, pod))
+        if running(pod) and _to_go(pod) and uid not in self._said:
+            self._said[uid] = self._nothing_said(pod)
+            # Both at once: it may end, and its log go, before what it has said so far was read and noted.
+            group.create_task(_harmless(self._read, pod))
+            group.create_task(_harmless(self._follow, pod))
         # Of one that was taken without grace, with its node perhaps, nobody may ever say that it has ended.
         if index_of(pod) == 0 and (has_ended(pod) or forced(pod)) and uid not in self._kept:
             self._kept.add(uid)
@@ -120,17 +146,22 @@ class LastWords:
 
     async def read(self, pods: Sequence[Document]) -> None:
         """Note what these pods have said, which are about to be deleted; once each, and not for long."""
-        new = [pod for pod in pods if uid_of(pod) not in self._noted]
-        for pod in new:
-            self._noted[uid_of(pod)] = ""
+        new = [pod for pod in pods if uid_of(pod) not in self._said]
+        self._said |= {uid_of(pod): self._nothing_said(pod) for pod in new}
         with suppress(TimeoutError):
             async with asyncio.timeout(READ_SECONDS):
-                await asyncio.gather(*(_harmless(partial(self._read, follow=False), pod) for pod in new))
+                await asyncio.gather(*(_harmless(self._read, pod) for pod in new))
 
-    def tail_of(self, pod: Document) -> list[str] | None:
-        """What was noted of it, by us or by a controller before; None where nothing was."""
-        text = self._noted.get(uid_of(pod)) or (pod["metadata"].get("annotations") or {}).get(TAIL)
-        return str(text).split("\n") if text else None
+    async def tail_of(self, pod: Document) -> list[str] | None:
+        """What it said last, as we heard it or a controller before; None where nobody did. That of a pod
+        which has ended may be on its way, and is waited for, though not for long."""
+        said = self._said.get(uid_of(pod))
+        if said is not None and said.followed and has_ended(pod):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(said.over.wait(), READ_SECONDS)
+        text = said.text() if said is not None else ""
+        text = text or str((pod["metadata"].get("annotations") or {}).get(TAIL, ""))
+        return text.split("\n") if text else None
 
     async def keep_tails(self, job: TrainingJob, attempt: int) -> None:
         """Write down beside the attempt what its pods said last, which will go when it is judged; and remove
@@ -140,8 +171,8 @@ class LastWords:
             return
         await self.read(pods)
         most = KEPT_CHARACTERS // len(pods)
-        said = {str(index_of(pod)): "\n".join(self.tail_of(pod) or [])[-most:] for pod in pods}
-        data = {replica: text for replica, text in said.items() if text}
+        tails = zip(pods, await asyncio.gather(*(self.tail_of(pod) for pod in pods)), strict=True)
+        data = {str(index_of(pod)): "\n".join(tail)[-most:] for pod, tail in tails if tail}
         with suppress(AlreadyExists):
             body = config_map(job, attempt, data, name=tails_name(job, attempt))
             await self._connection.post(_config_maps(job), body)
@@ -157,35 +188,50 @@ class LastWords:
             return text.split("\n") if text else None
         return None
 
-    async def _to_the_end(self, pod: Document) -> None:
-        if self._job_of(pod) is None:
-            return
-        await self._read(pod, follow=False)
-        async with self._free, asyncio.timeout(FOLLOW_SECONDS):
-            await self._read(pod, follow=True)
+    def _nothing_said(self, pod: Document) -> _Said:
+        whose, ranks = attempt_of(pod), 1
+        with suppress(HoldfastError):  # who reads will hear of it
+            if whose is not None and (job := self._job_of(pod)) is not None:
+                ranks = job.as_of(whose[1]).spec.processes_per_replica
+        return _Said(ranks, ranks * (index_of(pod) or 0))
 
-    async def _read(self, pod: Document, *, follow: bool) -> None:
-        """Its last lines as they are now, or with `follow` as they are in the end; then note them."""
-        whose, job = attempt_of(pod), self._job_of(pod)
-        ranks = 1 if whose is None or job is None else job.as_of(whose[1]).spec.processes_per_replica
-        tail = LINES if ranks == 1 else LOOKED_AT
-        last: deque[str] = deque(maxlen=tail)
-        lines = pod_lines(self._connection, pod, tail=tail, follow=follow, over=lambda: True)
+    async def _read(self, pod: Document) -> None:
+        """What it has said so far."""
+        said = self._said.get(uid_of(pod))
+        if said is None or self._job_of(pod) is None:
+            return
+        await self._listen(pod, said.so_far, follow=False)
+        await self._note(pod, said)
+
+    async def _follow(self, pod: Document) -> None:
+        said = self._said.get(uid_of(pod))
+        if said is None or self._job_of(pod) is None:
+            return
+        async with self._free, asyncio.timeout(FOLLOW_SECONDS):
+            said.followed = True
+            try:
+                await self._listen(pod, said.to_the_end, follow=True)
+            finally:
+                said.over.set()
+            await self._note(pod, said)
+
+    async def _listen(self, pod: Document, to: deque[str], *, follow: bool) -> None:
+        lines = pod_lines(self._connection, pod, tail=to.maxlen, follow=follow, over=lambda: True)
         with suppress(NotFound):
             async with aclosing(lines):
                 async for line in lines:
-                    last.append(line)
-        if ranks == 1:
-            text = "\n".join(last)[-CHARACTERS:]
-        else:
-            text = "\n".join(last_of_each(last, ranks * (index_of(pod) or 0), LINES, CHARACTERS))
-        uid = uid_of(pod)
-        if not text or text == self._noted.get(uid):
-            return
-        self._noted[uid] = text
-        with suppress(NotFound):
-            change = {"metadata": {"annotations": {TAIL: text}}}
-            await self._connection.patch(pod_path(pod), change, MERGE_PATCH)
+                    to.append(line)
+
+    async def _note(self, pod: Document, said: _Said) -> None:
+        """On the pod, for a controller that comes later."""
+        async with said.noting:
+            text = said.text()
+            if not text or text == said.noted:
+                return
+            said.noted = text
+            with suppress(NotFound):
+                change = {"metadata": {"annotations": {TAIL: text}}}
+                await self._connection.patch(pod_path(pod), change, MERGE_PATCH)
 
     # ----------------------------------------------------------------- ledger
 

@@ -93,7 +93,7 @@ class RankLogs:
             return [line for line in lines if _is_of(rank, ranks, line)]
 
         for pod in self._pieces.pods_of(job, attempt):
-            if index_of(pod) == replica and (noted := self._last_words.tail_of(pod)):
+            if index_of(pod) == replica and (noted := await self._last_words.tail_of(pod)):
                 return of_rank(noted)
         record = job.status.record(attempt)
         kept = record.log_tail.get(str(rank)) if record is not None else None

@@ -468,7 +468,7 @@ class Metadata(Model):
     labels: dict[str, str] = Field(
         default_factory=dict,
         description="Words of your own to select jobs by (`-l team=vision`), of the form that labels have in "
-        "Kubernetes.",
+        "Kubernetes. A cluster may let some through to the job's pods (`jobs.podLabels` of the chart).",
     )
     annotations: dict[str, str] = Field(default_factory=dict)
 

@@ -94,6 +94,7 @@ def attempt_manifests(job: TrainingJob, attempt: int, settings: PodSettings) -> 
         config_map=configuration["metadata"]["name"],
     )
     metadata = owned_metadata(job, attempt, name)
+    metadata["labels"] = template["metadata"]["labels"].copy()  # for the operator's objects, and Kueue's
     if job.spec.queue:
         metadata["labels"][QUEUE_LABEL] = job.spec.queue
         if job.spec.priority:

@@ -72,6 +72,11 @@ class PodSettings(FrozenModel):
     allowed_priorities: tuple[str, ...] = Field(
         default=(), description="Kueue's WorkloadPriorityClasses that jobs may name; none: every one."
     )
+    pod_labels: tuple[str, ...] = Field(
+        default=(),
+        description="Labels of a job that its pods get, by name: team, or cost.example.org/* for all of that "
+        "domain; none: no label.",
+    )
     image_pull_secrets: tuple[str, ...] = Field(default=(), description="Names of Secrets beside the jobs.")
     default_claim: str = Field(
         default="", description="PersistentVolumeClaim for jobs that name none, in their own namespace."

@@ -22,6 +22,7 @@ from .jobs import TrainingJob
 from .pod_settings import PodSettings
 from .policy.gpu_request import GpuRequest, gpu_request
 from .policy.placement import affinity, notice_seconds, tolerations
+from .policy.pod_labels import passed_on
 from .policy.quantity import quantity
 
 RUN = RunDir(Path("/holdfast/run"))
@@ -126,7 +127,10 @@ def pod_template(
     )
     if where:
         spec["affinity"] = where
-    return {"metadata": {"labels": labels}, "spec": spec}
+    return {
+        "metadata": {"labels": {**passed_on(job.metadata.labels, settings.pod_labels), **labels}},
+        "spec": spec,
+    }
 
 
 def escaped(text: str) -> str:

@@ -24,6 +24,9 @@ GOLDEN = Path(__file__).parent / "golden"
 UID = "0b0c6c5e-6a53-4a3e-9d55-0f5a37a2b8a1"
 
 
+LABELS = {"team": "vision", "app": "database", "cost.example.org/center": "17"}
+
+
 def a_job(name: str = "gpt-small", namespace: str = "team-a", **spec: Any) -> TrainingJob:
     body = {
         "image": "registry.example.org/team/trainer:1",
@@ -33,7 +36,7 @@ def a_job(name: str = "gpt-small", namespace: str = "team-a", **spec: Any) -> Tr
     }
     return TrainingJob.model_validate(
         {
-            "metadata": {"name": name, "namespace": namespace, "uid": UID},
+            "metadata": {"name": name, "namespace": namespace, "uid": UID, "labels": LABELS},
             "spec": body,
         }
     )
@@ -71,6 +74,7 @@ CASES = {
         PodSettings(
             provider=Provider.EKS,
             allowed_images=("registry.example.org/team/*",),
+            pod_labels=("team", "cost.example.org/*"),
             image_pull_secrets=("registry",),
             nccl_environment={"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "eth0"},
             rdma_resources={"vpc.amazonaws.com/efa": "4"},

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from holdfast_trainer.decoder import cross_entropy
-from holdfast_trainer.fused_loss import SOURCE, choose, tried
+from holdfast_trainer.fused_loss import SOURCE, choose, fused_cross_entropy, tried
 
 THREADS = 64
 SHIM = """
@@ -189,5 +189,7 @@ def test_what_computes_something_else_is_not_taken(on_cpu: Loss) -> None:
 
 
 def test_a_cpu_has_no_such_kernels() -> None:
+    logits, targets = torch.randn(4, 100), torch.randint(100, (4,))
+    assert torch.equal(fused_cross_entropy(logits, targets), cross_entropy(logits, targets)), "of fp32"
     lacking = choose(torch.device("cpu"), torch.bfloat16, 100)
     assert lacking == "it is for NVIDIA GPUs from Ampere on, in bf16 or fp16"

@@ -156,8 +156,10 @@ def is_for(device: torch.device, dtype: torch.dtype) -> bool:
 def fused_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """As decoder.cross_entropy, of logits in 16 bits: the mean in nats, a float32 scalar.
 
-    A target that is no token gives NaN.
+    A target that is no token gives NaN. Of logits in fp32 the loss is torch's.
     """
+    if logits.dtype not in _MACROS:
+        return cross_entropy(logits, targets)
     loss: Tensor = _Loss.apply(logits.contiguous(), targets.contiguous())
     return loss
 

@@ -412,6 +412,32 @@ def test_ctrl_c_under_torchrun_leaves_what_was_measured(workshop: Workshop, tmp_
     assert (out / "tune.png").read_bytes().startswith(b"\x89PNG")
 
 
+UNHEARD = """
+import os, signal
+from ragged_workload import make
+
+def ctrl_c():  # what is raised here is printed, and that is all
+    global ctrl_c
+    os.kill(os.getpid(), signal.SIGINT)
+    ctrl_c = lambda: None
+
+os.register_at_fork(after_in_parent=lambda: ctrl_c())
+"""
+
+
+def test_ctrl_c_while_python_forks_a_loader_is_not_forgotten(workshop: Workshop, tmp_path: Path) -> None:
+    """It was, and so was every one after it."""
+    (tmp_path / "ragged_workload.py").write_text(WORKLOADS.read_text())
+    (tmp_path / "unheard.py").write_text(UNHEARD)
+    out = tmp_path / "out"
+    arguments = ["tune", f"{tmp_path / 'unheard.py'}:make", "--out", str(out), *QUICK, "--rounds", "100000"]
+    gang = workshop.start(script=COMMAND, arguments=arguments)
+    assert gang.wait() == [130], gang.texts()
+    assert "Exception ignored in" in gang.texts()
+    assert "interrupted: this is what was measured until then" in gang.texts()
+    assert json.loads((out / "tune.json").read_text())["interrupted"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -40,9 +40,10 @@ learning rate is rescaled by a rule, which is said.
 
 def main(argv: Sequence[str]) -> int:
     arguments = _arguments(argv)
-    before = {number: signal.signal(number, _interrupt) for number in INTERRUPTS}
+    interrupt = Interrupt()
+    before = {number: signal.signal(number, interrupt) for number in INTERRUPTS}
     try:
-        return _main(arguments)
+        return _main(arguments, interrupt)
     except KeyboardInterrupt:
         print("interrupted before anything was measured; nothing was written", file=sys.stderr)
         return 130
@@ -51,9 +52,22 @@ def main(argv: Sequence[str]) -> int:
             signal.signal(number, handler)
 
 
-def _interrupt(*_: object) -> None:
-    _no_more_interrupts()  # under torchrun both signals come, and the second would meet what the first began
-    raise KeyboardInterrupt
+class Interrupt:
+    """Ends what is going on, once. What Python raises it in may let nothing out, such as what it calls around
+    a fork: so it is remembered, and asked for before each measurement."""
+
+    def __init__(self) -> None:
+        self._came = False
+
+    def __call__(self, *_: object) -> None:
+        _no_more_interrupts()  # under torchrun both come, and the second would meet what the first began
+        self._came = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt where it came."""
+        if self._came:
+            raise KeyboardInterrupt
 
 
 def _no_more_interrupts() -> None:
@@ -61,7 +75,7 @@ def _no_more_interrupts() -> None:
         signal.signal(number, lambda *_: None)  # SIG_IGN has Python complain of one that has come already
 
 
-def _main(arguments: argparse.Namespace) -> int:
+def _main(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
     from ..parallel import join_gang
 
     try:
@@ -71,7 +85,7 @@ def _main(arguments: argparse.Namespace) -> int:
             check_world(config, int(os.environ.get("WORLD_SIZE", "1")))
         gang = join_gang()
         try:
-            return _tune(arguments, config, gang)
+            return _tune(arguments, config, gang, interrupt)
         finally:
             gang.leave()
     except (ConfigError, DataError) as error:
@@ -79,7 +93,7 @@ def _main(arguments: argparse.Namespace) -> int:
         return contract.EXIT_CONFIG_ERROR
 
 
-def _tune(arguments: argparse.Namespace, config: Config | None, gang: Any) -> int:
+def _tune(arguments: argparse.Namespace, config: Config | None, gang: Any, interrupt: Interrupt) -> int:
     from . import report
     from .gpt import with_settings
     from .measure import Effort
@@ -94,7 +108,7 @@ def _tune(arguments: argparse.Namespace, config: Config | None, gang: Any) -> in
 
     effort = Effort(arguments.steps, arguments.seconds)
     options = Options(effort, arguments.rounds, not arguments.no_compile, arguments.grow)
-    session = Session(subject, gang, options, heard)
+    session = Session(subject, gang, options, heard, interrupt.check)
     found = session.run()
     _no_more_interrupts()  # what is left takes a second or two, and hours may have been measured
     if gang.rank:

@@ -75,7 +75,16 @@ class Findings:
 class Session:
     """Of one rank; all ranks go through the same calls."""
 
-    def __init__(self, subject: Subject, gang: Gang, options: Options, heard: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        gang: Gang,
+        options: Options,
+        heard: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check` is called before each measurement; it raises KeyboardInterrupt where there is to be none."""
+        self._check = check
         self._subject, self._gang, self._options, self._heard = subject, gang, options, heard
         self.findings = Findings()
         if subject.settings.compile and not options.compile:
@@ -224,6 +233,7 @@ class Session:
         return Candidate(name, other, only_shown=True)
 
     def _measure(self, title: str, settings: Settings) -> Outcome:
+        self._check()
         outcome = measure(self._subject.build, settings, self._gang, self._options.effort)
         figures = outcome.fault or (
             f"{outcome.speed:,.1f} {self._subject.unit}/s, {outcome.memory / 1e6:,.0f} MB"

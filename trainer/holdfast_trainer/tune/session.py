@@ -83,7 +83,7 @@ class Session:
         heard: Callable[[str], None],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check` is called before each measurement; it raises KeyboardInterrupt where there is to be none."""
+        """`check`, before each measurement, raises KeyboardInterrupt where there is to be none."""
         self._check = check
         self._subject, self._gang, self._options, self._heard = subject, gang, options, heard
         self.findings = Findings()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from holdfast_trainer.decoder import cross_entropy
-from holdfast_trainer.fused_loss import SOURCE, choose, fused_cross_entropy, tried
+from holdfast_trainer.fused_loss import SOURCE, choose, compile_kernels, fused_cross_entropy, tried
 
 THREADS = 64
 SHIM = """
@@ -166,6 +166,14 @@ def test_a_logit_that_is_no_number_is_heard_of(value: float, on_cpu: Loss) -> No
 def test_a_target_that_is_no_token_gives_no_number(target: int, on_cpu: Loss) -> None:
     loss = on_cpu(torch.randn(2, 1000).bfloat16(), torch.tensor([1, target]))
     assert loss.isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_they_compile_for_gpus_from_ampere_on(dtype: torch.dtype) -> None:
+    """That takes no GPU."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs PyTorch for CUDA")
+    for architecture in ("sm_80", "sm_90", "sm_100"):
+        assert compile_kernels(architecture, dtype).startswith(b"\x7fELF")
 
 
 def test_what_computes_something_else_is_not_taken(on_cpu: Loss) -> None:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from .attention import Attend
 from .attention import attend_joined as torchs_joined
+from .kernel_trial import compared, why_not
 from .model_config import divisors
 
 HOPPER = 9
@@ -49,10 +50,7 @@ def choose(
     """
     if unfit := _unfit(device, dtype, q, kv_heads):
         return unfit
-    try:
-        return tried(kernel(joined=joined), device, dtype, q, kv_heads, joined=joined)
-    except Exception as error:
-        return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+    return why_not(lambda: tried(kernel(joined=joined), device, dtype, q, kv_heads, joined=joined), PACKAGE)
 
 
 def kernel(*, joined: bool) -> Attend:
@@ -161,15 +159,8 @@ def tried(
             out = attend(*inputs, is_causal=True, enable_gqa=kv_heads != heads)
         return (out.detach(), *torch.autograd.grad(out, leaves, seen))
 
-    first = computed(attend)
-    for _ in range(2):
-        if not all(torch.equal(one, other) for one, other in zip(first, computed(attend), strict=True)):
-            return "its bits did not repeat"
     torchs: Attend = torchs_joined if joined else F.scaled_dot_product_attention
-    for one, other in zip(first, computed(torchs), strict=True):
-        if not (one.float() - other.float()).norm() <= CLOSE * other.float().norm():
-            return "what it computes is too far from another kernel's"
-    return ""
+    return compared(lambda: computed(attend), lambda: computed(torchs), CLOSE)
 
 
 def _computed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 from .decoder import cross_entropy
+from .kernel_trial import compared, why_not
 
 OLDEST = 8
 """The least major compute capability: Ampere's, which rounds to bf16 by itself."""
+PACKAGE = "cuda-bindings"
 THREADS = 512
 CLOSE = 0.005
 """Relative difference from torch's gradients, by norms: both round the same to 16 bits, but for few."""
@@ -138,12 +140,7 @@ def choose(device: torch.device, dtype: torch.dtype, vocab_size: int) -> str:
     """
     if not is_for(device, dtype):
         return "it is for NVIDIA GPUs from Ampere on, in bf16 or fp16"
-    try:
-        return tried(fused_cross_entropy, device, dtype, vocab_size)
-    except ImportError as error:
-        return f"pip install cuda-bindings ({error})"
-    except Exception as error:
-        return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+    return why_not(lambda: tried(fused_cross_entropy, device, dtype, vocab_size), PACKAGE)
 
 
 def is_for(device: torch.device, dtype: torch.dtype) -> bool:
@@ -177,14 +174,7 @@ def tried(
         out = loss(logits, targets)
         return out.detach(), torch.autograd.grad(64 * out, logits)[0]
 
-    first = computed(loss)
-    for _ in range(2):
-        if not all(torch.equal(one, other) for one, other in zip(first, computed(loss), strict=True)):
-            return "its bits did not repeat"
-    for one, other in zip(first, computed(cross_entropy), strict=True):
-        if not (one.float() - other.float()).norm() <= CLOSE * other.float().norm():
-            return "what it computes is too far from what PyTorch does"
-    return ""
+    return compared(lambda: computed(loss), lambda: computed(cross_entropy), CLOSE)
 
 
 class _Loss(torch.autograd.Function):

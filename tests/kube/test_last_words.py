@@ -516,6 +516,30 @@ def test_the_ledger_is_kept_by_who_leads_again_though_rank_0_ended_as_the_lease_
     asyncio.run(story())
 
 
+def test_the_end_of_a_log_is_heard_by_who_leads_again_though_the_lease_was_lost_meanwhile(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        server = Server(pod(0), pod(1, deletionTimestamp=GOING))
+        server.said["gpt-1-worker-1"], server.will_say["gpt-1-worker-1"] = ["step 1"], ["saved at step 2"]
+        routes = [web.get(path, server.list_or_watch) for path in (PODS, PYTORCH_JOB.resource.path, JOBS)]
+        routes.append(web.get("/api/v1/namespaces/team/pods/{pod}/log", server.log))
+        routes.append(web.patch("/api/v1/namespaces/team/pods/{pod}", server.patch))
+        async with connected(routes, tmp_path) as connection:
+            jobs, pieces = Reflector(connection, JOBS), Pieces(connection)
+            words = LastWords(connection, pieces, Endpoints(pieces, jobs), jobs)
+            async with meanwhile(jobs.run()), meanwhile(pieces.run()):
+                async with meanwhile(words.run()):
+                    await wait_until_async(lambda: server.tail(1), "what it has said so far")
+                assert await words.tail_of(pod(1)) == ["step 1"]
+                async with meanwhile(words.run()):
+                    server.end.set()
+                    await wait_until_async(lambda: "saved" in (server.tail(1) or ""), "its end")
+                assert await words.tail_of(pod(1)) == ["step 1", "saved at step 2"]
+
+    asyncio.run(story())
+
+
 def test_what_is_kept_of_an_earlier_job_of_the_name_is_not_taken_for_this_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

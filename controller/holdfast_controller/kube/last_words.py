@@ -72,6 +72,8 @@ class _Said:
         """Whether that is read, or was."""
         self.over = asyncio.Event()
         """That nothing more of it will come."""
+        self.broken_off = False
+        """Whether we led no more before that."""
         self.noted = ""
         self.noting = asyncio.Lock()
 
@@ -120,12 +122,15 @@ class LastWords:
                 stop()
                 # Not every task that was made has begun: for when we lead again.
                 self._kept.clear()
+                for said in self._said.values():
+                    said.broken_off = not said.over.is_set()
 
     def _see(self, pod: Document, group: asyncio.TaskGroup) -> None:
         uid = uid_of(pod)
         if attempt_of(pod) is None:
             return
-        if running(pod) and _to_go(pod) and uid not in self._said:
+        said = self._said.get(uid)
+        if running(pod) and _to_go(pod) and (said is None or said.broken_off):
             self._said[uid] = self._nothing_said(pod)
             # Both at once: it may end, and its log go, before what it has said so far was read and noted.
             group.create_task(_harmless(self._read, pod))

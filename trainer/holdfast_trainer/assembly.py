@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ from .parallel import Gang, fill, first_fault, shard, unharmed, wrap
 from .precision import Precision
 
 log = logging.getLogger("holdfast")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -222,14 +224,9 @@ def _attend(gang: Gang, compute: Precision, batches: Batches) -> tuple[Attend | 
     lacking = exact_attention.choose(
         gang.device, compute.dtype, queries, model.key_value_heads, joined=joined
     )
-    slow = first_fault(gang.gather(lacking))
-    if not slow:
-        return exact_attention.kernel(joined=joined), ""
-    if not exact_attention.is_for(gang.device, compute.dtype):
-        return None, ""
-    if gang.rank == 0:
-        log.info("attention without cuDNN's deterministic kernel, which is faster (%s)", slow)
-    return None, slow
+    worth = exact_attention.is_for(gang.device, compute.dtype)
+    without = "attention without cuDNN's deterministic kernel, which is faster (%s)"
+    return _agreed(gang, exact_attention.kernel(joined=joined), lacking, without if worth else "")
 
 
 def _loss(
@@ -238,14 +235,23 @@ def _loss(
     """The one kernel of all ranks, None for torch's, and why it is the larger one. Collective."""
     if gang.device.type != "cuda" or not config.train.fuses_loss:
         return None, ""
-    large = first_fault(gang.gather(fused_loss.choose(gang.device, compute.dtype, config.model.vocab_size)))
-    if not large:
-        return fused_loss.fused_cross_entropy, ""
-    if not fused_loss.is_for(gang.device, compute.dtype):
+    lacking = fused_loss.choose(gang.device, compute.dtype, config.model.vocab_size)
+    worth = fused_loss.is_for(gang.device, compute.dtype)
+    without = "the loss is computed by PyTorch's kernels, in more time and memory (%s)"
+    return _agreed(gang, fused_loss.fused_cross_entropy, lacking, without if worth else "")
+
+
+def _agreed(gang: Gang, kernel: T, lacking: str, without: str) -> tuple[T | None, str]:
+    """`kernel` where no rank lacks anything for it; else None, and what one lacks, unless it would be of no
+    use here and `without`, what to say then, is empty. Collective."""
+    fault = first_fault(gang.gather(lacking))
+    if not fault:
+        return kernel, ""
+    if not without:
         return None, ""
     if gang.rank == 0:
-        log.info("the loss is computed by PyTorch's kernels, in more time and memory (%s)", large)
-    return None, large
+        log.info(without, fault)
+    return None, fault
 
 
 def _through_block(batches: Batches, compute: Precision) -> Callable[[nn.Module], Tensor]:

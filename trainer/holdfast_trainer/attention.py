@@ -34,8 +34,14 @@ KERNELS = {
 def attend_joined(qkv: Tensor, *, dropout_p: float = 0.0) -> Tensor:
     """torch's causal attention of queries, keys and values that are parts of one tensor, [B, T, 3, heads,
     size]; [B, heads, T, size]."""
-    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
+    q, k, v = parts(qkv)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
+
+
+def parts(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, [B, heads, T, size] each, of [B, T, 3, heads, size]; nothing is copied."""
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
+    return q, k, v
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .attention import Attend
+from .attention import Attend, parts
 from .attention import attend_joined as torchs_joined
 from .kernel_trial import compared, why_not
 from .model_config import divisors
@@ -169,11 +169,6 @@ def _computed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return found[0], found[1]
 
 
-def _parts(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
-    return q, k, v
-
-
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -190,7 +185,7 @@ class _Attention(torch.autograd.Function):
 class _JoinedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor) -> Tensor:
-        out, lse = _computed(*_parts(qkv))
+        out, lse = _computed(*parts(qkv))
         ctx.save_for_backward(qkv, out, lse)
         return out
 
@@ -210,7 +205,7 @@ def _gradients(
 
 def _joined_gradients(grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor) -> Tensor:
     found = _joined_shape(grad, qkv, out, lse)
-    _fill(_parts(found), grad, _parts(qkv), out, lse)
+    _fill(parts(found), grad, parts(qkv), out, lse)
     return found
 
 

@@ -207,7 +207,8 @@ def _launch(name: str, logits: Tensor, *rest: Tensor | float) -> None:
     device = logits.get_device()
     with torch.cuda.device(device):
         if (key := (device, logits.dtype)) not in _loaded:
-            module = _done(driver.cuModuleLoadData(_compiled(device, logits.dtype)))
+            major, minor = torch.cuda.get_device_capability(device)
+            module = _done(driver.cuModuleLoadData(compile_kernels(f"sm_{major}{minor}", logits.dtype)))
             _loaded[key] = _done(driver.cuCtxGetCurrent()), module
         context, module = _loaded[key]
         _done(driver.cuCtxSetCurrent(context))  # a thread of the backward pass may have none yet
@@ -223,11 +224,6 @@ def _c_value(one: Tensor | float) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_f
     if isinstance(one, Tensor):
         return ctypes.c_void_p(one.data_ptr())
     return ctypes.c_int(one) if isinstance(one, int) else ctypes.c_float(one)
-
-
-def _compiled(device: int, dtype: torch.dtype) -> bytes:
-    major, minor = torch.cuda.get_device_capability(device)
-    return compile_kernels(f"sm_{major}{minor}", dtype)
 
 
 def compile_kernels(architecture: str, dtype: torch.dtype) -> bytes:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .config import Config
+from .fused_loss import OLDEST as FUSES_LOSS_FROM
 from .memory_need import FULL_SHARE, Need, largest_micro_batch, memory_need
 from .precision import Bf16, choose_precision
 
@@ -97,7 +98,7 @@ def recommend_for(
     precisions = dict.fromkeys((precision, "fp32")) if precision == "fp16" else (precision,)
 
     def fitting(name: str, ranks: int) -> Recommended | None:
-        fused = name != "fp32" and capability >= TENSOR_CORES_FOR_BF16 and config.train.fuses_loss
+        fused = name != "fp32" and capability >= FUSES_LOSS_FROM and config.train.fuses_loss
         return recommend(config, name, ranks, room, fused_loss=fused)
 
     for name in precisions:

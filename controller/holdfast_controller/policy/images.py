@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from .wildcards import wild
+
 # Lower-case path components, then :tag and @digest, as the distribution specification has them.
 _REFERENCE = re.compile(
     r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
@@ -46,8 +48,4 @@ def allowed(reference: str, patterns: Sequence[str]) -> bool:
 
 def _pattern(pattern: str) -> re.Pattern[str]:
     registry, _, rest = full_name(pattern).partition("/")
-    return re.compile(f"{_wild(registry, '[^/]*')}/{_wild(rest, '.*')}")
-
-
-def _wild(text: str, anything: str) -> str:
-    return anything.join(re.escape(part) for part in text.split("*"))
+    return re.compile(f"{wild(registry, '[^/]*')}/{wild(rest, '.*')}")

@@ -6,8 +6,10 @@ it pass, and controllers take it for theirs; so none goes through unless its nam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+
+from .wildcards import wild
 
 OURS = "holdfast.dev"
 PLATFORMS = ("kubernetes.io", "k8s.io", "x-k8s.io", "kubeflow.org")
@@ -20,15 +22,15 @@ def passed_on(labels: Mapping[str, str], patterns: Sequence[str]) -> dict[str, s
 
 
 def _covers(pattern: str, name: str) -> bool:
-    domain, slash, _ = name.rpartition("/")
-    if slash and _within(domain, OURS):
+    domain, _, word = name.rpartition("/")
+    if _within(domain, OURS):
         return False
     if name == pattern:
         return True
-    allowed, _, word = pattern.rpartition("/")
-    if any(_within(domain, one) for one in PLATFORMS) or "*" in allowed or allowed != domain:
+    allowed, _, words = pattern.rpartition("/")
+    if allowed != domain or "*" in allowed or any(_within(domain, one) for one in PLATFORMS):
         return False
-    return fnmatchcase(name.rpartition("/")[2], word.replace("[", "[[]").replace("?", "[?]"))
+    return re.fullmatch(wild(words, ".*"), word) is not None
 
 
 def _within(domain: str, other: str) -> bool:

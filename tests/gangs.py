@@ -196,6 +196,10 @@ class Gang:
 
         wait_until(reached, f"step {step}", seconds)
 
+    def wait_for_checkpoint(self) -> None:
+        """Until its run has one, from which a killed attempt is resumed."""
+        wait_until(lambda: any(self.history.run.checkpoints.glob("step-*")), "a first checkpoint")
+
     def wait_for_text(self, text: str, rank: int = 0, seconds: float = 300) -> None:
         wait_until(lambda: text in self.ranks[rank].text(), f"{text!r} in rank {rank}'s log", seconds)
 

@@ -29,6 +29,7 @@ def test_a_killed_run_ends_as_an_untouched_one(workshop: Workshop, config: Path,
     for at, signal in ((10, KILL), (22, NOTICE)):
         gang = start(workshop, config, ranks=ranks)
         gang.wait_for_step(at)
+        gang.wait_for_checkpoint()
         gang.signal(signal)
         gang.wait()
     last = start(workshop, config, ranks=ranks)

@@ -11,7 +11,6 @@ from gangs import KILL, History, Workshop
 from gpt_runs import compiler_cache, start, write_config
 from tests.trainer.sharded_memory_script import REST, SHAPE
 from tests.trainer.test_run_exact import has_bf16
-from waiting import wait_until
 
 from holdfast_trainer.assembly import check_sharding
 from holdfast_trainer.checkpoint.inspection import Opened, differences
@@ -56,6 +55,7 @@ def test_sharded_equals_replicated_and_resumes_bit_for_bit(workshop: Workshop, c
 
     gang = start(workshop, config, SHARDED, ranks=2)
     gang.wait_for_step(10)
+    gang.wait_for_checkpoint()
     gang.signal(KILL)
     gang.wait()
     last = start(workshop, config, SHARDED, ranks=2)
@@ -133,7 +133,7 @@ def test_what_is_cut_and_compiled_trains_as_the_whole_as_written_and_resumes(
 
     gang = start(workshop, config, *settings, *compiled, ranks=2, env=cache)
     gang.wait_for_step(10)
-    wait_until(lambda: any(gang.history.run.checkpoints.glob("step-*")), "a first checkpoint")
+    gang.wait_for_checkpoint()
     gang.signal(KILL)
     assert -KILL in gang.wait(), "it was not over yet"
     last = start(workshop, config, *settings, *compiled, ranks=2, env=cache)

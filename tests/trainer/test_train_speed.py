@@ -15,7 +15,6 @@ import pytest
 import torch
 from gangs import KILL, NOTICE, Workshop
 from gpt_runs import compiler_cache, start, write_config
-from waiting import wait_until
 
 from holdfast_trainer.compilation import CACHE, CUT_SHORT, compile_or_eager, mode_that_holds
 from holdfast_trainer.config import ConfigError, ModelConfig, parse_window
@@ -88,7 +87,7 @@ def test_a_compiled_gpt_resumes_exactly(workshop: Workshop, config: Path) -> Non
     assert untouched.wait() == [0], untouched.texts()
     gang = start(workshop, config, *settings, env=cache)
     gang.wait_for_step(12)
-    wait_until(lambda: any(gang.history.run.checkpoints.glob("step-*")), "a first checkpoint")
+    gang.wait_for_checkpoint()
     gang.signal(KILL)
     assert gang.wait() == [-KILL], "it was not over yet"
     last = start(workshop, config, *settings, env=cache)
@@ -105,12 +104,13 @@ def test_a_compiled_gpt_resumes_exactly(workshop: Workshop, config: Path) -> Non
 @pytest.mark.slow
 def test_recomputing_resumes_exactly(workshop: Workshop, config: Path) -> None:
     """Dropout is drawn a second time where activations are computed again."""
-    settings = ("train.activation_checkpointing=true", "model.layers=1", "train.steps=30")
+    settings = ("train.activation_checkpointing=true", "model.layers=1", "train.steps=60")
     untouched = start(workshop, config, *settings, name="untouched")
     assert untouched.wait() == [0], untouched.texts()
     for at, signal in ((9, KILL), (17, NOTICE)):
         gang = start(workshop, config, *settings)
         gang.wait_for_step(at)
+        gang.wait_for_checkpoint()
         gang.signal(signal)
         gang.wait()
     last = start(workshop, config, *settings)

@@ -73,6 +73,7 @@ def test_an_interrupted_run_on_a_stream_equals_an_untouched_one(workshop: Worksh
     for at, signal in ((10, KILL), (22, NOTICE)):
         gang = start(workshop, config, ranks=2)
         gang.wait_for_step(at)
+        gang.wait_for_checkpoint()
         gang.signal(signal)
         gang.wait()
     last = start(workshop, config, ranks=2)

@@ -68,6 +68,8 @@ DEFAULTS: dict[str, Any] = {
     "size": 32,  # from 4200 on, some of the state is copied while the next step computes
     "snapshot": "overlapped",
     "clamp_from": -1,  # the step from which on something else than the optimizer writes to the weights too
+    "stray_at": -1,  # the step after which rank 1 alone changes its weights, by stray_by of their size
+    "stray_by": 0.0,
     "validate_late": False,
     "last_loss": None,  # of a validation after the last step
     "disk_at": -1,  # the step from which on the run directory "fails" or "hangs"
@@ -226,6 +228,10 @@ for step in run.steps(options["steps"]):
         scaler.update()
         scheduler.step()
         optimizer.zero_grad(set_to_none=not options["zeroed"])
+    if step == options["stray_at"] and run.rank == 1:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 + options["stray_by"])
     if options["validate_late"]:
         validate()
     if step == options["break_at"]:

@@ -113,6 +113,29 @@ def test_a_model_that_each_rank_has_of_its_own_is_not_saved_as_one_of_all(
     assert workshop.finish("alone", script=loop, steps=20).stop()["step"] == 20
 
 
+def test_a_rank_whose_model_becomes_another_ends_the_attempt_and_not_the_run(workshop: Workshop) -> None:
+    """As where a device computes wrong: its part of a checkpoint would have poisoned the whole."""
+    untouched = workshop.finish("untouched", ranks=2, steps=20, save_every=5)
+    gang = workshop.start(ranks=2, steps=20, save_every=5, stray_at=11, stray_by=0.5)
+    assert gang.wait() == [1, 1], gang.texts()
+    told = gang.termination(0)
+    assert (told.outcome, told.step, told.durable_step, told.config_error) == ("failed", 15, 10, False)
+    assert told.error == gang.termination(1).error
+    assert told.error.startswith("step 15: the parameters of model have come apart: on rank 1 they are not ")
+    assert "as they were at step 10. This state was not saved: the checkpoint of step 10 is" in told.error
+    assert [line["step"] for line in gang.history.events("checkpoint")] == [5, 10]
+    again = workshop.finish(ranks=2, steps=20, save_every=5)
+    assert again.stop()["digest"] == untouched.stop()["digest"] != ""
+
+
+def test_ranks_that_round_apart_go_on_and_say_that_a_resume_is_not_exact(workshop: Workshop) -> None:
+    gang = workshop.start(ranks=2, steps=20, save_every=5, stray_at=6, stray_by=1e-5)
+    assert gang.wait() == [0, 0], gang.texts()
+    told = "the parameters of model are not the same to the bit on all ranks any more, as they were at step 5"
+    assert gang.texts().count(told) == 1, "once, and not at each save"
+    assert [line["step"] for line in gang.history.events("checkpoint")] == [5, 10, 15, 20]
+
+
 DATA_ENDS = """
 import torch
 from holdfast_trainer.run import Run

@@ -1,4 +1,4 @@
-"""What must be the same on every rank, compared before the first step, or before the first save.
+"""What must be the same on every rank, compared before the first step, or before a save.
 
 Ranks that differ in a setting or in their data do not fail: they train something that nobody asked for,
 or wait for each other for ever. So each tells what it has, by name, and all see the same answer. So it is
@@ -7,11 +7,22 @@ with what batches follow from, between one attempt and the next.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from .faults import Strayed
 from .parallel import Gang
 from .schema import ConfigError
+
+log = logging.getLogger("holdfast")
+APART = 0.01
+"""How far a rank's parameters may be from rank 0's, as a share of their size, while one model is trained.
+
+Roundings, of kernels that do not repeat their bits, come to less; what goes on from more is another model.
+"""
 
 
 class RanksDiffer(ConfigError):
@@ -25,20 +36,64 @@ def require_alike(gang: Gang, values: Mapping[str, object]) -> None:
         raise RanksDiffer(faults)
 
 
-def require_same_models(gang: Gang, samples: Mapping[str, bytes], where: object) -> None:
-    """Of what a checkpoint has once for all ranks, `samples` are by name. Collective. Raises RanksDiffer.
+class SameModels:
+    """Of one attempt: whether what a checkpoint has once for all ranks is the same on all of them."""
 
-    `where` is what they were computed with: ranks of which that is not the same drift apart by roundings.
-    """
-    told = gang.gather((samples, where))
-    first, there = told[0]
-    apart = [name for name in first if any(theirs[name] != first[name] for theirs, _ in told)]
-    if apart and all(elsewhere == there for _, elsewhere in told):
-        raise RanksDiffer(
-            f"the parameters of {', '.join(apart)} are not the same on all ranks, and a "
-            "checkpoint has them once: put the model under DDP (`model = run.wrap(model)`), and change "
-            "parameters, averages of them too, on all ranks alike"
-        )
+    def __init__(self, gang: Gang, where: object) -> None:
+        """`where` is what models are computed with: ranks of which that is not the same drift apart by
+        roundings, and are not compared."""
+        self._gang, self._where = gang, where
+        self._same_at: int | None = None
+        self._told = False
+
+    def require(self, step: int, samples: Mapping[str, np.ndarray], durable_step: int) -> None:
+        """To be asked before the state after `step` steps is saved. Collective.
+
+        `samples` has elements of the parameters by the name of each model, float64 of shape [elements].
+
+        Raises RanksDiffer where models were never the same, Strayed where one has since become another.
+        """
+        told = self._gang.gather((samples, self._where))
+        first, there = told[0]
+        if any(elsewhere != there for _, elsewhere in told):
+            return
+        away = {
+            name: {rank: _away(theirs[name], first[name]) for rank, (theirs, _) in enumerate(told)}
+            for name in first
+        }
+        apart = {name: by_rank for name, by_rank in away.items() if any(by_rank.values())}
+        if not apart:
+            self._same_at = step
+            return
+        names = ", ".join(apart)
+        if self._same_at is None:
+            raise RanksDiffer(
+                f"the parameters of {names} are not the same on all ranks, and a "
+                "checkpoint has them once: put the model under DDP (`model = run.wrap(model)`), and change "
+                "parameters, averages of them too, on all ranks alike"
+            )
+        worst = {rank: max(by_rank[rank] for by_rank in apart.values()) for rank in range(len(told))}
+        furthest = max(worst, key=lambda rank: worst[rank])
+        ranks = _numbered([rank for rank, found in worst.items() if found])
+        if worst[furthest] > APART:
+            raise Strayed(step, names, ranks, furthest, worst[furthest], self._same_at, durable_step)
+        if not self._told and self._gang.rank == 0:
+            self._told = True
+            log.warning(
+                "step %d: the parameters of %s are not the same to the bit on all ranks any more, as they "
+                "were at step %d: on %s they are up to %.1g of their size away from rank 0's. A checkpoint "
+                "has them once, each from one of the ranks, so a resume from here on is not exact",
+                *(step, names, self._same_at, ranks, worst[furthest]),
+            )
+
+
+def _away(theirs: np.ndarray, first: np.ndarray) -> float:
+    """How far elements are from rank 0's, as a share of their size; 0 where all have the same bits."""
+    if theirs.tobytes() == first.tobytes():
+        return 0.0
+    with np.errstate(all="ignore"):
+        share = float(np.linalg.norm(theirs - first) / np.linalg.norm(first))
+    return share if share >= 0 else float("inf")
 
 
 _announced: dict[str, str] = {}
@@ -94,7 +149,11 @@ def differing(ranks: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _ranks(values: Sequence[str], value: str) -> str:
-    numbers = [str(rank) for rank, found in enumerate(values) if found == value]
+    return _numbered([rank for rank, found in enumerate(values) if found == value])
+
+
+def _numbered(ranks: Sequence[int]) -> str:
+    numbers = [str(rank) for rank in ranks]
     if len(numbers) > 4:
         numbers = [*numbers[:3], f"{len(numbers) - 3} more"]
     return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers)}"

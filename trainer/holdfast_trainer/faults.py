@@ -3,6 +3,7 @@
 ::
 
     Explained               told by its message alone
+      Strayed               a rank has another model than the others, and had the same before
       NonFiniteStep         a loss or a gradient is NaN or infinite: the state is worth nothing from here on
       OutOfMemory           a step does not fit the device
       DeadWorker            a process that loaded data is gone
@@ -38,6 +39,23 @@ class Explained(Exception):
 
 class NonFiniteStep(Explained):
     """No step of this run may follow on its state, and none was saved with it."""
+
+
+class Strayed(Explained):
+    """A checkpoint that all ranks write together would be of no model at all."""
+
+    def __init__(
+        self, step: int, names: str, ranks: str, furthest: int, away: float, same_at: int, durable_step: int
+    ) -> None:
+        """`away`: how far rank `furthest` is from rank 0, as a share of the parameters' size."""
+        super().__init__(
+            f"step {step}: the parameters of {names} have come apart: on {ranks} they are not rank 0's any "
+            f"more (by {away:.0%} of their size on rank {furthest}), as they were at step {same_at}. This "
+            f"state was not saved: {_left(durable_step, deterministic=False)} Either the loop changes "
+            "parameters on one rank and not on all, or a device computes wrong: if a retry gets further, "
+            "have the machines of these ranks tested",
+            mendable=True,
+        )
 
 
 class OutOfMemory(Explained):

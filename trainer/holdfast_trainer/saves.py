@@ -18,7 +18,7 @@ import torch
 
 from . import contract
 from .account import Account
-from .alike import require_same_models
+from .alike import SameModels
 from .checkpoint import Cadence, CheckpointError, Fenced, Saved, Saver
 from .checkpoint.cadence import Toll, again_after, does_not_fit, time_between_interruptions
 from .checkpoint.errors import StorageUnavailable, may_pass
@@ -93,7 +93,8 @@ class Saves:
             on_saved=self._on_saved,
             on_failed=self._on_failed,
         )
-        self._computed_with = [environment.get(key) for key in ("torch", "device", "precision", "threads")]
+        computed_with = [environment.get(key) for key in ("torch", "device", "precision", "threads")]
+        self._same_models = SameModels(gang, computed_with)
         self.state: TrainingState | None = None
         """What is saved, once it is known."""
         self.newest_step = 0
@@ -109,7 +110,7 @@ class Saves:
         self._began = self._step_ended = clock()
         self._failures, self._failed = 0, 0.0
         """How many saves have failed one after another, and when the newest did."""
-        self._prepared = self._told_too_slow = self._compared = False
+        self._prepared = self._told_too_slow = False
         self._ends = False
         """What is saved is the last of a training that ends, well or not."""
 
@@ -231,13 +232,12 @@ class Saves:
     ) -> None:
         """Stage the state after `step` steps; threads write it. `random` as `TrainingState.capture`'s.
 
-        Collective, once. Raises RanksDiffer where models are not the same on all ranks.
+        Collective. Raises RanksDiffer or Strayed where models are not the same on all ranks.
         """
         assert self.state is not None
         self._prepared = True
-        if not self._compared:
-            self._compared = True
-            require_same_models(self._gang, self.state.samples(), self._computed_with)
+        if self._gang.world_size > 1:
+            self._same_models.require(step, self.state.samples(step), self.durable_step)
         self._began = self._clock()
         self._saving = True
         self._toll.begin()

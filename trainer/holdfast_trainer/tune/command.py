@@ -42,19 +42,21 @@ def main(argv: Sequence[str]) -> int:
     arguments = _arguments(argv)
     interrupt = Interrupt()
     before = {number: signal.signal(number, interrupt) for number in INTERRUPTS}
+    hook, sys.unraisablehook = sys.unraisablehook, interrupt.unheard
     try:
         return _main(arguments, interrupt)
     except KeyboardInterrupt:
         print("interrupted before anything was measured; nothing was written", file=sys.stderr)
         return 130
     finally:
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 class Interrupt:
     """Ends what is going on, once. What Python raises it in may let nothing out, such as what it calls around
-    a fork: so it is remembered, and asked for before each measurement."""
+    a fork, or a destructor: so it is remembered, and asked for before each measurement."""
 
     def __init__(self) -> None:
         self._came = False
@@ -63,6 +65,11 @@ class Interrupt:
         _no_more_interrupts()  # under torchrun both come, and the second would meet what the first began
         self._came = True
         raise KeyboardInterrupt
+
+    def unheard(self, unraisable: Any) -> None:
+        """In place of `sys.unraisablehook`: where it is remembered, its traceback tells nobody anything."""
+        if not (self._came and unraisable.exc_type is KeyboardInterrupt):
+            sys.__unraisablehook__(unraisable)
 
     def check(self) -> None:
         """Raises KeyboardInterrupt where it came."""

@@ -49,7 +49,7 @@ What to know of some faults:
 - An attempt of which a part finds no node, or which has its nodes and cannot start on them, is given up after
   300 s, which are among its seconds. It spends no budget; the eviction before it is counted apart.
 - Kueue's quota has room for one job: another of higher priority takes it, and the job waits, and says for
-  what, until it is given back.
+  what, until it is given back. A job whose Workload is made inactive is suspended; it was resumed at once.
 - The Node of the machine without power is deleted, as a cloud's controller does.
 - Pods of a node that says nothing are taken after 5 s here; Kubernetes by default waits for 300 s, which then
   come on top.

@@ -244,6 +244,8 @@ class AttemptObservation:
     """Of the replicas that have one."""
     placed_at: datetime | None = None
     """When the last of them got it; None while one is missing."""
+    put_aside: str = ""
+    """Of one that is over: why its queue took it back, and wants no other; empty: the next one may queue."""
 
     @property
     def up(self) -> int:

@@ -270,7 +270,8 @@ def row(
     job: Job, fault: Fault, before: dict[str, Any], after: dict[str, Any], judged: dict[str, Any]
 ) -> dict[str, Any]:
     spent = [name for name in ("disruptions", "failures") if after[name] > before[name]]
-    assert len(spent) == (1 if judged and not fault.follows else 0), (before, after)
+    free = not judged or fault.follows or judged["verdict"] == "Suspended"
+    assert len(spent) == (0 if free else 1), (before, after)
     return {
         "fault": fault.name,
         "verdict": judged.get("verdict", "goes on"),

@@ -5,12 +5,20 @@ tests/kube/captured_workloads.json has the conditions of the Workloads of nine j
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fakes import MemoryEngine
+from scene import Scene, make
 
-from holdfast_controller.policy.queue_waits import queue_wait
+from holdfast_controller.cluster import AttemptObservation
+from holdfast_controller.jobs import Phase, TrainingJob, Verdict
+from holdfast_controller.policy.queue_waits import put_aside, queue_wait
+from holdfast_controller.reconciler import Reconciler
 
 CAPTURED = json.loads(
     (Path(__file__).parents[1] / "kube" / "captured_workloads.json").read_text(encoding="utf-8")
@@ -67,3 +75,103 @@ def test_one_that_has_its_quota_and_is_not_admitted_waits_for_checks() -> None:
 
 def test_one_that_kueue_has_not_looked_at_yet_has_no_reason_of_its_own() -> None:
     assert queue_wait("training", []) is None
+
+
+def test_one_whose_workload_was_made_inactive_while_it_waited_says_how_it_queues_again() -> None:
+    taken = {"type": "QuotaReserved", "status": "False", "message": EVICTED["message"]}
+    assert queue_wait("training", [taken]) == (
+        "waits in its queue 'training': The workload is deactivated; somebody has set spec.active of its "
+        "Workload to false, or Kueue has, where pods were too often not ready in time: set it to true, and "
+        "it queues again"
+    )
+
+
+# ------------------------------------------------------------------ a Workload that was made inactive
+
+EVICTED = {
+    "type": "Evicted",
+    "status": "True",
+    "reason": "Deactivated",
+    "message": "The workload is deactivated",
+}
+WHY = "its Workload in queue 'training' was made inactive: The workload is deactivated"
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        ({"spec": {"active": False}, "status": {"conditions": [EVICTED]}}, WHY),
+        ({"spec": {"active": False}}, "its Workload in queue 'training' was made inactive"),
+        ({"spec": {"active": True}, "status": {"conditions": [EVICTED]}}, ""),
+        ({}, ""),
+    ],
+    ids=["evicted", "not told why", "active again", "as ever"],
+)
+def test_a_queue_wants_no_other_attempt_where_the_workload_is_inactive(
+    workload: dict[str, Any], said: str
+) -> None:
+    assert put_aside("training", workload) == said
+
+
+class Queue(MemoryEngine):
+    """Takes replicas of an attempt back for good."""
+
+    why = ""
+
+    async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
+        seen = await super().observe(job, attempt)
+        return replace(seen, put_aside=self.why) if seen.exists and seen.gone else seen
+
+
+def stage() -> tuple[Scene, Queue]:
+    scene = Scene()
+    engine = scene.engine = Queue(clock=scene.seconds)
+    scene.reconciler = Reconciler(scene.store, engine, clock=lambda: scene.now)
+    return scene, engine
+
+
+def taken_back(engine: Queue, job: TrainingJob) -> None:
+    engine.why = WHY
+    for replica in range(2):
+        engine.vanish(job, job.status.attempt, replica)
+
+
+def test_a_job_that_was_put_aside_is_suspended_and_goes_on_when_it_is_resumed() -> None:
+    """Its next attempt got a Workload of its own, and ran beside the will of who had stopped it."""
+
+    async def story() -> None:
+        scene, engine = stage()
+        job = await scene.submit(make())
+        taken_back(engine, job)
+        job = await scene.look(passes=1)
+        # A controller that comes now, after a crash, finds the record open and the job suspended.
+        assert (job.spec.suspend, job.status.phase) == (True, Phase.SUSPENDING)
+        assert job.status.attempts[-1].verdict is None
+        job = await scene.look(passes=3)
+        assert (job.status.phase, job.status.attempt) == (Phase.SUSPENDED, 1)
+        assert job.status.message == f"suspended, for {WHY}; resume to go on"
+        record = job.status.attempts[-1]
+        assert (record.verdict, record.reason) == (Verdict.SUSPENDED, WHY)
+        assert (job.status.failures, job.status.disruptions) == (0, 0)
+
+        engine.why = ""
+        job = await scene.change(suspend=False)
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
+        await scene.change(suspend=True)
+        job = await scene.look(passes=3)
+        assert job.status.message == "suspended; resume to go on", "somebody else did it this time"
+
+    asyncio.run(story())
+
+
+def test_a_job_that_finished_before_it_was_put_aside_has_finished() -> None:
+    async def story() -> None:
+        scene, engine = stage()
+        job = await scene.submit(make())
+        engine.why = WHY
+        for replica in range(2):
+            engine.end(job, 1, replica, 0)
+        job = await scene.look(passes=3)
+        assert (job.spec.suspend, job.status.phase) == (False, Phase.SUCCEEDED)
+
+    asyncio.run(story())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.cluster.faults.table import FAULTS
 from holdfast_controller.jobs import Verdict
 from holdfast_controller.kube.observation import KILLED, STOPPED, attempt_observation
 from holdfast_controller.policy.classify import Incident, classify
+from holdfast_controller.policy.queue_waits import why_put_aside
 
 CAPTURED = Path(__file__).with_name("captured")
 """Where attempts were PyTorchJobs; those of TrainJobs are in a directory of their own."""
@@ -30,6 +32,8 @@ def judged(captured: dict[str, Any]) -> tuple[str, str]:
     record, pods = captured["record"], captured["pods"]
     seen = attempt_observation(1, len(pods), captured["attemptObject"], pods)
     assert seen.gone
+    if why_put_aside(record["reason"]):  # what Kueue's Workload said is in no document of the job's
+        seen = replace(seen, put_aside=record["reason"])
     ending = Incident(Verdict(record["ending"]), record["reason"]) if "ending" in record else None
     incident = classify(seen, ending)
     return incident.verdict, incident.reason

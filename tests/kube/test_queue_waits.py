@@ -14,7 +14,7 @@ from small_apiserver import connected, meanwhile
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob
 from holdfast_controller.kube.observation import attempt_observation
 from holdfast_controller.kube.pieces import PODS, Pieces
-from holdfast_controller.kube.queue_waits import FIRST_SECONDS, GROUP, queue_waits
+from holdfast_controller.kube.queue_waits import FIRST_SECONDS, GROUP, put_aside, queue_waits
 from holdfast_controller.manifests import attempt_manifests
 from holdfast_controller.pod_settings import PodSettings
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
@@ -29,6 +29,11 @@ PREFERRED = {"name": "kueue.x-k8s.io", "preferredVersion": {"version": "v1beta2"
 
 def said(group: Any, workloads: list[Any], directory: Path) -> str:
     """What the job says that it waits for; `group`, `workloads`: answers, or the status of a refusal."""
+    return asked(group, workloads, directory)[0]
+
+
+def asked(group: Any, workloads: list[Any], directory: Path) -> tuple[str, str]:
+    """What the job says that it waits for, and why it is not to be queued again, if it is not."""
     made = attempt_manifests(JOB, 1, PodSettings(default_claim="runs")).attempt_object
     made["metadata"] |= {"uid": "pytorch-job-1", "resourceVersion": "5"}
     now = [1000.0]
@@ -51,7 +56,7 @@ def said(group: Any, workloads: list[Any], directory: Path) -> str:
     async def groups(_: web.Request) -> web.Response:
         return answer(group)
 
-    async def story() -> str:
+    async def story() -> tuple[str, str]:
         routes = (
             web.get(PODS, listed),
             web.get(PYTORCH_JOB.resource.path, listed),
@@ -60,14 +65,15 @@ def said(group: Any, workloads: list[Any], directory: Path) -> str:
         )
         async with connected(routes, directory) as connection:
             pieces = Pieces(connection)
-            asked = queue_waits(connection, pieces, lambda: now[0])
+            waits = queue_waits(connection, pieces, lambda: now[0])
             async with meanwhile(pieces.run()):
                 await pieces.synced()
-                with asked.followed() as own:
+                with waits.followed() as own:
                     now[0] += FIRST_SECONDS
-                    await asked.look(own)
+                    await waits.look(own)
                     found = pieces.object_of(JOB, 1)
-                    return attempt_observation(1, 1, found, [], queued=asked.known).waiting
+                    waiting = attempt_observation(1, 1, found, [], queued=waits.known).waiting
+                    return waiting, await put_aside(connection, found)
 
     return asyncio.run(story())
 
@@ -118,3 +124,20 @@ def test_a_job_in_a_queue_says_what_it_waits_for(
     group: Any, workloads: list[Any], words: str, tmp_path: Path
 ) -> None:
     assert said(group, workloads, tmp_path).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("group", "workloads", "words"),
+    [
+        (PREFERRED, [{"spec": {"active": False}}], "its Workload in queue 'training' was made inactive"),
+        (PREFERRED, [{"spec": {"active": True}}], ""),
+        (PREFERRED, [], ""),
+        (PREFERRED, [403], ""),
+        (404, [], ""),
+    ],
+    ids=["inactive", "active", "no Workload", "may not be read", "no Kueue"],
+)
+def test_an_attempt_that_its_queue_took_back_is_not_put_aside_unless_its_workload_says_so(
+    group: Any, workloads: list[Any], words: str, tmp_path: Path
+) -> None:
+    assert asked(group, workloads, tmp_path)[1] == words

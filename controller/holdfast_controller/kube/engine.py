@@ -57,7 +57,7 @@ from .observation import (
 from .pieces import Pieces, attempt_of, pod_path
 from .pod_state import index_of, node_of, running
 from .prepared import Prepared
-from .queue_waits import queue_waits
+from .queue_waits import put_aside, queue_waits
 from .rank_logs import RankLogs
 from .reflector import Reflector
 from .slow_starts import slow_starts
@@ -157,6 +157,8 @@ class KubeEngine:
             self._queue_waits.known,
             self._unmade.known,
         )
+        if seen.exists and seen.gone:
+            seen = replace(seen, put_aside=await put_aside(self._connection, attempt_object))
         places = await self._places(job, attempt, pods)
         kept_out = self._endpoints.kept_out_of(job, attempt)
         return replace(self._endpoints.by_our_clock(job, seen), places=places, kept_out=kept_out)

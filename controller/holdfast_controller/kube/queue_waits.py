@@ -1,4 +1,4 @@
-"""Why a queue does not admit an attempt: the conditions of the Workload that Kueue makes for it.
+"""Why a queue does not admit an attempt, or wants it no more: what is in the Workload Kueue makes for it.
 
 An attempt with a queue is made suspended (manifests.py), and only Kueue ends that: where there is no Kueue,
 or it takes no notice of that kind, the job waits instead of running beside every quota, and says so.
@@ -11,10 +11,12 @@ from collections.abc import Callable
 
 from holdfast_controller.cluster import NotFound
 from holdfast_controller.manifests import PRIORITY_LABEL, QUEUE_LABEL
+from holdfast_controller.policy import queue_waits as policy
 from holdfast_controller.policy.queue_waits import NO_KUEUE, NO_PRIORITY, NO_WORKLOAD, queue_wait
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
 from .connection import Connection, Document
+from .errors import NotPermitted
 from .inquiry import Inquiry
 from .observation import is_suspended
 from .pieces import Pieces
@@ -33,28 +35,47 @@ def queue_waits(
         connection,
         pieces,
         lambda pieces: [pieces.objects[PYTORCH_JOB]],
-        concerns=_is_queued,
+        concerns=_is_in_queue,
         ask=_why,
         first_seconds=FIRST_SECONDS,
         clock=clock,
     )
 
 
-def _is_queued(attempt_object: Document) -> bool:
+async def put_aside(connection: Connection, attempt_object: Document | None) -> str:
+    """Of an attempt that has ended: why its queue, which took it back, wants no other. Raises Unavailable."""
+    if attempt_object is None or not _is_in_queue(attempt_object):
+        return ""
+    try:
+        found = await _workloads(connection, attempt_object)
+    except (NotFound, NotPermitted):  # there is no Kueue any more, or we may not read what it keeps
+        return ""
+    return policy.put_aside(_queue(attempt_object), found[0]) if found else ""
+
+
+def _is_in_queue(attempt_object: Document) -> bool:
     return QUEUE_LABEL in attempt_object["metadata"]["labels"] and is_suspended(attempt_object)
 
 
+def _queue(attempt_object: Document) -> str:
+    return str(attempt_object["metadata"]["labels"][QUEUE_LABEL])
+
+
 async def _why(connection: Connection, attempt_object: Document) -> str | None:
-    meta = attempt_object["metadata"]
-    queue = meta["labels"][QUEUE_LABEL]
+    queue = _queue(attempt_object)
     try:
-        group = await connection.get(GROUP)
+        found = await _workloads(connection, attempt_object)
     except NotFound:
         return NO_KUEUE.format(queue=queue)
-    version = group["preferredVersion"]["version"]
-    path = f"{GROUP}/{version}/namespaces/{meta['namespace']}/workloads"
-    found = (await connection.get(path, labelSelector=f"{OWNER_LABEL}={uid_of(attempt_object)}"))["items"]
     if not found:
-        priority = meta["labels"].get(PRIORITY_LABEL)
+        priority = attempt_object["metadata"]["labels"].get(PRIORITY_LABEL)
         return NO_WORKLOAD + (NO_PRIORITY.format(priority=priority) if priority else "")
     return queue_wait(queue, (found[0].get("status") or {}).get("conditions") or [])
+
+
+async def _workloads(connection: Connection, attempt_object: Document) -> list[Document]:
+    """One at most. Raises NotFound where there is no Kueue."""
+    version = (await connection.get(GROUP))["preferredVersion"]["version"]
+    path = f"{GROUP}/{version}/namespaces/{attempt_object['metadata']['namespace']}/workloads"
+    listed = await connection.get(path, labelSelector=f"{OWNER_LABEL}={uid_of(attempt_object)}")
+    return list(listed["items"])

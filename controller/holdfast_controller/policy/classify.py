@@ -7,6 +7,7 @@ victims and never counted; the verdict comes from the first cause:
 2. a configuration error, by message or code 78 -> ConfigError: no neighbour's loss can cause it
 3. a stop was asked for                         -> Suspended; what failed on the way is in the reason
 4. a replica the platform took                  -> LostNode where its node went with it, else Disrupted;
+   whose queue took it back for good             -> Suspended, and the job with it
    one evicted for what it wrote itself       -> Failed: as a disruption it would be tried again for ever
    what Holdfast ended the attempt for         -> Hung, Unschedulable or ImagePull, as it put on record;
    a hang that a node explains which fell silent -> LostNode: its peers wait for it, and end on that
@@ -52,6 +53,8 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
         return _suspended(replicas)
     taken = [replica for replica in replicas if replica.disrupted and not finished(replica)]
     if taken:
+        if observation.put_aside:
+            return Incident(Verdict.SUSPENDED, observation.put_aside)
         first = min(taken, key=_bad_end)
         verdict = Verdict.LOST_NODE if first.lost_node else Verdict.DISRUPTED
         return Incident(verdict, f"replica {first.index}: {first.reason}", first.index)

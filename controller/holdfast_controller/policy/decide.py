@@ -28,6 +28,7 @@ from .hang import hangs
 from .launchers import launcher_notes
 from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at, lost_at
+from .queue_waits import why_put_aside
 from .repeats import next_capacity, remedy, same_failure, standstill, times_in_a_row
 from .size import next_replicas
 from .tails import bound_tails
@@ -246,6 +247,10 @@ class _Deciding:
             incident = classify(observation, ended)
         else:
             incident = Incident(Verdict.DISRUPTED, "all that was known of it is gone")
+        if incident.reason == observation.put_aside and not (self.spec.suspend or self.job.faults):
+            # First: who comes after a crash would open the next attempt of a job that is not suspended.
+            self._phase(Phase.SUSPENDING, "Suspending", incident.reason)
+            return self._done(suspend=True, requeue_after=1.0)
         self.books.close(record, incident, observation, self.evidence.ledger, self.evidence.steps)
         record.log_tail = dict(self.evidence.tails)
         bound_tails(self.status.attempts)
@@ -335,7 +340,8 @@ class _Deciding:
         if self.status.phase is not Phase.SUSPENDED:
             self._tell("Normal", "Suspended", "suspended; checkpoints are kept, resume to go on")
         self.status.next_start_at = None
-        why = idle.why_stopped(self.status)
+        last = self.status.attempts[-1].reason if self.status.attempts else ""
+        why = idle.why_stopped(self.status) or why_put_aside(last)
         self._phase(Phase.SUSPENDED, "Suspended", f"suspended{why}; resume to go on")
         return self._done()
 
@@ -424,11 +430,11 @@ class _Deciding:
         stacks: bool = False,
         start: int | None = None,
         remove: bool = False,
+        suspend: bool = False,
         requeue_after: float | None = None,
     ) -> Decision:
         self._tell_resumes()
         self._tell_saves()
-        suspend = False
         if self.works:
             verdict = self.evidence.gpus
             told = idle.judged(self.status, verdict, self.spec, self.now)

@@ -53,7 +53,13 @@ QUEUEING = (
         "the queue is not for the job's namespace: name another one (queue), or change the ClusterQueue's "
         "namespaceSelector",
     ),
+    Remedy(
+        r"workload is deactivated",
+        "somebody has set spec.active of its Workload to false, or Kueue has, where pods were too often not "
+        "ready in time: set it to true, and it queues again",
+    ),
 )
+PUT_ASIDE = "its Workload in queue "
 
 
 def queue_wait(queue: str, conditions: Sequence[Mapping[str, Any]]) -> str | None:
@@ -67,6 +73,20 @@ def queue_wait(queue: str, conditions: Sequence[Mapping[str, Any]]) -> str | Non
         return f"has its quota in queue {queue!r} and waits for the queue's admission checks"
     said = str(reserved.get("message", ""))
     return f"waits in its queue {queue!r}: {explain(said, QUEUEING)}" if said else None
+
+
+def put_aside(queue: str, workload: Mapping[str, Any]) -> str:
+    """Why a queue that took an admitted attempt back wants no other in its place; empty: it just waits."""
+    if (workload.get("spec") or {}).get("active", True):
+        return ""
+    conditions = (workload.get("status") or {}).get("conditions") or []
+    said = next((one["message"] for one in conditions if one["type"] == "Evicted" and one.get("message")), "")
+    return f"{PUT_ASIDE}{queue!r} was made inactive{': ' if said else ''}{said.rstrip('. ')}"
+
+
+def why_put_aside(reason: str) -> str:
+    """For a suspended job's message, by the reason of its last attempt: empty, or `, for ...`."""
+    return f", for {reason}" if reason.startswith(PUT_ASIDE) else ""
 
 
 def in_queue(queue: str) -> str:

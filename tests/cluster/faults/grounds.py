@@ -101,6 +101,23 @@ def preempted_in_its_queue(job: Job, attempt: int) -> Iterator[None]:
     yield
 
 
+@contextmanager
+def made_inactive_in_its_queue(job: Job, attempt: int) -> Iterator[None]:
+    """Who looks after the queue stops the job's Workload, and its user resumes the job later."""
+    world = job.world
+    uid = world.kubectl("get", "pytorchjob", f"{job.name}-{attempt}", "-o=jsonpath={.metadata.uid}")
+    workloads = ("workloads.kueue.x-k8s.io", f"-l=kueue.x-k8s.io/job-uid={uid}")
+    [name] = world.kubectl("get", *workloads, "-o=name").split()
+    world.kubectl("patch", name, "--type=merge", '-p={"spec":{"active":false}}')
+
+    def rests(now: Document) -> bool:
+        return now["phase"] == "Suspended" and "was made inactive" in now["message"]
+
+    job.until("to be suspended", rests)
+    world.kubectl("patch", "tj", job.name, "--type=merge", '-p={"spec":{"suspend":false}}')
+    yield
+
+
 def node_at_another_time(seconds: int) -> Callable[[World], AbstractContextManager[Ground]]:
     """What pods of the second node take for the time is so many seconds ahead; none is put elsewhere but on
     the first."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from tests.cluster import kueue
 from tests.cluster.faults import grounds, hits
 from tests.cluster.faults.hits import Hit
 
+NO_QUEUE = "such jobs take no queue (policy/refusals.py)"
 PACE = 0.2
 """A step a fifth of a second: a job lasts through all faults of its group, and leaves the machine to them."""
 
@@ -128,10 +130,15 @@ FAULTS = (
         "kubelet stopped", hits.without_kubelet, "LostNode", "DeletionByTaintManager", group="nodes",
         spare=True, pace=0.5,
     ),
-    # Kueue, which stays on the cluster once it is there: the last.
+    # Kueue, which stays on the cluster once it is there: the last ones.
     Fault(
         "preemption by Kueue", grounds.preempted_in_its_queue, "Disrupted",
         "Preempted: the queue suspended the attempt$", notice=True, group="queue",
-        not_as_train_jobs="such jobs take no queue (policy/refusals.py)",
+        not_as_train_jobs=NO_QUEUE,
+    ),
+    Fault(
+        "Workload made inactive in Kueue", grounds.made_inactive_in_its_queue, "Suspended",
+        f"its Workload in queue '{kueue.QUEUE}' was made inactive: ", notice=True, group="queue",
+        not_as_train_jobs=NO_QUEUE,
     ),
 )  # fmt: skip

@@ -29,10 +29,11 @@ from .clock import ClockWatch
 from .cluster import AttemptObservation, Conflict, Engine, Event, HoldfastError, JobStore, NotFound, NotReady
 from .gpu_watch import GpuWatch
 from .job_series import JobFigures
-from .jobs import TAIL_RANKS, Status, TrainingJob, Verdict, utcnow
+from .jobs import TAIL_RANKS, Phase, Status, TrainingJob, Verdict, utcnow
 from .metrics import Metrics
 from .policy import clock_steps
 from .policy.classify import classify
+from .policy.conditions import conditions_of
 from .policy.decide import Evidence, decide, open_record, over
 from .policy.decision import Decision
 from .policy.explain import is_edited
@@ -332,10 +333,12 @@ class Reconciler:
         return job, None
 
     async def _say_why(self, job: TrainingJob, message: str) -> None:
-        """Put into the job's status what was in the way of an attempt's start."""
+        """Put into the job's status what was in the way of an attempt's start: it waits for that."""
         if message != job.status.message:
-            told = job.status.model_copy(update={"message": message})
-            event = Event(self._clock(), "Warning", "StartFailed", message)
+            now = self._clock()
+            told = job.status.model_copy(update={"phase": Phase.QUEUED, "message": message})
+            told.conditions = conditions_of(told, "StartFailed", now)
+            event = Event(now, "Warning", "StartFailed", message)
             job = await self._store.replace_status(job, told, event)
             _log(job, event)
 

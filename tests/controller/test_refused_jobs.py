@@ -199,6 +199,10 @@ def test_an_attempt_that_the_engine_does_not_take_says_why_and_is_tried_again() 
         )
         assert versions[1:] == versions[:1] * 3, "said once, not with every try"
         assert await scene.told() == [("AttemptOpened", 1), ("StartFailed", 1)]
+        assert job.status.phase is Phase.QUEUED, "nothing of it is there that could start"
+        admitted = next(one for one in job.status.conditions if one.type == "Admitted")
+        assert (admitted.status, admitted.reason) == ("False", "StartFailed")
+        assert admitted.message == job.status.message
 
         scene.engine.start = real  # type: ignore[method-assign]
         job = await scene.look()

@@ -167,6 +167,7 @@ def test_an_attempt_that_admission_denies_says_so(live: Live) -> None:
     told = wait_until(message, "the reason to be told")
     assert "attempt 1 could not be started and is tried again:" in told
     assert "team-broke has no budget" in told
+    assert kubectl.get("tj", "over", "-n=team-broke")["status"]["phase"] == "Queued", "not Starting"
     kubectl.run("delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", "no-budget")
     words = ("get", "pytorchjob", "over-1", "-n=team-broke")
     wait_until(lambda: kubectl.attempt(*words).returncode == 0, "the attempt, once it may be")

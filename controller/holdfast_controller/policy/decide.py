@@ -142,10 +142,9 @@ class _Deciding:
         if self.evidence.refusals:
             return self._refused(self.evidence.refusals)
         self._size(record, self._fewer(self.status.attempts[:-1]))
-        if self.status.phase is not Phase.QUEUED:  # as it is of all that wait when a controller comes back
-            tried = refused.is_about_start(self.status.message, record.number)
-            message = self.status.message if tried else "starts now"
-            self._phase(Phase.STARTING if record.number == 1 else Phase.RECOVERING, "Starting", message)
+        # It is Queued where the last try failed, and of all that wait when a controller comes back.
+        if self.status.phase is not Phase.QUEUED:
+            self._phase(Phase.STARTING if record.number == 1 else Phase.RECOVERING, "Starting", "starts now")
         return self._done(start=record.number, requeue_after=1.0)
 
     def _carry_on(self, record: AttemptRecord, observation: AttemptObservation) -> Decision:

@@ -26,18 +26,9 @@ def goes_on(message: str, faults: Sequence[str]) -> str:
 
 def could_not_start(attempt: int, error: Exception) -> str:
     """Of an attempt whose objects the engine did not take; it is tried again."""
-    return f"{_failed(attempt)}{explain(str(error), MAKING)}"
+    return f"attempt {attempt} could not be started and is tried again: {explain(str(error), MAKING)}"
 
 
 def could_not_end(attempt: int, error: Exception) -> str:
     """Of an attempt whose end the engine could not bring about; it is tried again."""
     return f"attempt {attempt} could not be ended and is tried again: {error}"
-
-
-def is_about_start(message: str, attempt: int) -> bool:
-    """Whether the message is of `could_not_start`, so that trying again need not change it."""
-    return message.startswith(_failed(attempt))
-
-
-def _failed(attempt: int) -> str:
-    return f"attempt {attempt} could not be started and is tried again: "

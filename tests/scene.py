@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from fakes import MemoryEngine, MemoryStore
 
@@ -14,6 +14,8 @@ from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob
 from holdfast_controller.reconciler import Reconciler
 from holdfast_trainer.contract import Progress
+
+AnEngine = TypeVar("AnEngine", bound=MemoryEngine)
 
 
 def make(name: str = "a", **spec: Any) -> TrainingJob:
@@ -33,6 +35,12 @@ class Scene:
 
     def seconds(self) -> float:
         return self.now.timestamp()
+
+    def run_on(self, engine: AnEngine) -> AnEngine:
+        """What runs attempts from now on."""
+        self.engine = engine
+        self.reconciler = Reconciler(self.store, engine, clock=lambda: self.now)
+        return engine
 
     async def submit(self, job: TrainingJob) -> TrainingJob:
         await self.store.create(job)
@@ -81,9 +89,7 @@ class TellingEngine(MemoryEngine):
 
 def telling(scene: Scene) -> TellingEngine:
     """The scene's engine from now on."""
-    engine = scene.engine = TellingEngine(scene.seconds)
-    scene.reconciler = Reconciler(scene.store, engine, clock=lambda: scene.now)
-    return engine
+    return scene.run_on(TellingEngine(scene.seconds))
 
 
 def play(story: Callable[[Scene], Awaitable[None]]) -> None:

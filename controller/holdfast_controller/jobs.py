@@ -366,8 +366,7 @@ class Status(Model):
         "Starting: an attempt was opened and has done no step yet. Running: a step is done, or a program "
         "that tells of none has run for two minutes. Recovering: an attempt ended and the next one follows. "
         "Suspending, Suspended: `spec.suspend` is true; or it is deleted, and only somebody else's finalizer "
-        "keeps it. "
-        "Succeeded and Failed are final.",
+        "keeps it. Succeeded and Failed are final.",
     )
     observed_generation: int = Field(
         default=0,

@@ -29,17 +29,16 @@ from .clock import ClockWatch
 from .cluster import AttemptObservation, Conflict, Engine, Event, HoldfastError, JobStore, NotFound, NotReady
 from .gpu_watch import GpuWatch
 from .job_series import JobFigures
-from .jobs import TAIL_RANKS, Phase, Status, TrainingJob, Verdict, utcnow
+from .jobs import TAIL_RANKS, Status, TrainingJob, Verdict, utcnow
 from .metrics import Metrics
 from .policy import clock_steps
 from .policy.classify import classify
-from .policy.conditions import conditions_of
 from .policy.decide import Evidence, decide, open_record, over
 from .policy.decision import Decision
 from .policy.explain import is_edited
 from .policy.half_placed import PLACE_SECONDS
 from .policy.peers import SETTLE_SECONDS
-from .policy.refused import could_not_end, could_not_start
+from .policy.refused import could_not_end, could_not_start, waits_to_start
 from .policy.writes import PROGRESS_SECONDS, seconds_to_write
 from .queueing import WorkQueue
 from .stopping import suspend
@@ -336,8 +335,7 @@ class Reconciler:
         """Put into the job's status what was in the way of an attempt's start: it waits for that."""
         if message != job.status.message:
             now = self._clock()
-            told = job.status.model_copy(update={"phase": Phase.QUEUED, "message": message})
-            told.conditions = conditions_of(told, "StartFailed", now)
+            told = waits_to_start(job.status, message, now)
             event = Event(now, "Warning", "StartFailed", message)
             job = await self._store.replace_status(job, told, event)
             _log(job, event)

@@ -17,7 +17,6 @@ from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, 
 from holdfast_controller.jobs import AttemptRecord, Phase, Spec, TrainingJob, Verdict
 from holdfast_controller.policy.half_placed import half_placed, seconds_left
 from holdfast_controller.policy.size import next_replicas
-from holdfast_controller.reconciler import Reconciler
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 STARTED = AttemptRecord(number=1, opened_at=NOON, started_at=NOON)
@@ -115,8 +114,7 @@ class OtherTime(MemoryEngine):
 @pytest.mark.parametrize("ahead", [-600, 600])
 def test_it_waits_for_as_long_where_its_nodes_have_another_time(ahead: float) -> None:
     async def story(scene: Scene) -> None:
-        scene.engine = OtherTime(ahead, scene.seconds)
-        scene.reconciler = Reconciler(scene.store, scene.engine, clock=lambda: scene.now)
+        scene.run_on(OtherTime(ahead, scene.seconds))
         job = await scene.submit(make(replicas=2))
         scene.engine.leave_out(job, 1, 1)
         scene.now += timedelta(seconds=299)

@@ -18,7 +18,6 @@ from scene import Scene, make
 from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import Phase, TrainingJob, Verdict
 from holdfast_controller.policy.queue_waits import put_aside, queue_wait
-from holdfast_controller.reconciler import Reconciler
 
 CAPTURED = json.loads(
     (Path(__file__).parents[1] / "kube" / "captured_workloads.json").read_text(encoding="utf-8")
@@ -125,9 +124,7 @@ class Queue(MemoryEngine):
 
 def stage() -> tuple[Scene, Queue]:
     scene = Scene()
-    engine = scene.engine = Queue(clock=scene.seconds)
-    scene.reconciler = Reconciler(scene.store, engine, clock=lambda: scene.now)
-    return scene, engine
+    return scene, scene.run_on(Queue(clock=scene.seconds))
 
 
 def taken_back(engine: Queue, job: TrainingJob) -> None:

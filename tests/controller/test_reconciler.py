@@ -388,8 +388,7 @@ def test_a_log_that_never_comes_takes_no_time_from_the_others(monkeypatch: pytes
 
     async def story() -> None:
         scene = Scene()
-        engine = SilentNode(clock=scene.seconds)
-        scene.engine, scene.reconciler = engine, Reconciler(scene.store, engine, clock=lambda: scene.now)
+        engine = scene.run_on(SilentNode(clock=scene.seconds))
         job = await scene.submit(make(replicas=3))
         engine.vanish(job, 1, 1)
         await scene.look()

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .faults import Strayed
+from .faults import strayed
 from .parallel import Gang
 from .schema import ConfigError
 
@@ -57,26 +57,22 @@ class SameModels:
         first, there = told[0]
         if any(elsewhere != there for _, elsewhere in told):
             return
-        away = {
-            name: {rank: _away(theirs[name], first[name]) for rank, (theirs, _) in enumerate(told)}
-            for name in first
-        }
-        apart = {name: by_rank for name, by_rank in away.items() if any(by_rank.values())}
-        if not apart:
+        away = [{name: _away(theirs[name], first[name]) for name in first} for theirs, _ in told]
+        names = ", ".join(name for name in first if any(of_rank[name] for of_rank in away))
+        if not names:
             self._same_at = step
             return
-        names = ", ".join(apart)
         if self._same_at is None:
             raise RanksDiffer(
                 f"the parameters of {names} are not the same on all ranks, and a "
                 "checkpoint has them once: put the model under DDP (`model = run.wrap(model)`), and change "
                 "parameters, averages of them too, on all ranks alike"
             )
-        worst = {rank: max(by_rank[rank] for by_rank in apart.values()) for rank in range(len(told))}
-        furthest = max(worst, key=lambda rank: worst[rank])
-        ranks = _numbered([rank for rank, found in worst.items() if found])
+        worst = [max(of_rank.values()) for of_rank in away]
+        furthest = worst.index(max(worst))
+        ranks = _numbered([rank for rank, found in enumerate(worst) if found])
         if worst[furthest] > APART:
-            raise Strayed(step, names, ranks, furthest, worst[furthest], self._same_at, durable_step)
+            raise strayed(step, names, ranks, furthest, worst[furthest], self._same_at, durable_step)
         if not self._told and self._gang.rank == 0:
             self._told = True
             log.warning(

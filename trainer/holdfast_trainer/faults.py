@@ -44,19 +44,6 @@ class NonFiniteStep(Explained):
 class Strayed(Explained):
     """A checkpoint that all ranks write together would be of no model at all."""
 
-    def __init__(
-        self, step: int, names: str, ranks: str, furthest: int, away: float, same_at: int, durable_step: int
-    ) -> None:
-        """`away`: how far rank `furthest` is from rank 0, as a share of the parameters' size."""
-        super().__init__(
-            f"step {step}: the parameters of {names} have come apart: on {ranks} they are not rank 0's any "
-            f"more (by {away:.0%} of their size on rank {furthest}), as they were at step {same_at}. This "
-            f"state was not saved: {_left(durable_step, deterministic=False)} Either the loop changes "
-            "parameters on one rank and not on all, or a device computes wrong: if a retry gets further, "
-            "have the machines of these ranks tested",
-            mendable=True,
-        )
-
 
 class OutOfMemory(Explained):
     """The device, or the machine, has no memory left for this step."""
@@ -86,6 +73,21 @@ class Offered:
     grad_norm: float | None
     batch: str = ""
     """Which data it was, in words."""
+
+
+def strayed(
+    step: int, names: str, ranks: str, furthest: int, away: float, same_at: int, durable_step: int
+) -> Strayed:
+    """The error for the state after `step` steps; `away`: how far rank `furthest` is from rank 0, as a share
+    of the parameters' size."""
+    return Strayed(
+        f"step {step}: the parameters of {names} have come apart: on {ranks} they are not rank 0's any more "
+        f"(by {away:.0%} of their size on rank {furthest}), as they were at step {same_at}. This state was "
+        f"not saved: {_left(durable_step, deterministic=False)} Either the loop changes parameters on one "
+        "rank and not on all, or a device computes wrong: if a retry gets further, have the machines of "
+        "these ranks tested",
+        mendable=True,
+    )
 
 
 def non_finite_step(

@@ -157,7 +157,8 @@ class KubeEngine:
             self._queue_waits.known,
             self._unmade.known,
         )
-        if seen.exists and seen.gone:
+        record = job.status.record(attempt)
+        if seen.exists and seen.gone and (record is None or record.verdict is None):  # it is to be judged
             seen = replace(seen, put_aside=await put_aside(self._connection, attempt_object))
         places = await self._places(job, attempt, pods)
         kept_out = self._endpoints.kept_out_of(job, attempt)

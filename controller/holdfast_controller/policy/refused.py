@@ -8,7 +8,11 @@ its status, until its spec is corrected or the cluster allows more. An attempt t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
+from holdfast_controller.jobs import Phase, Status
+
+from .conditions import conditions_of
 from .waits import MAKING, explain
 
 UNREADABLE = "its spec cannot be read and no other attempt starts until it is corrected: "
@@ -27,6 +31,13 @@ def goes_on(message: str, faults: Sequence[str]) -> str:
 def could_not_start(attempt: int, error: Exception) -> str:
     """Of an attempt whose objects the engine did not take; it is tried again."""
     return f"attempt {attempt} could not be started and is tried again: {explain(str(error), MAKING)}"
+
+
+def waits_to_start(status: Status, message: str, now: datetime) -> Status:
+    """Of a job of whose attempt nothing is there; `message` is `could_not_start`'s."""
+    told = status.model_copy(update={"phase": Phase.QUEUED, "message": message})
+    told.conditions = conditions_of(told, "StartFailed", now)
+    return told
 
 
 def could_not_end(attempt: int, error: Exception) -> str:

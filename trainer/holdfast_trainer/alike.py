@@ -7,9 +7,8 @@ with what batches follow from, between one attempt and the next.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from .faults import strayed
 from .parallel import Gang
 from .schema import ConfigError
 
-log = logging.getLogger("holdfast")
 APART = 0.01
 """How far a rank's parameters may be from rank 0's, as a share of their size, while one model is trained.
 
@@ -39,10 +37,11 @@ def require_alike(gang: Gang, values: Mapping[str, object]) -> None:
 class SameModels:
     """Of one attempt: whether what a checkpoint has once for all ranks is the same on all of them."""
 
-    def __init__(self, gang: Gang, where: object) -> None:
+    def __init__(self, gang: Gang, where: object, rounded: Callable[[str, str], None]) -> None:
         """`where` is what models are computed with: ranks of which that is not the same drift apart by
-        roundings, and are not compared."""
-        self._gang, self._where = gang, where
+        roundings, and are not compared. `rounded` is told by rank 0, once, what is apart by roundings and why
+        that matters."""
+        self._gang, self._where, self._rounded = gang, where, rounded
         self._same_at: int | None = None
         self._told = False
 
@@ -75,11 +74,11 @@ class SameModels:
             raise strayed(step, names, ranks, furthest, worst[furthest], self._same_at, durable_step)
         if not self._told and self._gang.rank == 0:
             self._told = True
-            log.warning(
-                "step %d: the parameters of %s are not the same to the bit on all ranks any more, as they "
-                "were at step %d: on %s they are up to %.1g of their size away from rank 0's. A checkpoint "
-                "has them once, each from one of the ranks, so a resume from here on is not exact",
-                *(step, names, self._same_at, ranks, worst[furthest]),
+            self._rounded(
+                f"parameters of {names} that are not the same on {ranks}",
+                f"were the same to the bit at step {self._same_at}, and at step {step} are up to "
+                f"{worst[furthest]:.1g} of their size away from rank 0's. A checkpoint has them once, each "
+                "from one of the ranks",
             )
 
 

@@ -67,9 +67,11 @@ class Saves:
         keep_every: int,
         keep_best: int,
         snapshot: Snapshots,
+        cannot_repeat: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` is that of a cadence in seconds."""
+        """`cannot_repeat` is told what a resume from a checkpoint does not repeat to the bit, and why.
+        `clock` is that of a cadence in seconds."""
         self._gang, self._cadence, self._notice, self._watchdog = gang, cadence, notice, watchdog
         self._journal, self._telemetry, self._spans = account.journal, account.telemetry, account.spans
         # Rank 0 alone decides when to save by the clock: the others need not read the past.
@@ -94,7 +96,7 @@ class Saves:
             on_failed=self._on_failed,
         )
         computed_with = [environment.get(key) for key in ("torch", "device", "precision", "threads")]
-        self._same_models = SameModels(gang, computed_with)
+        self._same_models = SameModels(gang, computed_with, cannot_repeat)
         self.state: TrainingState | None = None
         """What is saved, once it is known."""
         self.newest_step = 0

@@ -74,8 +74,8 @@ class TrainingState:
         self._rank = rank
         optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}
         self._unspent = {name: Unspent(optimizer) for name, optimizer in optimizers.items()}
-        models = [part for part in self._parts.values() if isinstance(part, nn.Module)]
-        self._of_models = {id(parameter) for model in models for parameter in model.parameters()}
+        self._models = _models(self._parts)
+        self._of_models = {id(p) for model in self._models.values() for p in model.parameters()}
         self._looked_at = WeakSet(optimizers.values())
         """Optimizers of which it is known whether they are tracked."""
         tensors = pack(self._shared(0))[1]  # an unsupported value is told now, not when the first save is due
@@ -148,14 +148,12 @@ class TrainingState:
     @property
     def _mesh(self) -> Any:
         """The ranks over which models are cut; None where they are not."""
-        models = [part for part in self._parts.values() if isinstance(part, nn.Module)]
-        parameters: Iterator[Any] = (p for model in models for p in model.parameters())
+        parameters: Iterator[Any] = (p for model in self._models.values() for p in model.parameters())
         return next((p.device_mesh for p in parameters if hasattr(p, "placements")), None)
 
     def describe(self) -> str:
         """Names, types and shapes of the models' tensors, as a short hash that ranks can compare."""
-        models = [(n, p) for n, p in self._parts.items() if isinstance(p, nn.Module)]
-        values = [(f"{n}.{k}", v) for n, p in models for k, v in p.state_dict().items()]
+        values = [(f"{n}.{k}", v) for n, m in self._models.items() for k, v in m.state_dict().items()]
         # What a module's get_extra_state gives need be no tensor.
         tensors = [f"{k} {v.dtype} {list(v.shape)}" for k, v in values if isinstance(v, torch.Tensor)]
         text = "\n".join([", ".join(self._parts), *tensors])
@@ -166,13 +164,11 @@ class TrainingState:
 
         Of each step another one. float64; [elements], of which a complex one counts as two.
         """
-        models = {name: part for name, part in self._parts.items() if isinstance(part, nn.Module)}
-        return {name: _sample(model, step) for name, model in models.items()}
+        return {name: _sample(model, step) for name, model in self._models.items()}
 
     def whole_gradients(self) -> list[str]:
         """The models, cut over the ranks, whose gradients add up whole on each: no save takes these."""
-        models = {name: part for name, part in self._parts.items() if isinstance(part, nn.Module)}
-        return [name for name, model in models.items() if any(map(_adds_up_whole, model.modules()))]
+        return [name for name, model in self._models.items() if any(map(_adds_up_whole, model.modules()))]
 
     def end_step(self) -> None:
         """A step has ended: gradients that no optimizer has stepped with are part of the state after it."""
@@ -190,7 +186,7 @@ class TrainingState:
         `random` stands for the generators' state where they have moved on since the state was true.
         """
         own: dict[str, Any] = {"rng": rng.capture() if random is None else random}
-        buffers = {n: _buffers(p) for n, p in self._parts.items() if isinstance(p, nn.Module)}
+        buffers = {name: _buffers(model) for name, model in self._models.items()}
         parts = {n: p.state_dict() for n, p in self._parts.items() if _differs_by_rank(p)}
         gradients = {name: unspent.gradients() for name, unspent in self._unspent.items()}
         if self._rank != 0:
@@ -269,9 +265,13 @@ def _replicated(parts: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
     return {_without_wrapping(n): m for n, m in found if isinstance(m, DistributedDataParallel)}
 
 
+def _models(parts: Mapping[str, Any]) -> dict[str, nn.Module]:
+    return {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+
+
 def _modules(parts: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
     """The models among the parts and all modules in them, by name."""
-    models = [(name, part) for name, part in parts.items() if isinstance(part, nn.Module)]
+    models = _models(parts).items()
     return [(f"{name}.{path}" if path else name, m) for name, p in models for path, m in p.named_modules()]
 
 

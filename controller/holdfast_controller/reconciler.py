@@ -39,6 +39,7 @@ from .policy.explain import is_edited
 from .policy.half_placed import PLACE_SECONDS
 from .policy.peers import SETTLE_SECONDS
 from .policy.refused import could_not_end, could_not_start, waits_to_start
+from .policy.tails import C_STACK_LINES, last_told
 from .policy.writes import PROGRESS_SECONDS, seconds_to_write
 from .queueing import WorkQueue
 from .stopping import suspend
@@ -403,7 +404,9 @@ class Reconciler:
         """Its last lines, none where there is no log; or why they cannot be had."""
         try:
             async with asyncio.timeout(TAILS_SECONDS):
-                return [line async for line in self._engine.logs(job, attempt, rank, tail=TAIL_LINES)]
+                asked = TAIL_LINES + C_STACK_LINES
+                lines = [line async for line in self._engine.logs(job, attempt, rank, tail=asked)]
+                return last_told(lines, TAIL_LINES)
         except NotFound:
             return []
         except (HoldfastError, TimeoutError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast_controller.jobs import ATTEMPTS_KEPT, TAIL_RANKS, AttemptRecord, Status, Verdict
-from holdfast_controller.policy.tails import TAIL_BYTES, bound_tails
+from holdfast_controller.policy.tails import C_STACK_LINES, TAIL_BYTES, bound_tails, last_told
 from holdfast_controller.reconciler import TAIL_CHARACTERS
 
 
@@ -45,3 +45,25 @@ def test_one_line_that_is_too_long_is_left_out() -> None:
     known = attempts(1, "x" * 100, ranks=1)
     bound_tails(known, limit=50)
     assert known[0].log_tail == {}
+
+
+def test_a_c_stack_does_not_push_out_where_python_stood() -> None:
+    """As Python 3.14 writes it of a rank that is ended as it hangs."""
+    stack = ['  File "train.py", line 3 in forward', '  File "train.py", line 9 in <module>']
+    calls = [f'  Binary file "/usr/lib/libtorch_cpu.so", at +0x{n:x} [0x7fb7d2b0{n:x}]' for n in range(32)]
+    lines = [
+        "step 7",
+        "Fatal Python error: Aborted",
+        "Current thread 0x00007fb7d2ac2200 [python] (most recent call first):",
+        *stack,
+        "",
+        "Current thread's C stack trace (most recent call first):",
+        *calls,
+        "  <truncated rest of calls>",
+    ]
+    marked = [f"[rank 1] {line}" for line in lines]
+    assert last_told(lines, 4) == [lines[2], *stack, ""]
+    assert last_told(marked, 4) == [f"[rank 1] {line}" for line in (lines[2], *stack, "")]
+    assert len(lines) - lines.index("") <= C_STACK_LINES
+    said = ['  Binary file "weights.bin" is not there', "Current thread's name: main"]
+    assert last_told(said, 20) == said

@@ -21,13 +21,26 @@ TAIL_BYTES = 128 * 1024
 """Of all attempts together, as they are written: four gangs of eight ranks with plain text."""
 
 
+C_STACK_LINES = 40
+"""So many at most does Python 3.14 write of a C stack, of which it tells 32 calls."""
+
 _MARK = re.compile(r"\[rank (\d+)\] ")
+_C_STACK = re.compile(
+    r"(?:\[rank \d+\] )?(?:Current thread's C stack trace \(|  Binary file \".*\[0x[0-9a-f]+\]$|"
+    r"  <(?:truncated rest of calls|cannot get C stack on this system)>)"
+)
 
 
 def rank_of(line: str, first: int) -> int:
     """Whose line it is in the output of a replica whose ranks begin with `first`."""
     mark = _MARK.match(line)
     return int(mark[1]) if mark else first
+
+
+def last_told(lines: Sequence[str], count: int) -> list[str]:
+    """The last `count` lines, without a C stack. Python 3.14 writes that of a process which crashes, or is
+    ended as it hangs, below its own, which says more, and would be pushed out by it; the whole log has it."""
+    return [line for line in lines if not _C_STACK.match(line)][-count:]
 
 
 def last_of_each(lines: Iterable[str], first: int, count: int, characters: int) -> list[str]:

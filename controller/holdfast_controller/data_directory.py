@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast_trainer.contract import NO_ROOM, replace_durably
+from holdfast_trainer.contract import NO_ROOM, exists, replace_durably
 
 
 class DataDirectoryError(Exception):
@@ -177,7 +177,7 @@ def make_token(path: Path) -> None:
 
     Raises DataDirectoryError.
     """
-    if path.exists():
+    if exists(path):
         return
     with _writing(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

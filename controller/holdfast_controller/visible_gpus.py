@@ -6,6 +6,7 @@ CUDA_VISIBLE_DEVICES is taken for one of those; CUDA itself counts so with CUDA_
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ NONE = ("", "-1", "NoDevFiles")
 
 def gpus_present(proc: Path = Path("/proc/driver/nvidia/gpus"), dev: Path = Path("/dev")) -> list[str]:
     """The UUID of each NVIDIA GPU, by its number; "" where the driver does not tell it."""
-    if proc.is_dir():
+    if os.path.isdir(proc):
         return [_uuid(directory / "information") for directory in sorted(proc.iterdir())]
     return ["" for path in dev.glob("nvidia[0-9]*") if path.name[6:].isdigit()]
 

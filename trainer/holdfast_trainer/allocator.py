@@ -32,9 +32,9 @@ TUNABLES, TUNING = "GLIBC_TUNABLES", "MALLOC_"
 
 def library(places: Sequence[Path] = PLACES, gpus: Sequence[Path] = GPUS) -> Path | None:
     """What to take, where steps are done on the CPU and this machine has it."""
-    if any(path.exists() for path in gpus):
+    if any(os.path.exists(path) for path in gpus):
         return None
-    return next((there for place in places if (there := place / LIBRARY).exists()), None)
+    return next((there for place in places if os.path.exists(there := place / LIBRARY)), None)
 
 
 def preload(environment: MutableMapping[str, str], found: Path | None) -> bool:

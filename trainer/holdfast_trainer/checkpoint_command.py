@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .contract import is_directory
 from .sizes import size_text
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _target(text: str) -> tuple[RunDir, int | None]:
     from .checkpoint.inspection import open_run
 
     path, at, step = text.rpartition("@")
-    if not at or "/" in step or Path(text).is_dir() or (is_bucket(text) and not step.isdigit()):
+    if not at or "/" in step or is_directory(Path(text)) or (is_bucket(text) and not step.isdigit()):
         return open_run(text), None
     if not step.isdigit():
         raise CheckpointError(f"{text!r}: after @ comes a step, such as {path}@500")

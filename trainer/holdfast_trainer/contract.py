@@ -28,6 +28,7 @@ import math
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +145,7 @@ class RunDir:
 
     def attempt_numbers(self) -> list[int]:
         """Attempts that left a directory, in order."""
-        if not self.attempts.is_dir():
+        if not is_directory(self.attempts):
             return []
         return sorted(int(p.name) for p in self.attempts.iterdir() if p.name.isdigit())
 
@@ -157,14 +158,43 @@ def checkpoint_step(directory: Path) -> int | None:
 
 def checkpoint_steps(run: RunDir) -> list[int]:
     """Steps of the checkpoints in its directory that are whole, the newest first. Raises OSError."""
-    if not run.checkpoints.is_dir():
+    if not is_directory(run.checkpoints):
         return []
     found = [
         step
         for path in run.checkpoints.iterdir()
-        if (step := checkpoint_step(path)) is not None and (path / MANIFEST).exists()
+        if (step := checkpoint_step(path)) is not None and exists(path / MANIFEST)
     ]
     return sorted(found, reverse=True)
+
+
+def exists(path: Path) -> bool:
+    """As `Path.exists` was before Python 3.14, which says no, too, of a file on a disk that fails or does not
+    let it look: whoever takes that for an answer begins anew where there is work. Raises OSError."""
+    return _mode(path) is not None
+
+
+def is_directory(path: Path) -> bool:
+    """In place of `Path.is_dir`, as `exists`. Raises OSError."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def is_file(path: Path) -> bool:
+    """In place of `Path.is_file`, as `exists`. Raises OSError."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISREG(mode)
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_mode
+    except ValueError:  # no file has such a name
+        return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
 
 
 def replace_durably(path: Path, data: str | bytes) -> None:
@@ -193,7 +223,7 @@ def fsync_directory(path: Path) -> None:
 
 def make_directory(path: Path) -> None:
     """One that may exist already; what is missing of it is made, and is there after a crash."""
-    if not path.is_dir():
+    if not is_directory(path):
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
         fsync_directory(path.parent)
@@ -249,7 +279,7 @@ UNFINISHED = re.compile(r"\.step-(\d{8,})\.attempt-(\d+)(\.save-\d+)?")
 def remove_unfinished(run: RunDir, attempt: int) -> int:
     """Remove what saves of `attempt` and earlier ones left half-done; returns how many there were."""
     removed = 0
-    for path in list(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else []:
+    for path in list(run.checkpoints.iterdir()) if is_directory(run.checkpoints) else []:
         match = UNFINISHED.fullmatch(path.name)
         if match and int(match[2]) <= attempt:
             shutil.rmtree(path, ignore_errors=True)

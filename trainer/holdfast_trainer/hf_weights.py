@@ -23,6 +23,7 @@ from torch import Tensor
 
 from . import gpt2_weights, llama_weights
 from .config import ConfigError, ModelConfig
+from .contract import exists, is_directory
 from .decoder import Decoder
 from .hf_layout import Layout
 
@@ -108,9 +109,9 @@ class _Published:
 
 def _found(path: Path, opened: ExitStack) -> dict[str, _Published]:
     files = [path]
-    if path.is_dir():
+    if is_directory(path):
         files = [path / FILE]
-        if not files[0].exists() and (path / INDEX).exists():
+        if not exists(files[0]) and exists(path / INDEX):
             files = _listed(path)
     tensors: dict[str, _Published] = {}
     for file in files:
@@ -143,7 +144,7 @@ def _listed(path: Path) -> list[Path]:
 
 def _shape_beside(path: Path) -> dict[str, Any]:
     """What `config.json` beside the weights says; nothing where there is none."""
-    file = (path if path.is_dir() else path.parent) / SHAPE
+    file = (path if is_directory(path) else path.parent) / SHAPE
     try:
         shape = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -66,7 +66,7 @@ def program_of(command: Sequence[str]) -> Program | None:
     words = command[2 if unbuffered else 1 :]
     if len(words) > 1 and words[0] == "-m":
         return Program(words[1], None, tuple(words[2:]), unbuffered)
-    if words and not words[0].startswith("-") and Path(words[0]).is_file():
+    if words and not words[0].startswith("-") and os.path.isfile(words[0]):
         return Program(None, words[0], tuple(words[1:]), unbuffered)
     return None
 

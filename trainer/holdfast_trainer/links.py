@@ -6,6 +6,7 @@ is told by nvidia-smi (a process of its own, as a driver may hang). Where no rat
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -94,7 +95,7 @@ def _interfaces(root: Path) -> dict[str, float | None]:
     for path in sorted((root / "sys/class/net").glob("*")):
         if path.name != "lo" and _read(path / "operstate") == "up":
             told = _read(path / "speed")  # Mb/s; -1, or an error, where there is none
-            real = (path / "device").exists() or (path / "bonding").exists()
+            real = os.path.exists(path / "device") or os.path.exists(path / "bonding")
             found[path.name] = int(told) * 1e6 / 8 if real and told.isdigit() and int(told) else None
     return found
 

@@ -24,6 +24,7 @@ from . import fused_loss
 from .allocator import preloaded
 from .assembly import Batches
 from .config import Config, ConfigError
+from .contract import is_directory
 from .determinism import choose_kernels
 from .diagnosis import Facts, out_of_memory
 from .faults import is_out_of_memory
@@ -171,7 +172,7 @@ def disk_speed(directory: Path, size: int) -> float:
     """Bytes a second, written and synced, in `directory` or the nearest parent that is there. Raises
     CannotMeasure."""
     place = directory.absolute()
-    while not place.is_dir():
+    while not is_directory(place):
         place = place.parent
     path = place / f".holdfast-disk-probe-{os.getpid()}"
     block = os.urandom(min(size, 1 << 20))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import warnings
 from pathlib import Path
 
@@ -66,7 +67,7 @@ class Window:
             log.warning("no time is left to write the trace of steps %d to %d", self._first, last)
             return
         finished.export_chrome_trace(str(path))  # raises nothing where it fails
-        if path.is_file() and path.stat().st_size:
+        if os.path.isfile(path) and path.stat().st_size:
             log.info("steps %d to %d were profiled: open %s in Perfetto", self._first, last, path)
         else:
             log.warning("the trace of steps %d to %d could not be written to %s", self._first, last, path)

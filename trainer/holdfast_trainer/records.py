@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .checkpoint.bucket import Bucket
 from .checkpoint.errors import ObjectStoreError
-from .contract import RunDir, read_lines, replace_durably
+from .contract import RunDir, exists, read_lines, replace_durably
 
 log = logging.getLogger("holdfast")
 
@@ -53,7 +53,7 @@ class Records:
             try:
                 for name, path in self._files.items():
                     begin = self._sent[name]
-                    data = path.read_bytes()[begin:] if path.exists() else b""
+                    data = path.read_bytes()[begin:] if exists(path) else b""
                     if data:
                         self._bucket.put(f"attempts/{self._attempt:04d}/{name}.jsonl.{begin:012d}", data)
                         self._sent[name] += len(data)
@@ -84,7 +84,7 @@ class Records:
             if not _whole(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 fetched = b"".join(self._bucket.get(key) for _, key in sorted(found))
-                there = path.read_bytes() if path.exists() else b""
+                there = path.read_bytes() if exists(path) else b""
                 known = set(fetched.splitlines())
                 more = [line for line in there.splitlines(keepends=True) if line.rstrip() not in known]
                 # All at once: what has rank 0's lines is taken for whole by every later attempt.
@@ -94,5 +94,5 @@ class Records:
 def _whole(path: Path) -> bool:
     """Whether rank 0's lines are there. Another rank adds its own to the ledger of its machine."""
     if path.name != "ledger.jsonl":
-        return path.exists()
+        return exists(path)
     return any(line.get("event") == "attempt_start" for line in read_lines(path))

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
+from .contract import is_directory
 from .schema import ConfigError, Range, from_mapping
 
 INDEX_FILE = "index.json"
@@ -86,7 +87,7 @@ def read_index(directory: Path) -> TokenIndex:
     """Raises DataError where there is no directory, no index, or an index that can not be read."""
     path = directory / INDEX_FILE
     remedy = f"make it with: python -m holdfast_trainer prepare --source TEXT --out {directory}"
-    if not directory.is_dir():
+    if not is_directory(directory):
         raise DataError(f"data directory {directory} does not exist; {remedy}")
     try:
         return from_mapping(TokenIndex, json.loads(path.read_text(encoding="utf-8")), path)

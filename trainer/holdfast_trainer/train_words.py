@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import contract
 from .config import Config, check_world, load
+from .contract import is_file
 
 
 def add_train_words(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,7 @@ def _told(
     files = [
         word
         for word in words
-        if "=" not in word and (word.endswith((".yaml", ".yml")) or Path(word).is_file())
+        if "=" not in word and (word.endswith((".yaml", ".yml")) or is_file(Path(word)))
     ]
     named = [*filter(None, [option]), *map(Path, files)]
     if len(named) > 1:

@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .contract import RunDir
+from .contract import RunDir, exists
 from .parallel import Gang
 from .schema import ConfigError
 
@@ -236,10 +236,10 @@ class Watchdog:
                 return
 
     def _peer_told(self) -> bool:
-        return any(path.exists() for path in self._stacks.values())
+        return any(exists(path) for path in self._stacks.values())
 
     def _all_told(self) -> bool:
-        return not self._unseen and all(path.exists() for path in self._stacks.values())
+        return not self._unseen and all(exists(path) for path in self._stacks.values())
 
     def _tell(self, waited: float, peers_seconds: float, more: str = "") -> None:
         self.telling = True

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import typer
 
+from holdfast_trainer.contract import exists
+
 from ..data_directory import DataDirectory, DataDirectoryError, default_data_directory, read_token
 from ..listeners import LOOPBACK_NAMES, users_listening
 
@@ -52,7 +54,7 @@ class Connection:
         local = urlsplit(self.address()).hostname in LOOPBACK_NAMES
         running = self.directory.read_server_file()
         ours = running is not None and running.url == self.address().rstrip("/")
-        if not (local or ours) or not self.directory.token.exists():
+        if not (local or ours) or not exists(self.directory.token):
             return None
         self._refuse_others(self.address())
         return read_token(self.directory.token)

@@ -25,6 +25,7 @@ from kubernetes.aio.stream import WsApiClient
 
 from holdfast_controller.cluster import HoldfastError, Unavailable
 from holdfast_controller.metrics import WatchMetrics
+from holdfast_trainer.contract import exists
 
 from .credentials import keep_fresh, why_none
 from .errors import NotLeader, Throttled, error_of
@@ -314,7 +315,7 @@ def _proxy(server: str) -> str | None:
 
 def _exists(kubeconfig: Path | str) -> bool:
     """Whether any of the files is there: KUBECONFIG may name several."""
-    return any(Path(part).exists() for part in str(kubeconfig).split(os.pathsep))
+    return any(exists(Path(part)) for part in str(kubeconfig).split(os.pathsep))
 
 
 def resource_of(path: str) -> str:

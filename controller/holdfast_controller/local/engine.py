@@ -42,7 +42,7 @@ from holdfast_controller.prices import Prices
 from holdfast_controller.queueing import Keys
 from holdfast_controller.visible_gpus import VARIABLE
 from holdfast_controller.yaml_text import dump
-from holdfast_trainer.contract import ENV_ATTEMPT_UID, ENV_RUN_DIR, RunDir, read_lines
+from holdfast_trainer.contract import ENV_ATTEMPT_UID, ENV_RUN_DIR, RunDir, exists, is_directory, read_lines
 
 from . import logs, process, progress
 from .active import ActiveAttempt, MemoryKills
@@ -106,7 +106,7 @@ class LocalEngine:
         self._recover()
 
     def _recover(self) -> None:
-        for directory in (self._data / "runs").glob("*/*"):
+        for directory in self._run_directories():
             run = RunDir(directory)
             for attempt in run.attempt_numbers()[-1:]:
                 files = AttemptFiles(run, attempt)
@@ -118,6 +118,17 @@ class LocalEngine:
                             "first, or let it finish"
                         )
                     self._adopt(files, launch)
+
+    def _run_directories(self) -> list[Path]:
+        """Raises Unavailable: an attempt that runs in one which cannot be seen would be started twice."""
+        try:
+            namespaces = [path for path in (self._data / "runs").iterdir() if is_directory(path)]
+            return [directory for namespace in namespaces for directory in namespace.iterdir()]
+        except OSError as error:
+            raise Unavailable(
+                f"cannot read {error.filename}: {error.strerror}; what runs there would be started twice: "
+                "make it readable, or choose another data directory"
+            ) from error
 
     def _adopt(self, files: AttemptFiles, launch: Launch) -> ActiveAttempt:
         active = ActiveAttempt(files, launch, self._memory, self._keys.publish)
@@ -414,7 +425,7 @@ class LocalEngine:
         self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
     ) -> AsyncIterator[str]:
         run = run_directory(self._data, job)
-        started = run.attempt(attempt).is_dir()
+        started = is_directory(run.attempt(attempt))
         if not started and attempt_uid(job, attempt) not in self._queue:
             raise NotFound(
                 f"job {job.key} has no attempt {attempt}; it has {run.attempt_numbers() or 'none yet'}"
@@ -445,7 +456,7 @@ def _settled(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _remove_tree(directory: Path) -> None:
-    if directory.exists():
+    if exists(directory):
         shutil.rmtree(directory)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast_controller.lines import Lines
+from holdfast_trainer.contract import exists
 
 BLOCK = 65536
 FOLLOW_SECONDS = 0.1
@@ -22,7 +23,7 @@ _PASSED = b"\n[holdfast] %d bytes were left out before they were shown: they cam
 
 def tail_offset(path: Path, lines: int) -> int:
     """Where the last `lines` lines of a file begin, in bytes; 0 where there is none."""
-    if not path.exists():
+    if not exists(path):
         return 0
     if lines <= 0:
         return path.stat().st_size

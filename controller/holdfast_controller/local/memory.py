@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from holdfast_trainer.contract import ENV_ATTEMPT_UID
+from holdfast_trainer.contract import ENV_ATTEMPT_UID, exists, is_directory
 
 MOUNT = Path("/sys/fs/cgroup")
 _V1 = ("memory.limit_in_bytes", "memory.oom_control")
@@ -34,7 +34,7 @@ class MemoryGroup:
     def __init__(self, parent: Path, uid: str, replica: int):
         digest = hashlib.sha256(uid.encode()).hexdigest()[:12]
         self._path = parent / f"holdfast-{digest}-{replica}"
-        self._limit, self._events = _V1 if (parent / _V1[0]).exists() else _V2
+        self._limit, self._events = _V1 if exists(parent / _V1[0]) else _V2
 
     def make(self, limit: int | None) -> None:
         """Raises OSError where it may not. `limit` is in bytes; swap does not extend it."""
@@ -44,7 +44,7 @@ class MemoryGroup:
         (self._path / self._limit).write_text(str(limit))
         for swap, value in (("memory.memsw.limit_in_bytes", limit), ("memory.swap.max", 0)):
             with suppress(OSError):  # a kernel may not count swap
-                if (self._path / swap).exists():
+                if exists(self._path / swap):
                     (self._path / swap).write_text(str(value))
 
     def add(self, pid: int) -> None:
@@ -99,12 +99,12 @@ def parent_group(proc: Path = Path("/proc/self/cgroup"), mount: Path = MOUNT) ->
     for number, controllers, path in lines:
         if "memory" in controllers.split(","):
             own = mount / "memory" / path.strip("/")
-            here = own if own.is_dir() else mount / "memory"
+            here = own if is_directory(own) else mount / "memory"
         elif number == "0" and not controllers:
             # Beside our own group: one that holds processes can have no groups that limit anything.
             here = (mount / path.strip("/")).parent if path != "/" else mount
             enabled = here / "cgroup.subtree_control"
-            if not enabled.exists() or "memory" not in enabled.read_text().split():
+            if not exists(enabled) or "memory" not in enabled.read_text().split():
                 continue
         else:
             continue

@@ -21,7 +21,7 @@ from typing import Any
 
 from holdfast_controller.cluster import RankExit
 from holdfast_controller.drills import DrillKind
-from holdfast_trainer.contract import RunDir, Termination, replace_durably
+from holdfast_trainer.contract import RunDir, Termination, exists, replace_durably
 
 from .process import ProcessId
 from .slots import Allocation, Grant
@@ -179,7 +179,7 @@ class AttemptFiles:
         return None if end is None else RankExit.from_document(rank, end)
 
     def rank_started(self, rank: int) -> bool:
-        return self.run.rank_log(self.attempt, rank).exists()
+        return exists(self.run.rank_log(self.attempt, rank))
 
     def termination(self, replica: int) -> Termination | None:
         try:

@@ -28,6 +28,7 @@ from ..contract import (
     RunDir,
     checkpoint_step,
     checkpoint_steps,
+    exists,
     read_fence,
     remove_unfinished,
 )
@@ -112,8 +113,8 @@ class CheckpointDirectory(CheckpointStore):
         files: dict[str, Written] = {}
         for rank in range(world_size):
             record, look = partial / part_record(rank), time.monotonic() + _FENCE_SECONDS
-            while not record.exists():
-                if not partial.exists():
+            while not exists(record):
+                if not exists(partial):
                     check_fence(self._run, self._attempt)
                     raise CheckpointError(f"{partial} was removed while it was written")
                 if late():
@@ -211,4 +212,4 @@ class CheckpointDirectory(CheckpointStore):
         if match := UNFINISHED.fullmatch(path.name):
             step, attempt = int(match[1]), int(match[2])
             return attempt < self._attempt or (attempt == self._attempt and step <= max(good, default=0))
-        return checkpoint_step(path) is not None and not (path / MANIFEST).exists()
+        return checkpoint_step(path) is not None and not exists(path / MANIFEST)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
+from ..contract import is_directory
 from .errors import CheckpointError
 from .inspection import SHARED, Opened
 
@@ -33,7 +34,7 @@ def export(opened: Opened, out: Path, form: Format, *, part: str | None, everyth
 
     Raises CheckpointError where the part is not there, or which one is meant is not clear.
     """
-    if out.is_dir():
+    if is_directory(out):
         raise CheckpointError(f"--out {out} is a directory; name a file, such as {out / 'gpt.safetensors'}")
     parts = opened.shared()["parts"]
     if everything:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..contract import MANIFEST, RunDir
+from ..contract import MANIFEST, RunDir, is_directory
 from . import manifest as manifests
 from .bucket import Bucket, Location, ObjectPath, is_bucket
 from .errors import CheckpointError
@@ -62,9 +62,9 @@ def open_run(text: str) -> RunDir:
             raise CheckpointError(f"{text} has no checkpoints/ below it, so it is no run that saved")
         return run
     path = Path(text)
-    if not path.is_dir():
+    if not is_directory(path):
         raise CheckpointError(f"{path} is no directory; name a run directory, such as ./holdfast-run")
-    if not (path / "checkpoints").is_dir():
+    if not is_directory(path / "checkpoints"):
         raise CheckpointError(f"{path} has no checkpoints/ in it, so it is no run directory that saved")
     return RunDir(path)
 

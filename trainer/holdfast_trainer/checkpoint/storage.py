@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..contract import fsync_directory
+from ..contract import exists, fsync_directory
 
 _ALIGNMENT = 4096
 """What direct I/O wants of memory, offset and length; a page, which all common disks divide."""
@@ -122,7 +122,7 @@ class Storage:
             try:
                 shutil.rmtree(path)
             except FileNotFoundError:
-                if not path.exists():
+                if not exists(path):
                     return
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY or attempt == 4:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from ..contract import exists
 from ..sizes import size_text
 from ..token_index import FORMAT, INDEX_FILE, ITEM_SIZE, SPLITS, TokenIndex, read_index
 from .arguments import arguments_of, check, check_same, source_of
@@ -54,7 +55,7 @@ def prepare(request: Request) -> TokenIndex:
     if not source["bytes"]:
         raise PrepareError(f"the {len(files)} files of the sources are all empty")
     with _exclusive(request.out):
-        if (request.out / INDEX_FILE).exists():
+        if exists(request.out / INDEX_FILE):
             index = read_index(request.out)
             check_same(request.out, index.arguments, index.source, arguments, source)
             ShardStore(request.out, index.dtype, request.shard_tokens, _finished_state(index))
@@ -154,7 +155,7 @@ def _tokenizer(request: Request, files: Sequence[SourceFile], state: State) -> t
     """The tokenizer in `out`, put there on the first call; and the state that records it."""
     path = request.out / TOKENIZER_FILE
     if state.tokenizer_sha256 is not None:
-        text = path.read_bytes().decode("utf-8") if path.exists() else ""
+        text = path.read_bytes().decode("utf-8") if exists(path) else ""
         if _sha256(text) != state.tokenizer_sha256:
             raise PrepareError(f"{path} was changed; remove {request.out} and prepare again")
         return parse_tokenizer(text, path), state

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from ..contract import exists, is_directory
 from .corpus import PrepareError, Request, SourceFile
 from .progress import reporting, say
 from .streams import blocks, telling
@@ -22,9 +23,9 @@ def list_files(request: Request, *, digests: bool = True) -> list[SourceFile]:
     """The files in the order of the sources and of their names, hashed if asked to. Raises PrepareError."""
     listed: dict[Path, SourceFile] = {}
     for source in request.sources:
-        if source.is_dir() and (saved := saved_files(source)) is not None:
+        if is_directory(source) and (saved := saved_files(source)) is not None:
             found = [(path.relative_to(source).as_posix(), path) for path in saved]
-        elif source.is_dir():
+        elif is_directory(source):
             found = _walk(source, request)
             if not found:
                 raise PrepareError(
@@ -32,7 +33,7 @@ def list_files(request: Request, *, digests: bool = True) -> list[SourceFile]:
                     f"{' after ' + str(len(request.excludes)) + ' exclusions' if request.excludes else ''}; "
                     f"choose others with --pattern"
                 )
-        elif source.exists():
+        elif exists(source):
             found = [(source.name, source)]
         else:
             raise PrepareError(f"source {source} does not exist")

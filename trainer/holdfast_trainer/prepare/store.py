@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..contract import NO_ROOM, fsync_directory, replace_durably
+from ..contract import NO_ROOM, exists, fsync_directory, replace_durably
 from ..schema import ConfigError, from_mapping
 from ..token_index import ITEM_SIZE, SPLITS, Shard, Split
 from .corpus import PrepareError
@@ -175,7 +175,7 @@ class ShardStore:
     def _check_finished(self) -> None:
         for shard in self.state.shards:
             path = self.out / shard.file
-            size = path.stat().st_size if path.exists() else 0
+            size = path.stat().st_size if exists(path) else 0
             if size != shard.bytes:
                 raise PrepareError(
                     f"{path} has {size} bytes, and {shard.bytes} were recorded: the directory was changed "

@@ -13,6 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..contract import is_file
 from .corpus import PrepareError, needs_pyarrow
 from .streams import telling
 
@@ -161,7 +162,7 @@ def saved_files(directory: Path) -> list[Path] | None:
     Raises PrepareError for several splits in one: which of them is meant only the user knows.
     """
     splits, state = directory / "dataset_dict.json", directory / "state.json"
-    if splits.is_file():
+    if is_file(splits):
         names = _read(splits)["splits"]
         if len(names) != 1:
             raise PrepareError(
@@ -169,11 +170,11 @@ def saved_files(directory: Path) -> list[Path] | None:
                 f"prepare, for example {directory / names[0]}"
             )
         return saved_files(directory / names[0])
-    if not state.is_file() or not (directory / "dataset_info.json").is_file():
+    if not is_file(state) or not is_file(directory / "dataset_info.json"):
         return None
     files = [directory / part["filename"] for part in _read(state)["_data_files"]]
     for file in files:
-        if not file.is_file():
+        if not is_file(file):
             raise PrepareError(f"source {file} is missing; {state} names it: copy the data set again")
     return files
 

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from ..contract import is_file
 from .settings import ConfigError, Settings
 
 
@@ -73,7 +74,7 @@ def load_workload(target: str) -> Workload:
         if where.endswith(".py"):
             path = Path(where)
             spec = importlib.util.spec_from_file_location(path.stem, path)
-            if spec is None or spec.loader is None or not path.is_file():
+            if spec is None or spec.loader is None or not is_file(path):
                 raise ConfigError(f"{target}: there is no file {path}")
             module = importlib.util.module_from_spec(spec)
             sys.modules[path.stem] = module  # workers of a loader look samples' classes up by name

@@ -358,6 +358,33 @@ def test_a_worker_that_ends_of_the_notice_is_no_fault_of_the_job(workshop: Works
     assert message.error.startswith("the notice met a process that loads data too: rank 0 lost a process")
 
 
+UNGUARDED = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=2)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+data = TensorDataset(torch.ones(64, 1))
+for step, (inputs,) in zip(run.steps(6), DataLoader(data, 2, num_workers=1, multiprocessing_context="spawn")):
+    model(inputs).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_worker_that_imports_the_program_does_not_train(workshop: Workshop, tmp_path: Path) -> None:
+    """Its `Run` joined the attempt as the rank that had started it, and wrote to its ledger."""
+    script = tmp_path / "unguarded.py"
+    script.write_text(UNGUARDED)
+    gang = workshop.start(script=script, arguments=[])
+    assert gang.wait() == [1], gang.texts()
+    assert "imports this program and came to Run(): it would train a second time. Put" in gang.texts()
+    assert len(gang.history.events("attempt_start")) == 1
+    assert gang.termination().error.startswith("rank 0 lost a process that loads data in step 1: DataLoader")
+
+
 WITH_A_WORKER_THAT_READS_FOR_EVER = """
 import os, threading
 import torch

@@ -63,6 +63,7 @@ from .resume import Marks, record_start, resume
 from .saves import Saves
 from .training_state import TrainingState
 from .watchdog import HangAfter, Watchdog
+from .workers import fork_unless_chosen, require_no_worker
 
 log = logging.getLogger("holdfast")
 T = TypeVar("T")
@@ -108,6 +109,8 @@ class Run:
         RanksDiffer where they have not, ConfigError on a setting that cannot be used, CheckpointError on such
         a run directory, Fenced where a newer attempt was admitted.
         """
+        require_no_worker()
+        fork_unless_chosen()
         self._marks = Marks()
         defer_compiler()
         faulthandler.enable()

@@ -76,13 +76,20 @@ class Client:
         beyond = urlsplit(self.server).hostname not in LOOPBACK_NAMES
         self._remedy = _ELSEWHERE if beyond else _HERE
         secure = self.server.startswith("https:")  # reading the world's certificates takes longer than a call
-        self._http = httpx.Client(
-            base_url=self.server,
-            auth=_Bearer(token, before, reread or (lambda: token)),
-            timeout=timeout,
-            trust_env=beyond,
-            verify=secure,
-        )
+        with self._connected():
+            try:
+                self._http = httpx.Client(
+                    base_url=self.server,
+                    auth=_Bearer(token, before, reread or (lambda: token)),
+                    timeout=timeout,
+                    trust_env=beyond,
+                    verify=secure,
+                )
+            except (ImportError, ValueError) as error:
+                raise Unreachable(
+                    f"no way to {self.server}: the proxy that the environment names (HTTP_PROXY, "
+                    f"HTTPS_PROXY, ALL_PROXY) cannot be used: {error}"
+                ) from error
 
     def __enter__(self) -> Client:
         return self
@@ -100,7 +107,7 @@ class Client:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise Unreachable(f"no controller answers at {self.server}: {self._remedy}") from error
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, UnicodeError) as error:  # the name of a machine has rules of its own
             raise Unreachable(f"{self.server!r} is no address of a controller: {error}") from error
         except httpx.UnsupportedProtocol as error:
             raise Unreachable(f"{self.server!r} is no address: it should start with http://") from error

@@ -152,6 +152,43 @@ def test_no_controller(holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch) -> N
     assert "it should start with http://" in holdfast("get", code=1).stderr
 
 
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("http://[::1", "Invalid IPv6 URL"),
+        ("http://localhost:port", "Port could not be cast"),
+        ("http://localhost:99999", "Port out of range"),
+        ("http://a..example", "label empty or too long"),
+        ("http://\N{SNOWMAN}.example", "Invalid IDNA hostname"),
+    ],
+)
+def test_an_address_with_a_typo(
+    holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch, address: str, told: str
+) -> None:
+    """Each ended in a traceback."""
+    monkeypatch.setenv("HOLDFAST_SERVER", address)
+    said = holdfast("get", code=1).stderr
+    assert said.startswith(f"error: {address!r} is no address of a controller: ")
+    assert told in said
+
+
+def test_a_proxy_that_cannot_be_used(holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_SERVER", "http://192.0.2.1")
+    monkeypatch.setenv("ALL_PROXY", "socks9://127.0.0.1:1080")
+    told = holdfast("get", code=1).stderr
+    assert told.startswith("error: no way to http://192.0.2.1: the proxy that the environment names"), told
+
+
+def test_a_token_with_the_end_of_its_line(holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that a shell has read from a file of Windows. What can be no token is not shown either."""
+    monkeypatch.setenv("HOLDFAST_TOKEN", f"{TOKEN}\r\n")
+    holdfast("get")
+    monkeypatch.setenv("HOLDFAST_TOKEN", f"Bearer {TOKEN}")
+    told = holdfast("get", code=1).stderr
+    assert told.startswith("error: HOLDFAST_TOKEN holds no token")
+    assert TOKEN not in told
+
+
 def test_a_wrong_token(holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_TOKEN", "wrong")
     assert "error: this token is not the controller's" in holdfast("get", code=1).stderr

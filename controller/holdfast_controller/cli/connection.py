@@ -37,8 +37,9 @@ class Connection:
         return DataDirectory(self.data_dir or default_data_directory())
 
     def address(self) -> str:
-        """The controller's address."""
+        """The controller's address. Raises Invalid for one that was given and cannot be one."""
         if self.server:
+            _check_address(self.server)
             return self.server
         running = self.directory.read_server_file()
         return running.url if running else DEFAULT_SERVER
@@ -48,7 +49,7 @@ class Connection:
         where another user would be sent what only our controller may see."""
         if self.token_file is not None:
             return read_token(self.token_file)
-        if given := os.environ.get("HOLDFAST_TOKEN"):
+        if given := _token_in_environment():
             return given
         # This machine's token is for this machine's controller, not for whatever --server names.
         local = urlsplit(self.address()).hostname in LOOPBACK_NAMES
@@ -82,13 +83,32 @@ class Connection:
             typer.echo(f"warning: {text}", err=True)
 
         server, token = self.address(), self.token()
-        named = self.token_file is not None or bool(os.environ.get("HOLDFAST_TOKEN"))
+        named = self.token_file is not None or _token_in_environment() is not None
 
         def before() -> None:  # whoever waits for the controller comes again, and another may listen by then
             if token and not named:
                 self._refuse_others(server)
 
         return Client(server, token, timeout=timeout, warned=warned, before=before, reread=self.token)
+
+
+def _token_in_environment() -> str | None:
+    """None where there is none. Raises DataDirectoryError, without a word of what it is, where no header can
+    have it; an end of line, as of a file that it was read from, is no part of it."""
+    given = os.environ.get("HOLDFAST_TOKEN", "").strip()
+    if not given.isprintable() or " " in given:
+        raise DataDirectoryError("HOLDFAST_TOKEN holds no token: in one are no spaces and no ends of lines")
+    return given or None
+
+
+def _check_address(server: str) -> None:
+    """Raises Invalid where it cannot be taken apart."""
+    from ..cluster import Invalid
+
+    try:
+        urlsplit(server).port  # noqa: B018  # a number is looked for only now
+    except ValueError as error:
+        raise Invalid(f"{server!r} is no address of a controller: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,17 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import ValidationError
 
-from .cluster import Change, HoldfastError, Unavailable
+from .cluster import Change, HoldfastError, Invalid, Unavailable
 from .jobs import TrainingJob
 from .json_values import check_json
 from .listeners import LOOPBACK_NAMES
 from .problem import error_of
+from .spec import JOB_NAME, JOB_NAME_RULE, NAMESPACE, NAMESPACE_RULE
 
 SUBMIT_SECONDS = 20.0
 """For how long a submission is tried again whose answer was lost: as long as a controller takes to start."""
@@ -307,11 +308,19 @@ def _seconds(retry_after: str) -> float:
 
 
 def _jobs(namespace: str | None) -> str:
-    return "/v1/jobs" if namespace is None else f"/v1/namespaces/{quote(namespace, safe='')}/jobs"
+    """The path. Raises Invalid for what is no namespace, and would lead elsewhere: `..`, nothing at all."""
+    if namespace is None:
+        return "/v1/jobs"
+    if len(namespace) > 63 or not re.fullmatch(NAMESPACE, namespace):
+        raise Invalid(f"{namespace!r} {NAMESPACE_RULE}")
+    return f"/v1/namespaces/{namespace}/jobs"
 
 
 def _one(namespace: str, name: str) -> str:
-    return f"{_jobs(namespace)}/{quote(name, safe='')}"
+    """Likewise, of a job."""
+    if len(name) > 50 or not re.fullmatch(JOB_NAME, name):
+        raise Invalid(f"{name!r} {JOB_NAME_RULE}")
+    return f"{_jobs(namespace)}/{name}"
 
 
 def _lines(answer: httpx.Response) -> Iterator[str]:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from .cluster import Invalid
 from .jobs import API_VERSION, KIND, TrainingJob
 from .json_values import DEPTH_LIMIT, check_json, kind_of, summary
+from .spec import JOB_NAME_RULE, NAMESPACE_RULE
 from .yaml_text import Loader
 
 M = TypeVar("M", bound=BaseModel)
@@ -31,12 +32,6 @@ CHARACTER_LIMIT = 1024 * 1024
 """Characters of all its keys and values, counted so too; the API reads no longer document anyway."""
 SERVER_OWNED = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 """Metadata that `holdfast get -o yaml` shows and no user sets; left out on submit, as Kubernetes does."""
-
-_NAME_RULE = (
-    "is no name: lower-case letters, digits and '-', first a letter, last no '-', at most 50 characters"
-)
-_NAMESPACE_RULE = "is no namespace: lower-case letters, digits and '-', no '-' at the ends, at most 63"
-
 
 _LABEL_WORD = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_DOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -268,7 +263,7 @@ def _describe(fault: Any, location: tuple[int | str, ...], path: str, model: typ
         )
     value = _short(fault["input"])
     if path in ("metadata.name", "metadata.namespace") and fault["type"].startswith("string_"):
-        return f"{value} {_NAME_RULE if path == 'metadata.name' else _NAMESPACE_RULE}"
+        return f"{value} {JOB_NAME_RULE if path == 'metadata.name' else NAMESPACE_RULE}"
     return f"{value}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
 
 

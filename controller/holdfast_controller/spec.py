@@ -16,13 +16,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-JobName = Annotated[
-    str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=50)
-]
+JOB_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+JOB_NAME_RULE = (
+    "is no name: lower-case letters, digits and '-', first a letter, last no '-', at most 50 characters"
+)
+JobName = Annotated[str, StringConstraints(pattern=JOB_NAME, min_length=1, max_length=50)]
 """A DNS label with room for the `-<attempt>-worker-<n>` that Kubernetes object names add."""
-Namespace = Annotated[
-    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)
-]
+NAMESPACE = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+NAMESPACE_RULE = "is no namespace: lower-case letters, digits and '-', no '-' at the ends, at most 63"
+Namespace = Annotated[str, StringConstraints(pattern=NAMESPACE, min_length=1, max_length=63)]
 ObjectName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", min_length=1, max_length=253)
 ]

@@ -179,6 +179,14 @@ def test_a_proxy_that_cannot_be_used(holdfast: Holdfast, monkeypatch: pytest.Mon
     assert told.startswith("error: no way to http://192.0.2.1: the proxy that the environment names"), told
 
 
+@pytest.mark.parametrize("job", ["", "default/", "..", "default/..", "a/b/c", "Long", "long?watch=true"])
+def test_what_is_no_name_of_a_job_leads_nowhere_else(holdfast: Holdfast, job: str) -> None:
+    """`default/`, as it is completed, led to the list of jobs, which answered 307 without a reason."""
+    for command in ("get", "delete", "suspend", "logs", "wait"):
+        told = holdfast(command, job, code=1).stderr
+        assert "is no namespace: lower-case" in told or "is no name: lower-case" in told, (command, told)
+
+
 def test_a_token_with_the_end_of_its_line(holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one that a shell has read from a file of Windows. What can be no token is not shown either."""
     monkeypatch.setenv("HOLDFAST_TOKEN", f"{TOKEN}\r\n")

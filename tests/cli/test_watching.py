@@ -21,7 +21,7 @@ from holdfast_controller.cli.following import KNOWN_LINES, TORN, Followed, Shown
 from holdfast_controller.cli.showing import Output, TableOutput
 from holdfast_controller.cli.watching import looks, watch_events, watch_jobs
 from holdfast_controller.client import Client
-from holdfast_controller.cluster import Event, Unavailable
+from holdfast_controller.cluster import Event, NotFound, Unavailable
 from holdfast_controller.jobs import Phase
 from holdfast_controller.local.ports import free_port
 from holdfast_controller.problem import Unauthorized
@@ -108,6 +108,14 @@ def test_get_w_shows_what_went_while_the_controller_was_away(
         with served(tmp_path, port=port, token="a-token-of-somebody-else"):
             watching.join(300)
     assert not watching.is_alive(), "it ends where it may not look"
+
+
+def test_get_w_of_a_job_that_is_not_there_says_so(server: Served) -> None:
+    """As of one whose name has a typo: it waited, without a word, for it to come."""
+    with Client(server.url, TOKEN) as client:
+        submit(client)
+        with pytest.raises(NotFound, match="no job default/gpt-smal;"):
+            watch_jobs(client, "default", "gpt-smal", "", Output.TABLE)
 
 
 def test_who_waits_outlives_the_token_that_he_began_with(

@@ -164,6 +164,8 @@ def watch_jobs(client: Client, area: str | None, name: str | None, selector: str
     connected = False
     while True:
         pause = POLL_SECONDS
+    if area and name:
+        client.get(area, name)
         try:
             for change in client.watch(area, selector=selector, name=name):
                 connected = True

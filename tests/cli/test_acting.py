@@ -307,7 +307,13 @@ def test_wait(
     assert told in holdfast("wait", "gpt-small", *words, code=code).output
 
 
-def test_submit_and_stay_until_it_failed(holdfast: Holdfast, server: Served, job_file: Path) -> None:
+@pytest.mark.parametrize("colours", ["0", "1"])
+def test_submit_and_stay_until_it_failed(
+    holdfast: Holdfast, server: Served, job_file: Path, monkeypatch: pytest.MonkeyPatch, colours: str
+) -> None:
+    """Where a runner of CI asks for colours, its log still has lines: it had all that moves a cursor."""
+    monkeypatch.setenv("FORCE_COLOR", colours)
+
     def run() -> None:
         wait_until(lambda: server.run(server.store.list_jobs()), "the job")
         server.set_status("gpt-small", phase="Running", attempt=1, progress={"step": 1, "total_steps": 10})
@@ -318,6 +324,7 @@ def test_submit_and_stay_until_it_failed(holdfast: Holdfast, server: Served, job
     result = holdfast("submit", str(job_file), "-w", code=3)
     reconciler.join(300)
     assert "Failed  attempt 1  step 1/10" in result.stdout
+    assert "\x1b" not in result.stdout
     assert (
         "error: default/gpt-small failed: no retry is left; `holdfast describe default/gpt-small` has"
         in result.stderr

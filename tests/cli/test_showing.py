@@ -287,6 +287,23 @@ def test_top_shows_each_job_and_the_sum(holdfast: Holdfast, server: Served, job_
     assert "██▒···········" in shown, "the saved part of the bar is solid, what a loss would take is light"
 
 
+def test_top_on_a_terminal_that_only_goes_on_shows_the_jobs_once(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """As in an editor, with TERM=dumb: nothing was shown there, until Ctrl-C."""
+    holdfast("submit", str(job_file))
+    ours, theirs = os.openpty()
+    with open(ours, encoding="utf-8") as screen:
+        command = [sys.executable, "-m", "holdfast_controller", "top"]
+        try:
+            subprocess.run(
+                command, env={**os.environ, "TERM": "dumb"}, stdout=theirs, timeout=300, check=True
+            )
+        finally:
+            os.close(theirs)
+        assert screen.readline().startswith("Holdfast http://"), "the jobs, and no code that moves a cursor"
+
+
 def test_a_terminal_without_the_characters_is_shown_all_the_same(
     holdfast: Holdfast, server: Served, job_file: Path
 ) -> None:

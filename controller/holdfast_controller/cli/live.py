@@ -20,7 +20,17 @@ from . import formats
 from .description import step_bar
 from .documents import print_document
 from .showing import Output, TableOutput
-from .tables import PHASE_STYLES, Column, console, event_columns, fit, job_columns, phase_text, table
+from .tables import (
+    PHASE_STYLES,
+    Column,
+    console,
+    event_columns,
+    fit,
+    job_columns,
+    phase_text,
+    redraws,
+    table,
+)
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -111,7 +121,7 @@ def _bar(job: TrainingJob) -> Text:
 def follow_job(looks: Iterable[TrainingJob]) -> TrainingJob:
     """Show one job until it is final, and return it as it ended."""
     screen = console()
-    if not screen.is_terminal:
+    if not redraws():
         return _follow_in_lines(looks)
     job = None
     with Live(console=screen, auto_refresh=False) as live:

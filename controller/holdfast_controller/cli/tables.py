@@ -64,6 +64,12 @@ def console() -> Console:
     )
 
 
+def redraws() -> bool:
+    """Whether what was shown can be drawn over: not in a file or a pipe, whatever FORCE_COLOR says of
+    colours, and not on a terminal that only goes on (TERM=dumb, as in an editor)."""
+    return sys.stdout.isatty() and not console().is_dumb_terminal
+
+
 class _Output(Console):
     def on_broken_pipe(self) -> None:
         """All commands end alike where nobody reads on (app.py); rich's own way is exit code 1."""

@@ -6,7 +6,6 @@ whoever waits for one goes on waiting, and says so once.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -43,12 +42,16 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Show it once and leave.")] = False,
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = FRAME_SECONDS,
 ) -> None:
-    """Watch all jobs live: steps, speed, attempts, goodput. Ctrl-C leaves."""
+    """Watch all jobs live: steps, speed, attempts, goodput. Ctrl-C leaves.
+
+    Where nothing can be drawn over, in a file or with TERM=dumb, it is shown once.
+    """
     from .live import show_top
+    from .tables import redraws
 
     with ctx.obj.client() as client:
         area = None if everywhere else namespace
-        show_top(client, area, selector, interval, once or not sys.stdout.isatty())
+        show_top(client, area, selector, interval, once or not redraws())
 
 
 def wait(
@@ -156,16 +159,17 @@ def stay(client: Client, place: JobAddress) -> None:
 
 
 def watch_jobs(client: Client, area: str | None, name: str | None, selector: str, output: Output) -> None:
-    """`get -w`: a row, a name or a document for each change, until Ctrl-C."""
+    """`get -w`: a row, a name or a document for each change, until Ctrl-C. Raises NotFound for a job that is
+    named and not there."""
     from ..cluster import Unavailable
     from .live import ChangeLines
 
+    if area and name:
+        client.get(area, name)
     lines = ChangeLines(output, namespaces=area is None)
     connected = False
     while True:
         pause = POLL_SECONDS
-    if area and name:
-        client.get(area, name)
         try:
             for change in client.watch(area, selector=selector, name=name):
                 connected = True

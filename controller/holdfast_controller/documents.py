@@ -97,9 +97,13 @@ def _parse_yaml(text: str, source: str) -> object:
         _check_nodes(node, source)
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        mark, problem = error.problem_mark or error.context_mark, error.problem or str(error)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise Invalid(f"{source}: {where}{error.problem or error}") from None
+        if problem.startswith("but "):  # the second half of a sentence, as of two documents in one file
+            problem = f"{error.context}, {problem}"
+        if mark and text[mark.index : mark.index + 1] == "\t":
+            problem = "a tab stands where YAML takes spaces alone"
+        raise Invalid(f"{source}: {where}{problem}") from None
     except yaml.YAMLError as error:
         raise Invalid(f"{source}: {error}") from None
     finally:

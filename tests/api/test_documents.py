@@ -34,6 +34,8 @@ GOOD = "metadata: {name: j}\nspec: {command: [python, t.py]}\n"
         ("- 1", "job.yaml holds a list, not the mapping of a TrainingJob"),
         ("a: [1\nb: 2", "job.yaml: line 2, column 2: did not find expected ',' or ']'"),
         ("a: 1\nb: 2\na: 3", "job.yaml: line 3, column 1: the key 'a' is given twice in one mapping"),
+        ("a: 1\n---\nb: 2", "line 2, column 1: expected a single document in the stream, but found another"),
+        ("a:\n  é: 1\n\tb: 2", "job.yaml: line 3, column 1: a tab stands where YAML takes spaces alone"),
         ("a: &x [*x]", "job.yaml: line 1, column 4: an alias stands inside what it names"),
         ("a: !!python/object:os.system x", "job.yaml: line 1, column 4: could not determine a constructor"),
         ("apiVersion: v1\n" + GOOD, "apiVersion: 'v1' should be 'holdfast.dev/v1alpha1'"),

@@ -508,9 +508,14 @@ def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
 
 
+_TO_A_TERMINAL = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(\x07|\x1b\\)?|[ -/]*[0-~]?)")
+"""Colours, where the cursor goes, the window's title (ECMA-48)."""
+
+
 def legible(text: str) -> str:
-    """As it is, but for what UTF-8 has no bytes for: half a surrogate pair, which JSON can spell."""
-    return text.encode("utf-8", "replace").decode()
+    """As it is, but for what a program tells its terminal, and for what UTF-8 has no bytes for: half a
+    surrogate pair, which JSON can spell."""
+    return _TO_A_TERMINAL.sub("", text).encode("utf-8", "replace").decode()
 
 
 def is_figure(value: object) -> TypeGuard[float]:

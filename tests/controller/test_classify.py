@@ -26,6 +26,32 @@ CUDA = Termination("failed", 5, 0, "torch.OutOfMemoryError: CUDA out of memory. 
 HOST = Termination("failed", 5, 5, "rank 0 ran out of memory in step 6: [enforce fail at alloc_cpu.cpp:124]")
 
 
+HANDLED = """Traceback (most recent call last):
+  File "train.py", line 3, in step
+    loss = table[key]
+           ~~~~~^^^^^
+KeyError: 'step'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    step()
+RuntimeError: CUDA error: device-side assert triggered
+CUDA kernel errors might be asynchronously reported at some other API call.
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+IN_WORKER = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    batch = next(batches)
+ValueError: Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "fetch.py", line 52, in fetch
+    data = dataset[index]
+ValueError: bad sample
+"""
+
+
 def ok(index: int, message: Termination | None = None, at: float = 10.0) -> ReplicaObservation:
     return ReplicaObservation(
         index,
@@ -144,6 +170,25 @@ CASES = [
     ),
     pytest.param((bad(0, code=78), ours(1)), Verdict.CONFIG_ERROR, "exit code 78", id="exit code 78"),
     pytest.param((taken(0), bad(1, CONFIG)), Verdict.CONFIG_ERROR, "lr_rate", id="config error and drill"),
+    pytest.param(
+        (bad(0, replace(CRASHED, error=HANDLED)),),
+        Verdict.FAILED,
+        "replica 0: RuntimeError: CUDA error: device-side assert triggered ... Compile with "
+        "`TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+        id="an exception of several lines",
+    ),
+    pytest.param(
+        (bad(0, replace(CRASHED, error=f"...{HANDLED[-260:]}")),),
+        Verdict.FAILED,
+        "replica 0: RuntimeError: CUDA error: device-side assert triggered ... Compile",
+        id="a traceback whose beginning found no room",
+    ),
+    pytest.param(
+        (bad(0, replace(CRASHED, error=IN_WORKER)),),
+        Verdict.FAILED,
+        "replica 0: ValueError: bad sample",
+        id="an exception that tells of another",
+    ),
     pytest.param((memory(0), bad(1, RESET)), Verdict.OUT_OF_MEMORY, "memory", id="the kernel's killer"),
     pytest.param((bad(0, CUDA), ours(1)), Verdict.OUT_OF_MEMORY, "CUDA out of memory", id="CUDA"),
     pytest.param(

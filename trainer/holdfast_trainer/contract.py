@@ -541,6 +541,8 @@ def _is(name: str, kind: str, value: object) -> bool:
 # -------------------------------------------------------- termination message
 
 Outcome = Literal["finished", "interrupted", "failed", "hung"]
+CUT = "..."
+"""Before the end of an error, where the beginning found no room."""
 TERMINATION_LIMIT = 4096
 """Kubernetes keeps at most 4 KiB of a termination message."""
 
@@ -574,7 +576,7 @@ class Termination:
                 body["progress"] |= {"verdict": None, "save_fault": None}
         text = json.dumps(body)
         while (over := len(text) - TERMINATION_LIMIT) > 0:
-            body["error"] = "..." + body["error"][over + 3 + over // 4 :]
+            body["error"] = CUT + body["error"][over + len(CUT) + over // 4 :]
             text = json.dumps(body)
         return text
 

@@ -26,10 +26,13 @@ import math
 import re
 import signal
 from dataclasses import dataclass
+from itertools import dropwhile
 
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import Verdict
-from holdfast_trainer.contract import EXIT_CONFIG_ERROR, Termination
+from holdfast_trainer.contract import CUT, EXIT_CONFIG_ERROR, Termination
+
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True)
@@ -214,8 +217,7 @@ def _say(replica: ReplicaObservation) -> str:
         assert replica.termination is not None
         if replica.termination.config_error:  # a line for each thing that is wrong
             return f"{where}: {'; '.join(said.splitlines())}"
-        # Of a traceback its last line, which names the exception; the log tail has all of it.
-        return f"{where}: {said.splitlines()[-1]}"
+        return f"{where}: {_exception_in(said)}"
     if replica.out_of_memory:
         return f"{where}: {replica.reason or 'the kernel killed it for memory'}{_peak(replica)}"
     ranks = sorted((rank for rank in replica.ranks if bad(rank)), key=lambda rank: rank.ended)
@@ -223,6 +225,22 @@ def _say(replica: ReplicaObservation) -> str:
         return f"{where}: rank {ranks[0].rank} {_how(ranks[0].code, ranks[0].signal)}"
     how = f"{where}: {_how(replica.exit_code, replica.exit_signal)}"
     return f"{how} before it had started a rank: {replica.torchrun_said}" if replica.torchrun_said else how
+
+
+def _exception_in(said: str) -> str:
+    """Of a traceback the line that names the exception, and the last one where that goes on for more: of any
+    fault of CUDA that says how to compile, of one of NCCL what failed. Of what is no traceback the last line.
+    The log tail has all of it. Where an exception was met while another was handled, it counts.
+    """
+    lines = said.splitlines()
+    begins = next((at for at in reversed(range(len(lines))) if _TRACEBACK in lines[at]), None)
+    if begins is None and lines[0].startswith(CUT):
+        begins = 0
+    if begins is None:
+        return lines[-1]
+    frames = dropwhile(lambda line: not line.startswith(" "), lines[begins + 1 :])
+    named = list(dropwhile(lambda line: line.startswith(" "), frames))
+    return " ... ".join(dict.fromkeys((named[0], lines[-1]))) if named else lines[-1]
 
 
 def _peak(replica: ReplicaObservation) -> str:

@@ -13,14 +13,16 @@ from pathlib import Path
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 """Of this machine itself, as an address names it."""
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Who listens on all addresses, and how this machine reaches him."""
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTENS = "0A"
 WORD = 4
 
 
 def users_listening(host: str, port: int) -> set[int]:
-    """The user ids of those that `host`, a loopback address or `localhost`, leads to; empty where nobody
-    listens, or where the kernel does not say."""
+    """The user ids of those that `host`, an address of this machine or `localhost`, leads to; empty where
+    nobody listens, or where the kernel does not say."""
     reached = ("127.0.0.1", "::1") if host == "localhost" else (host,)
     found = {ipaddress.ip_address(address) for address in reached}
     anywhere = {ipaddress.ip_address("::")}  # takes IPv4 as well, unless it says otherwise

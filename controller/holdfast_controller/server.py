@@ -29,6 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .cluster import HoldfastError
 from .data_directory import DataDirectory, ServerFile, make_token, read_token
+from .listeners import WILDCARDS
 from .settings import DEFAULT_PORT, Settings
 
 log = structlog.get_logger(__name__)
@@ -111,14 +112,20 @@ def claim(settings: Settings) -> Iterator[Listening]:
             token = read_token(directory.token)
         with contextlib.closing(bind(settings.listen_host, settings.listen_port)) as bound:
             host, port = bound.getsockname()[:2]
-            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            directory.write_server_file(ServerFile(url, str(directory.token) if token else None, os.getpid()))
+            url, near = (_url(one, port) for one in (host, WILDCARDS.get(host, host)))
+            directory.write_server_file(
+                ServerFile(near, str(directory.token) if token else None, os.getpid())
+            )
             try:
                 yield Listening(url, directory, token, bound)
             finally:
                 directory.remove_server_file(os.getpid())
     finally:
         os.close(lock)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _need_letters(directory: DataDirectory) -> None:

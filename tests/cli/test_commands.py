@@ -22,6 +22,8 @@ from holdfast_controller.data_directory import (
     read_token,
 )
 from holdfast_controller.local.ports import free_port
+from holdfast_controller.server import claim
+from holdfast_controller.settings import load_settings
 
 NOBODY = 65534
 
@@ -251,6 +253,44 @@ def test_this_machines_token_is_not_sent_to_another_user_who_listens_in_the_cont
                 os.chown(directory.token, 0, -1)
             else:
                 assert connection.token()
+
+
+def test_the_token_of_a_controller_that_listened_on_all_addresses_is_not_sent_to_another_user_either(
+    tmp_path: Path,
+) -> None:
+    """It was: what came after it there was looked at for 127.0.0.1 alone, and its file named 0.0.0.0."""
+    if os.getuid() != 0:
+        pytest.skip("listening as another user needs root")
+    directory = DataDirectory(tmp_path / "data")
+    with claim(load_settings(data_dir=directory.path, listen_host="0.0.0.0", listen_port=0)) as ours:
+        port = int(ours.url.rsplit(":", 1)[1])
+        connection = Connection(None, None, directory.path)
+        assert connection.address() == f"http://127.0.0.1:{port}", "as one is reached from here"
+        assert connection.token()
+        left = directory.server_file.read_text()
+    directory.server_file.write_text(left)  # as a controller that is killed leaves it
+    for there in ("127.0.0.1", "0.0.0.0"):
+        with (
+            listening(NOBODY, there, port),
+            pytest.raises(DataDirectoryError, match=rf"another user .* \(uid {NOBODY}\), who would"),
+        ):
+            connection.token()
+
+
+def test_the_token_of_a_controller_at_an_address_of_its_own_is_not_sent_to_another_user_either(
+    tmp_path: Path,
+) -> None:
+    """All of 127/8 is this machine's, and so is what its network gave it."""
+    if os.getuid() != 0:
+        pytest.skip("listening as another user needs root")
+    directory = DataDirectory(tmp_path / "data")
+    directory.create()
+    make_token(directory.token)
+    with listening(NOBODY, "127.0.0.9") as listener:
+        address = f"http://127.0.0.9:{listener.getsockname()[1]}"
+        directory.write_server_file(ServerFile(address, None, 1))
+        with pytest.raises(DataDirectoryError, match=rf"another user .* \(uid {NOBODY}\), who would"):
+            Connection(None, None, directory.path).token()
 
 
 def test_a_command_that_waits_for_its_controller_sends_the_token_to_nobody_who_comes_in_its_place(

@@ -52,23 +52,25 @@ class Connection:
         if given := _token_in_environment():
             return given
         # This machine's token is for this machine's controller, not for whatever --server names.
-        local = urlsplit(self.address()).hostname in LOOPBACK_NAMES
-        running = self.directory.read_server_file()
-        ours = running is not None and running.url == self.address().rstrip("/")
-        if not (local or ours) or not exists(self.directory.token):
+        if not self._is_here(self.address()) or not exists(self.directory.token):
             return None
         self._refuse_others(self.address())
         return read_token(self.directory.token)
 
+    def _is_here(self, server: str) -> bool:
+        """Whether it is this machine's: by its name, or as the controller left it in the directory."""
+        running = self.directory.read_server_file()
+        ours = running is not None and running.url == server.rstrip("/")
+        return ours or urlsplit(server).hostname in LOOPBACK_NAMES
+
     def _refuse_others(self, server: str) -> None:
-        """Raises DataDirectoryError where another user listens in our controller's place."""
+        """Raises DataDirectoryError where another user listens in the place of our controller, which was at
+        `server`, an address of this machine."""
         address = urlsplit(server)
-        if address.hostname not in LOOPBACK_NAMES:
-            return
         known_to = {os.getuid(), 0}
         with suppress(FileNotFoundError):  # it is made anew when the controller starts
             known_to.add(self.directory.token.stat().st_uid)
-        others = users_listening(address.hostname, address.port or 80) - known_to
+        others = users_listening(address.hostname or "", address.port or 80) - known_to
         if others:
             raise DataDirectoryError(
                 f"{server} is answered by another user of this machine (uid {min(others)}), who "

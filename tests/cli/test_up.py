@@ -18,6 +18,8 @@ from waiting import Deadline
 
 from holdfast_controller.cli.up import Voice
 from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob, Verdict
+from holdfast_controller.server import claim
+from holdfast_controller.settings import load_settings
 
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 JOB = """
@@ -106,6 +108,15 @@ def test_a_second_controller_on_one_directory_or_port(up: Up, tmp_path: Path) ->
     assert "Traceback" not in second.stderr + third.stderr
     assert holdfast(tmp_path, "get").returncode == 0, "the first one is unharmed"
     end(first, tmp_path)
+
+
+def test_the_commands_that_it_says_come_next_can_be_copied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = load_settings(data_dir=tmp_path / "my jobs", listen_port=0)
+    with claim(settings) as listening:
+        Voice().started(settings, listening)
+    assert f"  holdfast --data-dir '{tmp_path}/my jobs' top\n" in capsys.readouterr().out
 
 
 def test_it_refuses_a_wide_address_without_a_token(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -30,7 +31,7 @@ class Voice:
         """Where it answers, and the three commands to type next."""
         command = "holdfast"
         if not is_default(settings.data_dir):
-            command += f" --data-dir {settings.data_dir}"
+            command += f" --data-dir {shlex.quote(str(settings.data_dir))}"
         token = listening.directory.token if listening.token else "none: whoever is on this machine may call"
         slots = f"{settings.cpu_slots} CPU slot{'' if settings.cpu_slots == 1 else 's'}"
         gpus = f"{len(settings.devices)} GPU{'' if len(settings.devices) == 1 else 's'}"

@@ -138,6 +138,23 @@ def test_wrong_usage_exits_2(holdfast: Holdfast) -> None:
     assert "--for Done: one of Queued" in holdfast("wait", "j", "--for", "Done", code=2).stderr
 
 
+def test_the_environment_s_namespace_is_of_what_names_none(
+    holdfast: Holdfast, server: Served, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that messages wrote, or a job with a namespace, was refused: `-n`, which nobody typed, said
+    another."""
+    monkeypatch.setenv("HOLDFAST_NAMESPACE", "team-b")
+    assert holdfast("submit", str(job_file)).stdout == "team-b/gpt-small submitted\n"
+    changed = ("--set", "metadata.namespace=team-a")
+    assert holdfast("submit", str(job_file), *changed).stdout == "team-a/gpt-small submitted\n"
+    for words in (["get", "-o", "name"], ["get", "team-a/gpt-small", "-o", "name"]):
+        assert holdfast(*words).stdout == "gpt-small\n"
+    assert "sent to namespace 'c'" in holdfast("submit", str(job_file), *changed, "-n", "c", code=1).stderr
+    assert holdfast("top", "--once").stdout.count("gpt-small") == 1
+    assert holdfast("top", "--once", "-A").stdout.count("gpt-small") == 2
+    assert holdfast("get", "-n", "team-a", "-l", "x=y").stderr == "no such jobs in namespace team-a\n"
+
+
 # ------------------------------------------------------- finding the server
 
 

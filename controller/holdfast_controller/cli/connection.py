@@ -122,12 +122,21 @@ class JobAddress:
         return f"{self.namespace}/{self.name}"
 
 
+def namespace_in_environment() -> str | None:
+    """The namespace of whoever names none: neither as it is typed nor in a job's document."""
+    return os.environ.get("HOLDFAST_NAMESPACE") or None
+
+
+def default_namespace() -> str:
+    return namespace_in_environment() or "default"
+
+
 def locate(job: str, namespace: str | None) -> JobAddress:
-    """`name`, in the namespace given or `default`; or `namespace/name`, as messages write it."""
+    """`name`, in the namespace given or the default one; or `namespace/name`, as messages write it."""
     given, slash, name = job.rpartition("/")
     if slash and namespace not in (None, given):
         raise typer.BadParameter(f"{job} names namespace {given!r}, but -n says {namespace!r}")
-    return JobAddress((given if slash else namespace) or "default", name)
+    return JobAddress((given if slash else namespace) or default_namespace(), name)
 
 
 def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -136,7 +145,7 @@ def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
     connection = Connection(root.get("server"), root.get("token_file"), root.get("data_dir"))
     try:
         with connection.client(COMPLETION_SECONDS) as client:
-            jobs = client.list_jobs(ctx.params.get("namespace") or "default")
+            jobs = client.list_jobs(ctx.params.get("namespace") or default_namespace())
     except Exception:
         return []  # A message here would land in the middle of the user's line.
     return [job.metadata.name for job in jobs if job.metadata.name.startswith(incomplete)]
@@ -147,5 +156,5 @@ Job = Annotated[
 ]
 NamespaceOption = Annotated[
     str | None,
-    typer.Option("-n", "--namespace", envvar="HOLDFAST_NAMESPACE", help="Namespace (default)."),
+    typer.Option("-n", "--namespace", help="Namespace (HOLDFAST_NAMESPACE, else default)."),
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .connection import JobAddress, complete_job, locate
+from .connection import JobAddress, complete_job, default_namespace, locate
 from .exits import ERROR, JOB_FAILED, TIMED_OUT
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def chosen(
         return [locate(job, namespace) for job in jobs]
     if not narrowed:
         raise typer.BadParameter("name one or several jobs, or select them, as with -l team=vision")
-    area = None if everywhere else namespace or "default"
+    area = None if everywhere else namespace or default_namespace()
     found = client.list_jobs(area, phases=known_phases(phases), selector=selector)
     if finished_for:
         since = datetime.now(UTC) - span(finished_for)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .connection import Job, JobAddress, NamespaceOption, complete_job, locate
+from .connection import Job, JobAddress, NamespaceOption, complete_job, default_namespace, locate
 from .selecting import Everywhere, Jobs, Phases, Selector, each, known_phases, places_of, span
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def get(
     if watch and (phases or len(jobs or ()) > 1):
         raise typer.BadParameter("-w watches one JOB, or all with -l or -A, and takes no --phase")
     places = [locate(job, namespace) for job in jobs or ()]
-    area = places[0].namespace if places else None if everywhere else namespace or "default"
+    area = places[0].namespace if places else None if everywhere else namespace or default_namespace()
     wanted = known_phases(phases)
     with ctx.obj.client() as client:
         if watch:
@@ -145,7 +145,7 @@ def events(
     if job is not None and (everywhere or selector):
         raise typer.BadParameter("a JOB cannot be given together with -A or -l")
     earliest = datetime.now(UTC) - span(since) if since else datetime.min.replace(tzinfo=UTC)
-    area = None if everywhere else namespace or "default"
+    area = None if everywhere else namespace or default_namespace()
     with ctx.obj.client() as client:
         if job is not None and watch:
             from .watching import watch_events

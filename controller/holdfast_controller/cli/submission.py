@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .connection import JobAddress, NamespaceOption
+from .connection import JobAddress, NamespaceOption, default_namespace
 from .documents import TextOutput, print_document
 from .exits import ERROR
 
@@ -44,7 +44,7 @@ def submit(
     metadata = document.get("metadata")
     written = metadata.get("namespace") if isinstance(metadata, dict) else None
     # What was typed wins over what was written only where nothing was written: the server tells.
-    target = namespace or (written if isinstance(written, str) else None) or "default"
+    target = namespace or (written if isinstance(written, str) else None) or default_namespace()
     with ctx.obj.client() as client:
         if dry_run:
             show_plan(client.plan(document, target), output)

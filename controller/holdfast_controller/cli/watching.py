@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from .connection import JobAddress, NamespaceOption
+from .connection import JobAddress, NamespaceOption, namespace_in_environment
 from .exits import ERROR, JOB_FAILED, TIMED_OUT
 from .selecting import Everywhere, Jobs, Selector, chosen, each
 
@@ -50,7 +50,7 @@ def top(
     from .tables import redraws
 
     with ctx.obj.client() as client:
-        area = None if everywhere else namespace
+        area = None if everywhere else namespace or namespace_in_environment()
         show_top(client, area, selector, interval, once or not redraws())
 
 

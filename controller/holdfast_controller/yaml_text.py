@@ -44,6 +44,6 @@ class _Dumper(yaml.CSafeDumper):
 _Dumper.add_implicit_resolver(_FLOAT, re.compile(rf"^({_ELSEWHERE})\Z"), list("-+.0123456789yYnN"))
 
 
-def dump(value: Any, *, width: int = 80) -> str:
-    """One document; keys stay in their order."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
+def dump(value: Any, *, width: int = 80, unicode: bool = True) -> str:
+    """One document; keys stay in their order. Without `unicode` it is in ASCII."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=unicode, width=width)

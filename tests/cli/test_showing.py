@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -321,6 +323,24 @@ def test_a_terminal_without_the_characters_is_shown_all_the_same(
         )
         assert (shown.returncode, shown.stderr) == (0, "")
         assert part in shown.stdout
+
+
+@pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_a_document_is_the_same_where_the_output_has_not_all_characters(
+    holdfast: Holdfast, server: Served, job_file: Path, output: str, read: Callable[[str], Any]
+) -> None:
+    """Under LC_ALL=de_DE a smile made it none that JSON knows, and in YAML another text."""
+    words = ["say", "\N{WINKING FACE}", "\N{LATIN SMALL LETTER S WITH CEDILLA}"]
+    holdfast("submit", str(job_file), f"--set=spec.command={json.dumps(words, ensure_ascii=False)}")
+    shown = subprocess.run(
+        [sys.executable, "-m", "holdfast_controller", "get", "gpt-small", "-o", output],
+        env={**os.environ, "PYTHONIOENCODING": "iso8859-1"},
+        capture_output=True,
+        encoding="iso8859-1",
+        timeout=300,
+        check=True,
+    )
+    assert read(shown.stdout)["spec"]["command"] == words
 
 
 def test_logs(holdfast: Holdfast, server: Served, job_file: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from enum import StrEnum
 from typing import Any
 
@@ -18,10 +19,12 @@ class TextOutput(StrEnum):
 
 
 def print_document(document: Any, output: str) -> None:
-    """Print as `json` or `yaml`."""
+    """Print as `json` or `yaml`. What the output's encoding may not have is escaped as these escape it: as a
+    stream would do it, it were another text, or none that can be read."""
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     if output == "json":
-        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(document, indent=2, ensure_ascii=not unicode))
         return
     from ..yaml_text import dump
 
-    typer.echo(dump(document, width=100), nl=False)
+    typer.echo(dump(document, width=100, unicode=unicode), nl=False)

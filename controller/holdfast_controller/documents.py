@@ -13,6 +13,7 @@ import json
 import re
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import yaml
@@ -33,6 +34,7 @@ CHARACTER_LIMIT = 1024 * 1024
 SERVER_OWNED = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 """Metadata that `holdfast get -o yaml` shows and no user sets; left out on submit, as Kubernetes does."""
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LABEL_WORD = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_DOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL_RULE = "letters, digits, '-', '_' and '.', first and last a letter or digit, at most 63"
@@ -97,6 +99,9 @@ def _parse_yaml(text: str, source: str) -> object:
         _check_nodes(node, source)
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
+        if _SURROGATE.search(text):  # half a pair: JSON alone spells a character by two
+            with suppress(Invalid):
+                return _parse_json(text, source)
         mark, problem = error.problem_mark or error.context_mark, error.problem or str(error)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         if problem.startswith("but "):  # the second half of a sentence, as of two documents in one file

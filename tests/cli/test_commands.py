@@ -48,6 +48,16 @@ def test_submit_from_a_pipe_with_changes(holdfast: Holdfast) -> None:
     assert document["spec"]["config"] == {"train": {"lr": 0.001}}
 
 
+def test_json_from_a_pipe_may_spell_a_character_by_two(holdfast: Holdfast) -> None:
+    """As Python's json.dumps does: it is read as YAML, which took the half of a pair for none."""
+    words = ["say", "\N{WINKING FACE}"]
+    document = json.dumps({"kind": "TrainingJob", "metadata": {"name": "says"}, "spec": {"command": words}})
+    holdfast("submit", "-", given=document)
+    assert json.loads(holdfast("get", "says", "-o", "json").stdout)["spec"]["command"] == words
+    broken = document[:-1]
+    assert "found invalid Unicode character escape" in holdfast("submit", "-", given=broken, code=1).stderr
+
+
 def test_what_get_prints_can_be_submitted(holdfast: Holdfast, job_file: Path) -> None:
     commit, run = "--set=metadata.labels.commit='12345e67'", "--set=spec.config.run='1e5'"
     holdfast("submit", str(job_file), commit, run)

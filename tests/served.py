@@ -135,7 +135,9 @@ def job_yaml(name: str = "gpt-small") -> str:
 
 
 @contextlib.contextmanager
-def ingress(port: int, status: int) -> Iterator[list[str]]:
+def ingress(
+    port: int, status: int, body: bytes = b"<html>Bad Gateway</html>", **headers: str
+) -> Iterator[list[str]]:
     """What stands before a controller that is being replaced, and the requests that it answered itself."""
     asked: list[str] = []
 
@@ -144,8 +146,10 @@ def ingress(port: int, status: int) -> Iterator[list[str]]:
             asked.append(self.path)
             self.send_response(status)
             self.send_header("Retry-After", "1")
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(b"<html>Bad Gateway</html>")
+            self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
             pass

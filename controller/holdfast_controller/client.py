@@ -124,7 +124,9 @@ class Client:
         try:
             return answer.json()
         except ValueError:
-            raise NotHoldfast(f"{self.server} answered {answer.text[:60]!r}, not JSON") from None
+            raise NotHoldfast(
+                f"{self.server} answered {answer.text[:60]!r}, not JSON: {self._remedy}"
+            ) from None
 
     def _check(self, answer: httpx.Response) -> None:
         said = re.fullmatch(r'110 \S+ "(.*)"', answer.headers.get("Warning", ""))
@@ -133,6 +135,11 @@ class Client:
             self._warned(said[1])
         if answer.is_success:
             return
+        if there := answer.headers.get("Location"):
+            raise NotHoldfast(
+                f"{self.server} answers that what was asked for is at {there}: give the address at which the "
+                "controller itself answers (--server, HOLDFAST_SERVER)"
+            )
         try:
             document = answer.json()
         except ValueError:
@@ -141,6 +148,11 @@ class Client:
         if isinstance(error, Unavailable):
             error.retry_after = _seconds(answer.headers.get("Retry-After", ""))
         raise error
+
+    def _items(self, document: Any) -> list[Any]:
+        if isinstance(document, dict) and isinstance(document.get("items"), list):
+            return list(document["items"])
+        raise NotHoldfast(f"{self.server} answered {json.dumps(document)[:60]}, no list: {self._remedy}")
 
     def _job(self, document: object) -> TrainingJob:
         try:
@@ -200,7 +212,7 @@ class Client:
         query: dict[str, Any] = {"limit": PAGE, "phase": list(phases), "labelSelector": selector}
         while True:
             body = self._request("GET", _jobs(namespace), params=query)
-            found += [self._job(item) for item in body["items"]]
+            found += [self._job(item) for item in self._items(body)]
             query["continue"] = body["metadata"]["continue"]
             if not query["continue"]:
                 return found
@@ -226,13 +238,13 @@ class Client:
     # ---------------------------------------------------------------- records
 
     def events(self, namespace: str, name: str) -> list[dict[str, Any]]:
-        return list(self._request("GET", _one(namespace, name) + "/events")["items"])
+        return self._items(self._request("GET", _one(namespace, name) + "/events"))
 
     def ledger(self, namespace: str, name: str) -> dict[str, Any]:
         return dict(self._request("GET", _one(namespace, name) + "/ledger"))
 
     def steps(self, namespace: str, name: str) -> list[dict[str, Any]]:
-        return list(self._request("GET", _one(namespace, name) + "/steps")["items"])
+        return self._items(self._request("GET", _one(namespace, name) + "/steps"))
 
     def logs(
         self,

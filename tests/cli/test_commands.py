@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from served import TOKEN, Served, job_yaml, served
+from served import TOKEN, Served, ingress, job_yaml, served
 from typed import Holdfast
 
 from holdfast_controller.cli import create_cli
@@ -199,6 +199,25 @@ def test_an_address_with_a_typo(
     said = holdfast("get", code=1).stderr
     assert said.startswith(f"error: {address!r} is no address of a controller: ")
     assert told in said
+
+
+def test_something_else_answers(holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that answered JSON there was a traceback, and of an ingress that wants TLS no word of that."""
+    port = free_port()
+    monkeypatch.setenv("HOLDFAST_SERVER", f"http://127.0.0.1:{port}")
+    for body, told in (
+        (b"<html>hello</html>", "answered '<html>hello</html>', not JSON: start one with `holdfast up`;"),
+        (b"{}", "answered {}, no list: start one with `holdfast up`;"),
+        (b"[1]", "answered [1], no list: "),
+    ):
+        with ingress(port, 200, body):
+            assert told in holdfast("get", code=1).stderr
+    with ingress(port, 308, b"", Location="https://holdfast.example/v1/jobs"):
+        told = holdfast("get", code=1).stderr
+    assert told.startswith(
+        f"error: http://127.0.0.1:{port} answers that what was asked for is at https://hold"
+    )
+    assert "(--server, HOLDFAST_SERVER)" in told
 
 
 def test_a_proxy_that_cannot_be_used(holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_a_selector_means_what_kubernetes_means(
     assert Selection(labels=parse_selector(selector)).holds(job(1, labels=labels)) is selected
 
 
-@pytest.mark.parametrize("text", ["a=b=c", "=b", "!a=b", "a in (b)", "a b"])
+@pytest.mark.parametrize("text", ["a=b=c", "=b", "!a=b", "a in (b)", "a b", ",", " ", "a=b,", "a=b, ,c"])
 def test_a_faulty_selector_is_named(text: str) -> None:
     with pytest.raises(Invalid, match="is none of: key=value, key!=value, key, !key"):
         parse_selector(text)

@@ -216,6 +216,8 @@ def test_several_jobs_are_named_or_selected_by_their_labels(
     assert "no such jobs in namespace default" in holdfast("wait", "-l", "sweep=none", code=1).stderr
     for command_ in ("suspend", "resume", "delete", "wait"):
         assert "name one or several jobs" in holdfast(command_, code=2).stderr
+        for selector in (",", " ", "sweep=lr,"):  # as of variables that are not set: it was each job there is
+            assert "an empty term in" in holdfast(command_, "-l", selector, code=1).stderr
         assert "a JOB cannot be given together" in holdfast(command_, "lr-1", "-l", "a", code=2).stderr
 
 

@@ -30,12 +30,14 @@ class Requirement:
 
 
 def parse_selector(text: str) -> tuple[Requirement, ...]:
-    """`a=b,c!=d,e,!f` as Kubernetes means it. Raises Invalid, naming the term."""
+    """`a=b,c!=d,e,!f` as Kubernetes means it; nothing at all selects all. Raises Invalid, naming the term:
+    also one that is empty, as what a shell makes of `$A,$B` where neither is set."""
     requirements = []
-    for term in filter(None, (part.strip() for part in text.split(","))):
+    for term in (part.strip() for part in text.split(",")) if text else ():
         match = _REQUIREMENT.fullmatch(term)
         if match is None or (match[1] and match[3]):
-            raise Invalid(f"labelSelector: {term!r} is none of: key=value, key!=value, key, !key")
+            said = repr(term) if term else f"an empty term in {text!r}"
+            raise Invalid(f"labelSelector: {said} is none of: key=value, key!=value, key, !key")
         requirements.append(Requirement(match[2], match[4], bool(match[1]) or match[3] == "!="))
     return tuple(requirements)
 

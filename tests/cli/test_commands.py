@@ -227,9 +227,12 @@ def test_a_proxy_that_cannot_be_used(holdfast: Holdfast, monkeypatch: pytest.Mon
     assert told.startswith("error: no way to http://192.0.2.1: the proxy that the environment names"), told
 
 
-@pytest.mark.parametrize("job", ["", "default/", "..", "default/..", "a/b/c", "Long", "long?watch=true"])
+@pytest.mark.parametrize(
+    "job", ["", "default/", "/gpt-small", "..", "default/..", "a/b/c", "Long", "long?watch=true"]
+)
 def test_what_is_no_name_of_a_job_leads_nowhere_else(holdfast: Holdfast, job: str) -> None:
-    """`default/`, as it is completed, led to the list of jobs, which answered 307 without a reason."""
+    """`default/`, as it is completed, led to the list of jobs, which answered 307 without a reason, and what
+    a shell makes of `$NS/gpt-small` without the one, to a job of another namespace."""
     for command in ("get", "delete", "suspend", "logs", "wait"):
         told = holdfast(command, job, code=1).stderr
         assert "is no namespace: lower-case" in told or "is no name: lower-case" in told, (command, told)

@@ -136,7 +136,7 @@ def locate(job: str, namespace: str | None) -> JobAddress:
     given, slash, name = job.rpartition("/")
     if slash and namespace not in (None, given):
         raise typer.BadParameter(f"{job} names namespace {given!r}, but -n says {namespace!r}")
-    return JobAddress((given if slash else namespace) or default_namespace(), name)
+    return JobAddress(given if slash else namespace or default_namespace(), name)
 
 
 def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:

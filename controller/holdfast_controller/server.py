@@ -131,7 +131,13 @@ def _url(host: str, port: int) -> str:
 def _need_letters(directory: DataDirectory) -> None:
     """Raises StartupError where this process cannot tell anybody its own directories: in a locale that has no
     characters for them they are bytes that no JSON takes."""
-    for path in (str(directory.path), os.getcwd()):
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise StartupError(
+            "this terminal's directory was removed, and jobs are to start in it: `cd` to one that is there"
+        ) from None
+    for path in (str(directory.path), here):
         try:
             path.encode()
         except UnicodeEncodeError:

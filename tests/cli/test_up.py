@@ -126,6 +126,21 @@ def test_it_refuses_a_wide_address_without_a_token(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_it_refuses_to_start_in_a_directory_that_was_removed(tmp_path: Path) -> None:
+    """As in a terminal that was left open: it ended in a traceback."""
+    up = f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; exec {HOLDFAST} up --port 0"
+    refused = subprocess.run(
+        ["sh", "-c", up],
+        env={**os.environ, "HOLDFAST_DATA_DIR": str(tmp_path / "data")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: this terminal's directory was removed")
+
+
 def test_it_refuses_to_start_where_hardly_a_file_may_be_opened(tmp_path: Path) -> None:
     """It said that its database was somebody else's, or showed a traceback."""
     up = f"ulimit -n 12; exec {HOLDFAST} --data-dir {tmp_path}/data up --port 0"

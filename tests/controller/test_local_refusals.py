@@ -242,6 +242,34 @@ def test_a_command_that_no_process_can_have_waits_with_the_reason(
     asyncio.run(story())
 
 
+def test_where_the_directory_that_jobs_start_in_is_removed_they_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `rm -rf` and another `git clone` while the controller runs: each start was a failure of the job,
+    by what PyTorch says where it has no directory, and after four of them it was Failed."""
+    (tmp_path / "clone").mkdir()
+    monkeypatch.chdir(tmp_path / "clone")
+    (tmp_path / "clone").rmdir()
+    (tmp_path / "clone").mkdir()  # another one, though it has the name
+
+    async def story() -> None:
+        job = waiting_job()
+        engine = local_engine(tmp_path / "data")
+        await engine.start(job, 1)
+        said = f"{tmp_path}/clone: it was removed since `holdfast up` was started in it"
+        assert said in (await engine.observe(job, 1)).waiting
+        assert said in engine.plan(job).reasons[0]
+        elsewhere = waiting_job("b", workingDir=str(tmp_path))
+        assert engine.plan(elsewhere).reasons == ()
+        async with at_work(engine):
+            await engine.start(elsewhere, 1)
+            await ranks_up(engine, tmp_path / "data", elsewhere)
+            await engine.kill(elsewhere, 1)
+            await killed(engine, elsewhere)
+
+    asyncio.run(story())
+
+
 def test_of_a_start_that_failed_half_way_nothing_is_left(tmp_path: Path) -> None:
     async def story() -> None:
         job, before = waiting_job(), psutil.Process().children()

@@ -51,7 +51,7 @@ from .launch import ReplicaLaunch, Runtime, replica_launches, run_directory
 from .memory import parent_group
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Grant, Machine, Waiting, admit, never_fits, request_of, usage
-from .spawn import inherited, start_attempt
+from .spawn import DIRECTORY_GONE, directory_gone, inherited, start_attempt
 from .targets import TargetsFile
 
 TEND_SECONDS = 0.1
@@ -212,6 +212,8 @@ class LocalEngine:
             reasons += (
                 f"spec.workingDir: there is no directory {there} on this machine that jobs may enter",
             )
+        if there is None and (gone := directory_gone()):
+            reasons += (f"{gone}: {DIRECTORY_GONE}",)
         if not self._runtime.pytorch:
             reasons += (
                 f"jobs run by the controller's Python, {self._runtime.python}, which has no PyTorch: "

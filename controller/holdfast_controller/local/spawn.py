@@ -5,6 +5,7 @@ So they outlive the controller, and a controller that comes back finds them (see
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -28,10 +29,27 @@ from .slots import Allocation, Machine
 
 log = structlog.get_logger(__name__)
 
+DIRECTORY_GONE = (
+    "it was removed since `holdfast up` was started in it, and jobs start there: end the controller and "
+    "start it in a directory that is there (jobs run on meanwhile), or give the job a workingDir"
+)
 _NOT_INHERITED = ("HOLDFAST_", "PET_", "TORCHELASTIC_", "GROUP_", "ROLE_")
 _NOT_INHERITED_NAMES = frozenset(
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 )
+
+
+def directory_gone() -> str:
+    """The directory that jobs start in unless they name another, where it is there no more; else empty.
+
+    Whoever removes it and makes it anew, as by cloning once more, leaves this process in what is gone, and so
+    all that it starts.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+    return ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +72,8 @@ def start_attempt(
     no process can be started with: then no record and no cgroup of the start is left. Where only part of the
     replicas could be started they are killed, and the record says that the start was cut short.
     """
+    if job.spec.working_dir is None and (gone := directory_gone()):
+        raise OSError(errno.ENOENT, DIRECTORY_GONE, gone)
     files = AttemptFiles(run, attempt)
     raise_fence(run, attempt)  # first: where the disk is full, it makes the room that a directory takes
     make_directory(files.directory)

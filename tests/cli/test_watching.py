@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import weakref
 from collections.abc import Iterator
@@ -191,6 +192,33 @@ def test_events_w_goes_on_through_a_restart_until_the_job_is_gone(
     assert not watching.is_alive(), "it ends with its job"
     saves = ["Warning SaveFailed no room", "Warning SaveFailed no room (x2)"]
     assert rows() == ["Normal Started attempt 1 starts", *saves]
+
+
+def test_an_event_is_the_same_document_with_w_and_without(
+    server: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever reads both found whose it is in the one alone."""
+    with Client(server.url, TOKEN) as client:
+        submit(client)
+        event = Event(datetime.now(UTC), "Normal", "Started", "attempt 1 starts")
+        server.run(server.store.record_event(server.job("gpt-small"), event))
+        watching = threading.Thread(
+            target=watch_events,
+            args=(client, JobAddress("default", "gpt-small"), TableOutput.JSON),
+            daemon=True,
+        )
+        watching.start()
+        shown: list[str] = []
+
+        def told() -> str:
+            shown.append(capsys.readouterr().out)
+            return "".join(shown)
+
+        wait_until(lambda: told().endswith("}\n"), "the event")
+        server.run(server.store.remove(server.job("gpt-small")))
+        watching.join(300)
+    document = json.loads("".join(shown))
+    assert (document["job"], document["reason"]) == ("default/gpt-small", "Started")
 
 
 def test_a_log_is_followed_through_restarts_of_its_controller(tmp_path: Path) -> None:

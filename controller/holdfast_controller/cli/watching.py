@@ -197,7 +197,7 @@ def watch_events(client: Client, place: JobAddress, output: TableOutput) -> None
         for found, job in answers(lambda: (client.events(*where), client.get(*where)), seen=True):
             if job.metadata.uid != uid:
                 break
-            lines.show(found)
+            lines.show([{"job": str(place), **event} for event in found])
     except NotFound:
         pass
     typer.echo(f"{place} is gone", err=True)

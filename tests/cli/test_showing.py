@@ -191,6 +191,7 @@ def test_what_happened_to_all_jobs_is_one_list(holdfast: Holdfast, server: Serve
 
     assert seen() == ["default/a Disrupted", "default/b Failed", "default/a AttemptOpened"]
     assert seen("-A", "--since", "1h") == ["default/b Failed", "default/a AttemptOpened"]
+    assert seen("-A", "--since", "999999d") == seen(), "longer ago than there are years"
     assert seen("-l", "name=b") == ["default/b Failed"]
     told_of_a = json.loads(holdfast("events", "a", "--since", "1h", "-o", "json").stdout)["items"]
     assert [event["reason"] for event in told_of_a] == ["AttemptOpened"]

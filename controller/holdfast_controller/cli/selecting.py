@@ -55,7 +55,7 @@ def chosen(
     area = None if everywhere else namespace or default_namespace()
     found = client.list_jobs(area, phases=known_phases(phases), selector=selector)
     if finished_for:
-        since = datetime.now(UTC) - span(finished_for)
+        since = ago(finished_for)
         found = [job for job in found if (ended := job.status.finished_at) is not None and ended <= since]
     if not found:
         where = f"in namespace {area}" if area else "in any namespace"
@@ -78,12 +78,16 @@ def known_phases(given: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(known[name.lower()] for name in given or ())
 
 
-def span(text: str) -> timedelta:
-    """`90s`, `30m`, `12h`, `7d`. Raises BadParameter."""
+def ago(text: str) -> datetime:
+    """When `90s`, `30m`, `12h`, `7d` before now was; at the beginning of all times at most. Raises
+    BadParameter."""
     match = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if match is None:
         raise typer.BadParameter(f"{text!r} is no time; write it as 90s, 30m, 12h or 7d")
-    return timedelta(**{UNITS[match[2]]: int(match[1])})
+    try:
+        return datetime.now(UTC) - timedelta(**{UNITS[match[2]]: int(match[1])})
+    except OverflowError:
+        return datetime.min.replace(tzinfo=UTC)
 
 
 def each(places: Sequence[JobAddress], act: Callable[[JobAddress], object]) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .connection import Job, JobAddress, NamespaceOption, complete_job, default_namespace, locate
-from .selecting import Everywhere, Jobs, Phases, Selector, each, known_phases, places_of, span
+from .selecting import Everywhere, Jobs, Phases, Selector, ago, each, known_phases, places_of
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -144,7 +144,7 @@ def events(
         raise typer.BadParameter("-w shows all that happens to one JOB, from the first on")
     if job is not None and (everywhere or selector):
         raise typer.BadParameter("a JOB cannot be given together with -A or -l")
-    earliest = datetime.now(UTC) - span(since) if since else datetime.min.replace(tzinfo=UTC)
+    earliest = ago(since) if since else datetime.min.replace(tzinfo=UTC)
     area = None if everywhere else namespace or default_namespace()
     with ctx.obj.client() as client:
         if job is not None and watch:

@@ -145,8 +145,8 @@ def is_default(directory: Path) -> bool:
 
 
 def whole_path(path: Path) -> Path:
-    """With the home that `~` stands for. Raises DataDirectoryError where there is none, as of a user whom a
-    container has by number alone."""
+    """With the home that `~` stands for, which no shell puts into `--data-dir=~/jobs`. Raises
+    DataDirectoryError where there is none, as of a user whom a container has by number alone."""
     try:
         return path.expanduser().absolute()
     except RuntimeError:
@@ -154,6 +154,8 @@ def whole_path(path: Path) -> Path:
             f"cannot tell what {path.parts[0]} is, the home of {path.parts[0][1:] or f'user {os.getuid()}'}: "
             "set HOME, or give a data directory with --data-dir or HOLDFAST_DATA_DIR"
         ) from None
+    except FileNotFoundError:
+        raise DataDirectoryError(f"{path} leads nowhere: this terminal's directory was removed") from None
 
 
 @contextmanager

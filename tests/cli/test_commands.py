@@ -265,6 +265,10 @@ def test_the_data_directory_leads_to_the_server(
     token.write_text(TOKEN)
     token.chmod(0o600)
     holdfast("--data-dir", str(tmp_path), "get")
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    home = f"~/{tmp_path.name}"  # as a shell leaves it in --data-dir=~/jobs
+    holdfast("--data-dir", home, "get")
+    holdfast("--server", server.url, "--token-file", f"{home}/token", "get")
     token.chmod(0o644)
     assert "has mode 0644" in holdfast("--data-dir", str(tmp_path), "get", code=1).stderr
 

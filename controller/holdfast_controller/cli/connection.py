@@ -13,7 +13,13 @@ import typer
 
 from holdfast_trainer.contract import exists
 
-from ..data_directory import DataDirectory, DataDirectoryError, default_data_directory, read_token
+from ..data_directory import (
+    DataDirectory,
+    DataDirectoryError,
+    default_data_directory,
+    read_token,
+    whole_path,
+)
 from ..listeners import LOOPBACK_NAMES, users_listening
 
 if TYPE_CHECKING:
@@ -34,7 +40,7 @@ class Connection:
 
     @property
     def directory(self) -> DataDirectory:
-        return DataDirectory(self.data_dir or default_data_directory())
+        return DataDirectory(whole_path(self.data_dir) if self.data_dir else default_data_directory())
 
     def address(self) -> str:
         """The controller's address. Raises Invalid for one that was given and cannot be one."""
@@ -48,7 +54,7 @@ class Connection:
         """The token for `address`. Raises DataDirectoryError for a file that was named and is no good, and
         where another user would be sent what only our controller may see."""
         if self.token_file is not None:
-            return read_token(self.token_file)
+            return read_token(whole_path(self.token_file))
         if given := _token_in_environment():
             return given
         # This machine's token is for this machine's controller, not for whatever --server names.

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from .cluster import Change, HoldfastError, Invalid, Unavailable
 from .jobs import TrainingJob
 from .json_values import check_json
-from .listeners import LOOPBACK_NAMES
+from .listeners import HERE
 from .problem import error_of
 from .spec import JOB_NAME, JOB_NAME_RULE, NAMESPACE, NAMESPACE_RULE
 
@@ -74,7 +74,7 @@ class Client:
         self.server = server.rstrip("/")
         self._warned, self._warnings = warned, set[str]()
         # A proxy for the world outside has no business between a machine and itself.
-        beyond = urlsplit(self.server).hostname not in LOOPBACK_NAMES
+        beyond = urlsplit(self.server).hostname not in HERE
         self._remedy = _ELSEWHERE if beyond else _HERE
         secure = self.server.startswith("https:")  # reading the world's certificates takes longer than a call
         with self._connected():

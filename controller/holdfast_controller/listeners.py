@@ -15,6 +15,8 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 """Of this machine itself, as an address names it."""
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Who listens on all addresses, and how this machine reaches him."""
+HERE = (*LOOPBACK_NAMES, *WILDCARDS)
+"""What leads to this machine and to no other; by the last two a controller says where it listens."""
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTENS = "0A"
 WORD = 4
@@ -23,7 +25,7 @@ WORD = 4
 def users_listening(host: str, port: int) -> set[int]:
     """The user ids of those that `host`, an address of this machine or `localhost`, leads to; empty where
     nobody listens, or where the kernel does not say."""
-    reached = ("127.0.0.1", "::1") if host == "localhost" else (host,)
+    reached = ("127.0.0.1", "::1") if host == "localhost" else (WILDCARDS.get(host, host),)
     found = {ipaddress.ip_address(address) for address in reached}
     anywhere = {ipaddress.ip_address("::")}  # takes IPv4 as well, unless it says otherwise
     anywhere |= {ipaddress.ip_address("0.0.0.0")} if any(one.version == 4 for one in found) else set()

@@ -322,12 +322,13 @@ def test_the_token_of_a_controller_that_listened_on_all_addresses_is_not_sent_to
         assert connection.token()
         left = directory.server_file.read_text()
     directory.server_file.write_text(left)  # as a controller that is killed leaves it
+    as_it_said = Connection(f"http://0.0.0.0:{port}", None, directory.path)
+    assert as_it_said.token(), "nobody listens there"
     for there in ("127.0.0.1", "0.0.0.0"):
-        with (
-            listening(NOBODY, there, port),
-            pytest.raises(DataDirectoryError, match=rf"another user .* \(uid {NOBODY}\), who would"),
-        ):
-            connection.token()
+        with listening(NOBODY, there, port):
+            for one in (connection, as_it_said):
+                with pytest.raises(DataDirectoryError, match=rf"another user .* \(uid {NOBODY}\), who"):
+                    one.token()
 
 
 def test_the_token_of_a_controller_at_an_address_of_its_own_is_not_sent_to_another_user_either(

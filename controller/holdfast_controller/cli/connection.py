@@ -20,7 +20,7 @@ from ..data_directory import (
     read_token,
     whole_path,
 )
-from ..listeners import LOOPBACK_NAMES, users_listening
+from ..listeners import HERE, users_listening
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -67,7 +67,7 @@ class Connection:
         """Whether it is this machine's: by its name, or as the controller left it in the directory."""
         running = self.directory.read_server_file()
         ours = running is not None and running.url == server.rstrip("/")
-        return ours or urlsplit(server).hostname in LOOPBACK_NAMES
+        return ours or urlsplit(server).hostname in HERE
 
     def _refuse_others(self, server: str) -> None:
         """Raises DataDirectoryError where another user listens in the place of our controller, which was at

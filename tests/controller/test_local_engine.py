@@ -444,12 +444,13 @@ def test_a_job_this_machine_can_never_run_waits_with_the_reason_and_blocks_nobod
 
 
 def test_the_plan_shows_what_would_run(tmp_path: Path) -> None:
-    plan = local_engine(tmp_path).plan(waiting_job(image="some/image"))
+    plan = local_engine(tmp_path).plan(waiting_job(image="some/image", capacity="Spot"))
     assert plan.reasons == ()
     assert [manifest["replica"] for manifest in plan.manifests] == [0, 1]
     assert "--node-rank=1" in plan.manifests[1]["command"]
     assert plan.manifests[1]["environment"]["HOLDFAST_REPLICA"] == "1"
-    assert "The local engine does not use spec.image." in plan.notes
+    for key in ("image", "capacity"):
+        assert f"The local engine does not use spec.{key}." in plan.notes
     assert not any("shares its memory" in note for note in plan.notes)
     share = local_engine(tmp_path).plan(waiting_job(gpus="0.5", replicas=1))
     assert any(note.startswith("1/2 of a GPU is a slice of its time") for note in share.notes)

@@ -34,7 +34,7 @@ from holdfast_controller.cluster import (
 )
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid
-from holdfast_controller.jobs import Spec, TrainingJob
+from holdfast_controller.jobs import Capacity, Spec, TrainingJob
 from holdfast_controller.policy.cost import Node, place_of
 from holdfast_controller.policy.gpu_request import gpu_request, sharing_notes
 from holdfast_controller.policy.launchers import launcher_notes
@@ -193,6 +193,7 @@ class LocalEngine:
             ("queue", job.spec.queue),
             ("priority", job.spec.priority),
             ("minReplicas", job.spec.min_replicas),
+            ("capacity", job.spec.capacity is not Capacity.ANY),
             ("storage", job.spec.storage),
         ):
             if value:

@@ -10,7 +10,7 @@ import pytest
 from fakes import MemoryEngine, MemoryStore
 
 from holdfast_controller.cluster import NotFound, NotReady, Unavailable
-from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
+from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob, Verdict
 from holdfast_controller.reconciler import Reconciler
 from holdfast_controller.spec import Idle, Retries
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
@@ -145,6 +145,51 @@ def test_an_edit_that_keeps_a_job_from_going_on_waits_to_be_corrected_and_no_wor
         assert dict(await scene.told())["Refused"] == 1
         job = await scene.edit(config={})
         assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 3)
+
+    play(story)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_configuration_that_is_corrected_while_its_attempt_still_starts_is_tried(trained: bool) -> None:
+    """Who sees the mistake first: the attempt that ends by it is not of the spec as it is by then."""
+    wrong, right = {"optim": {"lr_rate": 1}}, {"optim": {"lr": 1}}
+
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(config={} if trained else wrong)
+        if trained:
+            scene.engine.vanish(job, 1, 0)
+            scene.engine.fail(job, 1, 1, 800, "Connection reset by peer")
+            job = await scene.edit(config=wrong)
+        last = job.status.attempt
+        job = await scene.edit(config=right)
+        assert job.status.attempt == last
+        assert job.status.message.endswith("the next one is made from it")
+        for replica in (0, 1):
+            scene.engine.end(job, last, replica, EXIT_CONFIG_ERROR)
+        job = await scene.look()
+        assert job.status.attempts[-2].verdict is Verdict.CONFIG_ERROR
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, last + 1)
+        for replica in (0, 1):
+            scene.engine.end(job, last + 1, replica, 0)
+        assert (await scene.look()).status.phase is Phase.SUCCEEDED
+
+    play(story)
+
+
+def test_a_step_that_fails_twice_alike_is_tried_with_the_spec_that_was_corrected_meanwhile() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit()
+        for number in (1, 2):
+            scene.engine.fail(job, number, 0, 800, "ValueError: a bad batch")
+            scene.engine.end(job, number, 1, 1)
+            if number == 2:
+                await scene.edit(config={"data": {"skip": [801]}})
+            job = await scene.look()
+            job.status.next_start_at = None
+            job = await scene.store.replace_status(job, job.status)
+            job = await scene.look()
+        assert (job.status.attempt, job.status.failures) == (3, 2)
+        assert not job.status.phase.final
 
     play(story)
 

@@ -269,10 +269,13 @@ class _Deciding:
         self._tell("Normal" if as_asked else "Warning", verdict.value, f"{text}{lost}")
         if explain.edited_wrong(self.status, self.spec):
             return self._between()
-        if not booked.again:
+        # What its spec did for sure says nothing of one that was corrected while it ran.
+        corrected = explain.is_edited(record, self.spec)
+        if not booked.again and not (corrected and verdict is Verdict.CONFIG_ERROR):
             return self._final(Phase.FAILED, verdict.value, f"{text}; {booked.reason}")
         progress = self.status.progress
-        if hopeless := same_failure(self.status.attempts, progress.total_steps if progress else None):
+        hopeless = same_failure(self.status.attempts, progress.total_steps if progress else None)
+        if hopeless and not corrected:
             return self._final(Phase.FAILED, verdict.value, f"{text}; {hopeless}")
         if stuck := standstill(self.status.attempts):
             stuck = f"{stuck}: {remedy(self.spec.capacity)}"

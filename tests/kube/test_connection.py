@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from small_apiserver import connected
 from tests.cluster.certificates import Authority
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import Unavailable
 from holdfast_controller.kube import credentials
-from holdfast_controller.kube.connection import KubeconfigError, connect
+from holdfast_controller.kube.connection import MERGE_PATCH, KubeconfigError, connect
+from holdfast_controller.kube.errors import NotLeader
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,28 @@ def test_who_gives_up_on_an_answer_leaves_no_connection_behind(tmp_path: Path) -
         listening.settimeout(60)
         with asyncio.run(story(listening)):
             gc.collect()
+
+
+def test_a_write_that_waits_its_turn_is_not_sent_once_the_lead_is_lost(tmp_path: Path) -> None:
+    """As at a hand-over of thousands of jobs, or where the process is paused while it waits."""
+    heard: list[str] = []
+
+    async def hear(request: web.Request) -> web.Response:
+        heard.append(request.method)
+        return web.json_response({})
+
+    async def story() -> None:
+        async with connected([web.route("*", "/api/v1/nodes/a", hear)], tmp_path) as connection:
+            lead = ["until then"]
+            guarded = connection.guarded(lambda: bool(lead)).apart(per_second=10, burst=1)
+            await guarded.get("/api/v1/nodes/a")
+            write = asyncio.create_task(guarded.patch("/api/v1/nodes/a", {}, MERGE_PATCH))
+            asyncio.get_running_loop().call_soon(lead.clear)  # it stands in line by then
+            with pytest.raises(NotLeader, match="not sent, this controller does not lead any more"):
+                await write
+
+    asyncio.run(story())
+    assert heard == ["GET"]
 
 
 def config_of(port: int, user: dict[str, Any]) -> str:

@@ -215,11 +215,7 @@ class Connection:
         content_type: str = JSON,
     ) -> tuple[str, dict[str, str]]:
         """URL and headers of a request that may be sent now. Raises NotLeader where it may not."""
-        if method != "GET" and not self._may_write():
-            raise NotLeader(f"{method} {path}: not sent, this controller does not lead any more")
         await self._limit.wait()
-        if self._metrics is not None:
-            self._metrics.requested(method, resource_of(path))
         _, url, headers, _, _ = await self._api.param_serialize(
             method,
             path,
@@ -227,6 +223,10 @@ class Connection:
             header_params={"Accept": accept, "Content-Type": content_type},
             auth_settings=["BearerToken"],
         )
+        if method != "GET" and not self._may_write():  # last: whoever has waited may lead no more
+            raise NotLeader(f"{method} {path}: not sent, this controller does not lead any more")
+        if self._metrics is not None:
+            self._metrics.requested(method, resource_of(path))
         return url, headers
 
     async def _document(self, response: aiohttp.ClientResponse, what: str) -> Document:

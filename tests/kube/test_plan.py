@@ -59,6 +59,27 @@ def test_a_start_is_made_of_its_plan_and_of_no_other() -> None:
     assert [owner["uid"] for owner in owners] == ["another"]
 
 
+def test_a_config_whose_1_is_corrected_to_true_is_in_the_next_start() -> None:
+    """For Python the two are equal, for who reads the file they are not."""
+    prepared = Prepared(PodSettings(default_claim="runs", default_image="docker.io/library/trainer:1"))
+    job = waiting_job(config={"compile": 1})
+    assert prepared.manifests(job, 1).beside[0]["data"]["config.yaml"] == "compile: 1\n"
+    corrected = job.model_copy(update={"spec": job.spec.model_copy(update={"config": {"compile": True}})})
+    assert prepared.manifests(corrected, 1).beside[0]["data"]["config.yaml"] == "compile: true\n"
+
+
+def test_a_label_that_is_changed_before_the_start_is_on_the_pods() -> None:
+    """As while the job is suspended, and planned at every look."""
+    settings = PodSettings(default_claim="runs", default_image="trainer:1", pod_labels=("team",))
+    prepared = Prepared(settings)
+    job = waiting_job()
+    job.metadata.labels = {"team": "vision"}
+    assert prepared.manifests(job, 1).pods["metadata"]["labels"]["team"] == "vision"
+    labelled = job.model_copy(deep=True)
+    labelled.metadata.labels["team"] = "nlp"
+    assert prepared.manifests(labelled, 1).pods["metadata"]["labels"]["team"] == "nlp"
+
+
 def test_few_prepared_manifests_are_kept() -> None:
     prepared = Prepared(PodSettings(default_claim="runs", default_image="docker.io/library/trainer:1"))
     job = waiting_job()

@@ -7,12 +7,14 @@ from __future__ import annotations
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.manifests import Manifests, attempt_manifests
 from holdfast_controller.pod_settings import PodSettings
-from holdfast_controller.spec import Spec
 
 from .observation import with_evidence
 
 KEPT = 64
 """Attempts: between a plan and its start there is one write, so a few more than are decided on at once."""
+
+_MadeOf = tuple[str, dict[str, str]]
+"""A digest of what the spec asks of the attempt, and the job's labels."""
 
 
 class Prepared:
@@ -20,20 +22,21 @@ class Prepared:
 
     def __init__(self, settings: PodSettings):
         self._settings = settings
-        self._made: dict[tuple[str, str, int], tuple[Spec, Manifests]] = {}
+        self._made: dict[tuple[str, str, int], tuple[_MadeOf, Manifests]] = {}
 
     def manifests(self, job: TrainingJob, attempt: int) -> Manifests:
-        """Made anew where the spec that the attempt was opened with is another one.
+        """Made anew where the spec that the attempt was opened with is another one, or the job's labels are.
 
         Raises Invalid, as `attempt_manifests`.
         """
         which = (job.key, job.metadata.uid, attempt)
         known = self._made.get(which)
-        spec = job.as_of(attempt).spec
-        if known is not None and known[0] == spec:
+        # Not the spec itself: in a config 1, 1.0 and true are equal to Python.
+        made_of = (job.as_of(attempt).spec.of_attempt, dict(job.metadata.labels))
+        if known is not None and known[0] == made_of:
             return known[1]
         made = with_evidence(attempt_manifests(job, attempt, self._settings))
-        self._made[which] = (spec, made)
+        self._made[which] = (made_of, made)
         if len(self._made) > KEPT:
             del self._made[next(iter(self._made))]
         return made

@@ -24,10 +24,11 @@ from waiting import wait_until_async
 from holdfast_controller.cluster import NotFound
 from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob, Verdict
 from holdfast_controller.kube import last_words
-from holdfast_controller.kube.connection import connect
+from holdfast_controller.kube.connection import CONNECTIONS, connect
 from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.engine import KubeEngine
 from holdfast_controller.kube.last_words import LEDGER_FILE, TAIL, LastWords
+from holdfast_controller.kube.leader import LeaseTiming
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.pod_state import index_of
 from holdfast_controller.kube.reflector import Reflector
@@ -425,6 +426,31 @@ def test_a_node_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypatch
             await words.read(list(server.pods.values()))
             await words.read(list(server.pods.values()))
             assert server.tail(0) is None
+
+    asyncio.run(story())
+
+
+def test_many_nodes_that_do_not_answer_leave_a_connection_for_the_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a zone fails: all its pods are to go at once, and each one's log is asked for, by us and by
+    whoever follows it."""
+
+    async def story() -> None:
+        gone = {"deletionTimestamp": GOING, "deletionGracePeriodSeconds": 30}
+        server = Server(*(pod(index, **gone) for index in range(CONNECTIONS + 1)))
+        asked = []
+
+        async def silent(request: web.Request) -> web.StreamResponse:
+            asked.append(request.match_info["pod"])
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        monkeypatch.setattr(server, "log", silent)
+        async with running(server, tmp_path) as (_, words, _):
+            await wait_until_async(lambda: len(asked) > CONNECTIONS, "logs to be asked for")
+            async with asyncio.timeout(LeaseTiming().duration / 3):
+                assert await words.kept_tail(JOB, 1, 0) is None, "the apiserver is asked, and answers"
 
     asyncio.run(story())
 

@@ -48,6 +48,8 @@ THROTTLED_TRIES = 3
 REQUESTS_PER_SECOND = 500.0
 BURST = 1000
 CONNECTIONS = 100
+LOG_CONNECTIONS = 400
+"""Beside these, for anybody may follow logs, a lost node never answers, and the lease has to be renewed."""
 FAREWELL_SECONDS = 1.0
 """For the other side of a websocket to say that it has closed it too."""
 
@@ -58,6 +60,7 @@ class Connection:
     def __init__(
         self,
         api: client.ApiClient,
+        logs: client.ApiClient,
         sockets: WsApiClient,
         limit: RateLimit,
         may_write: Callable[[], bool] = lambda: True,
@@ -66,6 +69,7 @@ class Connection:
     ):
         """`renewal` keeps the credentials fresh, and ends with the connection that has it."""
         self._api = api
+        self._logs = logs
         self._sockets = sockets
         self._limit = limit
         self._may_write = may_write
@@ -78,18 +82,19 @@ class Connection:
 
     def guarded(self, may_write: Callable[[], bool]) -> Connection:
         """The same connection, for one who may write only while `may_write` says so."""
-        return Connection(self._api, self._sockets, self._limit, may_write, self._metrics)
+        return Connection(self._api, self._logs, self._sockets, self._limit, may_write, self._metrics)
 
     def apart(self, per_second: float, burst: int) -> Connection:
         """The same connection with a budget of its own, for requests that others can make us send."""
         limit = RateLimit(per_second, burst)
-        return Connection(self._api, self._sockets, limit, self._may_write, self._metrics)
+        return Connection(self._api, self._logs, self._sockets, limit, self._may_write, self._metrics)
 
     async def close(self) -> None:
         if self._renewal is not None:
             self._renewal.cancel()
             await asyncio.gather(self._renewal, return_exceptions=True)
         await self._sockets.close()
+        await self._logs.close()
         await self._api.close()
 
     # ------------------------------------------------------------ requests
@@ -124,7 +129,7 @@ class Connection:
         """One request and its answer. Raises what errors.py lists; a busy server is asked again."""
         limit = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
         for left in reversed(range(THROTTLED_TRIES)):
-            response = await self._send(method, path, query, body, content_type, limit)
+            response = await self._send(self._api, method, path, query, body, content_type, limit)
             try:
                 return await self._document(response, f"{method} {path}")
             except Throttled as error:
@@ -133,20 +138,29 @@ class Connection:
                 await asyncio.sleep(error.retry_after)
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def stream(
-        self,
-        path: str,
-        query: Query,
-        *,
-        silence_seconds: float | None,
-        opened: Callable[[], None] = lambda: None,
+    def stream(
+        self, path: str, query: Query, *, silence_seconds: float, opened: Callable[[], None]
     ) -> AsyncGenerator[bytes]:
         """The body of an answer as it comes; `opened` is called once the server has said that there is one.
 
         Raises Unavailable also where it is silent for too long.
         """
+        return self._stream(self._api, path, query, silence_seconds, opened)
+
+    def log(self, path: str, query: Query) -> AsyncGenerator[bytes]:
+        """Likewise a container's, by its pod's `log` at this path, silent for as long as that is."""
+        return self._stream(self._logs, path, query, None, lambda: None)
+
+    async def _stream(
+        self,
+        api: client.ApiClient,
+        path: str,
+        query: Query,
+        silence_seconds: float | None,
+        opened: Callable[[], None],
+    ) -> AsyncGenerator[bytes]:
         limit = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
-        response = await self._send("GET", path, query, None, JSON, limit)
+        response = await self._send(api, "GET", path, query, None, JSON, limit)
         try:
             if response.status >= 400:
                 await self._document(response, f"GET {path}")
@@ -186,6 +200,7 @@ class Connection:
 
     async def _send(
         self,
+        api: client.ApiClient,
         method: str,
         path: str,
         query: Query | None,
@@ -198,7 +213,7 @@ class Connection:
         ]
         url, headers = await self._prepare(method, path, parameters, content_type=content_type)
         try:
-            answer = await self._api.rest_client.request(
+            answer = await api.rest_client.request(
                 method, url, headers=headers, body=body, _request_timeout=limit
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -271,7 +286,6 @@ async def connect(
     if kubeconfig is not None and not _exists(kubeconfig):
         raise KubeconfigError(f"kubeconfig {kubeconfig} cannot be used: there is no such file")
     configuration = client.Configuration()
-    configuration.connection_pool_maxsize = CONNECTIONS
     loader = None
     try:
         if kubeconfig is not None:
@@ -297,13 +311,21 @@ async def connect(
         "proxy": configuration.proxy,  # the client's own requests name it, its websockets do not
     }
     renewal = None if loader is None else asyncio.create_task(keep_fresh(loader, configuration))
+    logs = _pool(configuration, LOG_CONNECTIONS)
     return Connection(
-        client.ApiClient(configuration),
+        _pool(configuration, CONNECTIONS),
+        logs,
         WsApiClient(configuration),
         RateLimit(per_second, burst),
         metrics=metrics,
         renewal=renewal,
     )
+
+
+def _pool(configuration: client.Configuration, size: int) -> client.ApiClient:
+    """So many connections at most, with the credentials that `configuration` has at any moment."""
+    configuration.connection_pool_maxsize = size
+    return client.ApiClient(configuration)
 
 
 def _proxy(server: str) -> str | None:

@@ -52,7 +52,7 @@ async def pod_lines(
         before = times.last
         times.begin()
         try:
-            async with aclosing(connection.stream(f"{path}/log", query, silence_seconds=None)) as chunks:
+            async with aclosing(connection.log(f"{path}/log", query)) as chunks:
                 lines = Lines()
                 async for chunk in chunks:
                     for line in shown(lines.take(chunk)):

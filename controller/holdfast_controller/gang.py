@@ -37,7 +37,11 @@ def run_name(job: TrainingJob) -> str:
 
 def attempt_uid(job: TrainingJob, attempt: int) -> str:
     """Unique to an attempt of a job; processes carry it in their environment."""
-    return f"{job.metadata.uid}/{attempt}"
+    return uid_of_attempt(job.metadata.uid, attempt)
+
+
+def uid_of_attempt(job_uid: str, attempt: int) -> str:
+    return f"{job_uid}/{attempt}"
 
 
 def rendezvous_id(job: TrainingJob, attempt: int) -> str:

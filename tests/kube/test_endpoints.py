@@ -18,14 +18,16 @@ from misbehaving_apiserver import Server, misbehaving
 from small_apiserver import connected_to
 from waiting import wait_until_async
 
+from holdfast_controller.cluster import NotReady
+from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
-from holdfast_controller.kube import endpoint
+from holdfast_controller.kube import endpoint, steps
 from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.pieces import Pieces
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import JOBS
 from holdfast_controller.pod_template import attempt_labels
-from holdfast_trainer.contract import Progress
+from holdfast_trainer.contract import ATTEMPT_HEADER, Progress
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -68,13 +70,13 @@ def says(text: str, status: str = "200 OK", *headers: str) -> Answer:
     return answer
 
 
-def training(step: int, attempt: int = 1) -> Answer:
+def training(step: int, attempt: int = 1, *headers: str) -> Answer:
     """One step further each time it is asked."""
     steps = itertools.count(step)
 
     async def answer(writer: asyncio.StreamWriter) -> None:
         now = Progress(attempt=attempt, step=next(steps), total_steps=99, durable_step=0, phase="training")
-        await says(now.to_json())(writer)
+        await says(now.to_json(), "200 OK", *headers)(writer)
 
     return answer
 
@@ -96,15 +98,17 @@ async def dripping(writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def answering(ledger: str = "", **answers: Answer) -> AsyncIterator[tuple[dict[str, str], int]]:
+async def answering(
+    ledger: str = "", *headers: str, **answers: Answer
+) -> AsyncIterator[tuple[dict[str, str], int]]:
     """A server for each, on an address of its own and one port, as pods have; its name to its address. All of
-    them have this ledger."""
+    them have this ledger, told with these headers."""
     servers, places, port = [], {}, 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer) -> None:
         try:
             asked = await reader.readuntil(b"\r\n\r\n")
-            await (says(ledger) if asked.startswith(b"GET /ledger ") else answer)(writer)
+            await (says(ledger, "200 OK", *headers) if asked.startswith(b"GET /ledger ") else answer)(writer)
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
@@ -183,6 +187,41 @@ def test_whatever_a_pod_answers_the_others_are_heard(monkeypatch: pytest.MonkeyP
             await wait_until_async(lambda: heard("honest") >= 3, "three rounds")
             assert heard("honest") < 50
             assert not any(heard(name) for name in (*hostile, "odd", "nameless") if name != "wordy")
+
+    asyncio.run(story())
+
+
+def test_an_address_that_another_attempt_has_by_now_tells_nothing_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where a node is lost: Kubernetes says for minutes that its pods run, at addresses given away."""
+    lost, new = job("lost"), job("new")
+    marked = f"{ATTEMPT_HEADER}: {attempt_uid(new, 1)}"
+    line = json.dumps({"event": "checkpoint", "attempt": 1, "step": 7})
+
+    async def story() -> None:
+        async with (
+            answering(line, marked, there=training(1, 1, marked)) as (places, port),
+            controller(tmp_path) as (_, pieces, jobs, endpoints),
+        ):
+            monkeypatch.setattr(endpoint, "DEFAULT_PORT", port)
+            monkeypatch.setattr(steps, "DEFAULT_PORT", port)
+            pods = {one.key: pod(one, places["there"], number) for number, one in enumerate((lost, new), 1)}
+            for number, one in enumerate((lost, new), start=1):
+                jobs.wrote(document(one, number))
+                pieces.pods.wrote(pods[one.key])
+
+            def told() -> int:
+                known = endpoints.progress_of(new, 1)
+                return known.step if known else 0
+
+            await wait_until_async(lambda: told() >= 5, "three rounds, in which both are asked")
+            assert [line["step"] for line in await endpoints.ledger_of(new)] == [7]
+            lost.status.attempt = 1
+            with pytest.raises(NotReady, match="rank 0 of team-a/lost serves no steps"):
+                await steps.read_steps(lost, [pods[lost.key]])
+            assert endpoints.progress_of(lost, 1) is None
+            assert await endpoints.ledger_of(lost) == []
 
     asyncio.run(story())
 

@@ -25,7 +25,15 @@ from holdfast_trainer import ledger
 from holdfast_trainer import parallel as gangs
 from holdfast_trainer.account import Account
 from holdfast_trainer.checkpoint import Saved
-from holdfast_trainer.contract import TERMINATION_LIMIT, Progress, RunDir, Termination, read_lines
+from holdfast_trainer.contract import (
+    ATTEMPT_HEADER,
+    ENV_ATTEMPT_UID,
+    TERMINATION_LIMIT,
+    Progress,
+    RunDir,
+    Termination,
+    read_lines,
+)
 from holdfast_trainer.endpoint import Endpoint, newest_ledger
 from holdfast_trainer.ledger import Journal, useful_seconds
 from holdfast_trainer.place import Place
@@ -118,6 +126,16 @@ def test_an_address_of_another_machine_moves_the_metrics_too(caplog: pytest.LogC
         assert endpoint.address.startswith("127.0.0.1:")
         assert "cannot serve metrics on 203.0.113.7:0" in caplog.text
         assert Progress.from_json(get(endpoint.address, "/progress?a=b")).phase == "starting"
+    finally:
+        endpoint.close()
+
+
+def test_each_answer_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV_ATTEMPT_UID, "0a1b/3")
+    endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry, lambda: Telemetry(1, 1).progress)
+    try:
+        with urllib.request.urlopen(f"http://{endpoint.address}/progress", timeout=300) as answer:
+            assert answer.headers[ATTEMPT_HEADER] == "0a1b/3"
     finally:
         endpoint.close()
 

@@ -66,6 +66,9 @@ ENV_STORAGE_TIMEOUT = "HOLDFAST_STORAGE_TIMEOUT_SECONDS"
 """How long a request to an object store may stand still before it counts as lost."""
 ENV_ATTEMPT_UID = "HOLDFAST_ATTEMPT_UID"
 """Unique to one attempt on one machine; the local engine finds its processes by it."""
+ATTEMPT_HEADER = "X-Holdfast-Attempt"
+"""In each answer of rank 0's port: the attempt's uid, where the environment has it. A pod whose node is lost
+may have its address no more while Kubernetes still says that it runs."""
 
 DEFAULT_PORT = 9090
 DEFAULT_GRACE_SECONDS = 30.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +18,7 @@ from urllib.parse import parse_qs
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from .contract import Progress, RunDir
+from .contract import ATTEMPT_HEADER, ENV_ATTEMPT_UID, Progress, RunDir
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class Endpoint:
                 self.send_response(200)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
+                if whose := os.environ.get(ENV_ATTEMPT_UID):
+                    self.send_header(ATTEMPT_HEADER, whose)
                 self.end_headers()
                 self.wfile.write(body)
 

@@ -23,10 +23,11 @@ import aiohttp
 import structlog
 
 from holdfast_controller.cluster import AttemptObservation
+from holdfast_controller.gang import uid_of_attempt
 from holdfast_controller.heartbeat import Heartbeat, Silence
 from holdfast_controller.jobs import Phase, TrainingJob
 from holdfast_controller.pod_template import JOB_LABEL
-from holdfast_trainer.contract import DEFAULT_PORT, Progress, parse_lines
+from holdfast_trainer.contract import ATTEMPT_HEADER, DEFAULT_PORT, Progress, parse_lines
 
 from .clocks import Clocks, Key
 from .connection import Document
@@ -189,7 +190,7 @@ class Endpoints:
 
     async def _hear(self, client: aiohttp.ClientSession, base: str, whose: Attempt, meta: Document) -> None:
         """Raises aiohttp's errors, TimeoutError, and whatever comes of parsing what is no progress."""
-        text = await bounded_body(client, f"{base}/progress", PROGRESS_LIMIT)
+        text = await bounded_body(client, f"{base}/progress", PROGRESS_LIMIT, whose)
         if text is None:
             return
         progress = Progress.from_json(text.decode(errors="replace"))
@@ -207,7 +208,7 @@ class Endpoints:
             return
         heard.progress[attempt] = progress
         if before is None or before.durable_step != progress.durable_step or before.phase != progress.phase:
-            ledger = await bounded_body(client, f"{base}/ledger", LEDGER_LIMIT)
+            ledger = await bounded_body(client, f"{base}/ledger", LEDGER_LIMIT, whose)
             if ledger is not None:
                 heard.ledger = await asyncio.to_thread(zlib.compress, ledger, 1)
         self._pieces.wake(key)
@@ -254,11 +255,12 @@ def pod_client(seconds: float) -> aiohttp.ClientSession:
     )
 
 
-async def bounded_body(client: aiohttp.ClientSession, url: str, limit: int) -> bytes | None:
-    """What is there; None for an error, and for more than `limit` bytes."""
-    parts, size = [], 0
+async def bounded_body(client: aiohttp.ClientSession, url: str, limit: int, whose: Attempt) -> bytes | None:
+    """What is there of that attempt; None for an error, for more than `limit` bytes, and where another one
+    says that it is asked: it may have the address by now."""
+    parts, size, uid = [], 0, uid_of_attempt(*whose)
     async with client.get(url, allow_redirects=False) as answer:
-        if answer.status != HTTPStatus.OK:
+        if answer.status != HTTPStatus.OK or answer.headers.get(ATTEMPT_HEADER, uid) != uid:
             return None
         async for part in answer.content.iter_any():
             parts.append(part)

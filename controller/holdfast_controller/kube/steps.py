@@ -50,10 +50,10 @@ async def read_steps(job: TrainingJob, pods: list[Document]) -> list[dict[str, A
 
 async def _all_pages(client: aiohttp.ClientSession, url: str, job: TrainingJob) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    size = 0
+    size, asked = 0, (job.metadata.uid, job.status.attempt)
     for attempt in range(1, job.status.attempt + 1):
         offset = 0
-        while page := await bounded_body(client, f"{url}?attempt={attempt}&offset={offset}", LIMIT):
+        while page := await bounded_body(client, f"{url}?attempt={attempt}&offset={offset}", LIMIT, asked):
             offset += len(page)
             size += len(page)
             if size > LIMIT:

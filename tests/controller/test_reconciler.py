@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from fakes import MemoryEngine, MemoryStore
@@ -311,6 +312,28 @@ def test_a_job_without_room_says_why_it_waits() -> None:
         job = await scene.change(suspend=True)
         assert job.status.phase is Phase.SUSPENDED
         assert job.status.attempts[0].reason == "suspended before it started"
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("change", "phase"), [({"suspend": True}, Phase.SUSPENDING), ({"env": {"A": "1"}}, Phase.RECOVERING)]
+)
+def test_a_job_that_waits_is_not_called_admitted_as_its_attempt_is_taken_back(
+    change: dict[str, Any], phase: Phase
+) -> None:
+    """`kubectl wait --for=condition=Admitted` must not end with it."""
+
+    async def story(scene: Scene) -> None:
+        await scene.engine.start(make("other", replicas=2), 1)
+        job = await scene.submit(make(replicas=4))
+        (before,) = job.status.conditions
+        scene.now += timedelta(minutes=1)
+        job.spec = job.spec.model_copy(update=change)
+        await scene.store.replace_spec(job)
+        job = await scene.look(passes=1)
+        assert job.status.phase is phase
+        assert job.status.conditions == [before], "it has no more room than a minute ago"
 
     play(story)
 

@@ -15,7 +15,8 @@ _ADMITTED = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
 def conditions_of(status: Status, reason: str, now: datetime) -> list[Condition]:
     """The conditions that belong to a phase, with the times of those that did not change.
 
-    Admitted says in words why it is not; the others' words are the status's message.
+    Admitted says in words why it is not; the others' words are the status's message. An attempt that is ended
+    while it waits was not admitted by that.
 
     Only phases that say something about a type set it: what was never admitted has no Running. What no
     phase speaks of (GPUsIdle) stays as it is.
@@ -34,6 +35,9 @@ def conditions_of(status: Status, reason: str, now: datetime) -> list[Condition]
         old = before.get(kind)
         if old is None and not true and kind != "Admitted":
             continue
+        if kind == "Admitted" and old is not None and old.status == "False" and _ends(phase, reason):
+            conditions.append(old)
+            continue
         truth: _Truth = "True" if true else "False"
         message = status.message if kind == "Admitted" and not true else ""
         if old is not None and (old.status, old.reason, old.message) == (truth, reason, message):
@@ -50,3 +54,8 @@ def conditions_of(status: Status, reason: str, now: datetime) -> list[Condition]
             )
         )
     return [*conditions, *(old for kind, old in before.items() if kind not in wanted)]
+
+
+def _ends(phase: Phase, reason: str) -> bool:
+    """Whether an attempt is being ended."""
+    return phase is Phase.SUSPENDING or reason == "AttemptEnding"

@@ -118,6 +118,11 @@ class AttemptRecord(Model):
     placed_at: datetime | None = Field(
         default=None, description="When the last replica got its place on a node."
     )
+    held_up_at: datetime | None = Field(
+        default=None,
+        description="Since when a replica that has its place is known to be unable to start there, as where "
+        "its image cannot be pulled. None while none is.",
+    )
     started_at: datetime | None = Field(
         default=None,
         description="When its first process began (on a cluster, its first container). None until then, "

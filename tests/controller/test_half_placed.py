@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from fakes import MemoryEngine
@@ -170,6 +171,38 @@ def test_a_gang_whose_image_no_node_can_pull_gives_its_places_back() -> None:
         scene.now += timedelta(seconds=15)
         job = await scene.look(passes=4)
         assert [len(attempt.replicas) for attempt in scene.engine.running(job.metadata.uid)] == [2]
+
+    play(story)
+
+
+@pytest.mark.parametrize("beside", [(), (UP,)])
+def test_a_pull_that_fails_after_long_is_waited_for_as_any(beside: tuple[ReplicaObservation, ...]) -> None:
+    """Kubernetes tries it again within seconds: the ten minutes before that it was under way."""
+
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(replicas=1 + len(beside)))
+        (attempt,) = scene.engine.running(job.metadata.uid)
+        index, place = len(beside), scene.now
+
+        async def pulls(**found: Any) -> TrainingJob:
+            attempt.replicas = [
+                *beside,
+                ReplicaObservation(index, ReplicaState.PENDING, placed_at=place, **found),
+            ]
+            return await scene.look(passes=4)
+
+        await pulls()
+        scene.now += timedelta(minutes=10)
+        fails = {"reason": "ErrImagePull: unexpected EOF", "stuck": Verdict.IMAGE_PULL}
+        for _ in range(2):
+            job = await pulls(**fails)
+            assert (job.status.attempts[0].ending, scene.after) == (None, 300)
+            scene.now += timedelta(seconds=299)
+            await pulls()
+        await pulls(**fails)
+        scene.now += timedelta(seconds=301)
+        job = await pulls(**fails)
+        assert job.status.attempts[0].verdict is Verdict.IMAGE_PULL
 
     play(story)
 

@@ -23,7 +23,7 @@ from .budget import spend
 from .classify import Incident, classify
 from .conditions import conditions_of
 from .decision import Decision
-from .half_placed import PLACE_SECONDS, half_placed, seconds_left
+from .half_placed import PLACE_SECONDS, half_placed, held_up_at, seconds_left
 from .hang import hangs
 from .launchers import launcher_notes
 from .lost_work import Line
@@ -157,6 +157,7 @@ class _Deciding:
         if not observation.waiting:
             self.works = at is None
             self.books.take_progress(record, observation, self.evidence.ledger)
+        record.held_up_at = held_up_at(record, observation, self.now)
         if at is None and record.ending is None:
             self._give_up(record, observation)
         if record.ending is not None:

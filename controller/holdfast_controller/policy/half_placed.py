@@ -7,7 +7,8 @@ nothing runs, a replica that has its node and cannot start there (a mistyped ima
 queue or not. An attempt without any node holds nothing: it waits as long as it takes, and says why.
 
 Since when, the record says by our clock: a node's may be minutes from it, and by that alone a gang would be
-given up at once, or much later.
+given up at once, or much later. A replica whose start goes well for long and then fails, as the pull of a
+large image may, counts from then: Kubernetes tries that again, and it may be mended in seconds.
 """
 
 from __future__ import annotations
@@ -56,6 +57,16 @@ def seconds_left(
     return place_seconds - (now - stuck[0]).total_seconds()
 
 
+def held_up_at(record: AttemptRecord, observation: AttemptObservation, now: datetime) -> datetime | None:
+    """Since when a replica that has its node is known to be unable to start there; None: none is."""
+    held = any(_is_stuck(one) and one.placed_at is not None for one in observation.replicas)
+    return (record.held_up_at or now) if held else None
+
+
+def _is_stuck(one: ReplicaObservation) -> bool:
+    return one.state is ReplicaState.PENDING and one.stuck is not None
+
+
 def _stuck(
     record: AttemptRecord, observation: AttemptObservation
 ) -> tuple[datetime, int, Verdict, str] | None:
@@ -66,8 +77,12 @@ def _stuck(
     found = []
     for one in observation.replicas:
         since = record.started_at if observation.up else _placed(record, one)
-        if one.state is ReplicaState.PENDING and one.stuck is not None and since is not None:
-            found.append((since, one.index, one.stuck, one.reason))
+        if not _is_stuck(one) or since is None:
+            continue
+        if one.placed_at is not None and record.held_up_at is not None:
+            since = max(since, record.held_up_at)
+        assert one.stuck is not None
+        found.append((since, one.index, one.stuck, one.reason))
     return min(found, key=lambda it: it[:2], default=None)
 
 

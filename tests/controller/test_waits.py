@@ -77,6 +77,20 @@ SAID = [
         "the registry refuses: give the namespace's service account a pull secret",
     ),
     (
+        'ErrImagePull: failed to pull image "registry.example.org/train:1": unexpected status from HEAD '
+        "request to https://registry.example.org/v2/train/manifests/1: 403 Forbidden",
+        "the registry refuses: give the namespace's service account a pull secret",
+    ),
+    (  # no status in the tag, nor in the port
+        'ErrImagePull: failed to pull image "registry.example.org/train:20260401": read tcp '
+        "10.0.3.5:40388->192.0.2.7:443: i/o timeout",
+        "the image cannot be pulled: check its name (image) and that the nodes reach its registry",
+    ),
+    (  # nor in the digest
+        'ErrImagePull: failed to pull image "registry.example.org/train@sha256:0f404e": unexpected EOF',
+        "the image cannot be pulled: check its name (image) and that the nodes reach its registry",
+    ),
+    (
         "ErrImagePull: dial tcp: lookup docker.io: no such host",
         "the image cannot be pulled: check its name (image) and that the nodes reach its registry",
     ),

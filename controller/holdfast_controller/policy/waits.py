@@ -76,14 +76,16 @@ SCHEDULING = (
     Remedy(r"didn't match pod anti-affinity rules", "each replica wants a node of its own: add nodes"),
     Remedy(r"no nodes available to schedule pods", "the cluster has no node that is ready: add nodes"),
 )
+_ALONE = r"(?<![\w.:@/-])"
+"""Before a registry's status: what stands within a tag, a digest or a port is none."""
 STARTING = (
     Remedy(r"^ErrImageNeverPull", "the image is not on the node, and the platform forbids to pull it"),
     Remedy(
-        r"^(?:ErrImagePull|ImagePullBackOff)(?=.*(?:unauthorized|denied|forbidden|401|403))",
+        rf"^(?:ErrImagePull|ImagePullBackOff)(?=.*(?:unauthorized|denied|forbidden|{_ALONE}40[13]\b))",
         "the registry refuses: give the namespace's service account a pull secret",
     ),
     Remedy(
-        r"^(?:ErrImagePull|ImagePullBackOff)(?=.*(?:not found|manifest unknown|404))",
+        rf"^(?:ErrImagePull|ImagePullBackOff)(?=.*(?:not found|manifest unknown|{_ALONE}404\b))",
         "there is no such image: check its name and tag (image)",
     ),
     Remedy(

@@ -279,6 +279,25 @@ def test_a_replica_that_fell_silent_is_the_cause_where_its_peer_tells_only_of_th
     assert (own_fault.verdict, own_fault.replica) == (Verdict.FAILED, 0)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection "
+        "reset by peer'))",
+    ],
+)
+def test_a_connection_of_the_programs_own_that_breaks_is_its_fault(said: str) -> None:
+    """To a store of data, to a loader's worker: its peer hung with it over NCCL, until we killed that. As a
+    disruption it would be tried again for ever."""
+    lost = Termination("failed", 50, 40, said)
+    silent = ReplicaObservation(1, ReplicaState.FAILED, "Killed: by Holdfast", exit_signal=9, ended_at=11.0)
+    incident = classify(AttemptObservation(1, True, True, (bad(0, lost), silent)))
+    assert (incident.verdict, incident.replica) == (Verdict.FAILED, 0)
+    assert incident.reason == f"replica 0: {said}"
+
+
 ENDED = Incident(Verdict.HUNG, "no step for 400 s")
 
 

@@ -112,11 +112,15 @@ _LOST_PEER = re.compile(
     r"|Watchdog caught collective operation timeout"  # NCCL
 )
 """How PyTorch tells a rank that another one is gone, or says nothing any more."""
+_OWN_CONNECTION = re.compile(r"(?:ConnectionReset|ConnectionAborted|BrokenPipe)Error|\[Errno \d+\]")
+"""How Python tells of a connection or a pipe: those between ranks are none of Python's."""
 
 
 def lost_its_peer(message: Termination | None) -> bool:
     """Whether all that a replica has to say is that another one went away."""
-    return message is not None and message.outcome == "failed" and bool(_LOST_PEER.search(message.error))
+    if message is None or message.outcome != "failed" or _OWN_CONNECTION.search(message.error):
+        return False
+    return bool(_LOST_PEER.search(message.error))
 
 
 def _only_lost_its_peer(replica: ReplicaObservation) -> bool:

@@ -338,6 +338,25 @@ def test_a_job_that_waits_is_not_called_admitted_as_its_attempt_is_taken_back(
     play(story)
 
 
+def test_a_job_with_a_queue_is_not_called_admitted_before_its_queue_has() -> None:
+    """Its attempts are made suspended: `kubectl wait --for=condition=Admitted` right after its submission."""
+
+    async def story(scene: Scene) -> None:
+        await scene.store.create(make(queue="team-a"))
+        job = await scene.look(passes=1)
+        assert (job.status.phase, conditions(job)) == (Phase.STARTING, {"Admitted": "False"})
+        job = await scene.look(passes=1)
+        assert conditions(job) == {"Admitted": "True"}
+        scene.engine.vanish(job, 1, 0)
+        scene.engine.end(job, 1, 1, 1)
+        job = await scene.look(passes=1)
+        assert (job.status.phase, job.status.attempt) == (Phase.RECOVERING, 2)
+        assert conditions(job) == {"Admitted": "False"}
+        assert conditions(await scene.look(passes=1)) == {"Admitted": "True"}
+
+    play(story)
+
+
 def test_delete_stops_then_forgets() -> None:
     async def story(scene: Scene) -> None:
         job = await scene.submit(make())

@@ -12,18 +12,19 @@ _Truth = Literal["True", "False", "Unknown"]
 _ADMITTED = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
 
 
-def conditions_of(status: Status, reason: str, now: datetime) -> list[Condition]:
+def conditions_of(status: Status, reason: str, now: datetime, *, queued: bool = False) -> list[Condition]:
     """The conditions that belong to a phase, with the times of those that did not change.
 
     Admitted says in words why it is not; the others' words are the status's message. An attempt that is ended
-    while it waits was not admitted by that.
+    while it waits was not admitted by that, nor is one that was just opened for a queue (`queued`).
 
     Only phases that say something about a type set it: what was never admitted has no Running. What no
     phase speaks of (GPUsIdle) stays as it is.
     """
     phase = status.phase
     wanted: dict[str, bool] = {
-        "Admitted": phase in _ADMITTED or (phase is Phase.RECOVERING and status.next_start_at is None),
+        "Admitted": not queued
+        and (phase in _ADMITTED or (phase is Phase.RECOVERING and status.next_start_at is None)),
         "Running": phase is Phase.RUNNING,
         "Suspended": phase is Phase.SUSPENDED,
         "Complete": phase is Phase.SUCCEEDED,

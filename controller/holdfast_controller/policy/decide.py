@@ -144,7 +144,7 @@ class _Deciding:
         self._size(record, self._fewer(self.status.attempts[:-1]))
         # It is Queued where the last try failed, and of all that wait when a controller comes back.
         if self.status.phase is not Phase.QUEUED:
-            self._phase(Phase.STARTING if record.number == 1 else Phase.RECOVERING, "Starting", "starts now")
+            self._opens("starts now")
         return self._done(start=record.number, requeue_after=1.0)
 
     def _carry_on(self, record: AttemptRecord, observation: AttemptObservation) -> Decision:
@@ -311,9 +311,8 @@ class _Deciding:
         opened = AttemptRecord(number=number, opened_at=self.now, capacity=capacity)
         self._size(opened, fewer)
         self.status.attempts = [*self.status.attempts, opened][-ATTEMPTS_KEPT:]
-        phase = Phase.STARTING if number == 1 else Phase.RECOVERING
         size = f" with {fewer} of {self.spec.replicas} replicas" if fewer else ""
-        self._phase(phase, "Starting", f"attempt {number} starts{size}{f': {reason}' if reason else ''}")
+        self._opens(f"attempt {number} starts{size}{f': {reason}' if reason else ''}")
         self._tell("Normal", "AttemptOpened", f"attempt {number} opened{size}")
         if number == 1:
             for note in launcher_notes(self.spec):
@@ -390,7 +389,12 @@ class _Deciding:
 
     # --------------------------------------------------------------- writing
 
-    def _phase(self, phase: Phase, reason: str, message: str) -> None:
+    def _opens(self, message: str) -> None:
+        """An attempt is about to be made; with a queue it waits for that to admit it."""
+        phase = Phase.STARTING if self.status.attempt == 1 else Phase.RECOVERING
+        self._phase(phase, "Starting", message, queued=self.spec.queue is not None)
+
+    def _phase(self, phase: Phase, reason: str, message: str, *, queued: bool = False) -> None:
         self.status.phase = phase
         record = open_record(self.status)
         if phase in (Phase.STARTING, Phase.RUNNING) and record is not None and not self.job.faults:
@@ -400,7 +404,7 @@ class _Deciding:
             if refused.UNREADABLE not in self.job.status.message:
                 self._tell("Warning", "Refused", message)
         self.status.message = message
-        self.status.conditions = conditions_of(self.status, reason, self.now)
+        self.status.conditions = conditions_of(self.status, reason, self.now, queued=queued)
 
     def _tell_resumes(self) -> None:
         """Once, when it becomes known of an attempt that it went on from what nobody would expect."""

@@ -19,7 +19,7 @@ from aiohttp import web
 from small_apiserver import connected, meanwhile
 from waiting import wait_until_async
 
-from holdfast_controller.cluster import Event, Idempotency, NotFound
+from holdfast_controller.cluster import Conflict, Event, Idempotency, NotFound
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
 from holdfast_controller.kube.events import EventLog
 from holdfast_controller.kube.reflector import Reflector
@@ -141,6 +141,27 @@ def test_a_job_whose_finalizer_kubectl_replace_removed_gets_it_back(tmp_path: Pa
             await store.replace_status(job, job.status.model_copy(update={"phase": Phase.RUNNING}))
         assert jobs.items["gpt"]["metadata"]["finalizers"] == [FINALIZER]
         assert jobs.items["gpt"]["status"]["phase"] == "Running"
+
+    asyncio.run(story())
+
+
+def test_a_job_that_was_edited_unheard_is_read_again_before_it_is_held(tmp_path: Path) -> None:
+    """A watch that fell silent may last a minute, in which fifty passes a second would meet a conflict."""
+    jobs = Jobs(made_by_kubectl())
+
+    async def there(_: web.Request) -> web.Response:
+        return web.json_response(jobs.items["gpt"])
+
+    async def story() -> None:
+        get = web.get("/apis/holdfast.dev/v1alpha1/namespaces/team/trainingjobs/gpt", there)
+        async with store_of(jobs, tmp_path, get) as store:
+            job = await store.get("team", "gpt")
+            jobs.items["gpt"] = made_by_kubectl(version=11)
+            with pytest.raises(Conflict, match="job team/gpt changed: it is at version 11, not 5"):
+                await store.replace_status(job, job.status.model_copy(update={"phase": Phase.STARTING}))
+            job = await store.get("team", "gpt")
+            await store.replace_status(job, job.status.model_copy(update={"phase": Phase.STARTING}))
+        assert jobs.items["gpt"]["status"]["phase"] == "Starting"
 
     asyncio.run(story())
 

@@ -280,7 +280,10 @@ class KubeStore:
             raise NotFound(f"job {job.key} (uid {job.metadata.uid}) was deleted; another has its name now")
         names = [*(document["metadata"].get("finalizers") or []), FINALIZER]
         change = {"metadata": {"resourceVersion": job.metadata.resource_version, "finalizers": names}}
-        made = self._wrote(await self._connection.patch(path_of(job), change, MERGE_PATCH))
+        try:
+            made = self._wrote(await self._connection.patch(path_of(job), change, MERGE_PATCH))
+        except Conflict:
+            raise await self._why(job) from None
         return made.metadata.resource_version
 
     def _wrote(self, document: Document) -> TrainingJob:

@@ -298,7 +298,7 @@ class Reconciler:
             if decision.kill is not None:
                 await self._engine.kill(job, decision.kill, stacks=decision.stacks)
         except HoldfastError as error:
-            if attempt is not None and not isinstance(error, Conflict):
+            if attempt is not None and not isinstance(error, Conflict) and not job.status.phase.final:
                 await self._goes_on(job, decision, could_not_end(attempt, error))
             raise
 

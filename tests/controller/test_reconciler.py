@@ -12,7 +12,7 @@ from fakes import MemoryEngine, MemoryStore
 from scene import Scene, make, play, telling
 from waiting import wait_until_async
 
-from holdfast_controller.cluster import NotFound, Unavailable
+from holdfast_controller.cluster import AttemptObservation, NotFound, Unavailable
 from holdfast_controller.jobs import Phase, TrainingJob, Verdict
 from holdfast_controller.reconciler import Reconciler
 from holdfast_trainer.contract import Progress
@@ -290,6 +290,41 @@ def test_suspend_and_resume() -> None:
         job = await scene.change(suspend=False)
         assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
         assert (await scene.end(0, 0)).status.phase is Phase.SUCCEEDED
+
+    play(story)
+
+
+class LateEngine(MemoryEngine):
+    """An apiserver that goes down as it makes an attempt: no answer, and until it is back no news either."""
+
+    back = False
+
+    async def start(self, job: TrainingJob, attempt: int) -> None:
+        await super().start(job, attempt)
+        if not self.back:
+            raise Unavailable("POST pytorchjobs: the apiserver cannot be reached: no answer in time")
+
+    async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
+        return await super().observe(job, attempt) if self.back else AttemptObservation(attempt, False, True)
+
+
+def test_an_attempt_that_comes_to_light_after_its_job_was_suspended_is_ended() -> None:
+    async def story(scene: Scene) -> None:
+        engine = scene.run_on(LateEngine(clock=scene.seconds))
+        job = make()
+        await scene.store.create(job)
+        with pytest.raises(Unavailable):
+            await scene.look(passes=1)
+        job = await scene.change(suspend=True)
+        assert job.status.phase is Phase.SUSPENDED
+        assert job.status.attempts[0].reason == "suspended before it started"
+        assert len(engine.running(job.metadata.uid)) == 1
+        engine.back = True
+        job = await scene.look()
+        assert engine.running(job.metadata.uid) == [], "nobody else would end it"
+        assert job.status.phase is Phase.SUSPENDED
+        job = await scene.change(suspend=False)
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
 
     play(story)
 

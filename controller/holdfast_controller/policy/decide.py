@@ -118,9 +118,12 @@ class _Deciding:
     def decide(self) -> Decision:
         if self.job.metadata.deletion_timestamp is not None:
             return self._delete()
+        record = open_record(self.status)
+        if record is None and self.observation is not None and self.observation.up:
+            # It was made though no answer said so, and judged before it came to light.
+            return self._done(kill=self.status.attempt, requeue_after=0.5)
         if self.status.phase.final:
             return self._expire()
-        record = open_record(self.status)
         if record is None or self.observation is None:
             return self._between()
         if over(record, self.observation):

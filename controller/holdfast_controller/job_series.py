@@ -57,6 +57,7 @@ class JobFigures:
     @classmethod
     def of(cls, job: TrainingJob) -> JobFigures:
         spec, status, progress = job.spec, job.status, job.status.progress
+        opened = job.as_of(status.attempt).spec
         every = spec.checkpoint.every
         recovery = newest_recovery(status.attempts)
         stages = recovery.breakdown.stages() if recovery and recovery.breakdown else {}
@@ -79,7 +80,7 @@ class JobFigures:
             tuple(stages.items()),
             status.cost,
             status.cost_currency,
-            None if spec.mig else job.as_of(status.attempt).spec.replicas * float(Fraction(spec.gpus)),
+            None if opened.mig else opened.replicas * float(Fraction(opened.gpus)),
             spec.retries.disruptions,
             int(every) if every.isdigit() else None,
             int(every[:-1]) if every.endswith("s") else None,

@@ -109,6 +109,10 @@ class AttemptRecord(Model):
         default=None, description="How many it has, whatever the job asks for now; at times fewer than all."
     )
     processes: int | None = Field(default=None, description="Ranks per replica that it has, likewise.")
+    gpus: str | None = Field(default=None, description="GPUs per replica that it has, likewise.")
+    mig: str | None = Field(
+        default=None, description="The MIG profile of these. None where they are no MIG devices."
+    )
     grace_seconds: float | None = Field(
         default=None, description="That its replicas have after a notice, likewise."
     )
@@ -511,7 +515,7 @@ class TrainingJob(Model):
         return self
 
     def as_of(self, attempt: int) -> TrainingJob:
-        """As that attempt was opened: with its nodes, its size and its grace, where those are others.
+        """As that attempt was opened: with its nodes, size, GPUs and grace, where those are others.
 
         A spec may be changed while an attempt runs, and what runs is not changed by that. What the record
         does not say (an older controller has opened it) is taken to be as the job asks now.
@@ -523,9 +527,12 @@ class TrainingJob(Model):
             "capacity": (record.capacity, self.spec.capacity),
             "replicas": (record.replicas, self.spec.replicas),
             "processes": (record.processes, self.spec.processes_per_replica),
+            "gpus": (record.gpus, self.spec.gpus),
             "grace_seconds": (record.grace_seconds, self.spec.grace_seconds),
         }
-        changes = {key: then for key, (then, now) in known.items() if then not in (None, now)}
+        changes: dict[str, Any] = {key: then for key, (then, now) in known.items() if then not in (None, now)}
+        if record.gpus is not None and record.mig != self.spec.mig:
+            changes["mig"] = record.mig
         if not changes:
             return self
         return self.model_copy(update={"spec": self.spec.model_copy(update=changes)})

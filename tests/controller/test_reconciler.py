@@ -13,6 +13,7 @@ from scene import Scene, make, play, telling
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import AttemptObservation, NotFound, Unavailable
+from holdfast_controller.job_series import JobFigures
 from holdfast_controller.jobs import Phase, TrainingJob, Verdict
 from holdfast_controller.reconciler import Reconciler
 from holdfast_trainer.contract import Progress
@@ -388,6 +389,23 @@ def test_a_job_with_a_queue_is_not_called_admitted_before_its_queue_has() -> Non
         assert (job.status.phase, job.status.attempt) == (Phase.RECOVERING, 2)
         assert conditions(job) == {"Admitted": "False"}
         assert conditions(await scene.look(passes=1)) == {"Admitted": "True"}
+
+    play(story)
+
+
+def test_an_attempt_that_runs_holds_its_gpus_whatever_the_job_asks_for_meanwhile() -> None:
+    """By how many it holds the dashboards count, and whether all of them are idle is judged."""
+
+    async def story(scene: Scene) -> None:
+        await scene.submit(make(gpus="4"))
+        job = await scene.change(gpus="1", mig="1g.10gb")
+        assert (job.spec.gpus, job.as_of(1).spec.gpus, job.as_of(1).spec.mig) == ("1", "4", None)
+        assert JobFigures.of(job).gpus == 8
+        scene.engine.vanish(job, 1, 0)
+        scene.engine.end(job, 1, 1, 1)
+        job = await scene.look()
+        assert (job.status.attempt, job.as_of(2).spec.gpus, job.as_of(2).spec.mig) == (2, "1", "1g.10gb")
+        assert JobFigures.of(job).gpus is None, "a part of a GPU is not one"
 
     play(story)
 

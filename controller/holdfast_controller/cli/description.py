@@ -81,8 +81,9 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
             yield "resumed", Text(passed_over(record), "yellow")
         if record.resume_differences:
             yield "resumed", Text(resume_differs(record), "yellow")
-    device = "on CPU" if spec.gpus == "0" else f"{spec.gpus} GPU{'' if spec.gpus == '1' else 's'} per replica"
     opened = job.as_of(status.attempt).spec
+    gpus = opened.gpus
+    device = "on CPU" if gpus == "0" else f"{gpus} GPU{'' if gpus == '1' else 's'} per replica"
     there = opened.replicas
     ranks = f"{_many(opened.processes_per_replica, 'rank')}{' each' if there > 1 else ''}"
     number = _many(there, "replica") if there >= spec.replicas else f"{there} of {spec.replicas} replicas"

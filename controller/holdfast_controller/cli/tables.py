@@ -159,7 +159,8 @@ def job_columns(
         cells.append(Text(formats.percent(status.goodput)))
         if wide:
             cells += [Text(str(status.failures)), *_speed(job, progress)]
-            cells += [Text(str(job.as_of(status.attempt).spec.replicas)), Text(job.spec.gpus)]
+            opened = job.as_of(status.attempt).spec
+            cells += [Text(str(opened.replicas)), Text(opened.gpus)]
         cells.append(Text(formats.age(job.metadata.creation_timestamp, now)))
         if wide:
             cells.append(Text(status.message))

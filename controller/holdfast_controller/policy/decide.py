@@ -330,6 +330,7 @@ class _Deciding:
         started, whoever corrects the spec corrects the attempt too."""
         record.replicas = fewer or self.spec.replicas
         record.processes = self.spec.processes_per_replica
+        record.gpus, record.mig = self.spec.gpus, self.spec.mig
         record.grace_seconds = self.spec.grace_seconds
         record.made_of = self.spec.of_attempt
 

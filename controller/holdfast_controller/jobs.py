@@ -416,7 +416,7 @@ class Status(Model):
     cost: float | None = Field(
         default=None,
         description="Of all attempts, in costCurrency, as of the newest progress. None where there are "
-        "no prices, and where one of the attempts ran on a node without one.",
+        "no prices, and where one of the attempts ran, or runs, on a node without one.",
     )
     cost_currency: str | None = Field(
         default=None,
@@ -428,7 +428,8 @@ class Status(Model):
     )
     unpriced_attempts: int = Field(
         default=0,
-        description="How many attempts ran whose cost is not known; `cost` is None where there is one.",
+        description="How many attempts ran whose cost is not known, or is in another currency than that of "
+        "those before; `cost` is None where there is one.",
     )
     progress: JobProgress | None = None
     message: str = Field(default="", description="Why the job is in this phase, in one sentence.")

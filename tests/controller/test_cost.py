@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,6 +21,7 @@ from holdfast_controller.policy.classify import Incident
 from holdfast_controller.policy.cost import Node, capacity_of, place_of, share, whereabouts
 from holdfast_controller.prices import NodePrice, Prices
 from holdfast_controller.settings import SettingsError, load_settings
+from holdfast_trainer.contract import Progress
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
@@ -161,6 +163,45 @@ def test_one_attempt_without_a_price_leaves_the_job_without_one() -> None:
         "-",
         "1.00 USD",
     ]
+
+
+def test_a_job_has_no_cost_while_it_runs_where_nobody_knows_the_price() -> None:
+    """A spot node with a price was taken, and the next attempt trains for days on one without: what the first
+    came to stood there for all that."""
+    job = TrainingJob(metadata=Metadata(name="gpt"), spec=spec())
+    run_attempt(job.status, 1, (Place("n1", "Spot", "t", 36.0, "USD"),), 0, 100)
+    record = AttemptRecord(number=2, opened_at=at(100))
+    job.status.attempts.append(record)
+    silent = AttemptObservation(2, exists=True, gone=False)
+    Books(job.status, at(110)).take_progress(record, silent, ())
+    assert JobFigures.of(job).cost == 1.0, "nothing of it has started yet"
+    runs = replace(silent, places=(Place("n2", "OnDemand", "t"),), started_at=at(120))
+    Books(job.status, at(7200)).take_progress(record, runs, ())
+    assert (job.status.cost, job.status.cost_currency) == (None, None)
+    metrics = Metrics()
+    metrics.jobs[job.key] = JobFigures.of(job)
+    assert b"holdfast_job_cost{" not in b"".join(metrics.text())
+
+
+def test_dollars_and_euros_are_not_added_up() -> None:
+    """The prices' currency was changed between two attempts: the job was said to have cost 2 EUR."""
+    job = TrainingJob(metadata=Metadata(name="gpt"), spec=spec())
+    run_attempt(job.status, 1, (Place("n1", "Spot", "t", 36.0, "USD"),), 0, 100)
+    record = AttemptRecord(number=2, opened_at=at(100))
+    job.status.attempts.append(record)
+    seen = AttemptObservation(
+        2,
+        exists=True,
+        gone=True,
+        places=(Place("n1", "Spot", "t", 36.0, "EUR"),),
+        progress=Progress(2, 5, 10, 0, "training", updated=at(150).timestamp()),
+        started_at=at(100),
+    )
+    Books(job.status, at(150)).take_progress(record, seen, ())
+    assert (job.status.cost, job.status.cost_currency) == (None, None)
+    Books(job.status, at(200)).close(record, Incident(Verdict.DISRUPTED, "evicted"), seen, (), ())
+    assert [one.cost for one in job.status.attempts] == [1.0, 1.0]
+    assert (job.status.cost, job.status.unpriced_attempts) == (None, 1)
 
 
 def test_prices_that_cannot_be_are_refused() -> None:

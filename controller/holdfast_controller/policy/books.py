@@ -35,6 +35,7 @@ class Books:
         work = work_of(record.number, ledger, (), observation)
         self._note_work(record, work)
         self._note_places(record, observation)
+        self._note_unpriced(record)
         self._note_recovery(record, work)
         said = told(observation)
         if not said:
@@ -116,9 +117,22 @@ class Books:
         record.recovery_seconds = recovery_seconds(last, record)
         record.breakdown = breakdown(last, record, work)
 
+    def _note_unpriced(self, record: AttemptRecord) -> None:
+        """While one runs whose price is not known, what the others came to is not what the job costs."""
+        if record.verdict is None and record.started_at is not None and self._cost(record, self.now) is None:
+            self.status.cost = self.status.cost_currency = None
+
+    def _cost(self, record: AttemptRecord, until: datetime) -> float | None:
+        """What it adds to the job's, up to its end or to `until`; None: not known, or of another currency."""
+        mine, priced = record.whereabouts, [one for one in self.status.attempts if one.cost is not None]
+        others = {one.whereabouts.currency for one in priced if one.whereabouts is not None}
+        if mine is not None and others - {mine.currency}:
+            return None
+        return cost_of(record, until.timestamp())
+
     def _note_cost(self, record: AttemptRecord, when: datetime) -> None:
         """As of `when`; of all attempts together only where each of them has a price."""
-        running = cost_of(record, when.timestamp())
+        running = self._cost(record, when)
         if record.verdict is not None or self.status.unpriced_attempts or running is None:
             return
         self.status.cost = self.status.ended_cost + running
@@ -129,11 +143,12 @@ class Books:
         if record.started_at is None:
             return
         record.cost = cost_of(record, self.now.timestamp())
-        if record.cost is None:
+        counted = self._cost(record, self.now)
+        if counted is None:
             self.status.unpriced_attempts += 1
             self.status.cost = self.status.cost_currency = None
             return
-        self.status.ended_cost += record.cost
+        self.status.ended_cost += counted
         if not self.status.unpriced_attempts:
             self.status.cost = self.status.ended_cost
             self.status.cost_currency = record.whereabouts.currency if record.whereabouts else None

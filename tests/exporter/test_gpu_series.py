@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 from processes import Processes
 from tests.exporter.conftest import Look
 from tests.nvml.stand_in import GIB, GPU_IS_LOST, CannotCompile, Process, Script, build, busy_gpu
 from waiting import wait_until
 
+from holdfast_controller.exporter.nvml import NO_INSTANCE, _Card
 from holdfast_controller.exporter.series import families
 
 
@@ -181,6 +184,20 @@ def test_old_samples_of_processes_are_nobodys_figure(script: Script, look: Look)
     snapshot = look().snapshot
     assert snapshot is not None
     assert [use.sm_ratio for use in snapshot.uses] == [0.0]
+
+
+def test_samples_that_are_all_of_another_moment_are_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drivers return more entries than they have samples: a job that shares a busy GPU was said to rest."""
+    zeros = [pynvml.c_nvmlProcessUtilizationSample_t() for _ in range(2)]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetProcessUtilization", lambda *_: zeros)
+    alone = SimpleNamespace(pid=4242, usedGpuMemory=GIB, gpuInstanceId=NO_INSTANCE)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: [alone])
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetGraphicsRunningProcesses", lambda _: [])
+    card = _Card(None)
+    card.figures["utilization"] = 0.9
+    assert card._processes() == [(4242, GIB, None, None)]
+    card.figures["utilization"] = 0.0
+    assert card._processes() == [(4242, GIB, 0.0, None)]
 
 
 def test_mig_devices_and_their_processes(script: Script, look: Look, processes: Processes) -> None:

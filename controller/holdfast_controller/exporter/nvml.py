@@ -245,15 +245,17 @@ class _Card:
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(self.handle, since)
         except pynvml.NVMLError as error:
-            if error.value in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS):  # no sample, either way
-                return {} if self.figures.get("utilization") == 0 else None
             reason = reason_of(error)
             if reason in (Reason.LOST, Reason.RESET_REQUIRED):
                 raise _Unusable(reason) from error
-            if error.value not in _NOT_THERE:
-                self.missing["process_sm"] = reason
-            return None
+            if error.value not in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS):  # no sample, either way
+                if error.value not in _NOT_THERE:
+                    self.missing["process_sm"] = reason
+                return None
+            samples = []
         newest = sorted((each for each in samples if each.timeStamp > since), key=lambda each: each.timeStamp)
+        if not newest and self.figures.get("utilization") != 0:
+            return None
         return {each.pid: each.smUtil / 100 for each in newest}
 
     def _mig(self) -> list[tuple[str, int, int, float | None, float | None]]:

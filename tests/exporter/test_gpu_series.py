@@ -217,6 +217,16 @@ def test_mig_devices_and_their_processes(script: Script, look: Look, processes: 
     assert seen.by("mig", "unattributed_processes", gpu="1") == {"MIG-a": 1}
 
 
+def test_a_mig_device_of_untold_attributes_has_no_number_of_slices(script: Script, look: Look) -> None:
+    """It was said to have none."""
+    script.gpus[1].figures |= {"mig.0.uuid": "MIG-a", "mig.0.instance": 7, "mig.0.memory.total": 40 * GIB}
+    script.gpus[1].figures |= {"mig.0.memory.used": 2 * GIB}
+    script.write()
+    seen = look()
+    assert seen.all("mig_slices") == []
+    assert seen.by("mig", "mig_memory_used_bytes") == {"MIG-a": 2 * GIB}
+
+
 def test_a_curve_moves_between_its_points(script: Script, look: Look) -> None:
     script.gpus[0].figures["utilization"] = "0:0 3600:0"
     script.gpus[1].figures["utilization"] = "-100:0 -50:70"

@@ -258,8 +258,8 @@ class _Card:
             return None
         return {each.pid: each.smUtil / 100 for each in newest}
 
-    def _mig(self) -> list[tuple[str, int, int, float | None, float | None]]:
-        """(UUID, instance, slices, bytes, bytes used) of each MIG device."""
+    def _mig(self) -> list[tuple[str, int, int | None, float | None, float | None]]:
+        """(UUID, instance, slices, bytes, bytes used) of each MIG device; None: not told."""
         mode = self._ask("mig", pynvml.nvmlDeviceGetMigMode)
         if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return []
@@ -277,9 +277,9 @@ class _Card:
             )
             if uuid is None or instance is None:
                 continue
-            slices = attributes.gpuInstanceSliceCount if attributes else 0
+            slices = int(attributes.gpuInstanceSliceCount) if attributes else None
             sizes = (float(memory.total), float(memory.used)) if memory else (None, None)
-            found.append((uuid, int(instance), int(slices), *sizes))
+            found.append((uuid, int(instance), slices, *sizes))
         return found
 
 

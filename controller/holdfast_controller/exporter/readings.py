@@ -59,7 +59,7 @@ class MigReading:
 
     uuid: str
     instance: int
-    slices: int
+    slices: int | None = None
     memory_total: float | None = None
     memory_used: float | None = None
 

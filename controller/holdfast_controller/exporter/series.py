@@ -159,8 +159,11 @@ def _mig(devices: tuple[DeviceReading, ...]) -> Iterator[Metric]:
     for device in devices:
         for mig in device.mig:
             named = (*_device(device), mig.uuid)
-            slices.add_metric(named, mig.slices)
-            for family, value in ((total, mig.memory_total), (used, mig.memory_used)):
+            for family, value in (
+                (slices, mig.slices),
+                (total, mig.memory_total),
+                (used, mig.memory_used),
+            ):
                 if value is not None:
                     family.add_metric(named, value)
     yield from (slices, total, used)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,9 @@ import torch
 from gangs import Workshop
 from gpt_runs import COMMAND, write_config
 from queued_event import QueuedEvent
+from torch import nn
+from torch.utils.data import Dataset
+from waiting import wait_until
 
 from holdfast_trainer.config import load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
@@ -24,7 +29,8 @@ from holdfast_trainer.precision import Bf16, precision
 from holdfast_trainer.rehearsal import Clock
 from holdfast_trainer.tune import command
 from holdfast_trainer.tune.gpt import settings_of, with_settings
-from holdfast_trainer.tune.measure import Build, Effort
+from holdfast_trainer.tune.measure import Build, Effort, measure
+from holdfast_trainer.tune.own import OwnTrial
 from holdfast_trainer.tune.plan import (
     ALL_OFF,
     ALL_ON,
@@ -40,6 +46,7 @@ from holdfast_trainer.tune.report import as_markdown, as_text, gain
 from holdfast_trainer.tune.search import Size, best_size, doubling, scaled_rate, sizes_to_try
 from holdfast_trainer.tune.session import NOT_RECOMPUTING, RECOMPUTING, Findings, Options, Session, Subject
 from holdfast_trainer.tune.settings import Settings
+from holdfast_trainer.tune.workload import Workload
 
 WORKLOADS = Path(__file__).parent / "ragged_workload.py"
 QUICK = ("--rounds", "1", "--steps", "1", "--seconds", "0", "--no-compile")
@@ -169,6 +176,55 @@ def test_a_gpu_is_not_waited_for_between_the_parts_of_a_step(monkeypatch: pytest
     assert (QueuedEvent.queued, QueuedEvent.waited) == (14, 0), "both steps are queued"
     times = clocks[1].read()
     assert (times.forward, times.backward, times.optimizer) == pytest.approx((0.02, 0.02, 0.01))
+
+
+# ---------------------------------------------------------------- what is ready
+
+
+class Stamped(Dataset[torch.Tensor]):
+    """Samples that say when a worker made them."""
+
+    def __init__(self) -> None:
+        self.made = multiprocessing.get_context("fork").Value("i", 0)
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with self.made.get_lock():
+            self.made.value += 1
+        return torch.tensor(time.monotonic(), dtype=torch.float64)
+
+
+def test_what_workers_made_while_the_first_step_compiled_is_not_measured() -> None:
+    """A compiler takes long enough for them to fill all places: five steps found a batch ready each, and a
+    training that waits for its data in nine tenths of the time was told to take a tenth of it."""
+    samples, used = Stamped(), []
+    two = Settings(batch=1, workers=2)
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        used.append(batch.item())
+        if len(used) == 1:
+            wait_until(lambda: samples.made.value > 8, "the workers to be as far ahead as they go")
+            used.append(time.monotonic())
+        return model(batch.float()).sum()
+
+    workload = Workload(lambda: nn.Linear(1, 1), samples, loss, two)
+    gang = Gang(0, 1, 0, torch.device("cpu"))
+    found = measure(
+        lambda settings, alone: OwnTrial(workload, settings, gang, alone=alone), two, gang, Effort(3, 0.0)
+    )
+    assert found.fault == ""
+    _, compiled, second, *measured = used
+    assert min(second, *measured) > compiled
+    assert len(measured) == 4, "each worker has had as many turns as the other"
+
+
+@pytest.mark.parametrize(
+    ("workers", "accumulate", "steps"), [(0, 1, 3), (2, 1, 4), (8, 1, 8), (8, 2, 4), (3, 2, 3), (8, 16, 3)]
+)
+def test_workers_are_measured_by_whole_turns(workers: int, accumulate: int, steps: int) -> None:
+    assert Effort(3).steps_with(Settings(workers=workers, accumulate=accumulate)) == steps
 
 
 # ----------------------------------------------------------------- the session

@@ -45,7 +45,9 @@ def main(argv: Sequence[str]) -> int:
     )
     add_target_words(parser, "what to look at")
     parser.add_argument("--run-dir", type=Path, help="whose disk to measure (default: here)")
-    parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps to time (%(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=5, metavar="N", help="steps to time at least (%(default)s)"
+    )
     add_gpus(parser)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
     arguments = parser.parse_intermixed_args(argv)

@@ -52,6 +52,14 @@ class Effort:
     seconds: float = 2.0
     """At least so many steps, and for at least so long."""
 
+    def steps_with(self, settings: Settings) -> int:
+        """At least so many, that each worker has had as many turns as any other: the batches of all may come
+        at once, and none then until the next ones do."""
+        if not settings.workers:
+            return self.steps
+        turns = -(-self.steps * settings.accumulate // settings.workers)
+        return -(-turns * settings.workers // settings.accumulate)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -103,9 +111,10 @@ def _steps(build: Build, settings: Settings, alone: bool, effort: Effort, gang: 
         ready = time.perf_counter() - began
         trial.step(1).read()
         clocks: list[Clock] = []
+        least = effort.steps if alone else effort.steps_with(settings)
         began = time.perf_counter()
         until = began + effort.seconds
-        while len(clocks) < effort.steps or _goes_on(gang, time.perf_counter() < until, alone):
+        while len(clocks) < least or _goes_on(gang, time.perf_counter() < until, alone):
             clocks.append(trial.step(2 + len(clocks)))
         times = [clock.read() for clock in clocks]  # the work that was queued is done then
         seconds, count = time.perf_counter() - began, len(times)

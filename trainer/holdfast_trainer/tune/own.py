@@ -38,6 +38,9 @@ class OwnTrial:
         self.work = 0
 
     def step(self, number: int) -> Clock:
+        if number == 1 and self._settings.workers:
+            # Step 0 compiled and allocated, and workers went as far ahead meanwhile as they never do again.
+            self._batches = iter(self._loader)
         clock, work = Clock(self._gang.device), 0
         for index in range(self._settings.accumulate):
             batch = to_device(self._next(), self._gang.device)

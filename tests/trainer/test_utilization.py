@@ -61,6 +61,16 @@ def test_on_a_cpu_it_is_the_processor_time_of_this_process() -> None:
             {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf, id="v1 none"
         ),
         pytest.param({}, math.inf, id="no control groups"),
+        # As of a service with CPUQuota=, or of a replica whose group the controller made below its own.
+        pytest.param(
+            {"a.slice/b.service/cpu.max": "50000 100000\n", "a.slice/cpu.max": "max 100000\n"},
+            0.5,
+            id="a quota of its own group, which is not the topmost",
+        ),
+        pytest.param({"a.slice/cpu.max": "75000 100000\n"}, 0.75, id="of one above it"),
+        pytest.param(
+            {"cpu/b/cpu.cfs_quota_us": "50000\n", "cpu/b/cpu.cfs_period_us": "100000\n"}, 0.5, id="v1 own"
+        ),
     ],
 )
 def test_the_cores_are_those_that_it_may_compute_on(
@@ -70,6 +80,8 @@ def test_the_cores_are_those_that_it_may_compute_on(
         path = tmp_path / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("3:cpu,cpuacct:/b\n0::/a.slice/b.service\n")
     assert cores_allowed(tmp_path) == min(allowed, len(os.sched_getaffinity(0)))
 
 

@@ -25,13 +25,13 @@ def free_memory(root: Path = Path("/")) -> int | None:
     groups = root / "sys/fs/cgroup"
     known = [
         _machine(root),
-        *(_group(directory, *v2) for directory in _groups(root, groups, "")),
-        *(_group(directory, *v1) for directory in _groups(root, groups / "memory", "memory")),
+        *(_group(directory, *v2) for directory in control_groups(root, groups, "")),
+        *(_group(directory, *v1) for directory in control_groups(root, groups / "memory", "memory")),
     ]
     return min((free for free in known if free is not None), default=None)
 
 
-def _groups(root: Path, mounted: Path, controller: str) -> list[Path]:
+def control_groups(root: Path, mounted: Path, controller: str) -> list[Path]:
     """This process's group of a controller (empty: of version 2) and those above it, as cgroups(7) has it.
     A path that belongs to another namespace is not there to be read."""
     try:

@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+from .memory import control_groups
+
 log = logging.getLogger("holdfast")
 
 SAMPLE_SECONDS = 0.5
@@ -152,13 +154,15 @@ def process_age(process: Path) -> float:
 
 
 def cores_allowed(root: Path = Path("/")) -> float:
-    """How many this process may compute on at a time: by its affinity, and by its control group's quota."""
+    """How many this process may compute on at a time: by its affinity, and by the quotas of its control group
+    and of those above it, any of which may have one."""
     groups = root / "sys/fs/cgroup"
-    quotas = [
-        _quota(groups / "cpu.max"),
-        _quota(groups / "cpu/cpu.cfs_quota_us", groups / "cpu/cpu.cfs_period_us"),
-    ]
-    return min(len(os.sched_getaffinity(0)), *quotas)
+    v2 = (_quota(one / "cpu.max") for one in control_groups(root, groups, ""))
+    v1 = (
+        _quota(one / "cpu.cfs_quota_us", one / "cpu.cfs_period_us")
+        for one in control_groups(root, groups / "cpu", "cpu")
+    )
+    return min(len(os.sched_getaffinity(0)), *v2, *v1)
 
 
 def _quota(*files: Path) -> float:

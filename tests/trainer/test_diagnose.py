@@ -21,7 +21,7 @@ from holdfast_trainer.diagnosis import Facts, estimate, findings, out_of_memory
 from holdfast_trainer.links import Link
 from holdfast_trainer.memory_need import largest_micro_batch, memory_need
 from holdfast_trainer.model import parameter_count
-from holdfast_trainer.probing import disk_speed
+from holdfast_trainer.probing import disk_speed, paced
 from holdfast_trainer.rehearsal import StepTimes
 from holdfast_trainer.tune.census import Line
 from holdfast_trainer.tune.diagnosis import WorkloadFacts, explain
@@ -340,6 +340,21 @@ def test_a_compiler_that_fails_is_a_finding(
     assert "warning: train.compile: it fails here (rank 0: " in said
     assert "so the run would go on without it, as these steps did" in said
     assert torch.are_deterministic_algorithms_enabled(), "as in the run"
+
+
+@pytest.mark.parametrize(
+    ("waited", "made", "expected"),
+    [
+        pytest.param(0.0, 0.04, (0.1, 0.0), id="made while the step computes"),
+        pytest.param(0.0, 0.25, (0.25, 0.15), id="not made in time, though it was ready here"),
+        pytest.param(0.05, 0.02, (0.1, 0.05), id="read, and waited for"),
+    ],
+)
+def test_a_step_takes_no_less_than_its_text_does(
+    waited: float, made: float, expected: tuple[float, float]
+) -> None:
+    """Of five steps none waited, for their unit of text was there: a run was to wait for every other one."""
+    assert paced(0.1, waited, made) == pytest.approx(expected)
 
 
 def test_ranks_measure_what_lies_between_them(workshop: Workshop, tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import gzip
+import itertools
 import json
 import random
 import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from gangs import KILL, NOTICE, Workshop
 from pyarrow import parquet
 from waiting import Deadline
 
+from holdfast_trainer import token_stream
 from holdfast_trainer.alike import announced
 from holdfast_trainer.prepare import Request, prepare
 from holdfast_trainer.token_index import DataError
@@ -50,6 +53,25 @@ def stream(corpus: Path, rank: int = 0, world_size: int = 1, batch: int = 7) -> 
 
 def prepared(corpus: Path) -> np.ndarray:
     return np.fromfile(corpus / "out" / "train-00000.bin", dtype="<u2")
+
+
+def test_what_a_token_takes_is_known_beside_steps_that_wait_for_none(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit lasts for many steps: who does a few sees no wait, be it read ever so slowly."""
+    beside = stream(corpus)
+    first, second, third = (len(beside._next_chunk().tokens) for _ in range(3))
+    assert beside.seconds_a_token() is not None, "and its thread has come to rest"
+    read = stream(corpus)
+    assert read.seconds_a_token() is None
+    ticks = itertools.count().__next__  # a unit takes a second by this clock
+    monkeypatch.setattr(token_stream, "time", SimpleNamespace(perf_counter=ticks))
+    read.batch()
+    assert read.seconds_a_token() == pytest.approx(1 / second), "the first also opened the source"
+    while read.state_dict()["unit"] == 0:
+        read.batch()
+    assert read.seconds_a_token() == pytest.approx(2 / (second + third))
+    assert first > 7 * CONTEXT
 
 
 def test_it_has_the_tokens_that_prepare_makes_over_and_over(corpus: Path) -> None:

@@ -46,6 +46,10 @@ class Tokens(Protocol):
         self, *, seed: int, step: int, rank: int, world_size: int, global_batch: int
     ) -> tuple[Tensor, Tensor]: ...
 
+    def seconds_a_token(self) -> float | None:
+        """What it takes this rank to make one, beside the steps; None where they are there, or where nobody
+        knows."""
+
     def describe(self, seed: int, first: int, count: int) -> str:
         """What samples `first` to `first + count - 1` of a run are, in words."""
 
@@ -118,6 +122,10 @@ class TokenDataset:
     def tracked(self) -> dict[str, Any]:
         """Nothing: the step is the position."""
         return {}
+
+    def seconds_a_token(self) -> float | None:
+        """None: all are there."""
+        return None
 
     def describe(self, seed: int, first: int, count: int) -> str:
         """The windows that these samples of a run are, in words."""

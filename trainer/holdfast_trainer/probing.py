@@ -93,6 +93,9 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         times = [clock.read() for clock in clocks]
         seconds = (time.perf_counter() - began) / steps
         crowding = threads.look()
+        waited = statistics.mean(step.data for step in times)
+        made = (data.seconds_a_token() or 0.0) * batches.share * config.model.context
+        seconds, waited = paced(seconds, waited, made)
         peak, room = memory.peak(), memory.room()
         validation = None
         if held_out is not None:
@@ -108,7 +111,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         memory_peak=peak,
         samples=data.samples,
         step_seconds=seconds,
-        data_seconds=statistics.mean(step.data for step in times),
+        data_seconds=waited,
         optimizer_seconds=statistics.mean(step.optimizer for step in times),
         fast_bf16=least(gang.gather(bf16_of(gang.device))) is Bf16.FAST,
         validation_seconds=validation,
@@ -121,6 +124,13 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         ranks_here=ranks_here(),
         **vars(surroundings(gang, directory, state, ready - seconds, crowding)),
     )
+
+
+def paced(step: float, waited: float, made: float) -> tuple[float, float]:
+    """Seconds of a step, and those of them that wait for data, where its data takes `made` seconds to be made
+    beside the steps: of a few steps that had theirs ready, as a unit of text is enough for many."""
+    waits = max(waited, made - (step - waited))
+    return step - waited + waits, waits
 
 
 def surroundings(

@@ -79,6 +79,10 @@ class StreamedTokens:
             self._kept.append(self._stream.batch())
         return self._kept[step]
 
+    def seconds_a_token(self) -> float | None:
+        """As TokenDataset.seconds_a_token."""
+        return self._stream.seconds_a_token()
+
     def describe(self, seed: int, first: int, count: int) -> str:
         """As TokenDataset.describe; about where they are from, for the stream has gone on since."""
         place = self._stream.state_dict()

@@ -26,6 +26,7 @@ and any number of ranks can go on with it.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,6 +44,9 @@ from .prepare.encoder import choose
 from .prepare.tokenizer import read_tokenizer
 from .stream_sources import Place, ResumableDataset, Source, StreamedDataset, TextFiles
 from .token_index import DataError, Split
+
+KEPT = 8
+"""Units of which it is known what they took."""
 
 
 class _Chunk(NamedTuple):
@@ -162,13 +166,30 @@ class TokenStream:
         self._chunks: deque[_Chunk] = deque()
         self._ahead = self._read(place, expected)
         self._coming: Future[_Chunk] | None = None
+        self._took: list[tuple[float, int]] = []
+        """Seconds and tokens of the units that were made, the newest few."""
+
+    def seconds_a_token(self) -> float | None:
+        """What it takes to read and encode one; waits for the unit that is being made. The first one also
+        opens its source: it counts where there is no other. None where there was none with tokens."""
+        if self._coming is not None:
+            self._coming.exception()
+        took = self._took[1:] or self._took
+        tokens = sum(number for _, number in took)
+        return sum(seconds for seconds, _ in took) / tokens if tokens else None
+
+    def _make(self) -> _Chunk:
+        began = time.perf_counter()
+        chunk = next(self._ahead)
+        self._took = [*self._took[-KEPT:], (time.perf_counter() - began, len(chunk.tokens))]
+        return chunk
 
     def _next_chunk(self) -> _Chunk:
         """From the first call on one is being encoded; what cannot be is said by every further call."""
         if self._coming is None:
-            self._coming = self._thread.submit(next, self._ahead)
+            self._coming = self._thread.submit(self._make)
         chunk = self._coming.result()
-        self._coming = self._thread.submit(next, self._ahead)
+        self._coming = self._thread.submit(self._make)
         return chunk
 
     def _read(self, place: Place, expected: str | None) -> Iterator[_Chunk]:

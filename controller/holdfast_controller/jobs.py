@@ -409,9 +409,9 @@ class Status(Model):
     goodput: float | None = Field(
         default=None,
         description="usefulSeconds / seconds since firstStartedAt, from 0 to 1: waiting, starting, "
-        "saving and lost steps make it less. While it does steps as of the newest progress; else of the "
-        "moment at which Holdfast is asked, where `kubectl` has that of the status's last write. None where "
-        "usefulSeconds is.",
+        "saving and lost steps make it less. While it does steps as of the newest progress, of one that is "
+        "over as of its last attempt's end; else of the moment at which Holdfast is asked, where `kubectl` "
+        "has that of the status's last write. None where usefulSeconds is.",
     )
     cost: float | None = Field(
         default=None,

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from scene import Scene, make, play, telling
 
+from holdfast_controller.api.ledger import account
 from holdfast_controller.cluster import Unavailable
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, TrainingJob
 from holdfast_controller.policy.explain import FAULT_CHARACTERS, to_do_again
@@ -168,6 +169,30 @@ def test_the_status_has_the_trainers_figures_and_those_that_go_with_a_step_follo
         engine.progress = None
         engine.vanish(job, 1, 0)
         assert figures(await scene.look()) == [48, 0.6, 2.5, 0.75, 3_000_000_000]
+
+    play(story)
+
+
+def test_a_job_that_ended_while_no_controller_ran_has_the_goodput_of_its_own_time() -> None:
+    """It trained for 8 of 10 seconds and was done; the controller came back an hour later and said 0.2 %."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        started = scene.now
+        await scene.look()
+        told = {"resumed_step": 0, "resumed_seconds": 0.0, "useful_seconds": 8.0, "durable_seconds": 8.0}
+        engine.progress = Progress(1, 100, 100, 100, "finished", **told, updated=started.timestamp() + 9)
+        job = await scene.store.get("default", "a")
+        scene.now = started + timedelta(seconds=10)
+        engine.end(job, 1, 0, 0)
+        scene.now = started + timedelta(seconds=3600)
+        job = await scene.look()
+        assert job.status.phase is Phase.SUCCEEDED
+        assert job.status.attempts[0].ended_at == started + timedelta(seconds=10)
+        assert job.status.goodput == job.status.attempts[0].goodput == pytest.approx(0.8)
+        totals = account(job, [], [], scene.now + timedelta(days=1)).totals
+        assert (totals.goodput, totals.wall_seconds) == (pytest.approx(0.8), 10.0)
 
     play(story)
 

@@ -230,6 +230,8 @@ def _time_recovery(attempt: AttemptAccount, before: AttemptAccount, ended: float
 
 def _totals(job: TrainingJob, attempts: Sequence[AttemptAccount], now: datetime, *, unheard: bool) -> Totals:
     started, finished = job.status.first_started_at, job.status.finished_at
+    if finished is not None and job.status.attempts:  # nobody may have been there to see it end
+        finished = job.status.attempts[-1].ended_at or finished
     return Totals(
         attempts=max(job.status.attempt, len(attempts)),
         disruptions=job.status.disruptions,

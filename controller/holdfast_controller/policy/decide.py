@@ -352,6 +352,7 @@ class _Deciding:
         return self._done()
 
     def _final(self, phase: Phase, reason: str, message: str) -> Decision:
+        self.books.over()
         self.status.finished_at = self.now
         self.status.next_start_at = None
         self._phase(phase, reason, message)

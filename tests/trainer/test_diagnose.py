@@ -426,6 +426,15 @@ def test_wrongly_asked(
     assert message in capsys.readouterr().err
 
 
+def test_a_bucket_has_no_disk_to_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The disk of the current directory was measured, and told as what a save in the bucket would take."""
+    for target in (str(write_config(tmp_path)), f"{WORKLOADS}:make"):
+        assert main([target, "--steps", "1", "--run-dir", "s3://bucket/runs/a"]) == EXIT_CONFIG_ERROR
+        said = capsys.readouterr()
+        assert "error: --run-dir s3://bucket/runs/a: diagnose measures a directory's disk, and no" in said.err
+        assert said.out == ""
+
+
 def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert disk_speed(tmp_path / "a" / "b", 1 << 16) > 0, "the nearest directory that is there"
     assert list(tmp_path.iterdir()) == []

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_target_words(parser, "what to look at")
-    parser.add_argument("--run-dir", type=Path, help="whose disk to measure (default: here)")
+    parser.add_argument("--run-dir", default="", help="whose disk to measure (default: here)")
     parser.add_argument(
         "--steps", type=int, default=5, metavar="N", help="steps to time at least (%(default)s)"
     )
@@ -56,8 +56,15 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--steps {arguments.steps}: at least 1 is needed")
     if arguments.gpu_memory:
         return advise(target, overrides, arguments)
+    if "://" in arguments.run_dir:
+        print(
+            f"error: --run-dir {arguments.run_dir}: diagnose measures a directory's disk, and no object "
+            "store: leave it out, and take what it says of a checkpoint for what the disk here would need",
+            file=sys.stderr,
+        )
+        return contract.EXIT_CONFIG_ERROR
     if is_workload(target):
-        return diagnose_workload(target, arguments.run_dir or Path(), arguments.steps, arguments.output)
+        return diagnose_workload(target, Path(arguments.run_dir), arguments.steps, arguments.output)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     try:
         config = load(Path(target), overrides)
@@ -68,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     from .probing import CannotMeasure, probe  # torch, after what needs none
 
     try:
-        facts = probe(config, arguments.run_dir or Path(), steps=arguments.steps)
+        facts = probe(config, Path(arguments.run_dir), steps=arguments.steps)
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return contract.EXIT_CONFIG_ERROR

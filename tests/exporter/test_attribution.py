@@ -136,6 +136,27 @@ def test_processes_of_mig_devices_are_kept_apart(pods: Pods) -> None:
     assert [(use.mig, use.memory_bytes) for use in found] == [("MIG-a", 1.0), ("MIG-b", 2.0)]
 
 
+def test_what_gkes_device_plugin_gives_out_is_known_by_the_number_of_its_device_file(pods: Pods) -> None:
+    """It names no UUIDs: what was held stood beside the GPUs as one more, and that of all nodes as one."""
+    given = ["nvidia1", "nvidia0/gi7", "nvidia3/vgpu0", "nvidia3/vgpu2", "nvidia0/gi9/vgpu1", "nvidia5"]
+    held = held_by("team-a", "gpt-2-worker-1", "pytorch", "nvidia.com/gpu", given)
+    cut = (MigReading("MIG-a", 7, 3), MigReading("MIG-b", 9, 2))
+    devices = [
+        DeviceReading(0, "GPU-x", minor=3),
+        DeviceReading(1, "GPU-y", minor=0, mig=cut),
+        DeviceReading(2, "GPU-z", minor=1),
+        DeviceReading(3, "", minor=4),
+    ]
+    found = allocated(held, parents_of(devices), pods, LABELS)
+    assert {(one.uuid, one.mig, one.shares) for one in found} == {
+        ("GPU-z", "", 1),
+        ("GPU-y", "MIG-a", 1),
+        ("GPU-y", "MIG-b", 1),
+        ("GPU-x", "", 2),
+        ("nvidia5", "", 1),
+    }, "of the last one NVML has not told"
+
+
 def test_shares_are_counted_by_device(pods: Pods) -> None:
     assert [device_uuid(each) for each in ("GPU-a::3", "GPU-a", "MIG-b")] == ["GPU-a", "GPU-a", "MIG-b"]
     held = held_by(

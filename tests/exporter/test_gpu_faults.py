@@ -201,6 +201,22 @@ def test_a_share_of_a_mig_device_stays_its_gpu_s_while_that_cannot_be_read(
         assert said() == held
 
 
+def test_shares_that_gkes_device_plugin_names_are_of_the_gpus_that_nvml_reads(
+    script: Script, tmp_path: Path
+) -> None:
+    socket = tmp_path / "kubelet.sock"
+    with (
+        kubelet(socket, lambda: [pod("gpt-1-worker-0", "nvidia1/vgpu1")], ["nvidia1/vgpu0", "nvidia1/vgpu1"]),
+        closing(PodResources(socket, timeout=60)) as client,
+        closing(Sampler(deadline=60)) as sampler,
+    ):
+        seen = Look(sampler, client)()
+    of_the_second = {"gpu": "1", "uuid": script.gpus[1].uuid}
+    assert seen.value("shares", **of_the_second) == 2
+    assert seen.value("shares_allocated", **of_the_second) == 1
+    assert len(seen.all("shares")) == 1
+
+
 def test_a_permission_that_is_denied_is_told_for_the_figure(script: Script, look: Look) -> None:
     script.gpus[0].processes = [Process(os.getpid(), GIB, 10)]
     script.gpus[0].faults |= {"processes": NO_PERMISSION, "power": NO_PERMISSION}

@@ -1,7 +1,9 @@
 """Who was given which share of which GPU: what the kubelet's answer means. Pure.
 
-A device plugin that slices time names its shares `GPU-uuid::0`, `GPU-uuid::1`, ...; without slices the
-name is the UUID alone, and a MIG device has a UUID of its own.
+NVIDIA's device plugin names shares of a GPU whose time it slices `GPU-uuid::0`, `GPU-uuid::1`, ...; without
+slices the name is the UUID alone, and a MIG device has a UUID of its own. GKE's own plugin names a GPU by its
+device file, `nvidia0`, a MIG device by its instance, `nvidia0/gi7`, and shares of either `.../vgpu0`: whose
+UUID that is NVML knows (attribution.py).
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ class Allocations:
 
 
 def device_uuid(device_id: str) -> str:
-    """The device that a share is of."""
-    return device_id.partition("::")[0]
+    """The device that a share is of: its UUID, or GKE's name of it."""
+    return device_id.partition("::")[0].partition("/vgpu")[0]
 
 
 def held_by(

@@ -111,8 +111,17 @@ def allocated(
 
 
 def parents_of(devices: Iterable[DeviceReading]) -> dict[str, tuple[str, str]]:
-    """(GPU's UUID, MIG device's UUID) by the UUID of each MIG device."""
-    return {mig.uuid: (device.uuid, mig.uuid) for device in devices for mig in device.mig}
+    """(GPU's UUID, MIG device's UUID or "") by what else they are called: a MIG device by its own UUID, and
+    both as GKE's device plugin does."""
+    found = {}
+    for device in devices:
+        if device.minor is not None and device.uuid:
+            found[f"nvidia{device.minor}"] = device.uuid, ""
+        for mig in device.mig:
+            found[mig.uuid] = device.uuid, mig.uuid
+            if device.minor is not None:
+                found[f"nvidia{device.minor}/gi{mig.instance}"] = device.uuid, mig.uuid
+    return found
 
 
 def holder_of(origin: Origin, pods: Pods, labels: PodLabels) -> Holder | None:

@@ -133,6 +133,7 @@ class Nvml:
                 "uuid": pynvml.nvmlDeviceGetUUID(handle),
                 "name": pynvml.nvmlDeviceGetName(handle),
                 "bus": _text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
+                "minor": _attempt(pynvml.nvmlDeviceGetMinorNumber, handle),
             }
         except pynvml.NVMLError as error:
             known = self._known.get(index, {"index": index, "uuid": ""})

@@ -80,6 +80,8 @@ class DeviceReading:
     """None: not told."""
     mig: tuple[MigReading, ...] = ()
     fault: Reason | None = None
+    minor: int | None = None
+    """N of its device file /dev/nvidiaN; None: not told."""
 
 
 @dataclass(frozen=True)

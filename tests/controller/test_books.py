@@ -9,8 +9,11 @@ import pytest
 from scene import Scene, make, play, telling
 
 from holdfast_controller.api.ledger import account
+from holdfast_controller.cli.description import _speed_words
 from holdfast_controller.cluster import Unavailable
+from holdfast_controller.job_series import JobFigures
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, TrainingJob
+from holdfast_controller.policy.decide import SILENT_SECONDS
 from holdfast_controller.policy.explain import FAULT_CHARACTERS, to_do_again
 from holdfast_controller.policy.lost_work import TEXT_CHARACTERS, TEXTS, work_of
 from holdfast_trainer.contract import Progress
@@ -193,6 +196,35 @@ def test_a_job_that_ended_while_no_controller_ran_has_the_goodput_of_its_own_tim
         assert job.status.goodput == job.status.attempts[0].goodput == pytest.approx(0.8)
         totals = account(job, [], [], scene.now + timedelta(days=1)).totals
         assert (totals.goodput, totals.wall_seconds) == (pytest.approx(0.8), 10.0)
+
+    play(story)
+
+
+def test_a_program_that_tells_nothing_is_not_as_fast_as_the_one_before_it() -> None:
+    """The command was edited while the job was suspended: what the trainer had told stood there as the speed
+    of the script that runs now, with the time that was left."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        job = await scene.submit(make(replicas=1))
+        now = scene.now.timestamp()
+        fast = {"tokens_per_second": 1000.0, "eta_seconds": 60.0, "verdict": "computes", "memory_bytes": 9}
+        engine.progress = Progress(1, 46, 100, 46, "training", loss=2.5, resumed_step=0, updated=now, **fast)
+        assert JobFigures.of(await scene.look()).tokens_per_second == 1000.0
+        await scene.change(suspend=True)
+        engine.end(job, 1, 0, 0)
+        engine.progress = None
+        await scene.look()
+        await scene.change(suspend=False, command=["python", "mine.py"])
+        scene.now += timedelta(seconds=SILENT_SECONDS + 10)
+        job = await scene.look()
+        assert (job.status.phase, job.status.attempt) == (Phase.RUNNING, 2)
+        assert JobFigures.of(job).tokens_per_second is None
+        assert job.status.progress is not None
+        told = job.status.progress
+        assert (told.attempt, told.step, told.loss) == (1, 46, 2.5), "the job stands where it stood"
+        assert (told.memory_bytes, told.eta_seconds, told.verdict) == (None, None, None)
+        assert next(iter(_speed_words(job))) == "not measured yet"
 
     play(story)
 

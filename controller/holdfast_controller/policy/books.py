@@ -19,6 +19,12 @@ from .explain import save_fault
 from .lost_work import Line, Work, goodput, lost_steps, told, work_of
 from .recovery import breakdown, lost_in, recovery_seconds
 
+OF_ONE_ATTEMPT = (
+    "tokens_per_second", "samples_per_second", "data_wait_fraction", "mfu", "gpu_utilization",
+    "cpu_utilization", "memory_bytes", "eta_seconds", "verdict",
+)  # fmt: skip
+"""Of a progress, what is true of the attempt alone that told it, and not of where the job stands."""
+
 
 class Books:
     """The accounts of one job: `status` is changed in place, as of `now`."""
@@ -77,6 +83,13 @@ class Books:
             verdict=progress.verdict,
             updated_at=when,
         )
+
+    def tells_nothing(self, record: AttemptRecord) -> None:
+        """The attempt runs and is of a program that tells no steps: how fast another one was is not told of
+        it."""
+        known = self.status.progress
+        if known is not None and known.attempt != record.number:
+            self.status.progress = known.model_copy(update=dict.fromkeys(OF_ONE_ATTEMPT))
 
     def _stood_there(self, progress: Progress) -> JobProgress | None:
         """What is known of the step that an attempt goes on from, while it has done none itself: it may have

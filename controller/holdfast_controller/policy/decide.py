@@ -179,6 +179,7 @@ class _Deciding:
                 self._phase(Phase.STARTING, "Starting", explain.starting(observation))
                 given_up = seconds_left(record, observation, self.now, self.place_seconds)
                 return self._done(requeue_after=given_up if left is None else left)
+            self.books.tells_nothing(record)
             self._phase(Phase.RUNNING, "Unreported", explain.unreported(observation))
         return self._with_kill(record, at)
 

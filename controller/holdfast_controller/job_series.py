@@ -15,6 +15,7 @@ from datetime import datetime
 from fractions import Fraction
 
 from .jobs import Phase, TrainingJob
+from .policy.cost import Meter, meter_of
 from .policy.lost_work import goodput_at, idle_from, known_lost_steps
 from .policy.recovery import newest_recovery
 
@@ -47,6 +48,8 @@ class JobFigures:
     recovery_stages: tuple[tuple[str, float], ...]
     """Of the newest recovery; together they are `recovery_seconds`."""
     cost: float | None
+    """Of the attempts that have ended; with `meter` also of the one that runs."""
+    meter: Meter | None
     currency: str | None
     gpus: float | None
     """By all replicas; None for parts that MIG cut, whose share of a GPU a profile's name does not say."""
@@ -61,6 +64,7 @@ class JobFigures:
         every = spec.checkpoint.every
         recovery = newest_recovery(status.attempts)
         stages = recovery.breakdown.stages() if recovery and recovery.breakdown else {}
+        meter = meter_of(status)
         return cls(
             job.metadata.namespace,
             job.metadata.name,
@@ -79,7 +83,8 @@ class JobFigures:
             recovery.recovery_seconds if recovery else None,
             tuple(stages.items()),
             status.cost,
-            status.cost_currency,
+            meter,
+            status.cost_currency if meter is None else meter.currency,
             None if opened.mig else opened.replicas * float(Fraction(opened.gpus)),
             spec.retries.disruptions,
             int(every) if every.isdigit() else None,
@@ -99,7 +104,7 @@ def job_series(jobs: Sequence[JobFigures], now: datetime) -> Iterator[bytes]:
     yield _head("holdfast_job_goodput_ratio", "gauge", "Time on steps that count / wall time.")
     yield from _pieces(jobs, lambda job: _goodput_line(job, now))
     yield _head("holdfast_job_cost", "gauge", "Of all attempts so far, where their nodes have prices.")
-    yield from _pieces(jobs, _cost_line)
+    yield from _pieces(jobs, lambda job: _cost_line(job, now))
     for name, kind, text, value in _SERIES:
         yield _head(name, kind, text)
 
@@ -141,11 +146,12 @@ def _goodput_line(job: JobFigures, now: datetime) -> str:
     return f'holdfast_job_goodput_ratio{{namespace="{job.namespace}",job="{job.name}"}} {known}\n'
 
 
-def _cost_line(job: JobFigures) -> str:
-    if job.cost is None:
+def _cost_line(job: JobFigures, now: datetime) -> str:
+    known = job.cost if job.meter is None else job.meter.at(now)
+    if known is None:
         return ""
     labels = f'namespace="{job.namespace}",job="{job.name}",currency="{job.currency}"'
-    return f"holdfast_job_cost{{{labels}}} {job.cost}\n"
+    return f"holdfast_job_cost{{{labels}}} {known}\n"
 
 
 Value = Callable[[JobFigures], float | None]

@@ -415,8 +415,9 @@ class Status(Model):
     )
     cost: float | None = Field(
         default=None,
-        description="Of all attempts, in costCurrency, as of the newest progress. None where there are "
-        "no prices, and where one of the attempts ran, or runs, on a node without one.",
+        description="Of all attempts, in costCurrency; of one that runs up to the moment at which Holdfast "
+        "is asked, where `kubectl` has it as of the newest progress. None where there are no prices, and "
+        "where one of the attempts ran, or runs, on a node without one.",
     )
     cost_currency: str | None = Field(
         default=None,

@@ -13,12 +13,13 @@ from holdfast_controller.api.ledger import account
 from holdfast_controller.cli.description import totals_line
 from holdfast_controller.cli.starts import capacity, start_columns
 from holdfast_controller.cluster import AttemptObservation, Place
-from holdfast_controller.job_series import JobFigures
+from holdfast_controller.job_series import JobFigures, job_series
 from holdfast_controller.jobs import AttemptRecord, Metadata, Spec, Status, TrainingJob, Verdict
 from holdfast_controller.metrics import Metrics
 from holdfast_controller.policy.books import Books
 from holdfast_controller.policy.classify import Incident
 from holdfast_controller.policy.cost import Node, capacity_of, place_of, share, whereabouts
+from holdfast_controller.policy.lost_work import shown
 from holdfast_controller.prices import NodePrice, Prices
 from holdfast_controller.settings import SettingsError, load_settings
 from holdfast_trainer.contract import Progress
@@ -181,6 +182,35 @@ def test_a_job_has_no_cost_while_it_runs_where_nobody_knows_the_price() -> None:
     metrics = Metrics()
     metrics.jobs[job.key] = JobFigures.of(job)
     assert b"holdfast_job_cost{" not in b"".join(metrics.text())
+
+
+def test_a_script_that_tells_no_progress_costs_what_it_runs() -> None:
+    """A job of any other framework had no cost for as long as its first attempt ran, and the first one's for
+    as long as the second did."""
+    job = TrainingJob(metadata=Metadata(name="gpt"), spec=spec())
+    place = Place("n1", "Spot", "t", 36.0, "USD")
+
+    def told(seconds: float) -> tuple[float | None, str | None, float | None]:
+        figures, now = JobFigures.of(job), at(seconds)
+        text = b"".join(job_series([figures], now)).decode()
+        line = 'holdfast_job_cost{namespace="default",job="gpt",currency="USD"} '
+        scraped = [float(one.removeprefix(line)) for one in text.splitlines() if one.startswith(line)]
+        status = shown(job, now).status
+        assert account(shown(job, now), [], []).totals.cost == status.cost
+        return status.cost, status.cost_currency, (scraped or [None])[0]
+
+    record = AttemptRecord(number=1, opened_at=at(0))
+    job.status.attempts.append(record)
+    seen = AttemptObservation(1, exists=True, gone=False, places=(place,), started_at=at(0))
+    Books(job.status, at(1)).take_progress(record, seen, ())
+    assert told(100) == (1.0, "USD", 1.0)
+    Books(job.status, at(200)).close(record, Incident(Verdict.DISRUPTED, "evicted"), seen, (), ())
+    assert told(500) == (2.0, "USD", 2.0), "nothing runs"
+    second = AttemptRecord(number=2, opened_at=at(500))
+    job.status.attempts.append(second)
+    seen = replace(seen, attempt=2, started_at=at(600))
+    Books(job.status, at(600)).take_progress(second, seen, ())
+    assert told(800) == (4.0, "USD", 4.0)
 
 
 def test_dollars_and_euros_are_not_added_up() -> None:

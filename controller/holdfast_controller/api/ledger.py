@@ -85,7 +85,7 @@ class Totals(Model):
     wall_seconds: float | None = Field(description="From the first start to the end, or to now.")
     cost: float | None = Field(
         default=None,
-        description="Of all attempts, as of the newest progress; None where one of them has no price.",
+        description="Of all attempts, up to now; None where one of them has no price.",
     )
     cost_currency: str | None = None
 

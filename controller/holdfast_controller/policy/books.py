@@ -14,7 +14,7 @@ from holdfast_controller.jobs import AttemptRecord, JobProgress, Status, Verdict
 from holdfast_trainer.contract import Progress, is_figure
 
 from .classify import Incident
-from .cost import cost_of, whereabouts
+from .cost import cost_of, counted, whereabouts
 from .explain import save_fault
 from .lost_work import Line, Work, goodput, lost_steps, told, work_of
 from .recovery import breakdown, lost_in, recovery_seconds
@@ -138,20 +138,13 @@ class Books:
 
     def _note_unpriced(self, record: AttemptRecord) -> None:
         """While one runs whose price is not known, what the others came to is not what the job costs."""
-        if record.verdict is None and record.started_at is not None and self._cost(record, self.now) is None:
+        runs = record.verdict is None and record.started_at is not None
+        if runs and counted(self.status, record, self.now.timestamp()) is None:
             self.status.cost = self.status.cost_currency = None
-
-    def _cost(self, record: AttemptRecord, until: datetime) -> float | None:
-        """What it adds to the job's, up to its end or to `until`; None: not known, or of another currency."""
-        mine, priced = record.whereabouts, [one for one in self.status.attempts if one.cost is not None]
-        others = {one.whereabouts.currency for one in priced if one.whereabouts is not None}
-        if mine is not None and others - {mine.currency}:
-            return None
-        return cost_of(record, until.timestamp())
 
     def _note_cost(self, record: AttemptRecord, when: datetime) -> None:
         """As of `when`; of all attempts together only where each of them has a price."""
-        running = self._cost(record, when)
+        running = counted(self.status, record, when.timestamp())
         if record.verdict is not None or self.status.unpriced_attempts or running is None:
             return
         self.status.cost = self.status.ended_cost + running
@@ -162,12 +155,12 @@ class Books:
         if record.started_at is None:
             return
         record.cost = cost_of(record, self.now.timestamp())
-        counted = self._cost(record, self.now)
-        if counted is None:
+        added = counted(self.status, record, self.now.timestamp())
+        if added is None:
             self.status.unpriced_attempts += 1
             self.status.cost = self.status.cost_currency = None
             return
-        self.status.ended_cost += counted
+        self.status.ended_cost += added
         if not self.status.unpriced_attempts:
             self.status.cost = self.status.ended_cost
             self.status.cost_currency = record.whereabouts.currency if record.whereabouts else None

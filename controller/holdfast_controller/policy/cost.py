@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from holdfast_controller.breakdown import Whereabouts
 from holdfast_controller.cluster import Place
-from holdfast_controller.jobs import AttemptRecord, Spec
+from holdfast_controller.jobs import AttemptRecord, Spec, Status
 from holdfast_controller.prices import Prices
 
 from .gpu_request import GPUS, gpu_request
@@ -113,3 +114,38 @@ def cost_of(record: AttemptRecord, until: float) -> float | None:
         return None
     end = until if record.ended_at is None else record.ended_at.timestamp()
     return where.price_per_hour * max(0.0, end - record.started_at.timestamp()) / 3600
+
+
+def counted(status: Status, record: AttemptRecord, until: float) -> float | None:
+    """As `cost_of`, as a part of the job's cost; None: not known, or of another currency than others'."""
+    mine, priced = record.whereabouts, [one for one in status.attempts if one.cost is not None]
+    others = {one.whereabouts.currency for one in priced if one.whereabouts is not None}
+    if mine is not None and others - {mine.currency}:
+        return None
+    return cost_of(record, until)
+
+
+@dataclass(frozen=True)
+class Meter:
+    """What an attempt that runs adds to its job's cost."""
+
+    ended: float
+    """Of those before it."""
+    per_hour: float
+    since: datetime
+    currency: str | None
+
+    def at(self, now: datetime) -> float:
+        """Of all of them."""
+        return self.ended + self.per_hour * max(0.0, (now - self.since).total_seconds()) / 3600
+
+
+def meter_of(status: Status) -> Meter | None:
+    """None where no attempt runs, and where the cost of one is not known."""
+    last = status.attempts[-1] if status.attempts else None
+    if last is None or last.verdict is not None or last.started_at is None or status.unpriced_attempts:
+        return None
+    where = last.whereabouts
+    if where is None or where.price_per_hour is None or counted(status, last, 0.0) is None:
+        return None
+    return Meter(status.ended_cost, where.price_per_hour, last.started_at, where.currency)

@@ -27,6 +27,8 @@ from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import JobProgress, Phase, Status, TrainingJob, Verdict
 from holdfast_trainer.contract import STILL_SECONDS, Outcome, Progress, is_count, is_figure, is_time, legible
 
+from .cost import meter_of
+
 Line = Mapping[str, Any]
 """A line of ledger.jsonl or steps.jsonl with its "attempt" (contract.py)."""
 TEXTS = 8
@@ -316,14 +318,17 @@ def goodput_at(
 
 def shown(job: TrainingJob, now: datetime) -> TrainingJob:
     """The job as it is to be shown at `now`: with the figures that move though nothing is written."""
-    status, idle = job.status, idle_from(job.status)
-    if idle is None or now < idle:
+    status, idle, changes = job.status, idle_from(job.status), dict[str, Any]()
+    if (meter := meter_of(status)) is not None:
+        changes |= {"cost": meter.at(now), "cost_currency": meter.currency}
+    if idle is not None and now >= idle:
+        known = goodput_at(status.goodput, status.useful_seconds, status.first_started_at, idle, now)
+        changes["goodput"] = known
+        if status.attempts and (last := status.attempts[-1]).verdict is None:
+            known = goodput_at(last.goodput, last.useful_seconds, last.started_at, idle, now)
+            changes["attempts"] = [*status.attempts[:-1], last.model_copy(update={"goodput": known})]
+    if not changes:
         return job
-    known = goodput_at(status.goodput, status.useful_seconds, status.first_started_at, idle, now)
-    changes: dict[str, Any] = {"goodput": known}
-    if status.attempts and (last := status.attempts[-1]).verdict is None:
-        known = goodput_at(last.goodput, last.useful_seconds, last.started_at, idle, now)
-        changes["attempts"] = [*status.attempts[:-1], last.model_copy(update={"goodput": known})]
     return job.model_copy(update={"status": status.model_copy(update=changes)})
 
 

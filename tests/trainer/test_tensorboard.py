@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,19 @@ def test_an_attempt_says_from_where_it_counts_and_then_its_figures(tmp_path: Pat
         ([b"loss"], [2.5]),
         ([b"tokens per second"], [1e6]),
     ]
+
+
+def test_what_32_bits_cannot_tell_is_infinite_and_ends_no_training(tmp_path: Path) -> None:
+    """A loss in float64 that runs away ended its run with an OverflowError, by way of a chart."""
+    board = TensorBoard(tmp_path, attempt=1, step=0)
+    board.scalars(1, {"loss": 1e39, "gradient norm": -1e300})
+    board.close()
+    (path,) = tmp_path.iterdir()
+    *_, figures = map(fields, records(path.read_bytes()))
+    (summary,) = figures[5]
+    assert isinstance(summary, bytes)
+    values = [fields(value)[2] for value in fields(summary)[1]]  # type: ignore[arg-type]
+    assert values == [[math.inf], [-math.inf]]
 
 
 def test_a_disk_that_fails_costs_the_figures_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ TensorBoard drops what an earlier attempt wrote of steps that were done again.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import struct
 import time
@@ -62,10 +63,18 @@ def event(seconds: float, step: int, body: bytes) -> bytes:
 def summary(scalars: Mapping[str, float]) -> bytes:
     """Field 5 of an `Event`: a `Summary` of values with a tag 1 and a simple_value 2."""
     values = b"".join(
-        _message(1, _message(1, tag.encode()) + _key(2, _FLOAT) + struct.pack("<f", value))
+        _message(1, _message(1, tag.encode()) + _key(2, _FLOAT) + _float(value))
         for tag, value in scalars.items()
     )
     return _message(5, values)
+
+
+def _float(value: float) -> bytes:
+    """32 bits; what is larger than they can tell is infinite there."""
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:
+        return struct.pack("<f", math.copysign(math.inf, value))
 
 
 _VERSION = b"brain.Event:2"

@@ -595,6 +595,39 @@ def test_the_best_stays_the_best_where_a_run_that_had_ended_gets_more_steps(work
     assert {step for step in range(46) if history.run.checkpoint(step).exists()} == {30, 45}
 
 
+VALIDATES_AT_THE_BOTTOM = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every="1000s", keep=1, keep_best=1, validate_every=2)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(int(sys.argv[1])):
+    loss = model(torch.ones(1, 2)).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    run.log(loss=loss)
+    optimizer.step()
+    if (step + 1) % 2 == 0:
+        run.log(val_loss=abs(step + 1 - 4))
+"""
+
+
+def test_a_validation_at_the_bottom_of_a_step_is_of_the_state_after_it(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """It was told of the step before, of which there is no checkpoint: the best one was removed. The next
+    attempt knows the best one too, though that was the last to be saved."""
+    script = tmp_path / "validates_at_the_bottom.py"
+    script.write_text(VALIDATES_AT_THE_BOTTOM)
+    workshop.finish(script=script, arguments=["4"])
+    history = workshop.finish(script=script, arguments=["9"])
+    assert sorted(history.validations()) == [2, 4, 6, 8]
+    assert [step for step in range(10) if history.run.checkpoint(step).exists()] == [4, 9]
+
+
 def test_ranks_that_torchrun_starts_again_do_not_mix_two_saves(workshop: Workshop) -> None:
     """The same attempt number twice: what the first left half-written is not counted as the second's."""
     first = workshop.start(ranks=2, steps=20, hold_at=9)

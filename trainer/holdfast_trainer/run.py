@@ -512,7 +512,8 @@ class Run:
 
         Call it on every rank, at most once a step with a loss; before `optimizer.step()` where you can,
         as the loss then travels with this step's agreement. A loss that is NaN or infinite, or a gradient
-        norm told along with it, stops the run before that state is saved.
+        norm told along with it, stops the run before that state is saved. `val_loss` is of the state as it is
+        now: after this step where an optimizer has had its turn, else after the one before.
         """
         self._saves.settle_if_copied()
         if loss is not None and self.total_steps is None:
@@ -528,10 +529,11 @@ class Run:
         if val_loss is not None:
             val_loss = float(val_loss)
             self._end_left_step()
-            self._account.steps.val_loss(self._step, val_loss)
-            self._saves.validated(self._step, val_loss)
+            done = self._step + self._changed  # the state is this step's once an optimizer has had its turn
+            self._account.steps.val_loss(done, val_loss)
+            self._saves.validated(done, val_loss)
             if self._completed:
-                self._saves.validated_last(self.step, val_loss)
+                self._saves.validated_last(done, val_loss)
 
     def mean(self, value: float) -> float:
         """The mean over ranks, the same bits on every rank. Collective."""

@@ -153,16 +153,17 @@ class Writer:
             files=self.directory.await_parts(partial, self._world_size, late, job.division),
             time=time.time(),
             environment=dict(self._environment),  # what is known of it may grow while the run goes on
-            losses={str(step): loss for step, loss in self._known_losses().items()},
+            losses={str(step): loss for step, loss in self._known_losses(job.step).items()},
             version=job.version,
         )
         return self.directory.commit(partial, manifest)
 
-    def _known_losses(self) -> dict[int, float]:
-        """What this attempt measured, and what the newest checkpoint and the ledgers tell of the past."""
+    def _known_losses(self, *coming: int) -> dict[int, float]:
+        """What this attempt measured, and what the newest checkpoint and the ledgers tell of the past; of the
+        checkpoints that are there, and that are `coming`."""
         newest = self.newest
         told = {} if newest is None else {int(step): loss for step, loss in newest.losses.items()}
-        there = self.directory.steps()
+        there = {*self.directory.steps(), *coming}
         known = {**self._earlier, **told, **self.losses}
         return {step: loss for step, loss in known.items() if step in there}
 

@@ -52,6 +52,37 @@ def test_a_gradient_that_is_no_number_stops_them_too(workshop: Workshop) -> None
     assert gang.termination().durable_step == 10
 
 
+def test_a_gradient_norm_that_is_told_by_itself_stops_them_as_well(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """Its state was saved, with weights that are no numbers, and every attempt after that met them."""
+    script = tmp_path / "tells_apart.py"
+    script.write_text(
+        """
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=2)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(9):
+    loss = model(torch.ones(1, 2)).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    run.log(loss=loss)
+    if step == 3:
+        model.weight.grad.fill_(float("nan"))
+    run.log(grad_norm=torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    optimizer.step()
+"""
+    )
+    gang = workshop.start(script=script)
+    assert gang.wait() == [EXIT_CONFIG_ERROR], gang.texts()
+    assert "step 4: the gradient norm is nan, and every loss is finite." in gang.termination().error
+    assert [line["step"] for line in gang.history.events("checkpoint")] == [2]
+
+
 def test_ranks_that_are_not_alike_do_not_begin(workshop: Workshop) -> None:
     for number, (odd, message) in enumerate(
         [
@@ -346,6 +377,24 @@ def test_a_scaler_passes_over_gradients_that_are_not_finite_but_not_losses() -> 
     one.offer_loss(2, torch.tensor(math.nan), 1.0)
     one.contribute(2)
     assert one.finish().broken == 2
+
+
+def test_a_norm_in_a_call_of_its_own_is_of_its_step_whenever_it_is_told() -> None:
+    """Before the loss, after it, once that has gone, and where a loop tells no loss at all."""
+    before, after, gone, alone = (exchange() for _ in range(4))
+    before.offer_norm(1, math.nan)
+    before.offer_loss(1, 2.0)
+    after.offer_loss(1, 2.0, 1.0)
+    after.offer_norm(1, torch.tensor(math.nan))  # of a second optimizer
+    gone.offer_loss(1, 2.0)
+    gone.contribute(1)
+    gone.offer_norm(1, math.nan)
+    assert (gone.finish().loss, gone.offered) == ((1, 2.0), Offered(2.0, None))
+    alone.offer_norm(1, math.nan)
+    for one, loss in ((before, (1, 2.0)), (after, (1, 2.0)), (gone, None), (alone, None)):
+        (agreed,) = one.drain(1)
+        assert (agreed.loss, agreed.broken) == (loss, 1)
+        assert repr(agreed.grad_norm) == "nan"
 
 
 def test_late_losses_are_all_heard() -> None:

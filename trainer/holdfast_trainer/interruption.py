@@ -23,7 +23,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
@@ -153,8 +153,8 @@ class Agreed:
     """(step, mean over ranks) of the oldest loss not yet known; None where this rank offered none."""
     grad_norm: float | None = None
     """This rank's gradient norm of that step, where it was told."""
-    losses: int = 0
-    """How many ranks offered a loss."""
+    told: int = 0
+    """How many ranks offered a loss or a gradient norm."""
     broken: int | None = None
     """The step (1 is the first) of which a rank told a loss or a norm that is no finite number."""
     counts: Counts | None = None
@@ -165,17 +165,24 @@ class Agreed:
 
 class _Told(NamedTuple):
     step: int
-    loss: Late
-    grad_norm: Late | None
+    loss: Late | None
+    """None: told already, or not at all."""
+    grad_norms: tuple[Late, ...]
 
     @property
     def late(self) -> bool:
-        return self.loss.late or (self.grad_norm is not None and self.grad_norm.late)
+        return any(number.late for number in (self.loss, *self.grad_norms) if number is not None)
+
+
+def _worst(norms: Sequence[float]) -> float | None:
+    """The first that is not finite, else the newest; None where there is none."""
+    return next((norm for norm in norms if not math.isfinite(norm)), norms[-1] if norms else None)
 
 
 class Exchange:
     """One sum a step over all ranks: (notice, save due, has a loss, loss, norm not finite, its step,
-    has counts, tokens, samples, their step, gradients overflow for good, seconds of the step before)."""
+    has counts, tokens, samples, their step, gradients overflow for good, seconds of the step before, has a
+    loss or a norm)."""
 
     def __init__(
         self, gang: Gang, notice: Notice, late: Callable[[torch.Tensor | float], Late] = Late.of
@@ -217,9 +224,20 @@ class Exchange:
         if isinstance(loss, torch.Tensor) and loss.numel() != 1:
             raise ValueError(f"a loss of shape {list(loss.shape)}: tell one number, such as loss.mean()")
         self._newest = step
-        self._losses.append(
-            _Told(step, self._late(loss), None if grad_norm is None else self._late(grad_norm))
-        )
+        self._offer(step, loss, grad_norm)
+
+    def offer_norm(self, step: int, grad_norm: torch.Tensor | float) -> None:
+        """Queue a gradient norm of this rank's, with the loss of that step where it has not gone yet."""
+        self._offer(step, None, grad_norm)
+
+    def _offer(
+        self, step: int, loss: torch.Tensor | float | None, grad_norm: torch.Tensor | float | None
+    ) -> None:
+        queued = self._losses.pop() if self._losses and self._losses[-1].step == step else None
+        known, norms = (None, ()) if queued is None else (queued.loss, queued.grad_norms)
+        if grad_norm is not None:
+            norms = *norms, self._late(grad_norm)
+        self._losses.append(_Told(step, known if loss is None else self._late(loss), norms))
 
     def count(self, step: int, tokens: int, samples: int) -> None:
         """Add to what this rank worked on in a step."""
@@ -250,16 +268,18 @@ class Exchange:
         """
         if self._pending is not None:
             return
-        vector = torch.zeros(12, dtype=torch.float64, device="cpu")  # whatever torch.set_default_device says
+        vector = torch.zeros(13, dtype=torch.float64, device="cpu")  # whatever torch.set_default_device says
         vector[0], vector[1], vector[10] = float(self._notice.received), float(save), float(overflows)
         vector[11] = seconds
         self.offered, self._offered_step = None, 0
         if self._losses and (not self._losses[0].late or self._losses[0].step < step):
             told = self._losses.popleft()
-            loss = told.loss.read()
-            norm = None if told.grad_norm is None else told.grad_norm.read()
+            loss = None if told.loss is None else told.loss.read()
+            norm = _worst([one.read() for one in told.grad_norms])
             self.offered, self._offered_step = Offered(loss, norm), told.step
-            vector[2], vector[3], vector[5] = 1.0, loss, told.step
+            vector[12], vector[5] = 1.0, told.step
+            if loss is not None:
+                vector[2], vector[3] = 1.0, loss
             if norm is not None and self.norm_must_be_finite:
                 vector[4] = float(not math.isfinite(norm))
         self._counted_step = self._counts[0].step if self._counts else None
@@ -274,8 +294,8 @@ class Exchange:
         total, self._pending = self._pending().tolist(), None
         if total[11] > 0:
             self._step_seconds = total[11] / self._gang.world_size
-        losses, mine = int(total[2]), self.offered
-        broken = losses > 0 and (total[4] > 0 or not math.isfinite(total[3]))
+        told, mine = int(total[12]), self.offered
+        broken = told > 0 and (total[4] > 0 or not math.isfinite(total[3]))
         counts = None
         if counting := int(total[6]):
             step = self._counted_step or round(total[9] / counting)
@@ -283,19 +303,19 @@ class Exchange:
         return Agreed(
             stop=total[0] > 0,
             save=total[1] > 0,
-            loss=None if mine is None else (self._offered_step, total[3] / losses),
+            loss=None if mine is None or mine.loss is None else (self._offered_step, total[3] / total[2]),
             grad_norm=None if mine is None else mine.grad_norm,
-            losses=losses,
-            broken=round(total[5] / losses) if broken else None,
+            told=told,
+            broken=round(total[5] / told) if broken else None,
             counts=counts,
             overflows=total[10] > 0,
         )
 
     def drain(self, step: int) -> Iterator[Agreed]:
-        """Exchange losses and counts still queued. Collective: it goes on until no rank has any."""
+        """Exchange losses, norms and counts still queued. Collective: it goes on until no rank has any."""
         while True:
             self.contribute(step + 1)
             agreed = self.finish()
-            if not agreed.losses and agreed.counts is None:
+            if not agreed.told and agreed.counts is None:
                 return
             yield agreed

@@ -15,7 +15,6 @@ import torch
 from .account import Account
 from .faults import Offered, always_overflowing, non_finite_step
 from .interruption import Agreed, Exchange
-from .late import Late
 from .parallel import Gang
 
 
@@ -34,8 +33,6 @@ class Losses:
         self._exchange, self._gang = exchange, gang
         self._steps, self._telemetry = account.steps, account.telemetry
         self._settled_step, self._deterministic = settled_step, deterministic
-        self._norm: Late | None = None
-        """Of a step that tells no loss; on its way."""
         self.describe_batch: Callable[[int], str] = lambda step: f"its batch of step {step}"
 
     def offer(self, step: int, loss: torch.Tensor | float, grad_norm: torch.Tensor | float | None) -> None:
@@ -43,17 +40,9 @@ class Losses:
         self._exchange.offer_loss(step, loss, grad_norm)
         self._steps.expect_loss()
 
-    def norm(self, grad_norm: torch.Tensor | float) -> None:
-        """This rank's gradient norm of a step that tells no loss."""
-        self._tell_norm()
-        self._norm = Late.of(grad_norm)
-        if not self._norm.late:
-            self._tell_norm()
-
-    def _tell_norm(self) -> None:
-        norm, self._norm = self._norm, None
-        if norm is not None:
-            self._telemetry.grad_norm(norm.read())
+    def norm(self, step: int, grad_norm: torch.Tensor | float) -> None:
+        """This rank's gradient norm of step number `step`, told in a call of its own."""
+        self._exchange.offer_norm(step, grad_norm)
 
     def count(self, step: int, tokens: int, samples: int) -> None:
         """What this rank worked on in step number `step`; parts of a step add up."""
@@ -96,5 +85,4 @@ class Losses:
         for agreed in self._exchange.drain(step):
             self.hear_counts(agreed)
             self.hear(agreed)
-        self._tell_norm()
         self._steps.flush()

@@ -512,8 +512,8 @@ class Run:
 
         Call it on every rank, at most once a step with a loss; before `optimizer.step()` where you can,
         as the loss then travels with this step's agreement. A loss that is NaN or infinite, or a gradient
-        norm told along with it, stops the run before that state is saved. `val_loss` is of the state as it is
-        now: after this step where an optimizer has had its turn, else after the one before.
+        norm where no scaler is tracked, stops the run before that state is saved. `val_loss` is of the state
+        as it is now: after this step where an optimizer has had its turn, else after the one before.
         """
         self._saves.settle_if_copied()
         if loss is not None and self.total_steps is None:
@@ -524,7 +524,7 @@ class Run:
         if loss is not None:
             self._losses.offer(self._step + 1, loss, grad_norm)
         elif grad_norm is not None:
-            self._losses.norm(grad_norm)
+            self._losses.norm(self._step + 1, grad_norm)
         self._losses.count(self._step + 1, tokens, samples)
         if val_loss is not None:
             val_loss = float(val_loss)

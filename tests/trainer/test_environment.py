@@ -14,9 +14,19 @@ from gpt_runs import start, write_config
 
 from holdfast_trainer import environment
 from holdfast_trainer.config import TrainConfig
-from holdfast_trainer.contract import MANIFEST
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR, MANIFEST
 from holdfast_trainer.cpuinfo import first, name
-from holdfast_trainer.environment import describe_environment, differences, execution, gpu_libraries, own_code
+from holdfast_trainer.environment import (
+    describe_environment,
+    differences,
+    execution,
+    gpu_libraries,
+    own_code,
+    require_plain,
+)
+from holdfast_trainer.schema import ConfigError
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -79,6 +89,44 @@ for step in run.steps(2 * int(sys.argv[1])):
     model(torch.ones(3, 2)).sum().backward()
     optimizer.step()
 """
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (Path("augment.yaml"), "PosixPath('augment.yaml')"),
+        (("flip", "crop"), "('flip', 'crop')"),
+        (float("nan"), "nan"),
+        ({1: "one"}, "{1: 'one'}"),
+    ],
+)
+def test_what_a_checkpoint_cannot_keep_is_refused_before_the_first_step(value: Any, shown: str) -> None:
+    """A path had every save fail, the last one too; a tuple was another value at each resume."""
+    with pytest.raises(ConfigError) as refused:
+        require_plain({"torch": torch.__version__, "of the script": value})
+    expected = f"run.environment['of the script'] is {shown}: give words, numbers, true or false"
+    assert str(refused.value).startswith(expected)
+    require_plain({**describe_environment(CPU, torch.float32), "a": 0.1, "b": None, "c": ["d"], "e": True})
+
+
+def test_a_script_that_names_a_path_for_its_environment_does_no_step(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    script = tmp_path / "names_a_path.py"
+    script.write_text(
+        """
+import pathlib
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+run.environment["data"] = pathlib.Path("data")
+run.track(model=torch.nn.Linear(2, 1))
+"""
+    )
+    gang = workshop.start(script=script)
+    assert gang.wait() == [EXIT_CONFIG_ERROR]
+    assert "error: run.environment['data'] is PosixPath('data'): give words, numbers" in gang.texts()
 
 
 def test_threads_that_a_script_sets_after_its_run_are_those_that_count(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from . import cpuinfo
 from .config import TrainConfig
 from .precision import NAMES
+from .schema import ConfigError
 
 NOT_DETERMINISTIC = "not deterministic"
 """What it is kept as that operations were computed which cannot repeat their bits: their names."""
@@ -75,6 +77,17 @@ def execution(
         told["train.tf32"] = settings.tf32
         told["loss"] = "fused" if fused_loss else "torch"
     return told
+
+
+def require_plain(environment: Mapping[str, Any]) -> None:
+    """Raises ConfigError naming a value that a checkpoint cannot keep as it is, and compare."""
+    for name, value in environment.items():
+        try:
+            kept = json.loads(json.dumps({name: value}))
+        except (TypeError, ValueError):
+            kept = None
+        if kept != {name: value}:
+            raise ConfigError(f"run.environment[{name!r}] is {value!r}: give words, numbers, true or false")
 
 
 def _processor() -> str:

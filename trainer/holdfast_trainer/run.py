@@ -50,7 +50,7 @@ from .config import Snapshots
 from .deferred import defer_compiler
 from .determinism import choose_kernels, hear_of_operations
 from .ending import Ending
-from .environment import NOT_DETERMINISTIC, describe_environment, own_code
+from .environment import NOT_DETERMINISTIC, describe_environment, own_code, require_plain
 from .faults import data_ended, dead_worker, is_out_of_memory, not_deterministic, out_of_memory
 from .interruption import Exchange, Notice
 from .losses import Losses
@@ -268,6 +268,7 @@ class Run:
         if "train.compile" not in self.environment:  # the GPT's, where it is on, is a matter of functions
             self.environment["torch.compile"] = state.compiled
         self.environment["threads"] = torch.get_num_threads()  # which the script may have set meanwhile
+        require_plain(self.environment)
         resumed = resume(self.run_dir, self.attempt, self.gang, self._config_hash, state, self.environment)
         self._step = self._started_at = self._saves.newest_step = resumed.step
         self._exchange.norm_must_be_finite = not state.scales_gradients

@@ -503,6 +503,14 @@ def test_another_configuration_is_refused_for_good(workshop: Workshop) -> None:
     assert "was written under another configuration (aaaaaaaaaaaa, this is bbbbbbbbbbbb)" in message.error
 
 
+def test_a_number_for_the_configuration_is_refused_at_once(workshop: Workshop) -> None:
+    """As Python's hash() gives one, another in each process: the next attempt ended in a traceback."""
+    gang = workshop.start(steps=6, config=5)
+    assert gang.wait() == [EXIT_CONFIG_ERROR]
+    error = "config_hash=5 is no text: give one, such as a hexdigest()"
+    assert gang.termination() == Termination("failed", 0, 0, error, config_error=True)
+
+
 def test_another_model_is_refused(workshop: Workshop) -> None:
     workshop.finish(steps=6)
     gang = workshop.start(steps=6, size=48)

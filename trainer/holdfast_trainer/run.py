@@ -46,7 +46,7 @@ from . import contract
 from .account import Account
 from .alike import announced, depended_on, require_alike
 from .checkpoint import Cadence, has_checkpoint, rng
-from .config import Snapshots
+from .config import ConfigError, Snapshots
 from .deferred import defer_compiler
 from .determinism import choose_kernels, hear_of_operations
 from .ending import Ending
@@ -117,6 +117,8 @@ class Run:
         faulthandler.register(contract.STACK_SIGNAL, all_threads=False)
         self._ending = Ending()
         self._ending.install()
+        if not isinstance(config_hash, str):
+            raise ConfigError(f"config_hash={config_hash!r} is no text: give one, such as a hexdigest()")
         place = Place.read(run_dir)
         self._ahead = Prefetch(place.run_dir)
         hang_after = HangAfter.parse(os.environ.get(contract.ENV_HANG_SECONDS) or "auto")

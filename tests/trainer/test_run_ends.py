@@ -603,6 +603,37 @@ def test_the_best_stays_the_best_where_a_run_that_had_ended_gets_more_steps(work
     assert {step for step in range(46) if history.run.checkpoint(step).exists()} == {30, 45}
 
 
+LEFT_AND_VALIDATED = """
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = run.wrap(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(9):
+    loss = model(torch.ones(1, 2)).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    run.log(loss=loss)
+    optimizer.step()
+    if step == 4:
+        break
+if run.rank == 0:
+    run.log(val_loss=0.5)
+"""
+
+
+def test_rank_0_alone_may_tell_a_validation_loss_of_a_loop_that_was_left(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    script = tmp_path / "left_and_validated.py"
+    script.write_text(LEFT_AND_VALIDATED)
+    history = workshop.finish(ranks=2, script=script)
+    assert list(history.validations()) == [5]
+    assert (history.stop()["step"], history.stop()["durable_step"]) == (5, 5)
+
+
 VALIDATES_AT_THE_BOTTOM = """
 import sys
 import torch

@@ -139,6 +139,61 @@ def test_a_validation_in_the_middle_of_a_step_never_saves_half_a_step(workshop: 
     assert resumed.stop()["digest"] == untouched.stop()["digest"]
 
 
+VALIDATES_AN_AVERAGE = """
+import os, signal, sys
+import torch
+from holdfast_trainer.run import Run
+
+noticed, stops_at = sys.argv[1] == "noticed", int(sys.argv[2])
+run = Run(checkpoint_every=4)
+model = run.wrap(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+average = torch.optim.swa_utils.AveragedModel(model)
+run.track(model=model, optimizer=optimizer, average=average)
+
+def validate():
+    pairs = list(zip(model.parameters(), average.module.parameters()))
+    kept = [parameter.detach().clone() for parameter, _ in pairs]
+    for parameter, mean in pairs:
+        parameter.data.copy_(mean)
+    for part in run.interruptible(range(3)):
+        if noticed and part == 1 and run.rank == run.world_size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+    for parameter, before in zip(model.parameters(), kept):
+        parameter.data.copy_(before)
+
+for step in run.steps(10):
+    if step == 6:
+        validate()
+    loss = model(torch.randn(4, 2)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    run.log(loss=loss)
+    optimizer.step()
+    average.update_parameters(model)
+    if step + 1 == stops_at:
+        break
+if stops_at:
+    validate()
+"""
+
+
+@pytest.mark.parametrize(("stops_at", "stopped"), [(0, 7), (4, 4)])
+def test_a_notice_while_an_average_has_the_models_place_saves_the_model(
+    workshop: Workshop, tmp_path: Path, stops_at: int, stopped: int
+) -> None:
+    """In a validation within the loop, or once it was left: the average was saved as the model, and trained
+    on without a word."""
+    script = tmp_path / "validates_an_average.py"
+    script.write_text(VALIDATES_AN_AVERAGE)
+    untouched = workshop.finish("untouched", ranks=2, script=script, arguments=["", "0"])
+    gang = workshop.start(ranks=2, script=script, arguments=["noticed", str(stops_at)])
+    assert assert_stopped_at_one_step(gang, gang.wait()) == stopped
+    resumed = workshop.finish(ranks=2, script=script, arguments=["", "0"])
+    assert resumed.losses() == untouched.losses()
+    assert resumed.stop()["digest"] == untouched.stop()["digest"]
+
+
 def test_a_notice_during_a_save(workshop: Workshop) -> None:
     """Every step saves, so whenever the notice comes a save is in flight."""
     gang = workshop.start(ranks=2, steps=5000, save_every=1, size=4096)

@@ -182,7 +182,7 @@ def _worst(norms: Sequence[float]) -> float | None:
 class Exchange:
     """One sum a step over all ranks: (notice, save due, has a loss, loss, norm not finite, its step,
     has counts, tokens, samples, their step, gradients overflow for good, seconds of the step before, has a
-    loss or a norm)."""
+    loss or a norm, a stop has to wait)."""
 
     def __init__(
         self, gang: Gang, notice: Notice, late: Callable[[torch.Tensor | float], Late] = Late.of
@@ -258,19 +258,25 @@ class Exchange:
         return any(counts.step == step for counts in self._counts)
 
     def contribute(
-        self, step: int, *, save: bool = False, overflows: bool = False, seconds: float = 0.0
+        self,
+        step: int,
+        *,
+        save: bool = False,
+        overflows: bool = False,
+        seconds: float = 0.0,
+        waits: bool = False,
     ) -> None:
         """Begin this step's sum; a second call within a step does nothing. `seconds`: what the step before
-        it took on this rank, 0 where that is not known.
+        it took on this rank, 0 where that is not known. `waits`: here no rank is to stop.
 
         What a GPU computes is read a step late, by all ranks alike: the CPU then waits for the step before at
         most (see `late`).
         """
         if self._pending is not None:
             return
-        vector = torch.zeros(13, dtype=torch.float64, device="cpu")  # whatever torch.set_default_device says
+        vector = torch.zeros(14, dtype=torch.float64, device="cpu")  # whatever torch.set_default_device says
         vector[0], vector[1], vector[10] = float(self._notice.received), float(save), float(overflows)
-        vector[11] = seconds
+        vector[11], vector[13] = seconds, float(waits)
         self.offered, self._offered_step = None, 0
         if self._losses and (not self._losses[0].late or self._losses[0].step < step):
             told = self._losses.popleft()
@@ -301,7 +307,7 @@ class Exchange:
             step = self._counted_step or round(total[9] / counting)
             counts = Counts(step, int(total[7]), int(total[8]))
         return Agreed(
-            stop=total[0] > 0,
+            stop=total[0] > 0 and total[13] == 0,
             save=total[1] > 0,
             loss=None if mine is None or mine.loss is None else (self._offered_step, total[3] / total[2]),
             grad_norm=None if mine is None else mine.grad_norm,

@@ -368,11 +368,12 @@ class Run:
                 self._saves.settle()
                 self._left, self._looping = True, False
                 self._account.steps.leave()
+                self._saves.state.note_models()
 
     def _pass_on(self, total: int) -> None:
         """From one step to the next, with a save between the two where one is due."""
         self._end_step()
-        if self._step < total and self._save_agreed:
+        if self._step < total and self._save_agreed and not self._put_aside:
             self._losses.flush(self._step)
             if not self._saves.begin_in_turn(self._step):
                 self._stop()
@@ -424,6 +425,7 @@ class Run:
         for name, model in self._saves.state.replicated.items():
             divide_alike(model)
             self._hear_of_sums(name, model)
+        self._saves.state.begin()
         self._overflow.look(self._saves.state.gradient_scale(self.device), stepped=True)
         self._exchange.contribute(self._step)
         agreed = self._exchange.finish()
@@ -445,6 +447,8 @@ class Run:
         assert self._saves.state is not None
         self._saves.settle()
         self._saves.state.end_step()
+        if not self._left:  # what the loop was left with is noted, and may have been put aside since
+            self._saves.state.note_models()
         self._contribute(stepped=False)
         agreed = self._exchange.finish()
         self._step_seconds = time.monotonic() - self._step_began
@@ -563,7 +567,8 @@ class Run:
         """Go through `items` (the same number on every rank), stopping between two where all agree to.
 
         For validation: put it at the top of a step. Once an optimizer has changed the state, a stop would
-        save half a step, so it then waits for the step's end.
+        save half a step, so it then waits for the step's end. So it does where a model holds other values
+        than the newest step ended with, such as an average of them: these would be saved as the model.
         """
         self._end_left_step()
         if self._changed:
@@ -574,8 +579,9 @@ class Run:
             return
         before, random = self._account.telemetry.progress.phase, rng.capture()
         self._account.telemetry.phase("validating")
+        waits = not self._completed and self._holds_other_models  # else that step is saved
         for item in items:
-            self._exchange.contribute(self._step)
+            self._exchange.contribute(self._step, waits=waits)
             yield item
             agreed = self._exchange.finish()
             self._watchdog.beat(step=False)
@@ -585,6 +591,15 @@ class Run:
             if agreed.stop:
                 self._stop(random)
         self._account.telemetry.phase(before)
+
+    @property
+    def _put_aside(self) -> bool:
+        """Whether the loop was left, and a rank's models hold something else since. Collective."""
+        return self._left and any(self.gang.gather(self._holds_other_models))
+
+    @property
+    def _holds_other_models(self) -> bool:
+        return self._saves.state is not None and self._saves.state.holds_other_models
 
     # -------------------------------------------------------------------- end
 

@@ -76,6 +76,8 @@ class TrainingState:
         self._unspent = {name: Unspent(optimizer) for name, optimizer in optimizers.items()}
         self._models = _models(self._parts)
         self._of_models = {id(p) for model in self._models.values() for p in model.parameters()}
+        self._noted: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Parameters, and some of their values as the newest step ended with them."""
         self._looked_at = WeakSet(optimizers.values())
         """Optimizers of which it is known whether they are tracked."""
         tensors = pack(self._shared(0))[1]  # an unsupported value is told now, not when the first save is due
@@ -175,6 +177,26 @@ class TrainingState:
         for unspent in self._unspent.values():
             unspent.end_step()
 
+    def begin(self) -> None:
+        """A loop begins with the models as they are."""
+        self._noted = [
+            (p, _some(p))
+            for optimizer in self.optimizers
+            for p in _ends(optimizer)
+            if id(p) in self._of_models
+        ]
+
+    def note_models(self) -> None:
+        """The models are as a step has ended with them."""
+        self._noted = [(parameter, _some(parameter)) for parameter, _ in self._noted]
+
+    @property
+    def holds_other_models(self) -> bool:
+        """Whether models are not as they were noted, as where averages of their parameters have their place
+        for a validation. Told by a few values of the first and the last parameter of each optimizer."""
+        there = {id(p) for model in self._models.values() for p in model.parameters()}
+        return any(id(p) not in there or not _same_bits(_some(p), values) for p, values in self._noted)
+
     def take_back(self) -> list[str]:
         """A step was left before any optimizer's turn, and is done anew: its gradients are cleared. Returns
         the optimizers that cannot be rid of them."""
@@ -237,6 +259,26 @@ class TrainingState:
         for name, model in self.replicated.items():
             model.require_forward_param_sync = name not in apart
         return [name for name in saved if name not in self._parts]
+
+
+def _ends(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The first and the last of its parameters that are trained and lie whole on this rank."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    trained = [p for p in parameters if p.requires_grad and p.numel() and not hasattr(p, "placements")]
+    return [trained[0], trained[-1]] if trained else []
+
+
+def _some(parameter: torch.Tensor) -> torch.Tensor:
+    """Its first values, in memory of their own; on a GPU nobody waits for them."""
+    row = parameter.detach()
+    while row.dim() > 1:
+        row = row[0]
+    return row.reshape(-1)[:64].clone()
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    alike = (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
+    return alike and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def _innermost(name: str, part: Any) -> Stateful:

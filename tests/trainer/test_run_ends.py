@@ -251,6 +251,33 @@ def test_a_step_that_was_left_amid_gradients_that_add_up_is_not_done_twice(
     assert told["differences"] == ["not deterministic: gradients that optimizer adds up"]
 
 
+COUNTS_EACH_EPOCH = """
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for epoch in range(3):
+    for step in run.steps(4):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_loop_that_asks_for_the_steps_of_an_epoch_again_is_told_what_they_count(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """It trained for one epoch of three, and ended well without a word."""
+    script = tmp_path / "counts_each_epoch.py"
+    script.write_text(COUNTS_EACH_EPOCH)
+    gang = workshop.start(script=script)
+    assert gang.wait() == [0], gang.texts()
+    assert gang.texts().count("run.steps(4) has no step left, as a loop over these has ended before") == 1
+    assert "Where each epoch has a loop, ask for (epoch + 1) * 4" in gang.texts()
+
+
 NESTED = """
 import torch
 from holdfast_trainer.run import Run

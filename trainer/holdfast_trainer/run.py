@@ -189,8 +189,9 @@ class Run:
         self._overflow = Overflow()
         self._left = self._looping = False
         """left: the loop has been left, by itself or by `break`; looping: one is under way."""
-        self._save_agreed = self._completed = self._strayed = False
-        """strayed: an optimizer has taken a step before any loop began."""
+        self._save_agreed = self._completed = self._strayed = self._told_of_total = False
+        """strayed: an optimizer has taken a step before any loop began; told_of_total: that a loop asks for
+        the steps of one before it."""
         self._ending.progress = lambda: account.telemetry.progress
         self._ending.standing = lambda: self._saves.standing(self._step)
         self._started_at = 0
@@ -347,6 +348,14 @@ class Run:
         try:
             self._end_left_step()
             self._take_back_left_step()
+            if self._completed and total == self.total_steps and not self._told_of_total:
+                self._told_of_total = True
+                log.warning(
+                    "run.steps(%d) has no step left, as a loop over these has ended before: it counts from "
+                    "the run's first step. Where each epoch has a loop, ask for (epoch + 1) * %d",
+                    total,
+                    total,
+                )
             self.total_steps = total
             self._set_random()  # where no step is left too, for what comes after the loop
             self._left = False

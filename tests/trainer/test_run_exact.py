@@ -246,6 +246,54 @@ def test_what_a_loop_forgets_to_track_is_told(workshop: Workshop, tmp_path: Path
     assert "TypeError: track() was given no model, but optimizer: name what that steps too" in refused.texts()
 
 
+STEPS_ITS_SCHEDULER = """
+import os, signal, sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=100)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+average = torch.optim.swa_utils.AveragedModel(model)
+run.track(model=model, optimizer=optimizer, scheduler=scheduler, average=average)
+for epoch in range(3):
+    for step in run.steps((epoch + 1) * 4):
+        loss = model(torch.randn(2, 2)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        run.log(loss=loss)
+        optimizer.step()
+        if sys.argv[1] == "in the last step" and (step + 1) % 4 == 0:
+            scheduler.step()
+            average.update_parameters(model)
+        if sys.argv[2] == "noticed" and step == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+    if sys.argv[1] == "after the loop":
+        scheduler.step()
+        average.update_parameters(model)
+"""
+
+
+@pytest.mark.parametrize("where", ["in the last step", "after the loop"])
+def test_what_is_stepped_between_two_loops_is_told(workshop: Workshop, tmp_path: Path, where: str) -> None:
+    """A resume stepped the scheduler once more for each epoch that was done, without a word."""
+    script = tmp_path / "steps_its_scheduler.py"
+    script.write_text(STEPS_ITS_SCHEDULER)
+    untouched = workshop.finish("untouched", script=script, arguments=[where, ""])
+    gang = workshop.start(script=script, arguments=[where, "noticed"])
+    assert gang.wait() == [0], gang.texts()
+    resumed = workshop.finish(script=script, arguments=[where, ""])
+    told = [f"changes of {name} between two loops over run.steps" for name in ("scheduler", "average")]
+    if where == "after the loop":
+        assert [gang.texts().count(f"{one} are left out or made twice") for one in told] == [1, 1]
+        (start,) = resumed.events("attempt_start", 2)
+        assert start["differences"] == [f"not deterministic: {', '.join(told)}"]
+    else:
+        assert "between two loops" not in gang.texts()
+        assert resumed.stop()["digest"] == untouched.stop()["digest"]
+
+
 ELSEWHERE_BY_DEFAULT = """
 import sys
 import torch

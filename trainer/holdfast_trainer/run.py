@@ -184,6 +184,8 @@ class Run:
         """Steps done, without the one in which the loop was left."""
         self.total_steps: int | None = None
         self._resumed_rng: dict[str, Any] | None = None
+        self._at_rest: dict[str, Any] | None = None
+        """What parts had counted when the newest step was loaded or saved; None once another step is done."""
         self._seeded = self._changed = False
         """changed: an optimizer has taken the step that is under way, and the state is not that of `step`."""
         self._overflow = Overflow()
@@ -277,7 +279,7 @@ class Run:
         self._exchange.norm_must_be_finite = not state.scales_gradients
         require_alike(self.gang, {"the tracked state": state.describe(), "the step resumed from": self._step})
         self._hear_of_what_is_not_tracked(state)
-        self._resumed_rng = resumed.rng
+        self._resumed_rng, self._at_rest = resumed.rng, state.counted()
         self._saves.pass_over({s.step for s in resumed.skipped})
         self._marks.loaded = time.monotonic()
         if self.rank == 0:
@@ -435,6 +437,7 @@ class Run:
             divide_alike(model)
             self._hear_of_sums(name, model)
         self._saves.state.begin()
+        self._hear_of_changes_at_rest()
         self._overflow.look(self._saves.state.gradient_scale(self.device), stepped=True)
         self._exchange.contribute(self._step)
         agreed = self._exchange.finish()
@@ -464,7 +467,7 @@ class Run:
         self._watchdog.beat()
         self._saves.end_step()
         self._step += 1
-        self._changed = False
+        self._changed, self._at_rest = False, None
         self._ending.exit_status, self._ending.cut_step = None, False  # it was caught: the loop goes on
         self._losses.hear_counts(agreed)
         self._account.end_step(self._step, owes_counts=self._losses.owes_counts(self._step))
@@ -477,6 +480,17 @@ class Run:
         self._saves.raise_if_fenced()
         if agreed.stop:
             self._stop()
+
+    def _hear_of_changes_at_rest(self) -> None:
+        """Tell what was changed since the newest step was saved, or loaded, such as a scheduler that is
+        stepped after the loop of each epoch: a resume has it not, or twice."""
+        assert self._saves.state is not None
+        now = self._saves.state.counted()
+        for name in [name for name, counted in (self._at_rest or {}).items() if counted != now[name]]:
+            self._cannot_repeat(
+                f"changes of {name} between two loops over run.steps",
+                "are left out or made twice by an attempt that goes on there (make them in the last step)",
+            )
 
     def _hear_of_sums(self, name: str, model: DistributedDataParallel) -> None:
         """Tell where a resume gets other sums of gradients than a run that goes on."""
@@ -641,6 +655,8 @@ class Run:
             self._saves.raise_if_fenced()
             raise type(fault)(f"trained to step {self._step}, but it is not durable: {fault}")
         self._completed = True
+        assert self._saves.state is not None
+        self._at_rest = self._saves.state.counted()
         self._account.telemetry.phase("finished")
 
     def _at_exit(self) -> None:

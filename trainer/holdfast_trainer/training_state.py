@@ -177,6 +177,16 @@ class TrainingState:
         for unspent in self._unspent.values():
             unspent.end_step()
 
+    def counted(self) -> dict[str, Any]:
+        """What schedulers and averages have counted, by name of the part."""
+        found: dict[str, Any] = {}
+        for name, part in self._parts.items():
+            if isinstance(part, torch.optim.lr_scheduler.LRScheduler):
+                found[name] = pack(part.state_dict())[0]
+            elif isinstance(part, torch.optim.swa_utils.AveragedModel):
+                found[name] = int(part.n_averaged)
+        return found
+
     def begin(self) -> None:
         """A loop begins with the models as they are."""
         self._noted = [

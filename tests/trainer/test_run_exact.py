@@ -294,6 +294,53 @@ def test_what_is_stepped_between_two_loops_is_told(workshop: Workshop, tmp_path:
         assert resumed.stop()["digest"] == untouched.stop()["digest"]
 
 
+UNFREEZES = """
+import os, signal, sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=100)
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+model[0].requires_grad_(False)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(8):
+    if sys.argv[1] == "by the step":
+        model[0].requires_grad_(step >= 3)
+    elif step == 3:
+        model[0].requires_grad_(True)
+    optimizer.zero_grad()
+    loss = model(torch.randn(2, 2)).square().mean()
+    loss.backward()
+    run.log(loss=loss)
+    optimizer.step()
+    if step + 1 == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "noticed_in", "exact"),
+    [("by the step", 5, True), ("by the step", 2, True), ("once", 2, True), ("once", 5, False)],
+)
+def test_layers_that_a_resume_freezes_again_are_told(
+    workshop: Workshop, tmp_path: Path, how: str, noticed_in: int, exact: bool
+) -> None:
+    """They were trained no more from there on, without a word."""
+    script = tmp_path / "unfreezes.py"
+    script.write_text(UNFREEZES)
+    untouched = workshop.finish("untouched", script=script, arguments=[how, "0"])
+    gang = workshop.start(script=script, arguments=[how, str(noticed_in)])
+    assert gang.wait() == [0], gang.texts()
+    stopped = gang.termination().step
+    gang = workshop.start(script=script, arguments=[how, "0"])
+    assert gang.wait() == [0], gang.texts()
+    assert gang.history.events("attempt_start", 2)[0]["resumed_step"] == stopped
+    assert (gang.history.stop()["digest"] == untouched.stop()["digest"]) is exact
+    told = "trained parameters of model are 2, and were 4: freeze and unfreeze by the step, not in one alone"
+    assert (f"{told}: a resume may not be bit-exact" in gang.texts()) is not exact
+
+
 ELSEWHERE_BY_DEFAULT = """
 import sys
 import torch

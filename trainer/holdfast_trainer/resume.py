@@ -57,6 +57,8 @@ class Resumed:
     """Newer checkpoints that could not be used."""
     differences: tuple[str, ...] = ()
     """What is not as it was where the checkpoint was written, so that bits may differ."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """What the checkpoint has of that."""
 
 
 def resume(
@@ -79,7 +81,7 @@ def resume(
     if gang.rank == 0:
         _tell(manifest.step, differing, forgotten)
     own = None if loaded.own is None else loaded.own["rng"]
-    return Resumed(manifest.step, own, tuple(skipped), tuple(differing))
+    return Resumed(manifest.step, own, tuple(skipped), tuple(differing), manifest.environment)
 
 
 def _tell(step: int, differing: list[str], forgotten: list[str]) -> None:

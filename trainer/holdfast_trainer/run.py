@@ -184,6 +184,10 @@ class Run:
         """Steps done, without the one in which the loop was left."""
         self.total_steps: int | None = None
         self._resumed_rng: dict[str, Any] | None = None
+        self._saved_with: Mapping[str, Any] = {}
+        """The environment of the checkpoint that was loaded; empty once a step was done from there."""
+        self._began_with: dict[str, int] = {}
+        """How many parameters were trained as the loop began."""
         self._at_rest: dict[str, Any] | None = None
         """What parts had counted when the newest step was loaded or saved; None once another step is done."""
         self._seeded = self._changed = False
@@ -280,6 +284,7 @@ class Run:
         require_alike(self.gang, {"the tracked state": state.describe(), "the step resumed from": self._step})
         self._hear_of_what_is_not_tracked(state)
         self._resumed_rng, self._at_rest = resumed.rng, state.counted()
+        self._saved_with = resumed.environment
         self._saves.pass_over({s.step for s in resumed.skipped})
         self._marks.loaded = time.monotonic()
         if self.rank == 0:
@@ -437,6 +442,7 @@ class Run:
             divide_alike(model)
             self._hear_of_sums(name, model)
         self._saves.state.begin()
+        self._began_with = self._saves.state.trained()
         self._hear_of_changes_at_rest()
         self._overflow.look(self._saves.state.gradient_scale(self.device), stepped=True)
         self._exchange.contribute(self._step)
@@ -459,6 +465,7 @@ class Run:
         assert self._saves.state is not None
         self._saves.settle()
         self._saves.state.end_step()
+        self._hear_of_frozen()
         if not self._left:  # what the loop was left with is noted, and may have been put aside since
             self._saves.state.note_models()
         self._contribute(stepped=False)
@@ -491,6 +498,16 @@ class Run:
                 f"changes of {name} between two loops over run.steps",
                 "are left out or made twice by an attempt that goes on there (make them in the last step)",
             )
+
+    def _hear_of_frozen(self) -> None:
+        """Tell, after the first step that follows a checkpoint, where other parameters are trained than were
+        then, and the loop has left it at that: what it unfreezes in one step alone is frozen again."""
+        assert self._saves.state is not None
+        saved, self._saved_with = self._saved_with, {}
+        for name, now in self._saves.state.trained().items() if saved else ():
+            if now == self._began_with[name] and saved.get(name, now) != now:
+                why = f"are {now}, and were {saved[name]}: freeze and unfreeze by the step, not in one alone"
+                self._cannot_repeat(name, why)
 
     def _hear_of_sums(self, name: str, model: DistributedDataParallel) -> None:
         """Tell where a resume gets other sums of gradients than a run that goes on."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, get_args
 
 import torch
@@ -62,7 +62,7 @@ class Saves:
         *,
         attempt: int,
         config_hash: str,
-        environment: Mapping[str, Any],
+        environment: MutableMapping[str, Any],
         keep: int,
         keep_every: int,
         keep_best: int,
@@ -95,6 +95,7 @@ class Saves:
             on_saved=self._on_saved,
             on_failed=self._on_failed,
         )
+        self._environment = environment
         computed_with = [environment.get(key) for key in ("torch", "device", "precision", "threads")]
         self._same_models = SameModels(gang, computed_with, cannot_repeat)
         self.state: TrainingState | None = None
@@ -238,6 +239,7 @@ class Saves:
         """
         assert self.state is not None
         self._prepared = True
+        self._environment.update(self.state.trained())
         if self._gang.world_size > 1:
             self._same_models.require(step, self.state.samples(step), self.durable_step)
         self._began = self._clock()

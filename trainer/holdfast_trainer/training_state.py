@@ -177,6 +177,13 @@ class TrainingState:
         for unspent in self._unspent.values():
             unspent.end_step()
 
+    def trained(self) -> dict[str, int]:
+        """How many parameters of each model are trained, and not frozen, by what a checkpoint keeps it as."""
+        return {
+            f"trained parameters of {name}": sum(p.requires_grad for p in model.parameters())
+            for name, model in self._models.items()
+        }
+
     def counted(self) -> dict[str, Any]:
         """What schedulers and averages have counted, by name of the part."""
         found: dict[str, Any] = {}

@@ -341,6 +341,56 @@ def test_layers_that_a_resume_freezes_again_are_told(
     assert (f"{told}: a resume may not be bit-exact" in gang.texts()) is not exact
 
 
+SCHEDULES = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+how = sys.argv[1]
+run = Run()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+scaler = torch.amp.GradScaler("cpu", growth_interval=2, enabled=how != "by the step")
+make = lambda last: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step, last_epoch=last)
+if how == "tracked":
+    run.track(model=model, optimizer=optimizer, scheduler=(scheduler := make(-1)), scaler=scaler)
+elif how == "forgotten":
+    scheduler = make(-1)
+    run.track(model=model, optimizer=optimizer)
+else:
+    run.track(model=model, optimizer=optimizer)
+    scheduler = make(run.step - 1)
+for step in run.steps(int(sys.argv[2])):
+    optimizer.zero_grad()
+    scaler.scale(model(torch.ones(1, 2)).square().sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    scheduler.step()
+"""
+
+
+@pytest.mark.parametrize("how", ["tracked", "by the step", "forgotten"])
+def test_a_scheduler_and_a_scaler_that_are_forgotten_are_told(
+    workshop: Workshop, tmp_path: Path, how: str
+) -> None:
+    """The rate began anew with each attempt, and so did the scale, without a word."""
+    script = tmp_path / "schedules.py"
+    script.write_text(SCHEDULES)
+    first = workshop.start(script=script, arguments=[how, "5"])
+    assert first.wait() == [0], first.texts()
+    again = workshop.start(script=script, arguments=[how, "8"])
+    assert again.wait() == [0], again.texts()
+    (start,) = again.history.events("attempt_start", 2)
+    forgotten = how == "forgotten"
+    of_scaler = "scales of an untracked GradScaler"
+    assert (f"{of_scaler} are not saved: a resume may not be bit-exact" in first.texts()) is forgotten
+    assert start["differences"] == ([f"not deterministic: {of_scaler}"] if forgotten else [])
+    behind = (
+        "the step of an untracked LambdaLR is 1, and was 5: have it tracked: a resume may not be bit-exact"
+    )
+    assert (behind in again.texts()) is forgotten
+
+
 ELSEWHERE_BY_DEFAULT = """
 import sys
 import torch

@@ -192,6 +192,7 @@ class Run:
         """What parts had counted when the newest step was loaded or saved; None once another step is done."""
         self._seeded = self._changed = False
         """changed: an optimizer has taken the step that is under way, and the state is not that of `step`."""
+        self._looked_for_scaler = False
         self._overflow = Overflow()
         self._left = self._looping = False
         """left: the loop has been left, by itself or by `break`; looping: one is under way."""
@@ -302,6 +303,10 @@ class Run:
         assert self._saves.state is not None
         if self._saves.state.found_untracked(optimizer):
             self._cannot_repeat(f"steps of an untracked {type(optimizer).__name__}", "keep what is not saved")
+        if not self._looked_for_scaler and not torch.compiler.is_compiling():  # which has no frames
+            self._looked_for_scaler = True
+            if self._saves.state.scaled_by_untracked():
+                self._cannot_repeat("scales of an untracked GradScaler", "are not saved")
 
     def _before_optimizer(self, *_: object) -> None:
         if self.total_steps is None:
@@ -443,6 +448,7 @@ class Run:
             self._hear_of_sums(name, model)
         self._saves.state.begin()
         self._began_with = self._saves.state.trained()
+        self._saves.state.find_untracked_schedulers()
         self._hear_of_changes_at_rest()
         self._overflow.look(self._saves.state.gradient_scale(self.device), stepped=True)
         self._exchange.contribute(self._step)
@@ -465,7 +471,7 @@ class Run:
         assert self._saves.state is not None
         self._saves.settle()
         self._saves.state.end_step()
-        self._hear_of_frozen()
+        self._hear_of_the_forgotten()
         if not self._left:  # what the loop was left with is noted, and may have been put aside since
             self._saves.state.note_models()
         self._contribute(stepped=False)
@@ -499,15 +505,21 @@ class Run:
                 "are left out or made twice by an attempt that goes on there (make them in the last step)",
             )
 
-    def _hear_of_frozen(self) -> None:
+    def _hear_of_the_forgotten(self) -> None:
         """Tell, after the first step that follows a checkpoint, where other parameters are trained than were
-        then, and the loop has left it at that: what it unfreezes in one step alone is frozen again."""
+        then, and the loop has left it at that: what it unfreezes in one step alone is frozen again. And where
+        a scheduler that is not tracked is behind where it was."""
         assert self._saves.state is not None
         saved, self._saved_with = self._saved_with, {}
-        for name, now in self._saves.state.trained().items() if saved else ():
+        if not saved:
+            return
+        for name, now in self._saves.state.trained().items():
             if now == self._began_with[name] and saved.get(name, now) != now:
                 why = f"are {now}, and were {saved[name]}: freeze and unfreeze by the step, not in one alone"
                 self._cannot_repeat(name, why)
+        for name, now in self._saves.state.untracked_counts().items():
+            if now < saved.get(name, now):
+                self._cannot_repeat(f"the {name}", f"is {now}, and was {saved[name]}: have it tracked")
 
     def _hear_of_sums(self, name: str, model: DistributedDataParallel) -> None:
         """Tell where a resume gets other sums of gradients than a run that goes on."""

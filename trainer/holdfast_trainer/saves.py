@@ -239,7 +239,7 @@ class Saves:
         """
         assert self.state is not None
         self._prepared = True
-        self._environment.update(self.state.trained())
+        self._environment.update(self.state.trained() | self.state.untracked_counts())
         if self._gang.world_size > 1:
             self._same_models.require(step, self.state.samples(step), self.durable_step)
         self._began = self._clock()

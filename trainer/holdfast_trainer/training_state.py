@@ -13,11 +13,15 @@ state says of which models the next pass begins with each rank's own.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import re
+import sys
+import weakref
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -25,6 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
 
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
 from .checkpoint.tree import UnsupportedState, in_kind, join, pack
@@ -78,6 +83,7 @@ class TrainingState:
         self._of_models = {id(p) for model in self._models.values() for p in model.parameters()}
         self._noted: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Parameters, and some of their values as the newest step ended with them."""
+        self._untracked_schedulers: list[weakref.ref[LRScheduler]] = []
         self._looked_at = WeakSet(optimizers.values())
         """Optimizers of which it is known whether they are tracked."""
         tensors = pack(self._shared(0))[1]  # an unsupported value is told now, not when the first save is due
@@ -95,7 +101,7 @@ class TrainingState:
     @property
     def has_no_model(self) -> bool:
         """Whether no part can have what the optimizers step."""
-        others = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler
+        others = torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler
         return all(isinstance(part, others) for part in self._parts.values()) and bool(self.unsaved)
 
     def found_untracked(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -105,6 +111,34 @@ class TrainingState:
         self._looked_at.add(optimizer)
         mine = any(id(p) in self._of_models for group in optimizer.param_groups for p in group["params"])
         return mine and not any(_has(part, optimizer) for part in self._parts.values())
+
+    def find_untracked_schedulers(self) -> None:
+        """Look for those of tracked optimizers that no part is or has. All objects are gone through, where an
+        optimizer has had a scheduler and no part is one."""
+        have = {id(s.optimizer) for s in self._parts.values() if isinstance(s, LRScheduler)}
+        of = [o for o in self.optimizers if "initial_lr" in o.param_groups[0] and id(o) not in have]
+        found = [one for one in gc.get_objects() if issubclass(type(one), LRScheduler)] if of else []
+        self._untracked_schedulers = [
+            weakref.ref(one)
+            for one in found
+            if any(one.optimizer is o for o in of) and not any(_has(p, one) for p in self._parts.values())
+        ]
+
+    def untracked_counts(self) -> dict[str, int]:
+        """At which step schedulers are that no part is or has, by what a checkpoint keeps it as."""
+        there = [one for ref in self._untracked_schedulers if (one := ref()) is not None]
+        return {f"step of an untracked {type(one).__name__}": int(one.last_epoch) for one in there}
+
+    def scaled_by_untracked(self) -> bool:
+        """Whether an optimizer's step, which calls this, was called by a scaler that no part is or has."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, torch.amp.GradScaler):
+                tracked = any(part is caller or _has(part, caller) for part in self._parts.values())
+                return caller.is_enabled() and not tracked
+            frame = frame.f_back
+        return False
 
     @property
     def parts(self) -> Collection[Stateful]:
@@ -188,7 +222,7 @@ class TrainingState:
         """What schedulers and averages have counted, by name of the part."""
         found: dict[str, Any] = {}
         for name, part in self._parts.items():
-            if isinstance(part, torch.optim.lr_scheduler.LRScheduler):
+            if isinstance(part, LRScheduler):
                 found[name] = pack(part.state_dict())[0]
             elif isinstance(part, torch.optim.swa_utils.AveragedModel):
                 found[name] = int(part.n_averaged)
@@ -383,9 +417,10 @@ def _values(values: Any) -> list[Any]:
     return list(values.values()) if isinstance(values, dict) else []
 
 
-def _has(part: Stateful, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a part that is none of torch's own is made of the optimizer, and may give its state."""
-    if isinstance(part, nn.Module | torch.optim.lr_scheduler.LRScheduler):
+def _has(part: Stateful, optimizer: object) -> bool:
+    """Whether a part that is none of torch's own is made of the optimizer, or of what else torch has, and may
+    give its state."""
+    if isinstance(part, nn.Module | LRScheduler):
         return False
     held = list(getattr(part, "__dict__", {}).values())
     several = (

@@ -337,8 +337,9 @@ def test_layers_that_a_resume_freezes_again_are_told(
     assert gang.wait() == [0], gang.texts()
     assert gang.history.events("attempt_start", 2)[0]["resumed_step"] == stopped
     assert (gang.history.stop()["digest"] == untouched.stop()["digest"]) is exact
-    told = "trained parameters of model are 2, and were 4: freeze and unfreeze by the step, not in one alone"
+    told = "trained parameters of model are 2, and were 4: freeze by the step, not in one alone"
     assert (f"{told}: a resume may not be bit-exact" in gang.texts()) is not exact
+    assert [line["difference"] for line in gang.history.events("differs")] == ([] if exact else [told])
 
 
 SCHEDULES = """

@@ -301,7 +301,8 @@ def remove_unfinished(run: RunDir, attempt: int) -> int:
 #   {"event": "checkpoint", "time", "attempt", "step", "bytes", "seconds", "stall_seconds", "digest",
 #    "useful_seconds"}
 #   {"event": "checkpoint_failed", "time", "attempt", "step", "error"}
-#   {"event": "differs", "time", "attempt", "step", "difference"}: of a step done again, in words
+#   {"event": "differs", "time", "attempt", "step", "difference"}: of a step done again, or of what
+#       the first step after a resume shows to have begun anew, in words
 #   {"event": "failure", "time", "attempt", "rank", "step", "error"}: by the rank that raised
 #   {"event": "hang", "time", "attempt", "rank", "step", "seconds", "stands", "stacks"}: by each rank that
 #       notices; the end of its stacks (8 KiB) for the 8 ranks that tell most, all of them in rank-N.stacks

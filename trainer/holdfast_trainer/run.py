@@ -186,6 +186,8 @@ class Run:
         self._resumed_rng: dict[str, Any] | None = None
         self._saved_with: Mapping[str, Any] = {}
         """The environment of the checkpoint that was loaded; empty once a step was done from there."""
+        self._resumed_otherwise = False
+        """It was told as this attempt began that bits may differ."""
         self._began_with: dict[str, int] = {}
         """How many parameters were trained as the loop began."""
         self._at_rest: dict[str, Any] | None = None
@@ -285,7 +287,7 @@ class Run:
         require_alike(self.gang, {"the tracked state": state.describe(), "the step resumed from": self._step})
         self._hear_of_what_is_not_tracked(state)
         self._resumed_rng, self._at_rest = resumed.rng, state.counted()
-        self._saved_with = resumed.environment
+        self._saved_with, self._resumed_otherwise = resumed.environment, bool(resumed.differences)
         self._saves.pass_over({s.step for s in resumed.skipped})
         self._marks.loaded = time.monotonic()
         if self.rank == 0:
@@ -513,13 +515,18 @@ class Run:
         saved, self._saved_with = self._saved_with, {}
         if not saved:
             return
+        found: dict[str, str] = {}
         for name, now in self._saves.state.trained().items():
             if now == self._began_with[name] and saved.get(name, now) != now:
-                why = f"are {now}, and were {saved[name]}: freeze and unfreeze by the step, not in one alone"
-                self._cannot_repeat(name, why)
+                found[name] = f"are {now}, and were {saved[name]}: freeze by the step, not in one alone"
         for name, now in self._saves.state.untracked_counts().items():
             if now < saved.get(name, now):
-                self._cannot_repeat(f"the {name}", f"is {now}, and was {saved[name]}: have it tracked")
+                found[f"the {name}"] = f"is {now}, and was {saved[name]}: have it tracked"
+        for name, why in found.items():
+            self._cannot_repeat(name, why)
+        if found and self.rank == 0 and not self._resumed_otherwise:
+            told = "; ".join(f"{name} {why}" for name, why in found.items())
+            self._account.journal.event("differs", step=self._step + 1, difference=told)
 
     def _hear_of_sums(self, name: str, model: DistributedDataParallel) -> None:
         """Tell where a resume gets other sums of gradients than a run that goes on."""

@@ -83,6 +83,36 @@ for step in run.steps(9):
     assert [line["step"] for line in gang.history.events("checkpoint")] == [2]
 
 
+def test_a_batch_that_its_script_cannot_describe_does_not_hide_the_loss(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """The script's error was told in its place, and tried again; where one rank met it the others waited."""
+    script = tmp_path / "cannot_describe.py"
+    script.write_text(
+        """
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = run.wrap(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+run.describe_batches(["files 3 and 7"][run.rank :].__getitem__)
+for step in run.steps(3):
+    loss = model(torch.ones(1, 2)).square().sum()
+    loss.backward()
+    run.log(loss=float("nan") if step == 0 else loss)
+    optimizer.step()
+"""
+    )
+    gang = workshop.start(ranks=2, script=script)
+    assert gang.wait() == [EXIT_CONFIG_ERROR] * 2, gang.texts()
+    assert gang.termination(1).error.startswith(
+        "step 1: the loss of rank 0 is nan on files 3 and 7; the loss of rank 1 is nan on its batch of step "
+        "0, which nobody can describe (IndexError: list index out of range). Training stopped here"
+    )
+
+
 def test_ranks_that_are_not_alike_do_not_begin(workshop: Workshop) -> None:
     for number, (odd, message) in enumerate(
         [

@@ -75,10 +75,17 @@ class Losses:
         if agreed.broken is None:
             return
         mine = self._exchange.offered or Offered(None, None)
-        mine = replace(mine, batch=self.describe_batch(agreed.broken - 1))
+        mine = replace(mine, batch=self._described(agreed.broken - 1))
         told = self._gang.gather((mine, self._settled_step()))
         ranks, durable_step = [offered for offered, _ in told], max(step for _, step in told)
         raise non_finite_step(agreed.broken, ranks, durable_step, deterministic=self._deterministic)
+
+    def _described(self, step: int) -> str:
+        """As `describe_batch` has it, which may be a script's own: what that raises is not the fault."""
+        try:
+            return self.describe_batch(step)
+        except Exception as error:
+            return f"its batch of step {step}, which nobody can describe ({type(error).__name__}: {error})"
 
     def flush(self, step: int) -> None:
         """Hear of those still to come after `step` steps, so that all lines are written. Collective."""

@@ -145,17 +145,21 @@ def test_a_step_that_is_done_again_with_another_loss_is_told(
     workshop: Workshop, tmp_path: Path, whose: str
 ) -> None:
     """A DataLoader draws its seed from torch's generator when it is iterated, once more after a resume: from
-    there on dropout drew other numbers, without a word."""
+    there on dropout drew other numbers, without a word. An attempt in between that is killed as it starts has
+    no step to compare with."""
     script = tmp_path / "loader.py"
     script.write_text(LOADER)
     killed = workshop.start(script=script, arguments=[whose, "7"])
     assert killed.wait() == [-9], killed.texts()
+    at_once = workshop.start(script=script, arguments=[whose, "4"])
+    assert at_once.wait() == [-9], at_once.texts()
+    assert at_once.history.steps(2) == []
     resumed = workshop.start(script=script, arguments=[whose, "-1"])
     assert resumed.wait() == [0], resumed.texts()
     assert "resumed from step 4" in resumed.texts()
     told = "was done before with a loss of" in resumed.texts()
     assert told == (whose != "own"), resumed.texts()
-    differs = [line["difference"] for line in resumed.history.events("differs", 2)]
+    differs = [line["difference"] for line in resumed.history.events("differs", 3)]
     assert [text.partition(":")[0] for text in differs] == (
         [] if whose == "own" else ["loss of step 5, done again"]
     )

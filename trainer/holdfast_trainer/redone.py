@@ -18,15 +18,13 @@ TAIL_BYTES = 1 << 20
 
 
 class Redone:
-    """The losses that the attempt before told of steps after `step`; none where it told none."""
+    """The losses that the newest attempt before which told any has of steps after `step`: one that ended as
+    it started told none."""
 
     def __init__(self, run: RunDir, attempt: int, step: int) -> None:
-        earlier = [number for number in run.attempt_numbers() if number < attempt]
-        lines = parse_lines(_tail(run, earlier[-1])) if earlier else []
-        told = [(line.get("step"), _number(line.get("loss_hex"))) for line in lines]
-        self._losses = {
-            done: loss for done, loss in told if is_count(done) and done > step and loss is not None
-        }
+        earlier = sorted((number for number in run.attempt_numbers() if number < attempt), reverse=True)
+        told = next(filter(None, (_told(run, number) for number in earlier)), {})
+        self._losses = {done: loss for done, loss in told.items() if done > step}
 
     def compare(self, step: int, loss: float) -> str:
         """In what the step differs, where it had another loss before; once, and with a warning."""
@@ -43,6 +41,13 @@ class Redone:
             loss,
         )
         return f"loss of step {step}, done again: {before!r} -> {loss!r}"
+
+
+def _told(run: RunDir, attempt: int) -> dict[int, float]:
+    """By step."""
+    lines = parse_lines(_tail(run, attempt))
+    found = [(line.get("step"), _number(line.get("loss_hex"))) for line in lines]
+    return {step: loss for step, loss in found if is_count(step) and loss is not None}
 
 
 def _number(text: object) -> float | None:

@@ -62,8 +62,8 @@ def _die_writing() -> None:
     """The first write that the apiserver takes, but for those of the Lease, is the end of this process."""
     send = Connection._send
 
-    async def last(self: Connection, method: str, path: str, *rest: Any) -> Any:
-        answer = await send(self, method, path, *rest)
+    async def last(self: Connection, api: Any, method: str, path: str, *rest: Any) -> Any:
+        answer = await send(self, api, method, path, *rest)
         if method != "GET" and "/leases" not in path and answer.status < 300:
             os.kill(os.getpid(), signal.SIGKILL)
         return answer

@@ -187,7 +187,7 @@ def test_a_module_that_is_not_there_is_reported_by_the_interpreter_itself(tmp_pa
     assert "Error while finding module specification for 'no_such.module'" in said
 
 
-def below(agent: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def below(agent: subprocess.Popen[str]) -> list[psutil.Process]:
     """All that it has started; not what multiprocessing itself has from Python 3.14 on."""
     found = psutil.Process(agent.pid).children(recursive=True)
     return [process for process in found if "resource_tracker" not in " ".join(process.cmdline())]

@@ -39,7 +39,6 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import contract
@@ -50,12 +49,13 @@ from .config import ConfigError, Snapshots
 from .deferred import defer_compiler
 from .determinism import choose_kernels, hear_of_operations
 from .ending import Ending
-from .environment import NOT_DETERMINISTIC, describe_environment, own_code, require_plain
+from .environment import describe_environment, own_code, require_plain
+from .exactness import Exactness
 from .faults import data_ended, dead_worker, is_out_of_memory, not_deterministic, out_of_memory
 from .interruption import Exchange, Notice
 from .losses import Losses
 from .overflow import Overflow
-from .parallel import Gang, divide_alike, hear_waiting, join_gang, not_repeated, shard, wrap
+from .parallel import Gang, divide_alike, hear_waiting, join_gang, shard, wrap
 from .place import Place
 from .prefetch import Prefetch
 from .redone import Redone
@@ -144,12 +144,13 @@ class Run:
         self.environment = describe_environment(self.device, self.compute_dtype)
         """What bits depend on besides configuration and state: kept with each checkpoint, and a resume with
         something else says so. Name more before `track`: words, numbers, true or false."""
+        self._exactness = Exactness(self.environment, self.gang)
         self.environment["deterministic"] = deterministic
         if self.rank == 0:  # which alone keeps it, and compares
             self.environment["Holdfast's code"] = own_code()
         choose_kernels(deterministic)
         if deterministic:
-            hear_of_operations(self._cannot_repeat)
+            hear_of_operations(self._exactness.lose)
         require_alike(self.gang, {**(alike or {}), "the seed": seed, "the configuration's hash": config_hash})
         rng.seed_all(seed, self.rank)
         self.run_dir = place.run_dir
@@ -178,23 +179,14 @@ class Run:
             keep_every=keep_every,
             keep_best=keep_best,
             snapshot=snapshot,
-            cannot_repeat=self._cannot_repeat,
+            cannot_repeat=self._exactness.lose,
         )
         self._step = 0
         """Steps done, without the one in which the loop was left."""
         self.total_steps: int | None = None
         self._resumed_rng: dict[str, Any] | None = None
-        self._saved_with: Mapping[str, Any] = {}
-        """The environment of the checkpoint that was loaded; empty once a step was done from there."""
-        self._resumed_otherwise = False
-        """It was told as this attempt began that bits may differ."""
-        self._began_with: dict[str, int] = {}
-        """How many parameters were trained as the loop began."""
-        self._at_rest: dict[str, Any] | None = None
-        """What parts had counted when the newest step was loaded or saved; None once another step is done."""
         self._seeded = self._changed = False
         """changed: an optimizer has taken the step that is under way, and the state is not that of `step`."""
-        self._looked_for_scaler = False
         self._overflow = Overflow()
         self._left = self._looping = False
         """left: the loop has been left, by itself or by `break`; looping: one is under way."""
@@ -285,9 +277,8 @@ class Run:
         self._step = self._started_at = self._saves.newest_step = resumed.step
         self._exchange.norm_must_be_finite = not state.scales_gradients
         require_alike(self.gang, {"the tracked state": state.describe(), "the step resumed from": self._step})
-        self._hear_of_what_is_not_tracked(state)
-        self._resumed_rng, self._at_rest = resumed.rng, state.counted()
-        self._saved_with, self._resumed_otherwise = resumed.environment, bool(resumed.differences)
+        self._exactness.track(state, resumed)
+        self._resumed_rng = resumed.rng
         self._saves.pass_over({s.step for s in resumed.skipped})
         self._marks.loaded = time.monotonic()
         if self.rank == 0:
@@ -295,20 +286,6 @@ class Run:
             if self.environment["deterministic"] and not resumed.differences:  # else it is told already
                 self._account.steps.redone = Redone(self.run_dir, self.attempt, self._step)
         return self._step
-
-    def _hear_of_what_is_not_tracked(self, state: TrainingState) -> None:
-        """Tell where a resume begins anew with what it is to go on with: nothing else would."""
-        for name in state.unsaved:
-            self._cannot_repeat(f"parameters of {name} that no tracked part has", "are not saved")
-
-    def _look_at_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        assert self._saves.state is not None
-        if self._saves.state.found_untracked(optimizer):
-            self._cannot_repeat(f"steps of an untracked {type(optimizer).__name__}", "keep what is not saved")
-        if not self._looked_for_scaler and not torch.compiler.is_compiling():  # which has no frames
-            self._looked_for_scaler = True
-            if self._saves.state.scaled_by_untracked():
-                self._cannot_repeat("scales of an untracked GradScaler", "are not saved")
 
     def _before_optimizer(self, *_: object) -> None:
         if self.total_steps is None:
@@ -358,7 +335,9 @@ class Run:
                 "first, by its end, break or close()"
             )
         self._looping = True
-        looks = register_optimizer_step_pre_hook(self._look_at_optimizer)  # those of all optimizers there are
+        state, exactness = self._saves.state, self._exactness
+        # The steps of all optimizers there are.
+        looks = register_optimizer_step_pre_hook(lambda one, *_: exactness.look_at_optimizer(state, one))
         try:
             self._end_left_step()
             self._take_back_left_step()
@@ -445,13 +424,10 @@ class Run:
         self._account.count_epochs(self.steps_an_epoch, self._step)
         self._watchdog.start()
         assert self._saves.state is not None
-        for name, model in self._saves.state.replicated.items():
+        for model in self._saves.state.replicated.values():
             divide_alike(model)
-            self._hear_of_sums(name, model)
         self._saves.state.begin()
-        self._began_with = self._saves.state.trained()
-        self._saves.state.find_untracked_schedulers()
-        self._hear_of_changes_at_rest()
+        self._exactness.begin(self._saves.state)
         self._overflow.look(self._saves.state.gradient_scale(self.device), stepped=True)
         self._exchange.contribute(self._step)
         agreed = self._exchange.finish()
@@ -473,7 +449,7 @@ class Run:
         assert self._saves.state is not None
         self._saves.settle()
         self._saves.state.end_step()
-        self._hear_of_the_forgotten()
+        self._exactness.end_step(self._saves.state, self._step + 1, self._account.journal)
         if not self._left:  # what the loop was left with is noted, and may have been put aside since
             self._saves.state.note_models()
         self._contribute(stepped=False)
@@ -482,72 +458,19 @@ class Run:
         self._watchdog.beat()
         self._saves.end_step()
         self._step += 1
-        self._changed, self._at_rest = False, None
+        self._changed = False
         self._ending.exit_status, self._ending.cut_step = None, False  # it was caught: the loop goes on
         self._losses.hear_counts(agreed)
         self._account.end_step(self._step, owes_counts=self._losses.owes_counts(self._step))
         self._losses.hear(agreed)
         self._save_agreed = agreed.save or self._saves.due_at_step(self._step)
         if self._save_agreed or agreed.stop:
-            self._hear_of_whole_gradients()
+            self._exactness.before_save(self._saves.state)
         if leaving:
             return
         self._saves.raise_if_fenced()
         if agreed.stop:
             self._stop()
-
-    def _hear_of_changes_at_rest(self) -> None:
-        """Tell what was changed since the newest step was saved, or loaded, such as a scheduler that is
-        stepped after the loop of each epoch: a resume has it not, or twice."""
-        assert self._saves.state is not None
-        now = self._saves.state.counted()
-        for name in [name for name, counted in (self._at_rest or {}).items() if counted != now[name]]:
-            self._cannot_repeat(
-                f"changes of {name} between two loops over run.steps",
-                "are left out or made twice by an attempt that goes on there (make them in the last step)",
-            )
-
-    def _hear_of_the_forgotten(self) -> None:
-        """Tell, after the first step that follows a checkpoint, where other parameters are trained than were
-        then, and the loop has left it at that: what it unfreezes in one step alone is frozen again. And where
-        a scheduler that is not tracked is behind where it was."""
-        assert self._saves.state is not None
-        saved, self._saved_with = self._saved_with, {}
-        if not saved:
-            return
-        found: dict[str, str] = {}
-        for name, now in self._saves.state.trained().items():
-            if now == self._began_with[name] and saved.get(name, now) != now:
-                found[name] = f"are {now}, and were {saved[name]}: freeze by the step, not in one alone"
-        for name, now in self._saves.state.untracked_counts().items():
-            if now < saved.get(name, now):
-                found[f"the {name}"] = f"is {now}, and was {saved[name]}: have it tracked"
-        for name, why in found.items():
-            self._cannot_repeat(name, why)
-        if found and self.rank == 0 and not self._resumed_otherwise:
-            told = "; ".join(f"{name} {why}" for name, why in found.items())
-            self._account.journal.event("differs", step=self._step + 1, difference=told)
-
-    def _hear_of_sums(self, name: str, model: DistributedDataParallel) -> None:
-        """Tell where a resume gets other sums of gradients than a run that goes on."""
-        assert self._saves.state is not None
-        why = not_repeated(model, self._saves.state.parts)
-        if why and self.environment["deterministic"]:
-            self._cannot_repeat(f"sums of the gradients of {name}", f"cannot be repeated: {why}")
-
-    def _hear_of_whole_gradients(self) -> None:
-        assert self._saves.state is not None
-        for name in self._saves.state.whole_gradients():
-            why = "(set_requires_gradient_sync(False)) are not saved; have each pass reduce them"
-            self._cannot_repeat(f"gradients that {name} adds up whole", why)
-
-    def _cannot_repeat(self, operation: str, why: str = "is not deterministic on this device") -> None:
-        """Told once."""
-        told = self.environment.get(NOT_DETERMINISTIC)
-        if told and operation in told.split(", "):
-            return
-        self.environment[NOT_DETERMINISTIC] = f"{told}, {operation}" if told else operation
-        log.warning("%s %s: a resume may not be bit-exact", operation, why)
 
     def _explain(self, error: BaseException) -> BaseException:
         if not is_out_of_memory(error):
@@ -692,7 +615,7 @@ class Run:
             raise type(fault)(f"trained to step {self._step}, but it is not durable: {fault}")
         self._completed = True
         assert self._saves.state is not None
-        self._at_rest = self._saves.state.counted()
+        self._exactness.rest(self._saves.state)
         self._account.telemetry.phase("finished")
 
     def _at_exit(self) -> None:
@@ -703,7 +626,7 @@ class Run:
                 self._end_step(leaving=True)
             for name in self._spoilt_gradients():
                 why = "have those of the step in which the loop was left, which a resume does again"
-                self._cannot_repeat(f"gradients that {name} adds up", why)
+                self._exactness.lose(f"gradients that {name} adds up", why)
             if self._step < self.total_steps and any(self.gang.gather(self._notice.look())):
                 self._stop()
             self._complete()

@@ -115,7 +115,8 @@ def work_of(
             gathered.take_line(line)
     for line in steps:
         if line.get("attempt") == attempt:
-            gathered.last.append(_int(line, "step") or 0)
+            if "val_loss" not in line:  # a validation may come before the end of its step
+                gathered.last.append(_int(line, "step") or 0)
             gathered.sign(line.get("time"))
     for progress in told(observation, known):
         gathered.take_progress(progress)

@@ -282,15 +282,21 @@ def listening(user: int, host: str, port: int = 0) -> socket.socket:
         os.seteuid(0)
 
 
-@pytest.mark.parametrize("server", [None, "http://localhost:{}", "http://[::1]:{}"])
-def test_this_machines_token_is_not_sent_to_another_user_who_listens_in_the_controllers_place(
-    server: str | None, tmp_path: Path
-) -> None:
+@pytest.fixture
+def directory(tmp_path: Path) -> DataDirectory:
+    """One with a token, where another user can be made to listen."""
     if os.getuid() != 0:
         pytest.skip("listening as another user needs root")
-    directory = DataDirectory(tmp_path / "data")
-    directory.create()
-    make_token(directory.token)
+    made = DataDirectory(tmp_path / "data")
+    made.create()
+    make_token(made.token)
+    return made
+
+
+@pytest.mark.parametrize("server", [None, "http://localhost:{}", "http://[::1]:{}"])
+def test_this_machines_token_is_not_sent_to_another_user_who_listens_in_the_controllers_place(
+    server: str | None, directory: DataDirectory
+) -> None:
     for theirs in (True, False):
         host = "::1" if server and "::1" in server else "127.0.0.1"
         with listening(NOBODY if theirs else 0, host) as listener:
@@ -332,14 +338,9 @@ def test_the_token_of_a_controller_that_listened_on_all_addresses_is_not_sent_to
 
 
 def test_the_token_of_a_controller_at_an_address_of_its_own_is_not_sent_to_another_user_either(
-    tmp_path: Path,
+    directory: DataDirectory,
 ) -> None:
     """All of 127/8 is this machine's, and so is what its network gave it."""
-    if os.getuid() != 0:
-        pytest.skip("listening as another user needs root")
-    directory = DataDirectory(tmp_path / "data")
-    directory.create()
-    make_token(directory.token)
     with listening(NOBODY, "127.0.0.9") as listener:
         address = f"http://127.0.0.9:{listener.getsockname()[1]}"
         directory.write_server_file(ServerFile(address, None, 1))
@@ -348,14 +349,9 @@ def test_the_token_of_a_controller_at_an_address_of_its_own_is_not_sent_to_anoth
 
 
 def test_a_command_that_waits_for_its_controller_sends_the_token_to_nobody_who_comes_in_its_place(
-    tmp_path: Path,
+    directory: DataDirectory, tmp_path: Path
 ) -> None:
     """It was looked at once, as the command began, and `wait` comes again and again."""
-    if os.getuid() != 0:
-        pytest.skip("listening as another user needs root")
-    directory = DataDirectory(tmp_path / "data")
-    directory.create()
-    make_token(directory.token)
     port = free_port()
     with Connection(f"http://127.0.0.1:{port}", None, directory.path).client() as client:
         with served(tmp_path, token=read_token(directory.token), port=port):

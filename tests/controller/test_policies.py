@@ -221,7 +221,7 @@ def test_what_an_attempt_without_notice_lost() -> None:
 
 
 def test_a_step_that_was_validated_and_had_not_ended_is_not_one_that_was_done() -> None:
-    validated = {"attempt": 1, "step": 58, "val_loss": 2.5, "val_loss_hex": 2.5.hex()}
+    validated = {"attempt": 1, "step": 58, "val_loss": 2.5, "val_loss_hex": (2.5).hex()}
     assert lost_steps(work_of(1, LEDGER, [*STEPS, validated]), Verdict.DISRUPTED) == 17
 
 

@@ -86,7 +86,7 @@ class Reflector:
         self._copy: dict[str, Document] = {}
         self._written: dict[str, Document] = {}
         self._version = ""
-        self._listeners: set[Listener] = set()
+        self._listeners: dict[Listener, None] = {}  # who came first is told first
         self._synced = asyncio.Event()
         self._answered = asyncio.Event()
         self._heard = time.monotonic()
@@ -125,8 +125,12 @@ class Reflector:
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Be told every notice from now on, in order, at once; call what is returned to end it."""
-        self._listeners.add(listener)
-        return lambda: self._listeners.discard(listener)
+        self._listeners[listener] = None
+
+        def stop() -> None:
+            self._listeners.pop(listener, None)
+
+        return stop
 
     def wrote(self, document: Document) -> None:
         """Take note of what the server answered to a write of ours."""

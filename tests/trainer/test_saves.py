@@ -13,6 +13,7 @@ from holdfast_trainer.account import Account
 from holdfast_trainer.checkpoint import Cadence, directory
 from holdfast_trainer.checkpoint.storage import Storage
 from holdfast_trainer.contract import RunDir, raise_fence
+from holdfast_trainer.exactness import Exactness
 from holdfast_trainer.interruption import Notice
 from holdfast_trainer.parallel import Gang
 from holdfast_trainer.place import Place
@@ -50,7 +51,7 @@ class Training:
             keep_every=0,
             keep_best=0,
             snapshot="overlapped",
-            cannot_repeat=lambda *told: None,
+            exactness=Exactness({}, ALONE),
             clock=lambda: self.seconds,
         )
         self.saves.state = TrainingState({"model": torch.nn.Linear(2, 2)}, 0)

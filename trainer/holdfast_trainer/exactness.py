@@ -105,6 +105,10 @@ class Exactness:
             told = "; ".join(f"{name} {why}" for name, why in found.items())
             journal.event("differs", step=step, difference=told)
 
+    def keep(self, state: TrainingState) -> None:
+        """With the checkpoint that is begun: what the first step after a resume from it is compared with."""
+        self._environment.update(state.trained() | state.untracked_counts())
+
     def before_save(self, state: TrainingState) -> None:
         """A save of the state follows."""
         for name in state.whole_gradients():

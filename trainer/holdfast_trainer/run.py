@@ -179,7 +179,7 @@ class Run:
             keep_every=keep_every,
             keep_best=keep_best,
             snapshot=snapshot,
-            cannot_repeat=self._exactness.lose,
+            exactness=self._exactness,
         )
         self._step = 0
         """Steps done, without the one in which the loop was left."""

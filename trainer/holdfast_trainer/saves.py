@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import torch
@@ -26,6 +26,7 @@ from .checkpoint.saver import PART_TIMEOUT_SECONDS
 from .config import ConfigError, Snapshots
 from .contract import RunDir
 from .ending import Standing
+from .exactness import Exactness
 from .interruption import Notice
 from .ledger import last_validations
 from .parallel import Gang
@@ -62,16 +63,16 @@ class Saves:
         *,
         attempt: int,
         config_hash: str,
-        environment: MutableMapping[str, Any],
+        environment: Mapping[str, Any],
         keep: int,
         keep_every: int,
         keep_best: int,
         snapshot: Snapshots,
-        cannot_repeat: Callable[[str, str], None],
+        exactness: Exactness,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`cannot_repeat` is told what a resume from a checkpoint does not repeat to the bit, and why.
-        `clock` is that of a cadence in seconds."""
+        """`environment` is what is kept with each checkpoint, to which `exactness` adds. `clock` is that of a
+        cadence in seconds."""
         self._gang, self._cadence, self._notice, self._watchdog = gang, cadence, notice, watchdog
         self._journal, self._telemetry, self._spans = account.journal, account.telemetry, account.spans
         # Rank 0 alone decides when to save by the clock: the others need not read the past.
@@ -95,9 +96,9 @@ class Saves:
             on_saved=self._on_saved,
             on_failed=self._on_failed,
         )
-        self._environment = environment
         computed_with = [environment.get(key) for key in ("torch", "device", "precision", "threads")]
-        self._same_models = SameModels(gang, computed_with, cannot_repeat)
+        self._same_models = SameModels(gang, computed_with, exactness.lose)
+        self._exactness = exactness
         self.state: TrainingState | None = None
         """What is saved, once it is known."""
         self.newest_step = 0
@@ -239,7 +240,7 @@ class Saves:
         """
         assert self.state is not None
         self._prepared = True
-        self._environment.update(self.state.trained() | self.state.untracked_counts())
+        self._exactness.keep(self.state)
         if self._gang.world_size > 1:
             self._same_models.require(step, self.state.samples(step), self.durable_step)
         self._began = self._clock()

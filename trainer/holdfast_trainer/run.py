@@ -370,7 +370,7 @@ class Run:
                 self._saves.settle()
                 self._left, self._looping = True, False
                 self._account.steps.leave()
-                self._saves.state.note_models()
+                self._saves.state.noted.note()
 
     def _pass_on(self, total: int) -> None:
         """From one step to the next, with a save between the two where one is due."""
@@ -426,7 +426,7 @@ class Run:
         assert self._saves.state is not None
         for model in self._saves.state.replicated.values():
             divide_alike(model)
-        self._saves.state.begin()
+        self._saves.state.noted.begin(self._saves.state.optimizers)
         self._exactness.begin(self._saves.state)
         self._overflow.look(self._saves.state.gradient_scale(self.device), stepped=True)
         self._exchange.contribute(self._step)
@@ -451,7 +451,7 @@ class Run:
         self._saves.state.end_step()
         self._exactness.end_step(self._saves.state, self._step + 1, self._account.journal)
         if not self._left:  # what the loop was left with is noted, and may have been put aside since
-            self._saves.state.note_models()
+            self._saves.state.noted.note()
         self._contribute(stepped=False)
         agreed = self._exchange.finish()
         self._step_seconds = time.monotonic() - self._step_began
@@ -581,7 +581,7 @@ class Run:
 
     @property
     def _holds_other_models(self) -> bool:
-        return self._saves.state is not None and self._saves.state.holds_other_models
+        return self._saves.state is not None and self._saves.state.noted.changed
 
     # -------------------------------------------------------------------- end
 

@@ -34,6 +34,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
 from .checkpoint.tree import UnsupportedState, in_kind, join, pack
 from .late import Late
+from .noted_models import NotedModels
 from .parallel import COMPILED, compiled_from, place_like, shard_like, unwrap
 from .shuffle_buffer import SHUFFLE_BUFFER, has_shuffle_buffer
 from .unspent import Unspent
@@ -81,8 +82,7 @@ class TrainingState:
         self._unspent = {name: Unspent(optimizer) for name, optimizer in optimizers.items()}
         self._models = _models(self._parts)
         self._of_models = {id(p) for model in self._models.values() for p in model.parameters()}
-        self._noted: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Parameters, and some of their values as the newest step ended with them."""
+        self.noted = NotedModels(self._models.values())
         self._untracked_schedulers: list[weakref.ref[LRScheduler]] = []
         self._looked_at = WeakSet(optimizers.values())
         """Optimizers of which it is known whether they are tracked."""
@@ -228,26 +228,6 @@ class TrainingState:
                 found[name] = int(part.n_averaged)
         return found
 
-    def begin(self) -> None:
-        """A loop begins with the models as they are."""
-        self._noted = [
-            (p, _some(p))
-            for optimizer in self.optimizers
-            for p in _ends(optimizer)
-            if id(p) in self._of_models
-        ]
-
-    def note_models(self) -> None:
-        """The models are as a step has ended with them."""
-        self._noted = [(parameter, _some(parameter)) for parameter, _ in self._noted]
-
-    @property
-    def holds_other_models(self) -> bool:
-        """Whether models are not as they were noted, as where averages of their parameters have their place
-        for a validation. Told by a few values of the first and the last parameter of each optimizer."""
-        there = {id(p) for model in self._models.values() for p in model.parameters()}
-        return any(id(p) not in there or not _same_bits(_some(p), values) for p, values in self._noted)
-
     def take_back(self) -> list[str]:
         """A step was left before any optimizer's turn, and is done anew: its gradients are cleared. Returns
         the optimizers that cannot be rid of them."""
@@ -310,26 +290,6 @@ class TrainingState:
         for name, model in self.replicated.items():
             model.require_forward_param_sync = name not in apart
         return [name for name in saved if name not in self._parts]
-
-
-def _ends(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The first and the last of its parameters that are trained and lie whole on this rank."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    trained = [p for p in parameters if p.requires_grad and p.numel() and not hasattr(p, "placements")]
-    return [trained[0], trained[-1]] if trained else []
-
-
-def _some(parameter: torch.Tensor) -> torch.Tensor:
-    """Its first values, in memory of their own; on a GPU nobody waits for them."""
-    row = parameter.detach()
-    while row.dim() > 1:
-        row = row[0]
-    return row.reshape(-1)[:64].clone()
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    alike = (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
-    return alike and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def _innermost(name: str, part: Any) -> Stateful:

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from holdfast_trainer import saves
 from holdfast_trainer.parallel import accumulate
 from holdfast_trainer.run import Run
 from holdfast_trainer.token_index import DataError
@@ -73,7 +74,7 @@ DEFAULTS: dict[str, Any] = {
     "validate_late": False,
     "last_loss": None,  # of a validation after the last step
     "disk_at": -1,  # the step from which on the run directory "fails" or "hangs"
-    "disk": "fails",
+    "disk": "fails",  # or only "pwrite" or "rmdir" hang, whatever they are to write or to remove
     "overflow": "",  # "fused" or "looped": fp16's scaler at work, with gradients that overflow at every scale
 }
 options = DEFAULTS | json.loads(sys.argv[1])
@@ -174,6 +175,10 @@ def lose_the_disk() -> None:
 
         return instead
 
+    if options["disk"] in ("pwrite", "rmdir"):
+        saves.STILL_SECONDS = 2.0
+        setattr(os, options["disk"], lambda *arguments, **named: wait_for_ever())
+        return
     for name in ("listdir", "scandir", "open", "stat"):
         setattr(os, name, without(getattr(os, name)))
 

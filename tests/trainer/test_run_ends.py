@@ -455,6 +455,21 @@ def test_a_rank_whose_run_directory_is_gone_tells_its_failure_all_the_same(
     assert message.progress.durable_step == 10
 
 
+@pytest.mark.parametrize(("in_what", "durable"), [("pwrite", 5), ("rmdir", 10)])
+def test_a_rank_whose_disk_hangs_in_a_save_tells_its_failure_all_the_same(
+    workshop: Workshop, in_what: str, durable: int
+) -> None:
+    """It waited for that save for ever: for the removal of old ones too, when the new one was durable."""
+    gang = workshop.start(steps=40, keep=1, disk_at=9, disk=in_what, fail_at=13, hold_at=9)
+    wait_until(lambda: gang.history.events("checkpoint"), "step 5 to be durable")
+    gang.release()
+    assert gang.wait() == [1], gang.texts()
+    message = gang.termination()
+    assert (message.outcome, message.step, message.durable_step) == ("failed", 13, durable)
+    assert "ZeroDivisionError: the loss of this step is no number" in message.error
+    assert gang.history.events("stop")[-1]["durable_step"] == durable
+
+
 @pytest.mark.parametrize("disk", ["fails", "hangs"])
 def test_the_end_of_the_grace_is_told_and_kept_without_a_run_directory(workshop: Workshop, disk: str) -> None:
     env = {"HOLDFAST_GRACE_SECONDS": "2"}

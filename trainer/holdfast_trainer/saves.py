@@ -42,6 +42,8 @@ FIRST_AGAIN_SECONDS, LAST_AGAIN_SECONDS = 1.0, 30.0
 FAILURE_SECONDS = 5.0
 """How long a rank that fails waits for its peers' parts of a save in flight: they may be gone too. And how
 long one whose part failed leaves rank 0 to hear of it."""
+STILL_SECONDS = 20.0
+"""How long it waits for its own disk, where that does not move, whatever is then told of the save."""
 COMMIT_POLL_SECONDS = 0.02
 LOOK_SECONDS = 1.0
 """How long the run directory is waited for when a rank ends, of the reserve that a notice leaves."""
@@ -365,7 +367,7 @@ class Saves:
         bound = min(FAILURE_SECONDS, self._notice.remaining())
         deadline = time.monotonic() + bound
         self._saver.hurry(bound)
-        self._saver.join()
+        self._saver.join_while_it_moves(STILL_SECONDS)
         if self._gang.rank == 0 or self._saver.error is not None:
             return
 

@@ -32,7 +32,7 @@ class Flight:
 
     def __init__(self, size: int) -> None:
         self._size, self._written = size, 0
-        self._began = time.monotonic()
+        self._began = self._moved = time.monotonic()
         self._lock = threading.Lock()
         self._settled = threading.Event()
         self._given_up = ""
@@ -82,7 +82,12 @@ class Flight:
         """So many bytes more are written. Raises as `go_on`."""
         with self._lock:
             self._written += count
+        self._moved = time.monotonic()
         self.go_on()
+
+    def stands_still(self, seconds: float) -> bool:
+        """Whether nothing was written for so long, and for as long as all that is written took."""
+        return time.monotonic() - self._moved > max(seconds, self._moved - self._began)
 
     def seconds_left(self, usual: float | None) -> float | None:
         """Until it is durable, by what it took so far; `usual`: what a whole save takes."""

@@ -45,6 +45,8 @@ log = logging.getLogger("holdfast")
 
 PART_TIMEOUT_SECONDS = 600.0
 """How long rank 0 waits for its peers' parts when no notice presses."""
+_LOOK_SECONDS = 0.5
+"""How often to look whether a save that is waited for still moves."""
 
 
 class Saver:
@@ -294,6 +296,13 @@ class Saver:
             self._thread.join(timeout)
             if not self._thread.is_alive():
                 self._thread = None
+
+    def join_while_it_moves(self, seconds: float) -> None:
+        """Wait until no save is in flight, or the one that is stands still for so long: its disk may hang, of
+        which nothing else tells."""
+        self.settle()
+        while self.busy and not self._flight.stands_still(seconds):
+            self.join(_LOOK_SECONDS)
 
     def hurry(self, seconds: float) -> None:
         """Give peers no longer than this to bring their parts of the save in flight."""

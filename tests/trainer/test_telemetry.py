@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import socket
@@ -355,6 +356,29 @@ def test_a_journal_without_a_disk_is_silent_and_keeps_no_more_than_it_may(
     journal.event("stop")
     assert [line.get("step") for line in read_lines(run.ledger(1))] == [3, 4, None]
     assert journal.unwritten == 3
+
+
+def test_ranks_take_turns_at_the_ledger_and_one_that_is_frozen_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS each machine appends at what it takes for the end: of two at once a line was lost."""
+    journal, run = Journal(RunDir(tmp_path), 1), RunDir(tmp_path)
+    with run.ledger(1).open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def write_meanwhile(seconds: float) -> None:
+            other.write(b'{"event": "failure", "rank": 1}\n')
+            other.flush()
+            fcntl.flock(other, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(ledger.time, "sleep", write_meanwhile)
+        journal.event("stop")
+        assert [line["event"] for line in read_lines(run.ledger(1))] == ["failure", "stop"]
+        fcntl.flock(other, fcntl.LOCK_EX)
+        monkeypatch.setattr(ledger.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(ledger, "TURN_SECONDS", 0.01)
+        journal.event("hang")
+    assert [line["event"] for line in read_lines(run.ledger(1))] == ["failure", "stop", "hang"]
 
 
 # --------------------------------------------------------------- step by step

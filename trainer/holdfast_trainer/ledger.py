@@ -1,13 +1,15 @@
 """The attempt's journal: ledger.jsonl (what happened) and steps.jsonl (what each step did).
 
-Lines are appended whole with O_APPEND, so ranks do not tear each other's. The ledger is synced line by
-line; steps are not, as a step that no checkpoint covers is lost anyway. Where the disk is full lines wait in
-memory, in order, until there is room again. The formats are in contract.py.
+Lines are appended whole with O_APPEND, so ranks do not tear each other's; in the ledger they take turns, as
+on NFS each machine appends at what it takes for the end. The ledger is synced line by line; steps are not, as
+a step that no checkpoint covers is lost anyway. Where the disk is full lines wait in memory, in order, until
+there is room again. The formats are in contract.py.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 import time
@@ -20,6 +22,8 @@ from .checkpoint.spread import start_thread
 from .contract import RunDir, is_count, is_figure, line_of, read_lines
 from .records import EVENTS, Records
 
+TURN_SECONDS = 1.0
+"""How long an append waits for those of other ranks: one that is frozen may hold them all up."""
 MOST_LATE = 10_000
 """Lines of a file that wait for room, some 2 MB; beyond that the oldest are lost."""
 
@@ -85,6 +89,8 @@ class _Lines:
         data = lead + b"".join(self._late)
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
+            if self._sync:
+                _take_turn(fd)
             written = os.write(fd, data) - len(lead)
             while self._late and written >= len(self._late[0]):
                 written -= len(self._late.popleft())
@@ -96,6 +102,22 @@ class _Lines:
                 os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def _take_turn(fd: int) -> None:
+    """Until it is closed: nobody else appends, and NFS asks for the file's end anew. Where nothing knows of
+    locks it is done without."""
+    until = time.monotonic() + TURN_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return
+            time.sleep(0.005)
+        except OSError:
+            return
 
 
 def useful_seconds(run: RunDir, attempt: int, step: int) -> float | None:

@@ -212,6 +212,23 @@ def test_a_rank_that_waits_for_ever_is_named_and_its_stack_is_kept(workshop: Wor
 
 
 @pytest.mark.slow
+def test_machines_that_share_a_directory_over_nfs_see_each_others_saves_and_stacks(
+    workshop: Workshop,
+) -> None:
+    """Its client remembers for up to a minute what was not there: a save took that long to be durable, longer
+    than a notice lasts, and whoever had told where it hangs was called silent."""
+    untouched = workshop.finish("untouched", ranks=2, steps=20)
+    arguments = [json.dumps({"steps": 20, "hang_at": 13, "hang_rank": 1})]
+    script = LOOP.with_name("nfs_loop.py")
+    gang = workshop.start(ranks=2, script=script, arguments=arguments, env=QUICK)
+    said = assert_hung(gang, 0)
+    assert re.search(r"rank 0 stands at .*, rank 1 at loop_script\.py:\d+ wait_for_ever", said)
+    assert [line["step"] for line in gang.history.events("checkpoint")] == [5, 10]
+    assert (gang.history.stop()["outcome"], gang.history.stop()["durable_step"]) == ("hung", 10)
+    assert workshop.finish(ranks=2, steps=20).losses() == untouched.losses()
+
+
+@pytest.mark.slow
 def test_the_peers_of_a_frozen_rank_say_that_it_is_silent(workshop: Workshop) -> None:
     gang = workshop.start(ranks=2, steps=100_000, pause=0.02, env=QUICK)
     gang.wait_for_step(8)

@@ -173,7 +173,11 @@ def checkpoint_steps(run: RunDir) -> list[int]:
 
 def exists(path: Path) -> bool:
     """As `Path.exists` was before Python 3.14, which says no, too, of a file on a disk that fails or does not
-    let it look: whoever takes that for an answer begins anew where there is work. Raises OSError."""
+    let it look: whoever takes that for an answer begins anew where there is work. Raises OSError.
+
+    What another machine has made is seen at once on NFS too, whose client remembers for up to a minute what
+    was not there.
+    """
     return _mode(path) is not None
 
 
@@ -189,15 +193,41 @@ def is_file(path: Path) -> bool:
     return mode is not None and stat.S_ISREG(mode)
 
 
+_NOT_THERE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
+
+
 def _mode(path: Path) -> int | None:
+    mode = _remembered_mode(path)
+    return _remembered_mode(path) if mode is None and _look_anew(path.parent) else mode
+
+
+def _remembered_mode(path: Path) -> int | None:
     try:
         return os.stat(path).st_mode
     except ValueError:  # no file has such a name
         return None
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        if error.errno in _NOT_THERE:
             return None
         raise
+
+
+def _look_anew(directory: Path) -> bool:
+    """Whether it is there, and no more may be remembered of what is in it than its server says: to open it
+    asks that (close-to-open consistency, nfs(5))."""
+    if _opens(directory):
+        return True
+    return directory != directory.parent and _look_anew(directory.parent) and _opens(directory)
+
+
+def _opens(directory: Path) -> bool:
+    try:
+        os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
+    except ValueError:
+        return False
+    except OSError as error:
+        return error.errno not in _NOT_THERE  # one may be there that cannot be opened
+    return True
 
 
 def replace_durably(path: Path, data: str | bytes) -> None:
@@ -237,10 +267,7 @@ def read_fence(run: RunDir) -> int:
 
     Raises ValueError where the file holds anything but a number.
     """
-    try:
-        text = run.fence.read_text(encoding="ascii")
-    except FileNotFoundError:
-        return 0
+    text = run.fence.read_text(encoding="ascii") if exists(run.fence) else "0"
     try:
         return int(text)
     except ValueError:
@@ -326,11 +353,7 @@ def remove_unfinished(run: RunDir, attempt: int) -> int:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The JSON objects of a .jsonl file; [] where it is missing, and a torn last line is left out."""
-    try:
-        raw = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    return parse_lines(raw)
+    return parse_lines(path.read_text(encoding="utf-8", errors="replace") if exists(path) else "")
 
 
 def parse_lines(text: str) -> list[dict[str, Any]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
+import os
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -309,8 +312,6 @@ def test_lines_that_find_no_room_are_written_when_there_is_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk fills up in the middle of a line, and has room again later: nothing is missing."""
-    import os
-
     journal, run = Journal(RunDir(tmp_path), 1), RunDir(tmp_path)
     journal.steps([{"step": 1, "loss": 1.0}])
     whole = os.write
@@ -329,8 +330,6 @@ def test_lines_that_find_no_room_are_written_when_there_is_some(
 def test_a_line_that_found_room_for_all_but_its_end_is_written_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     journal, run = Journal(RunDir(tmp_path), 1), RunDir(tmp_path)
     whole = os.write
     with monkeypatch.context() as patch:
@@ -356,6 +355,58 @@ def test_a_journal_without_a_disk_is_silent_and_keeps_no_more_than_it_may(
     journal.event("stop")
     assert [line.get("step") for line in read_lines(run.ledger(1))] == [3, 4, None]
     assert journal.unwritten == 3
+
+
+def test_a_line_that_the_disk_takes_back_is_written_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where NFS tells of a full disk only when it syncs or closes: the line was gone, and not counted."""
+    journal, run = Journal(RunDir(tmp_path), 1), RunDir(tmp_path)
+    for call in ("fsync", "close"):
+        whole = getattr(os, call)
+
+        def fails(fd: int, whole: Any = whole) -> None:
+            os.ftruncate(fd, 0)
+            whole(fd)
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fails)
+            journal.event("checkpoint", step=5)
+            assert journal.unwritten == 1
+        journal.event("stop")
+        assert [line["event"] for line in read_lines(run.ledger(1))] == ["checkpoint", "stop"]
+        assert journal.unwritten == 0
+
+
+def test_training_does_not_wait_for_a_disk_that_is_slow_to_append_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where it then hangs; and no event is told before the steps that led to it."""
+    journal, run = Journal(RunDir(tmp_path), 1), RunDir(tmp_path)
+    whole, answers = os.open, threading.Event()
+    answers.set()
+
+    def slow(path: Any, *more: Any) -> int:
+        answers.wait()
+        time.sleep(1.5 * ledger.SLOW_SECONDS)
+        return whole(path, *more)
+
+    monkeypatch.setattr(os, "open", slow)
+    for step in range(1, ledger.SLOW_IN_A_ROW + 1):
+        journal.steps([{"step": step}])
+        assert [line["step"] for line in read_lines(run.steps(1))] == list(range(1, step + 1))
+    answers.clear()
+    for step in range(6, 100):
+        journal.steps([{"step": step}])
+    assert journal.unwritten == 94
+    monkeypatch.setattr(ledger, "MOST_LATE", 50)
+    journal.steps([{"step": 100}])
+    answers.set()
+    journal.event("stop")
+    steps = [line["step"] for line in read_lines(run.steps(1))]
+    assert steps[-50:] == list(range(51, 101))
+    assert [line["event"] for line in read_lines(run.ledger(1))] == ["stop"]
 
 
 def test_ranks_take_turns_at_the_ledger_and_one_that_is_frozen_holds_up_nobody(

@@ -2,13 +2,13 @@
 
 Lines are appended whole with O_APPEND, so ranks do not tear each other's; in the ledger they take turns, as
 on NFS each machine appends at what it takes for the end. The ledger is synced line by line; steps are not, as
-a step that no checkpoint covers is lost anyway. Where the disk is full lines wait in memory, in order, until
-there is room again. The formats are in contract.py.
+a step that no checkpoint covers is lost anyway, and on a disk that is slow to append to, as a network's are,
+training does not wait for them. Where the disk is full lines wait in memory, in order, until there is room
+again; one that the disk has taken with an error may be there twice. The formats are in contract.py.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import threading
@@ -24,6 +24,8 @@ from .records import EVENTS, Records
 
 TURN_SECONDS = 1.0
 """How long an append waits for those of other ranks: one that is frozen may hold them all up."""
+SLOW_SECONDS, SLOW_IN_A_ROW = 0.001, 5
+"""So many appends of that length, and steps are written in a thread of their own from then on."""
 MOST_LATE = 10_000
 """Lines of a file that wait for room, some 2 MB; beyond that the oldest are lost."""
 
@@ -44,7 +46,8 @@ class Journal:
         return self._ledger.unwritten + self._steps.unwritten
 
     def event(self, event: str, **fields: Any) -> None:
-        """Append a ledger line, durably."""
+        """Append a ledger line, durably, and before it the steps that still wait."""
+        self._steps.write()
         self._ledger.append({"event": event, "time": time.time(), "attempt": self._attempt, **fields})
         if self._records is None or event not in EVENTS:
             return
@@ -64,44 +67,79 @@ class _Lines:
     def __init__(self, path: Path, *, sync: bool = False) -> None:
         self._path, self._sync = path, sync
         self._late: deque[bytes] = deque()
+        self._in_hand: deque[bytes] = deque()
+        """Of those that were late, what is being written."""
         self._lost = 0
         self._torn = False
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._slow = 0
+        self._due: threading.Event | None = None
+        """For the thread that writes, once there is one."""
 
     @property
     def unwritten(self) -> int:
-        return self._lost + len(self._late)
+        return self._lost + len(self._late) + len(self._in_hand)
 
     def append(self, *bodies: dict[str, Any]) -> None:
         """With all that waits."""
         with self._lock:
             self._late.extend(line_of(body) for body in bodies)
+            if self._due is not None:
+                self._keep_few()
+                self._due.set()
+                return
+        began = time.perf_counter()
+        self.write()
+        self._slow = self._slow + 1 if time.perf_counter() - began > SLOW_SECONDS else 0
+        if self._slow == SLOW_IN_A_ROW and not self._sync:
+            due = threading.Event()
+            if start_thread(lambda: self._go_on_writing(due), "journal"):
+                self._due = due
+
+    def write(self) -> None:
+        """What waits, if anything does."""
+        with self._writing:
+            with self._lock:
+                self._in_hand, self._late = self._late, deque()
             try:
-                self._write()
+                if self._in_hand:
+                    self._write()
             except OSError:
-                while len(self._late) > MOST_LATE:
-                    self._late.popleft()
-                    self._lost += 1
+                pass
+            finally:
+                with self._lock:
+                    self._late.extendleft(reversed(self._in_hand))
+                    self._in_hand = deque()
+                    self._keep_few()
+
+    def _go_on_writing(self, due: threading.Event) -> None:
+        while True:
+            due.wait()
+            due.clear()
+            self.write()
+
+    def _keep_few(self) -> None:
+        while len(self._late) > MOST_LATE:
+            self._late.popleft()
+            self._lost += 1
 
     def _write(self) -> None:
         # A line of which only the beginning found room must not spoil the next.
         lead = b"\n" if self._torn else b""
-        data = lead + b"".join(self._late)
+        data = lead + b"".join(self._in_hand)
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             if self._sync:
                 _take_turn(fd)
+            self._torn = True
             written = os.write(fd, data) - len(lead)
-            while self._late and written >= len(self._late[0]):
-                written -= len(self._late.popleft())
-            if self._late:
-                self._torn = written > 0
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._torn = False
             if self._sync:
                 os.fsync(fd)
         finally:
-            os.close(fd)
+            os.close(fd)  # NFS may tell only now that there is no room
+        while self._in_hand and written >= len(self._in_hand[0]):
+            written -= len(self._in_hand.popleft())
+        self._torn = written != 0
 
 
 def _take_turn(fd: int) -> None:

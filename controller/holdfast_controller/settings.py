@@ -1,7 +1,7 @@
 """The controller's settings: read once from flags and `HOLDFAST_*`, checked, then passed down.
 
-A flag wins over the environment, the environment over the default. Nothing else in the controller
-reads the environment, and nothing reads it at import.
+A flag wins over the environment, the environment over the default; a variable that is set to nothing is not
+given. Nothing else in the controller reads the environment, and nothing reads it at import.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class SettingsError(HoldfastError):
 class Settings(BaseSettings):
     """Each field can be given as HOLDFAST_<NAME>."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
 
     data_dir: Path = Field(
         default_factory=default_data_directory, description="Jobs, run directories and token."
     )
-    listen_host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    listen_host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
     listen_port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="0 takes any free port.")
     no_token: bool = Field(default=False, description="Ask nobody for a token; on loopback only.")
     cpu_slots: int = Field(
@@ -130,7 +130,7 @@ class ClusterSettings(BaseSettings):
         validation_alias=AliasChoices("kubeconfig", "HOLDFAST_KUBECONFIG", "KUBECONFIG"),
         description="Of the cluster; by default the service account of the pod this runs in.",
     )
-    listen_host: str = Field(default="0.0.0.0", description="Address to listen on.")
+    listen_host: str = Field(default="0.0.0.0", min_length=1, description="Address to listen on.")
     listen_port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="0 takes any free port.")
     pod_settings: Path | None = Field(
         default=None, description="YAML file: what the pods of all jobs get (pod_settings.py)."

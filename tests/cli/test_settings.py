@@ -48,9 +48,24 @@ def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert load_settings().log_level == "debug"
 
 
+def test_a_variable_that_is_set_to_nothing_is_not_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As compose files and shells leave one: jobs went into the current directory, where no command looked
+    for them, and an empty port was an error."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    given = load_settings()
+    for name in type(given).model_fields:
+        monkeypatch.setenv(f"HOLDFAST_{name.upper()}", "")
+    assert load_settings() == given
+    assert load_settings().data_dir == default_data_directory()
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
+        ({"listen_host": ""}, r"listen_host \(HOLDFAST_LISTEN_HOST\) is '': .* at least 1 character"),
         (
             {"listen_port": 70000},
             r"listen_port \(HOLDFAST_LISTEN_PORT\) is 70000: .* less than or equal to 65535",

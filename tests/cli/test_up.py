@@ -243,7 +243,7 @@ def test_help_loads_no_more_than_the_command_tree() -> None:
 def test_a_full_disk_under_the_output_is_told_in_a_line_and_a_closed_pipe_is_no_error(
     up: Up, tmp_path: Path
 ) -> None:
-    """A table or a document into a file on a full disk, or into a pipe that nobody reads."""
+    """A table, a document or the help into a file on a full disk, or into a pipe that nobody reads."""
     controller = up()
     job = tmp_path / "job.yaml"
     job.write_text("metadata: {name: sleeper}\nspec: {command: [sleep, '600'], suspend: true}\n")
@@ -251,7 +251,7 @@ def test_a_full_disk_under_the_output_is_told_in_a_line_and_a_closed_pipe_is_no_
     ours, theirs = socket.socketpair()
     ours.close()
     with open("/dev/full", "w") as full, theirs:
-        for words in ("get", "get -o yaml"):
+        for words in ("get", "get -o yaml", "get --help", "--help"):
             command = [HOLDFAST, "--data-dir", str(tmp_path / "data"), *words.split()]
             for output, code, told in (
                 (full, 1, "error: the output could not be written: No space left on device\n"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,29 +40,42 @@ _NO_ROOM = NO_ROOM | {errno.EFBIG}
 class _Commands(TyperGroup):
     """Turns our errors into a line on stderr and an exit code; a traceback is a bug of ours."""
 
+    def make_context(self, *words: Any, **given: Any) -> Any:
+        """Here `holdfast --help` writes."""
+        with _output_told():
+            return super().make_context(*words, **given)
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _output_told():
+                return super().invoke(ctx)
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            # Whoever read our output has seen enough.
-            _drop_output()
-            raise typer.Exit(PIPE_CLOSED) from None
-        except OSError as error:
-            if error.filename is not None or error.errno not in _NO_ROOM:
-                raise
-            _drop_output()
-            typer.echo(f"error: the output could not be written: {error.strerror}", err=True)
-            raise typer.Exit(ERROR) from None
         except DataDirectoryError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(ERROR) from None
         except Exception as error:
             tell(error)
             raise typer.Exit(ERROR) from None
+
+
+@contextmanager
+def _output_told() -> Iterator[None]:
+    """An output that takes no more ends the command: without a word where nobody reads on, else with one."""
+    try:
+        yield
+    except BrokenPipeError:
+        # Whoever read our output has seen enough.
+        _drop_output()
+        raise typer.Exit(PIPE_CLOSED) from None
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NO_ROOM:
+            raise
+        _drop_output()
+        typer.echo(f"error: the output could not be written: {error.strerror}", err=True)
+        raise typer.Exit(ERROR) from None
 
 
 def _drop_output() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -87,6 +88,8 @@ def test_drill_suspend_resume_delete(holdfast: Holdfast, server: Served, job_fil
     server.engine.running["default/gpt-small"] = [0, 1]
     done = holdfast("drill", "gpt-small", "--replica", "1", "--kind", "notice").stdout
     assert done == "default/gpt-small: replica 1 of attempt 1 given notice\n"
+    told = holdfast("drill", "gpt-small", "--replica", "1", "-o", "json").stdout
+    assert json.loads(told) == {"attempt": 1, "replica": 1, "kind": "kill"}
     assert "'flood' is not one of" in holdfast("drill", "gpt-small", "--kind", "flood", code=2).stderr
     assert (
         "default/gpt-small does not train again after 0 s"
@@ -156,6 +159,32 @@ def test_a_drill_of_a_program_that_tells_nothing_of_its_steps_is_reported_as_suc
         "`Run` from holdfast_trainer.run makes them known",
     ]
     assert result.stderr == ""
+
+
+def test_a_drill_s_report_has_the_keys_of_the_ledger(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """It had others, such as lost_steps: who reads both with one program found no lostSteps in it."""
+    holdfast("submit", str(job_file))
+    history(server)
+    server.engine.running["default/gpt-small"] = [0, 1]
+    *before, last = server.job("gpt-small").status.model_dump()["attempts"]
+    ended = last | {"verdict": "Finished", "ended_at": datetime.now(UTC)}
+
+    def finish_once_drilled() -> None:
+        wait_until(lambda: server.engine.drills, "the drill")
+        server.set_status("gpt-small", phase="Succeeded", attempts=[*before, ended])
+
+    server.engine.drills.clear()
+    reconciler = threading.Thread(target=finish_once_drilled, daemon=True)
+    reconciler.start()
+    report = json.loads(holdfast("drill", "gpt-small", "--wait", "-o", "json").stdout)
+    reconciler.join(300)
+    account = json.loads(holdfast("ledger", "gpt-small", "-o", "json").stdout)["attempts"][-1]
+    both = {"attempt", "verdict", "reason", "lastStep", "durableStep", "resumedStep", "lostSteps"}
+    assert both <= report.keys() & account.keys()
+    assert report.keys() - account.keys() == {"again", "different", "proof"}
+    assert report["lastStep"] == account["lastStep"]
 
 
 def test_what_may_be_out_of_date_is_said_once(holdfast: Holdfast, server: Served, job_file: Path) -> None:

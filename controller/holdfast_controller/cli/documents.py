@@ -18,6 +18,12 @@ class TextOutput(StrEnum):
     YAML = "yaml"
 
 
+def camel(name: str) -> str:
+    """A key as all documents write it: `lostSteps` of `lost_steps`."""
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
 def print_document(document: Any, output: str) -> None:
     """Print as `json` or `yaml`. What the output's encoding may not have is escaped as these escape it: as a
     stream would do it, it were another text, or none that can be read."""

@@ -10,7 +10,7 @@ import typer
 
 from ..drills import KINDS, DrillKind, DrillReport, drill_report
 from .connection import Job, JobAddress, NamespaceOption, locate
-from .documents import TextOutput, print_document
+from .documents import TextOutput, camel, print_document
 from .exits import TIMED_OUT
 from .watching import answers
 
@@ -40,7 +40,7 @@ def drill(
     wait: Annotated[bool, typer.Option("--wait", help="Stay until it trains again, and report.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; then exit 4.")] = 900.0,
     output: Annotated[
-        TextOutput, typer.Option("-o", "--output", help="Format of the report.")
+        TextOutput, typer.Option("-o", "--output", help="Format of what is told on stdout.")
     ] = TextOutput.TEXT,
 ) -> None:
     """Disrupt a replica, to see the job survive it; with --wait also what that cost, and the proof."""
@@ -50,12 +50,14 @@ def drill(
         told = f"{place}: replica {done['replica']} of attempt {done['attempt']} {DONE[kind]}"
         typer.echo(told, err=output is not TextOutput.TEXT)
         if not wait:
+            if output is not TextOutput.TEXT:
+                print_document(done, output.value)
             return
         report = _wait(client, place, int(done["attempt"]), timeout)
     if output is TextOutput.TEXT:
         typer.echo(_text(report))
     else:
-        print_document({**asdict(report), "proof": report.proof}, output.value)
+        print_document(_document(report), output.value)
     if report.different:
         raise typer.Exit(1)
 
@@ -85,6 +87,11 @@ def _steps(client: Client, place: JobAddress, end: float) -> list[dict[str, Any]
     except NotReady as error:
         typer.echo(f"no proof: {error}", err=True)
         return []
+
+
+def _document(report: DrillReport) -> dict[str, Any]:
+    told = {**asdict(report), "proof": report.proof}
+    return {camel(name): value for name, value in told.items()}
 
 
 def _text(report: DrillReport) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .documents import camel, print_document
 from .showing import TableOutput
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ def gpus(output: Annotated[TableOutput, typer.Option("-o", "--output")] = TableO
     if fault := snapshot.sources[NVML]:
         raise Unavailable(f"no GPU can be read: {fault.message}")
     if output != TableOutput.TABLE:
-        from .documents import print_document
-
         print_document(document(snapshot), output.value)
         return
     if not snapshot.devices:
@@ -120,11 +119,11 @@ def _gpu(device: DeviceReading, snapshot: Snapshot) -> dict[str, Any]:
         "bus": device.bus,
         "fault": device.fault and device.fault.value,
         "figures": {
-            _camel(BY_NAME[name].series.removeprefix("holdfast_gpu_")): value
+            camel(BY_NAME[name].series.removeprefix("holdfast_gpu_")): value
             for name, value in device.figures.items()
         },
         "slowed": list(device.slowed or ()),
-        "missing": {_camel(name): reason.value for name, reason in device.missing.items()},
+        "missing": {camel(name): reason.value for name, reason in device.missing.items()},
         "mig": [
             {"uuid": each.uuid, "slices": each.slices, "memoryUsedBytes": each.memory_used}
             for each in device.mig
@@ -142,8 +141,3 @@ def _holder(use: Use) -> dict[str, Any]:
         "memoryBytes": use.memory_bytes,
         "smRatio": use.sm_ratio,
     }
-
-
-def _camel(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(word.capitalize() for word in others)

@@ -434,6 +434,21 @@ def test_a_finished_job_goes_when_its_time_is_up() -> None:
     play(story)
 
 
+@pytest.mark.parametrize("ttl", [10**12, 2**63 - 1])
+def test_a_time_to_live_that_no_calendar_has_the_end_of_is_for_ever(ttl: int) -> None:
+    """Each look at the finished job failed with a traceback, every half a minute."""
+
+    async def story(scene: Scene) -> None:
+        await scene.submit(make(ttlSecondsAfterFinished=ttl))
+        assert (await scene.end(0, 0)).status.phase is Phase.SUCCEEDED
+        scene.now += timedelta(days=10_000)
+        await scene.look()
+        assert scene.after is not None
+        assert scene.after > 10**11
+
+    play(story)
+
+
 class LostNode(MemoryEngine):
     """Its replicas' logs lie on a node that does not answer."""
 

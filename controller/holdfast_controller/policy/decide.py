@@ -367,10 +367,10 @@ class _Deciding:
         ttl, finished = self.spec.ttl_seconds_after_finished, self.status.finished_at
         if ttl is None or finished is None:
             return self._done()
-        due, watched = finished + timedelta(seconds=ttl), self.evidence.watched_from
+        left = ttl - (self.now - finished).total_seconds()  # which may be more than there are dates for
+        watched = self.evidence.watched_from
         if watched is not None and finished < watched:
-            due = max(due, watched + timedelta(seconds=TRUSTED_SECONDS))
-        left = (due - self.now).total_seconds()
+            left = max(left, TRUSTED_SECONDS - (self.now - watched).total_seconds())
         return self._done(requeue_after=left) if left > 0 else self._done(remove=True)
 
     def _delete(self) -> Decision:

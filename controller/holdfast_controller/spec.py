@@ -34,6 +34,8 @@ EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", 
 RESERVED_ENV_PREFIXES = ("HOLDFAST_", "PET_", "TORCHELASTIC_")
 RESERVED_ENV = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Set by the platform; a job's env cannot name them."""
+MOST_CORES, MOST_GPUS = 1_000_000, 10_000
+"""Of a replica; more cannot be reckoned with."""
 LOG_LIMIT = "1Gi"
 LOG_LIMIT_SAYS = (
     "Most that the log of a rank may take in the run directory: of a longer one the beginning and the newest "
@@ -160,6 +162,8 @@ class Resources(Model):
         text = str(value)
         if not re.fullmatch(r"\d+(\.\d+)?|\d+m", text) or not cores(text):
             raise ValueError(f"{text!r} is not a CPU quantity such as 8, 0.5 or 500m")
+        if cores(text) > MOST_CORES:
+            raise ValueError(f"{text[:20]}: more than {MOST_CORES} cores, which no machine has")
         return text
 
     @field_validator("memory")
@@ -316,6 +320,8 @@ class Spec(Model):
         text = str(value)
         if not re.fullmatch(r"\d+(\.\d+)?", text):
             raise ValueError(f"{text!r} is not a number of GPUs such as 0, 1, 4 or 0.25")
+        if float(text) > MOST_GPUS:
+            raise ValueError(f"{text[:20]}: more than {MOST_GPUS} GPUs, which no machine has")
         amount = Fraction(text)
         if amount > 1 and amount.denominator != 1:
             raise ValueError(f"{text} GPUs: only whole numbers above 1; a fraction is a share of one GPU")

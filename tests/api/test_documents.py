@@ -189,6 +189,16 @@ def test_half_a_character_is_refused(config: str, told: str) -> None:
     ).spec.command == ["\U0001f600"], "the two halves of one are a character"
 
 
+@pytest.mark.parametrize("digits", [9, 400, 5000])
+@pytest.mark.parametrize("key", ["gpus", "resources.cpu"])
+def test_more_than_any_machine_has_is_refused_before_it_is_reckoned_with(key: str, digits: int) -> None:
+    """From 309 digits on it is no number that Python divides: the answer was 500, with a traceback."""
+    spec = {"gpus": f"gpus: '{'9' * digits}'", "resources.cpu": f"resources: {{cpu: '{'9' * digits}'}}"}[key]
+    (fault,) = faults_of(f"metadata: {{name: j}}\nspec: {{command: [x], {spec}}}")
+    assert fault.startswith(f"spec.{key}: {'9' * min(digits, 20)}: more than ")
+    assert fault.endswith(", which no machine has")
+
+
 @pytest.mark.parametrize("syntax", ["json", "yaml"])
 def test_an_integer_longer_than_python_reads_is_told_in_our_words(syntax: Literal["json", "yaml"]) -> None:
     """Python has a limit of 4,300 digits, and a hint of its own that is for programmers."""

@@ -7,10 +7,12 @@ import dataclasses
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -36,7 +38,7 @@ from holdfast_controller.gang import attempt_uid, shutdown_timeout
 from holdfast_controller.jobs import Metadata, TrainingJob, Verdict
 from holdfast_controller.lines import LONGEST_LINE
 from holdfast_controller.local import asking, logs, process
-from holdfast_controller.local.engine import LocalEngine
+from holdfast_controller.local.engine import LONGEST_WORD, LocalEngine
 from holdfast_controller.local.launch import Runtime, replica_environment, run_directory
 from holdfast_controller.local.record import AttemptFiles, Launch
 from holdfast_controller.local.slots import Grant, Machine
@@ -117,6 +119,7 @@ CONTROLLER = """
 import asyncio, sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from local_world import at_work, gone, killed, local_engine
 from holdfast_controller.jobs import TrainingJob
 
@@ -460,6 +463,37 @@ def test_the_plan_shows_what_would_run(tmp_path: Path) -> None:
     bare = dataclasses.replace(Runtime.of_this_process(), pytorch=False)
     (why,) = local_engine(tmp_path, runtime=bare).plan(waiting_job()).reasons
     assert why.startswith(f"jobs run by the controller's Python, {sys.executable}, which has no PyTorch: ")
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (
+            {"command": ["python", "-c", "print('a\0b')"]},
+            "spec.command[2] has a NUL character in it, with which no process can be started: leave it out",
+        ),
+        ({"env": {"SEP": "a\0b"}}, "spec.env.SEP has a NUL character in it"),
+        (
+            {"env": {"TABLE": "é" * (LONGEST_WORD // 2)}},
+            f"spec.env.TABLE is of {LONGEST_WORD + 6} bytes, and no process can be started with more than "
+            f"{LONGEST_WORD - 1}: put it into spec.config, or into a file",
+        ),
+    ],
+)
+def test_a_word_that_no_process_can_have_is_told_before_the_job_runs(
+    tmp_path: Path, spec: dict[str, Any], told: str
+) -> None:
+    """It was taken, and then waited for ever, tried again every five seconds."""
+    (why,) = local_engine(tmp_path).plan(waiting_job(**spec)).reasons
+    assert why.startswith(told)
+
+
+def test_the_longest_word_that_a_process_can_have_is_taken(tmp_path: Path) -> None:
+    longest = "x" * (LONGEST_WORD - 1)
+    assert subprocess.run(["true", longest], check=False).returncode == 0
+    assert local_engine(tmp_path).plan(waiting_job(command=["true", longest])).reasons == ()
+    with pytest.raises(OSError, match="Argument list too long"):
+        subprocess.run(["true", f"{longest}x"], check=False)
 
 
 def test_a_job_runs_in_its_working_directory_and_waits_for_one_that_is_not_there(tmp_path: Path) -> None:

@@ -363,6 +363,7 @@ def test_two_attempts_never_share_a_name(
             PodSettings(limits=Limits(memory="64Gi")),
             "spec.resources.memory is missing and this cluster allows at most 64Gi: name it",
         ),
+        ({"command": ["python", "a\0b"]}, PodSettings(), "spec.command[1] has a NUL character in it"),
         ({"config": {"table": "x" * 600_000}}, PodSettings(), "spec.config has 600008 bytes"),
     ],
 )

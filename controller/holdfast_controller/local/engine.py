@@ -38,6 +38,7 @@ from holdfast_controller.jobs import Capacity, Spec, TrainingJob
 from holdfast_controller.policy.cost import Node, place_of
 from holdfast_controller.policy.gpu_request import gpu_request, sharing_notes
 from holdfast_controller.policy.launchers import launcher_notes
+from holdfast_controller.policy.words import unstartable
 from holdfast_controller.prices import Prices
 from holdfast_controller.queueing import Keys
 from holdfast_controller.visible_gpus import VARIABLE
@@ -57,6 +58,8 @@ from .targets import TargetsFile
 TEND_SECONDS = 0.1
 RETRY_SECONDS = 5.0
 """Until a start that the machine refused (disk full, no more processes) is tried again."""
+LONGEST_WORD = 32 * os.sysconf("SC_PAGESIZE")
+"""Bytes that Linux takes of a word or a variable (MAX_ARG_STRLEN, execve(2))."""
 
 log = structlog.get_logger(__name__)
 
@@ -207,7 +210,7 @@ class LocalEngine:
                 else "This machine does not let Holdfast limit memory (that takes a writable cgroup with the "
                 "memory controller: root's, or one that systemd delegates): resources.memory has no effect."
             )
-        reasons = never_fits(request, self._machine)
+        reasons = (*never_fits(request, self._machine), *unstartable(job.spec, LONGEST_WORD))
         there = job.spec.working_dir
         if there is not None and not (os.path.isdir(there) and os.access(there, os.X_OK)):
             reasons += (

@@ -460,6 +460,14 @@ class Status(Model):
         """Of this number; None where it is not remembered."""
         return next((one for one in self.attempts if one.number == attempt), None)
 
+    @property
+    def wall_ended_at(self) -> datetime | None:
+        """Where the wall time of a job that is over ends: with its last attempt, for nobody may have been
+        there to see it finish. None until then."""
+        if self.finished_at is None or not self.attempts:
+            return self.finished_at
+        return self.attempts[-1].ended_at or self.finished_at
+
 
 # ------------------------------------------------------------------------ job
 

@@ -229,9 +229,7 @@ def _time_recovery(attempt: AttemptAccount, before: AttemptAccount, ended: float
 
 
 def _totals(job: TrainingJob, attempts: Sequence[AttemptAccount], now: datetime, *, unheard: bool) -> Totals:
-    started, finished = job.status.first_started_at, job.status.finished_at
-    if finished is not None and job.status.attempts:  # nobody may have been there to see it end
-        finished = job.status.attempts[-1].ended_at or finished
+    started, ended = job.status.first_started_at, job.status.wall_ended_at
     return Totals(
         attempts=max(job.status.attempt, len(attempts)),
         disruptions=job.status.disruptions,
@@ -239,7 +237,7 @@ def _totals(job: TrainingJob, attempts: Sequence[AttemptAccount], now: datetime,
         lost_steps=None if unheard else sum(attempt.lost_steps or 0 for attempt in attempts),
         goodput=job.status.goodput,
         recovery_seconds=[a.recovery_seconds for a in attempts if a.recovery_seconds is not None],
-        wall_seconds=max(0.0, ((finished or now) - started).total_seconds()) if started else None,
+        wall_seconds=max(0.0, ((ended or now) - started).total_seconds()) if started else None,
         cost=job.status.cost,
         cost_currency=job.status.cost_currency,
     )

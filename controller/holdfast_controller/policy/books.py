@@ -110,10 +110,11 @@ class Books:
             self.status.goodput = goodput(seconds, wall)
 
     def over(self) -> None:
-        """No attempt follows: what comes after the end of the last one is none of the job's wall time."""
-        last = self.status.attempts[-1] if self.status.attempts else None
-        if last is not None and last.ended_at is not None and self.status.useful_seconds is not None:
-            self._note_useful(self.status.useful_seconds, last.ended_at)
+        """No attempt follows."""
+        self.status.finished_at = self.now
+        ended = self.status.wall_ended_at
+        if ended is not None and self.status.useful_seconds is not None:
+            self._note_useful(self.status.useful_seconds, ended)
 
     def detected(self, record: AttemptRecord) -> None:
         """It is known that the attempt cannot go on."""

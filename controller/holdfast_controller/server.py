@@ -166,6 +166,8 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
     except socket.gaierror as error:
         raise StartupError(f"cannot listen on {host!r}: {error.strerror}; give another --host") from error
+    except UnicodeError as error:  # the name of a machine has rules of its own
+        raise StartupError(f"cannot listen on {host!r}: {error}; give another --host") from error
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast_controller.jobs import Spec
 from holdfast_controller.local.slots import (
+    Allocation,
     Grant,
     Machine,
     Request,
@@ -126,6 +127,39 @@ def test_who_waits_for_gpus_holds_up_no_job_on_cores() -> None:
     started, waits = admit(queue, machine, running)
     assert list(started) == ["default/cpu"]
     assert waits["default/gpu"] == "waits for 1 GPU slots: 0 of 1 free; job default/x holds 1"
+
+
+@pytest.mark.parametrize(
+    ("machine", "held", "request_", "said"),
+    [
+        (
+            Machine(0, (0, 1)),
+            (Grant(gpus=(0,), share=Fraction(1, 2)), Grant(gpus=(1,), share=Fraction(1, 2))),
+            ask(1, 0, 1),
+            "waits for 1 GPU slots: 0 of 2 free; job default/x holds 1",
+        ),
+        (
+            Machine(0, (0, 1)),
+            (Grant(gpus=(0,)),),
+            ask(2, 0, 0.5),
+            "waits for 0.5 of 2 GPUs: 1 of 2 with that much free; job default/x holds 1",
+        ),
+        (
+            Machine(2),
+            (Grant(Fraction(4)),),
+            ask(1, 1),
+            "waits for 1 CPU slots: 0 of 2 free; job default/x holds 4",
+        ),
+    ],
+    ids=["halves of GPUs", "two shares", "fewer slots than before"],
+)
+def test_what_is_said_to_be_free_is_what_could_be_given(
+    machine: Machine, held: Allocation, request_: Request, said: str
+) -> None:
+    """Who waited for one GPU was told that one of two is free, that was half of each; and -2 of 2 slots were
+    free where the controller was started with fewer than before."""
+    _, waits = admit([Waiting("default/a", request_)], machine, {"default/x": held})
+    assert waits == {"default/a": said}
 
 
 def test_what_another_job_of_its_name_holds_stays_taken_when_a_job_starts() -> None:

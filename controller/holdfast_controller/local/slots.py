@@ -155,13 +155,18 @@ def admit(
 def explain(request: Request, machine: Machine, in_use: Mapping[str, Allocation]) -> str:
     """Why a request does not start now: what it needs, what is free, who holds the rest."""
     kind = "CPU" if free_cores(machine, in_use) < request.cores * request.replicas else "GPU"
+    used = _gpu_use(machine, in_use)
     if kind == "CPU":
         needs = f"{_number(request.cores * request.replicas)} CPU slots"
-        free = f"{_number(free_cores(machine, in_use))} of {machine.cores} free"
-    else:
-        used = _gpu_use(machine, in_use)
+        left = max(Fraction(0), free_cores(machine, in_use))  # the machine may have had more of them before
+        free = f"{_number(left)} of {machine.cores} free"
+    elif request.gpus >= 1:
         needs = f"{_number(request.gpus * request.replicas)} GPU slots"
-        free = f"{_number(machine.gpus - sum(used.values(), Fraction(0)))} of {machine.gpus} free"
+        free = f"{sum(not share for share in used.values())} of {machine.gpus} free"
+    else:
+        needs = f"{_number(request.gpus)} of {request.replicas} GPU{'' if request.replicas == 1 else 's'}"
+        room = sum(share + request.gpus <= 1 for share in used.values())
+        free = f"{room} of {machine.gpus} with that much free"
     holders = []
     for key, allocation in sorted(in_use.items()):
         held = sum((_held(grant, kind) for grant in allocation), Fraction(0))

@@ -70,6 +70,15 @@ class FrozenModel(Model):
     model_config = ConfigDict(frozen=True)
 
 
+def number(value: object) -> object:
+    """As it came. Raises ValueError for what is true or false, which Python counts as 1 and 0: a job that is
+    to be deleted `no` time after its end would be deleted at once."""
+    if value is True or value is False:
+        told = json.dumps(value)
+        raise ValueError(f"{told}, as YAML also reads yes, on, no or off, stands where a number is needed")
+    return value
+
+
 class Capacity(StrEnum):
     SPOT = "Spot"
     SPOT_FIRST = "SpotFirst"
@@ -98,6 +107,8 @@ class Checkpoint(Model):
         description="How many of the newest checkpoints stay on the disk; older ones are deleted.",
     )
 
+    _numbers = field_validator("keep", mode="before")(number)
+
     @field_validator("every", mode="before")
     @classmethod
     def _every(cls, value: object) -> str:
@@ -123,6 +134,8 @@ class Retries(Model):
         description="How many disruptions (a replica that was reclaimed, evicted, or lost with its machine) "
         "are followed by another attempt; unlimited unless given.",
     )
+
+    _numbers = field_validator("failures", "disruptions", mode="before")(number)
 
 
 class Storage(Model):
@@ -313,6 +326,17 @@ class Spec(Model):
         apart = {"retries", "idle", "idle_seconds", "suspend", "ttl_seconds_after_finished"}
         asked = self.model_dump(mode="json", exclude=apart, exclude_defaults=True)
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+    _numbers = field_validator(
+        "replicas",
+        "min_replicas",
+        "processes",
+        "grace_seconds",
+        "hang_seconds",
+        "idle_seconds",
+        "ttl_seconds_after_finished",
+        mode="before",
+    )(number)
 
     @field_validator("gpus", mode="before")
     @classmethod

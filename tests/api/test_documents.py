@@ -248,6 +248,25 @@ def test_what_kubectl_takes_for_a_number_or_a_truth_is_written_in_quotes(text: s
     assert dump([text, {text: text}]) == f"- '{text}'\n- '{text}': '{text}'\n"
 
 
+@pytest.mark.parametrize("word", ["no", "off", "false", "yes", "on", "true"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("replicas", "minReplicas", "processes", "graceSeconds", "hangSeconds", "idleSeconds"),
+        *("ttlSecondsAfterFinished", "checkpoint.keep", "retries.failures", "retries.disruptions"),
+    ],
+)
+def test_no_is_not_zero_and_yes_is_not_one(key: str, word: str) -> None:
+    """A job that was to be deleted `no` time after its end was deleted at its end, with its checkpoints."""
+    *sections, last = key.split(".")
+    spec = "".join(f"{section}: {{" for section in sections) + f"{last}: {word}" + "}" * len(sections)
+    (fault,) = faults_of(f"metadata: {{name: j}}\nspec: {{command: [x], {spec}}}")
+    truth = "false" if word in ("no", "off", "false") else "true"
+    assert fault == (
+        f"spec.{key}: {truth}, as YAML also reads yes, on, no or off, stands where a number is needed"
+    )
+
+
 def test_two_namespaces_are_a_contradiction() -> None:
     (fault,) = faults_of("metadata: {name: j, namespace: b}\nspec: {command: [x]}", "a")
     assert "metadata.namespace is 'b', but the job was sent to namespace 'a'" in fault

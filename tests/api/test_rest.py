@@ -151,6 +151,7 @@ def test_an_unknown_key_names_the_nearest(http: httpx.Client) -> None:
         ("GET", JOBS + "/..%2f..%2fetc/logs", {}, 404, None, "there is nothing at"),
         ("GET", JOBS + "/j/logs?rank=-1", {}, 422, "invalid", "rank: '-1'"),
         ("POST", JOBS + "/j/drill", {"json": {"replica": 9}}, 422, "invalid", "replica 9: default/j has 2"),
+        ("POST", JOBS + "/j/drill", {"json": {"replica": False}}, 422, "invalid", "a number is needed"),
         (
             "POST",
             JOBS + "/j/drill",

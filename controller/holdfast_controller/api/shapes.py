@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ..cluster import Plan
 from ..drills import KINDS, DrillKind
 from ..jobs import API_VERSION, Model, TrainingJob
+from ..spec import number
 
 
 class ListMetadata(Model):
@@ -54,6 +55,8 @@ class DrillRequest(Model):
 
     replica: int | None = Field(default=None, ge=0, description="By default a random running one.")
     kind: DrillKind = Field(default=DrillKind.KILL, description=KINDS)
+
+    _numbers = field_validator("replica", mode="before")(number)
 
 
 class DrillResult(Model):

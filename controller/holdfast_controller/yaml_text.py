@@ -1,8 +1,9 @@
 """YAML as people mean it: how Holdfast reads it, and how it writes it so that all read the same.
 
 YAML's versions differ in what a bare word is. `1e5` is text to PyYAML, and a number to us, to the trainer
-and to kubectl; `089` and `y` are text to us, and to kubectl a number and a true. What is written here has
-quotes around every text that any of them would take for something else.
+and to kubectl; `3:1` is text to us and to kubectl, and 181 to PyYAML, which counts by sixties; `089` and `y`
+are text to us, and to kubectl a number and a true. What is written here has quotes around every text that any
+of them would take for something else.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import yaml
 _NUMBER = r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)"
 _EXPONENT = r"[eE][-+]?\d+"
 _ELSEWHERE = rf"{_NUMBER}({_EXPONENT})?|[-+]?0[xXoObB][\da-fA-F_]+|[yYnN]"
+_SIXTIES = r"[-+]?\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?"
 _FLOAT = "tag:yaml.org,2002:float"
+_TEXT = "tag:yaml.org,2002:str"
+_DIGITS = "-+.0123456789"
 
 
 class Loader(yaml.CSafeLoader):
-    """`1e-3` is a number (PyYAML reads a string), a date stays text."""
+    """`1e-3` is a number (PyYAML reads a string), a date or a ratio stays text."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
@@ -31,17 +35,20 @@ class Loader(yaml.CSafeLoader):
 
 
 Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [
+        *([(_TEXT, re.compile(rf"^{_SIXTIES}\Z"))] if first in _DIGITS else []),  # the first that fits counts
+        *((tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"),
+    ]
     for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
 }
-Loader.add_implicit_resolver(_FLOAT, re.compile(rf"^{_NUMBER}{_EXPONENT}\Z"), list("-+.0123456789"))
+Loader.add_implicit_resolver(_FLOAT, re.compile(rf"^{_NUMBER}{_EXPONENT}\Z"), list(_DIGITS))
 
 
 class _Dumper(yaml.CSafeDumper):
     """Quotes a text that resolves to another type: so it is told of the types that others see."""
 
 
-_Dumper.add_implicit_resolver(_FLOAT, re.compile(rf"^({_ELSEWHERE})\Z"), list("-+.0123456789yYnN"))
+_Dumper.add_implicit_resolver(_FLOAT, re.compile(rf"^({_ELSEWHERE})\Z"), [*_DIGITS, *"yYnN"])
 
 
 def dump(value: Any, *, width: int = 80, unicode: bool = True) -> str:

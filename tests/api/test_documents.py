@@ -248,6 +248,16 @@ def test_what_kubectl_takes_for_a_number_or_a_truth_is_written_in_quotes(text: s
     assert dump([text, {text: text}]) == f"- '{text}'\n- '{text}': '{text}'\n"
 
 
+@pytest.mark.parametrize("text", ["3:1", "12:30:00", "-1:30.5", "07:00"])
+def test_a_ratio_or_a_time_of_day_is_text_as_kubectl_reads_it(text: str) -> None:
+    """`mix: 3:1` reached the program as 181: PyYAML counts by sixties, as YAML 1.1 had it."""
+    config = to_job(
+        parse(f"metadata: {{name: j}}\nspec: {{command: [x], config: {{mix: {text}}}}}".encode(), "f")
+    )
+    assert config.spec.config == {"mix": text}
+    assert yaml.safe_load(dump({"mix": text})) == {"mix": text}
+
+
 @pytest.mark.parametrize("word", ["no", "off", "false", "yes", "on", "true"])
 @pytest.mark.parametrize(
     "key",

@@ -15,6 +15,7 @@ from waiting import wait_until_async
 from holdfast_controller.cluster import AttemptObservation, NotFound, Unavailable
 from holdfast_controller.job_series import JobFigures
 from holdfast_controller.jobs import Phase, TrainingJob, Verdict
+from holdfast_controller.policy.decide import SILENT_SECONDS
 from holdfast_controller.reconciler import Reconciler
 from holdfast_trainer.contract import Progress
 
@@ -291,6 +292,33 @@ def test_suspend_and_resume() -> None:
         job = await scene.change(suspend=False)
         assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
         assert (await scene.end(0, 0)).status.phase is Phase.SUCCEEDED
+
+    play(story)
+
+
+class SavingEngine(MemoryEngine):
+    """What is told to stop saves first, for as long as a test lets it."""
+
+    async def stop(self, job: TrainingJob, attempt: int) -> None:
+        self.attempts[job.metadata.uid, attempt].stopping = True
+
+
+def test_a_job_that_is_resumed_while_it_still_stops_is_not_said_to_train_until_it_does() -> None:
+    """It was Running, for as long as its last save took."""
+
+    async def story(scene: Scene) -> None:
+        engine = scene.run_on(SavingEngine(clock=scene.seconds))
+        await scene.submit(make())
+        scene.now += timedelta(seconds=SILENT_SECONDS)
+        assert (await scene.look()).status.phase is Phase.RUNNING
+        assert (await scene.change(suspend=True)).status.phase is Phase.SUSPENDING
+        job = await scene.change(suspend=False)
+        assert (job.status.phase, job.status.attempt) == (Phase.RECOVERING, 1)
+        assert job.status.message.startswith("the attempt still stops after a checkpoint")
+        await MemoryEngine.stop(engine, job, 1)
+        job = await scene.look()
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
+        assert job.status.attempts[0].verdict is Verdict.SUSPENDED
 
     play(story)
 

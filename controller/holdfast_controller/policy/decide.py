@@ -158,7 +158,7 @@ class _Deciding:
             stop = None if observation.stopping else record.number
             return self._with_kill(record, at, stop=stop)
         if not observation.waiting:
-            self.works = at is None
+            self.works = at is None and not observation.stopping
             self.books.take_progress(record, observation, self.evidence.ledger)
         record.held_up_at = held_up_at(record, observation, self.now)
         if at is None and record.ending is None:
@@ -171,6 +171,8 @@ class _Deciding:
             return self._done(requeue_after=given_up)
         if at is not None:
             self._phase(Phase.RECOVERING, "AttemptEnding", explain.ending(observation))
+        elif observation.stopping:  # and since then the job was resumed
+            self._phase(Phase.RECOVERING, "AttemptEnding", explain.RESUMED)
         elif record.first_step_at is not None:
             self._phase(Phase.RUNNING, "Training", explain.training(observation))
         else:

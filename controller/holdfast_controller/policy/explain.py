@@ -16,6 +16,8 @@ UNREPORTED = (
     "have found each other, and their logs tell why"
 )
 
+RESUMED = "the attempt still stops after a checkpoint, as the job was suspended; the next one goes on from it"
+
 
 def starting(observation: AttemptObservation) -> str:
     """Of an attempt whose first step is not done yet."""

@@ -265,6 +265,28 @@ def test_old_jobs_are_deleted_by_how_long_ago_they_ended(
     assert "write it as 90s, 30m, 12h or 7d" in holdfast("delete", "--finished-for", "week", code=2).stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["delete", "-l", "sweep=lr", "--finished-for", ""],
+        ["delete", "--finished-for", "7d", "-l", ""],
+        ["delete", "-l", "sweep=lr", "-n", ""],
+        ["--server", "", "delete", "lr-1"],
+        ["--data-dir", "", "delete", "lr-1"],
+        ["--token-file", "", "delete", "lr-1"],
+        ["up", "--data-dir", ""],
+    ],
+    ids=" ".join,
+)
+def test_what_is_typed_and_empty_is_not_taken_for_what_is_left_out(
+    holdfast: Holdfast, server: Served, sweep: list[str], words: list[str]
+) -> None:
+    """As where a script's variable is not set: of --finished-for "$AGE" jobs that run were deleted, of
+    --data-dir "$DIR" the current directory was the controller's."""
+    assert "it is empty, as of a variable that is not set" in holdfast(*words, code=2).output
+    assert all(server.job(name).metadata.deletion_timestamp is None for name in sweep)
+
+
 def test_delete_waits_until_it_is_gone(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     holdfast("submit", str(job_file))
 

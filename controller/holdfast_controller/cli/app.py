@@ -22,7 +22,7 @@ from holdfast_trainer.contract import NO_ROOM
 
 from ..data_directory import DataDirectoryError
 from . import changing, drilling, explaining, gpus, showing, submission, watching
-from .connection import Connection
+from .connection import Connection, not_empty, path_given
 from .controller import StartOnCluster, controller_command
 from .exits import ERROR, INTERRUPTED, PIPE_CLOSED
 from .up import StartController, up_command
@@ -120,14 +120,26 @@ def create_cli(start_controller: StartController, start_on_cluster: StartOnClust
 def _shared(
     ctx: typer.Context,
     server: Annotated[
-        str | None, typer.Option(envvar="HOLDFAST_SERVER", help="The controller's address.")
+        str | None,
+        typer.Option(envvar="HOLDFAST_SERVER", help="The controller's address.", callback=not_empty),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(envvar="HOLDFAST_TOKEN_FILE", help="File that holds the token.")
+        Path | None,
+        typer.Option(
+            envvar="HOLDFAST_TOKEN_FILE",
+            help="File that holds the token.",
+            parser=path_given,
+            metavar="<path>",
+        ),
     ] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option(envvar="HOLDFAST_DATA_DIR", help="The controller's directory on this machine."),
+        typer.Option(
+            envvar="HOLDFAST_DATA_DIR",
+            help="The controller's directory on this machine.",
+            parser=path_given,
+            metavar="<path>",
+        ),
     ] = None,
 ) -> None:
     """Train PyTorch models on interruptible GPUs and lose no work.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..client import Client
 
 DEFAULT_SERVER = "http://127.0.0.1:8765"
+EMPTY = "it is empty, as of a variable that is not set; leave it out if that is meant"
 COMPLETION_SECONDS = 1.0
 """A shell that completes must not hang."""
 
@@ -100,6 +101,22 @@ class Connection:
         return Client(server, token, timeout=timeout, warned=warned, before=before, reread=self.token)
 
 
+def not_empty(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
+    """As it came. Raises BadParameter for what was typed and is empty, as "$TEAM" is where that is not set:
+    it would mean what leaving it out does, another controller or more jobs."""
+    source = ctx.get_parameter_source(param.name or "")
+    if value == "" and source is not None and source.name == "COMMANDLINE":
+        raise typer.BadParameter(EMPTY)
+    return value
+
+
+def path_given(text: str) -> Path:
+    """Likewise, of a path: an empty one would be the current directory."""
+    if not text:
+        raise typer.BadParameter(EMPTY)
+    return Path(text)
+
+
 def _token_in_environment() -> str | None:
     """None where there is none. Raises DataDirectoryError, without a word of what it is, where no header can
     have it; an end of line, as of a file that it was read from, is no part of it."""
@@ -162,5 +179,7 @@ Job = Annotated[
 ]
 NamespaceOption = Annotated[
     str | None,
-    typer.Option("-n", "--namespace", help="Namespace (HOLDFAST_NAMESPACE, else default)."),
+    typer.Option(
+        "-n", "--namespace", help="Namespace (HOLDFAST_NAMESPACE, else default).", callback=not_empty
+    ),
 ]

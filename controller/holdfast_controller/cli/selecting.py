@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .connection import JobAddress, complete_job, default_namespace, locate
+from .connection import JobAddress, complete_job, default_namespace, locate, not_empty
 from .exits import ERROR, JOB_FAILED, TIMED_OUT
 
 if TYPE_CHECKING:
@@ -23,12 +23,20 @@ Jobs = Annotated[
     ),
 ]
 Everywhere = Annotated[bool, typer.Option("-A", "--all-namespaces", help="Jobs of all namespaces.")]
-Selector = Annotated[str, typer.Option("-l", "--selector", help="Only jobs with labels: a=b,c!=d.")]
+Selector = Annotated[
+    str,
+    typer.Option("-l", "--selector", help="Only jobs with labels: a=b,c!=d.", callback=not_empty),
+]
 Phases = Annotated[
     list[str] | None, typer.Option("--phase", help="Only jobs in this phase; may be repeated.")
 ]
 FinishedFor = Annotated[
-    str, typer.Option("--finished-for", help="Only jobs that ended so long ago or longer: 90s, 30m, 12h, 7d.")
+    str,
+    typer.Option(
+        "--finished-for",
+        help="Only jobs that ended so long ago or longer: 90s, 30m, 12h, 7d.",
+        callback=not_empty,
+    ),
 ]
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}

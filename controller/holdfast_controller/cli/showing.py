@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .connection import Job, JobAddress, NamespaceOption, complete_job, default_namespace, locate
+from .connection import (
+    Job,
+    JobAddress,
+    NamespaceOption,
+    complete_job,
+    default_namespace,
+    locate,
+    not_empty,
+)
 from .selecting import Everywhere, Jobs, Phases, Selector, ago, each, known_phases, places_of
 
 if TYPE_CHECKING:
@@ -127,7 +135,9 @@ def events(
     namespace: NamespaceOption = None,
     everywhere: Everywhere = False,
     selector: Selector = "",
-    since: Annotated[str, typer.Option("--since", help="Only of the last 90s, 30m, 12h, 7d.")] = "",
+    since: Annotated[
+        str, typer.Option("--since", help="Only of the last 90s, 30m, 12h, 7d.", callback=not_empty)
+    ] = "",
     output: Annotated[TableOutput, typer.Option("-o", "--output")] = TableOutput.TABLE,
     watch: Annotated[
         bool, typer.Option("-w", "--watch", help="Go on showing what happens until the JOB is deleted.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..data_directory import is_default
+from .connection import path_given
 
 if TYPE_CHECKING:
     from ..jobs import TrainingJob
@@ -101,7 +102,10 @@ def up_command(start_controller: StartController) -> Callable[..., None]:
     def up(
         ctx: typer.Context,
         data_dir: Annotated[
-            Path | None, typer.Option(help="Jobs, run directories, token; made where missing.")
+            Path | None,
+            typer.Option(
+                help="Jobs, run directories, token; made where missing.", parser=path_given, metavar="<path>"
+            ),
         ] = None,
         host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1).")] = None,
         port: Annotated[

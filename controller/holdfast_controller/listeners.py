@@ -22,6 +22,16 @@ LISTENS = "0A"
 WORD = 4
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`. A name other than localhost is taken to be wide."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def users_listening(host: str, port: int) -> set[int]:
     """The user ids of those that `host`, an address of this machine or `localhost`, leads to; empty where
     nobody listens, or where the kernel does not say."""

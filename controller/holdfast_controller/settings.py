@@ -7,7 +7,6 @@ given. Nothing else in the controller reads the environment, and nothing reads i
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import os
 import socket
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from holdfast_trainer import contract
 
 from .cluster import HoldfastError
 from .data_directory import DataDirectory, default_data_directory, whole_path
+from .listeners import is_loopback
 from .prices import NodePrice, Prices
 from .spec import LOG_LIMIT, LOG_LIMIT_SAYS, Quantity
 from .visible_gpus import VARIABLE, gpus_present, gpus_shown
@@ -203,13 +203,3 @@ def unknown_names(environment: Mapping[str, str]) -> list[str]:
             near = difflib.get_close_matches(name, ours, n=1)
             sentences.append(f"{name} is no setting" + (f"; did you mean {near[0]}?" if near else ""))
     return sentences
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`. A name other than localhost is taken to be wide."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -243,8 +243,21 @@ def test_a_controller_without_a_token_keeps_web_pages_out(tmp_path: Path) -> Non
         assert http.get("/v1/jobs", headers={"Origin": open_server.url}).status_code == 200
         rebound = http.get("/v1/jobs", headers={"Host": "evil.example"})
         assert "on this machine only, not as 'evil.example'" in problem(rebound, 403, "forbidden")
+        no_address = http.get("/v1/jobs", headers={"Host": "[::1"})
+        assert "on this machine only" in problem(no_address, 403, "forbidden")
         foreign = http.post(f"{JOBS}/j/suspend", headers={"Origin": "https://evil.example"})
         assert "no requests from the web page 'https://evil.example'" in problem(foreign, 403, "forbidden")
+        no_page = http.get("/v1/jobs", headers={"Origin": "http://["})
+        assert "no requests from the web page 'http://['" in problem(no_page, 403, "forbidden")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8765", "[::1]:8765", "127.8.8.8:8765", "LOCALHOST"])
+def test_a_controller_without_a_token_answers_at_each_address_that_it_may_listen_at(
+    tmp_path: Path, host: str
+) -> None:
+    """`holdfast up --no-token --host 127.8.8.8` started, and refused whatever it was asked."""
+    with served(tmp_path, token=None) as open_server, open_server.http(token=None) as http:
+        assert http.get("/v1/jobs", headers={"Host": host}).status_code == 200
 
 
 # ---------------------------------------------------------------- large bodies

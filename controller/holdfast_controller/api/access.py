@@ -6,7 +6,7 @@ caller is and what he may do.
 Plain ASGI, in front of everything: a request without the token reaches no route and its body is never
 read. A server without a token (loopback only) has another enemy, the browser of its own user: a page
 can send requests to 127.0.0.1, also under a name of its own (DNS rebinding). So it answers only to
-loopback names, and to no request that a page of another origin made.
+names and addresses of loopback, and to no request that a page of another origin made.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import hmac
 import time
 from collections.abc import Mapping
 from typing import Protocol
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..cluster import HoldfastError
-from ..listeners import LOOPBACK_NAMES
+from ..listeners import is_loopback
 from ..problem import Forbidden, Unauthorized
 from .problems import problem_response
 
@@ -118,10 +118,18 @@ def refuse_token(headers: Mapping[str, str], token: str) -> HoldfastError | None
 
 def refuse_foreign(headers: Mapping[str, str]) -> HoldfastError | None:
     """Why a server without a token refuses these headers, or None."""
-    host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-    if host not in LOOPBACK_NAMES:
+    named, origin = headers.get("host", ""), headers.get("origin")
+    host = _parts(f"//{named}").hostname or ""
+    if not is_loopback(host):
         return Forbidden(f"a controller without a token answers on this machine only, not as {host!r}")
-    origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+    if origin is not None and _parts(origin).netloc != named:
         return Forbidden(f"a controller without a token takes no requests from the web page {origin!r}")
     return None
+
+
+def _parts(url: str) -> SplitResult:
+    """Of what is no URL, as one with half of the brackets of an address, none."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")

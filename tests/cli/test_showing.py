@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -243,6 +244,17 @@ def test_what_a_program_told_its_terminal_is_not_done_to_that_of_a_reader(
         assert part in shown, shown
 
 
+def test_the_command_that_is_shown_is_the_one_that_runs(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """`sh -c cd src; python t.py`, as it was shown, is another one to who copies it."""
+    words = ["sh", "-c", "cd src; python t.py $0", "", "\x1b[2J it's"]
+    holdfast("submit", str(job_file), f"--set=spec.command={json.dumps(words)}")
+    shown = holdfast("describe", "gpt-small").stdout
+    assert r"""command      sh -c 'cd src; python t.py $0' '' ' it'"'"'s'""" in shown
+    assert "\x1b" not in shown
+
+
 def test_brackets_are_shown_as_they_were_written(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     """As Hydra's lists have them; to a console that takes them for markup they are a style, or a fault."""
     words = ["python", "t.py", "data.paths=[/data/a,/data/b]", "--betas=[beta1,beta2]", "--say=:warning:"]
@@ -257,7 +269,7 @@ def test_brackets_are_shown_as_they_were_written(holdfast: Holdfast, server: Ser
         server.store.record_event(server.job("gpt-small"), Event(datetime.now(UTC), "Warning", "Odd", odd))
     )
     shown = holdfast("describe", "gpt-small").stdout
-    assert f"command      {' '.join(words)}" in shown
+    assert f"command      {shlex.join(words)}" in shown
     assert shown.count(odd) == 6, "message, diagnosis, resumed, attempt, event, last words"
     assert odd in holdfast("get", "-o", "wide").stdout
     assert odd in holdfast("top", "--once").stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,6 +12,8 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from holdfast_trainer.contract import legible
 
 from ..jobs import JobProgress, Phase, TrainingJob
 from ..policy.explain import passed_over, resume_differs
@@ -88,7 +91,7 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
     ranks = f"{_many(opened.processes_per_replica, 'rank')}{' each' if there > 1 else ''}"
     number = _many(there, "replica") if there >= spec.replicas else f"{there} of {spec.replicas} replicas"
     yield "size", f"{number}, {ranks}, {device}"
-    yield "command", " ".join(spec.command)
+    yield "command", legible(shlex.join(spec.command))
     if spec.image:
         yield "image", spec.image
     every = {"auto": "as often as measured costs allow"}.get(spec.checkpoint.every)

@@ -414,6 +414,24 @@ def test_what_an_attempt_finds_in_its_directory_and_environment(
     asyncio.run(story())
 
 
+def test_programs_of_the_job_s_own_path_are_found(tmp_path: Path) -> None:
+    """It was left out without a word, for the machine's own."""
+    tool = tmp_path / "bin" / "tool-of-annas"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\ncommand -v python\n")
+    tool.chmod(0o755)
+
+    async def story() -> None:
+        job = waiting_job(replicas=1, command=[tool.name], env={"PATH": str(tool.parent)})
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await until(engine, job, 1, "the end", gone)
+            said = [line async for line in engine.logs(job, 1, 0)]
+            assert said == [str(Path(sys.executable).parent / "python")]
+
+    asyncio.run(story())
+
+
 def test_a_replica_sees_its_own_gpus_alone() -> None:
     job = waiting_job(gpus="2", processes=2)
     grant = Grant(gpus=(2, 3))
@@ -457,6 +475,9 @@ def test_the_plan_shows_what_would_run(tmp_path: Path) -> None:
     assert not any("shares its memory" in note for note in plan.notes)
     share = local_engine(tmp_path).plan(waiting_job(gpus="0.5", replicas=1))
     assert any(note.startswith("1/2 of a GPU is a slice of its time") for note in share.notes)
+    chosen = local_engine(tmp_path).plan(waiting_job(env={"CUDA_VISIBLE_DEVICES": "3"}))
+    said = "The local engine says which GPUs a replica has: spec.env.CUDA_VISIBLE_DEVICES has no effect."
+    assert said in chosen.notes
     nested = local_engine(tmp_path).plan(waiting_job(command=["torchrun", "train.py"]))
     assert any(note.startswith("spec.command names torchrun") for note in nested.notes)
     assert not list((tmp_path / "runs").iterdir())

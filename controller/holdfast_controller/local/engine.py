@@ -58,6 +58,7 @@ from .targets import TargetsFile
 TEND_SECONDS = 0.1
 RETRY_SECONDS = 5.0
 """Until a start that the machine refused (disk full, no more processes) is tried again."""
+GPUS_CHOSEN = (VARIABLE, "CUDA_DEVICE_ORDER")
 LONGEST_WORD = 32 * os.sysconf("SC_PAGESIZE")
 """Bytes that Linux takes of a word or a variable (MAX_ARG_STRLEN, execve(2))."""
 
@@ -201,6 +202,11 @@ class LocalEngine:
         ):
             if value:
                 notes.append(f"The local engine does not use spec.{name}.")
+        for name in job.spec.env:
+            if name in GPUS_CHOSEN:
+                notes.append(
+                    f"The local engine says which GPUs a replica has: spec.env.{name} has no effect."
+                )
         if job.spec.mig:
             notes.append(f"The local engine gives whole GPUs: mig {job.spec.mig} has no effect here.")
         if job.spec.resources.memory:

@@ -138,7 +138,8 @@ def replica_environment(
     """What a replica and its ranks see; the job's own `env` cannot override what the platform sets."""
     spec = job.spec
     per_rank = grant.cores / spec.processes_per_replica if grant.cores else machine.cores // spec.world_size
-    path = f"{Path(runtime.python).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    # Programs of the job's own PATH are found, and `python` is the one that runs jobs in any case.
+    paths = (Path(runtime.python).parent, spec.env.get("PATH"), os.environ.get("PATH", os.defpath))
     platform = {
         **rank_environment(
             job,
@@ -153,7 +154,7 @@ def replica_environment(
         ENV_TERMINATION_LOG: str(run.termination(attempt, replica)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the numbers that NVML has, by which they are seen
         VARIABLE: ",".join(str(device) for device in grant.gpus),
-        "PATH": path,
+        "PATH": os.pathsep.join(str(path) for path in paths if path),
     }
     ours = {"OMP_NUM_THREADS": str(max(1, int(per_rank))), "PYTHONUNBUFFERED": "1"}
     return {**ours, **spec.env, **platform}

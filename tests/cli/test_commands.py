@@ -38,6 +38,15 @@ def test_submit_and_get(holdfast: Holdfast, job_file: Path) -> None:
     assert holdfast("get", "-o", "name").stdout == "gpt-small\n"
 
 
+def test_a_program_that_submits_can_ask_for_the_job_as_a_document(holdfast: Holdfast, job_file: Path) -> None:
+    """-o was taken, and the answer was a sentence all the same."""
+    done = holdfast("submit", str(job_file), "-o", "json")
+    assert done.stderr == "default/gpt-small submitted\n"
+    asked = json.loads(holdfast("get", "gpt-small", "-o", "json").stdout)
+    assert json.loads(done.stdout)["metadata"]["uid"] == asked["metadata"]["uid"]
+    assert "leave out -o, or -w" in holdfast("submit", str(job_file), "-w", "-o", "yaml", code=2).stderr
+
+
 def test_submit_from_a_pipe_with_changes(holdfast: Holdfast) -> None:
     holdfast(
         "submit", "-", "--set", "spec.replicas=3", "--set", "spec.config.train.lr=1e-3",

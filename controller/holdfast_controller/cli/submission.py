@@ -34,10 +34,12 @@ def submit(
         bool, typer.Option("-w", "--watch", help="Stay until it ends; exit 3 if it failed.")
     ] = False,
     output: Annotated[
-        TextOutput, typer.Option("-o", "--output", help="How --dry-run shows it.")
+        TextOutput, typer.Option("-o", "--output", help="How the job, or with --dry-run the plan, is shown.")
     ] = TextOutput.TEXT,
 ) -> None:
     """Submit a job."""
+    if watch and not dry_run and output is not TextOutput.TEXT:
+        raise typer.BadParameter("-w shows the job in lines: leave out -o, or -w")
     document = read_document(file)
     for assignment in assignments or []:
         assign(document, assignment)
@@ -51,7 +53,9 @@ def submit(
             return
         job = client.submit(document, target)
         address = JobAddress(job.metadata.namespace, job.metadata.name)
-        typer.echo(f"{address} submitted")
+        typer.echo(f"{address} submitted", err=output is not TextOutput.TEXT)
+        if output is not TextOutput.TEXT:
+            print_document(job.to_dict(), output)
         if watch:
             from .watching import stay
 

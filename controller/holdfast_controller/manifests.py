@@ -19,7 +19,7 @@ from .jobs import API_VERSION, KIND, TrainingJob
 from .pod_settings import PodSettings
 from .pod_template import CONFIG_FILE, attempt_labels, pod_template
 from .policy.refusals import refusals
-from .policy.words import unstartable
+from .policy.words import too_little_memory, unstartable
 from .pytorchjobs import PYTORCH_JOB
 from .trainjobs import TRAIN_JOB
 from .yaml_text import dump
@@ -70,7 +70,7 @@ def attempt_name(job: TrainingJob, attempt: int, kind: AttemptKind = PYTORCH_JOB
 def attempt_manifests(job: TrainingJob, attempt: int, settings: PodSettings) -> Manifests:
     """What one attempt needs. Raises Invalid where the cluster's operator does not allow the job."""
     job = job.as_of(attempt)
-    faults = [*refusals(job, settings), *unstartable(job.spec)]
+    faults = [*refusals(job, settings), *unstartable(job.spec), *too_little_memory(job.spec)]
     config = dump(job.spec.config)
     if len(config.encode()) > CONFIG_LIMIT // 2:
         faults.append(

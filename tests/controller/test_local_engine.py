@@ -38,6 +38,7 @@ from holdfast_controller.gang import attempt_uid, shutdown_timeout
 from holdfast_controller.jobs import Metadata, TrainingJob, Verdict
 from holdfast_controller.lines import LONGEST_LINE
 from holdfast_controller.local import asking, logs, process
+from holdfast_controller.local import engine as engine_module
 from holdfast_controller.local.engine import LONGEST_WORD, LocalEngine
 from holdfast_controller.local.launch import Runtime, replica_environment, run_directory
 from holdfast_controller.local.record import AttemptFiles, Launch
@@ -507,6 +508,17 @@ def test_a_word_that_no_process_can_have_is_told_before_the_job_runs(
     """It was taken, and then waited for ever, tried again every five seconds."""
     (why,) = local_engine(tmp_path).plan(waiting_job(**spec)).reasons
     assert why.startswith(told)
+
+
+@pytest.mark.parametrize("limits", [True, False], ids=["memory is limited", "it is not"])
+def test_memory_without_a_unit_is_told_where_it_would_end_each_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: bool
+) -> None:
+    """64 bytes, for who meant gigabytes: the job ran, was out of memory four times, and had failed."""
+    monkeypatch.setattr(engine_module, "parent_group", lambda: tmp_path if limits else None)
+    reasons = local_engine(tmp_path).plan(waiting_job(resources={"memory": "64"})).reasons
+    told = "spec.resources.memory is 64, in which no replica can start: write the unit, as in 64Gi"
+    assert reasons == ((told,) if limits else ())
 
 
 def test_the_longest_word_that_a_process_can_have_is_taken(tmp_path: Path) -> None:

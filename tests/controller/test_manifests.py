@@ -364,6 +364,11 @@ def test_two_attempts_never_share_a_name(
             "spec.resources.memory is missing and this cluster allows at most 64Gi: name it",
         ),
         ({"command": ["python", "a\0b"]}, PodSettings(), "spec.command[1] has a NUL character in it"),
+        (
+            {"resources": {"memory": "64"}},
+            PodSettings(),
+            "spec.resources.memory is 64, in which no replica can start: write the unit, as in 64Gi",
+        ),
         ({"config": {"table": "x" * 600_000}}, PodSettings(), "spec.config has 600008 bytes"),
     ],
 )

@@ -38,7 +38,7 @@ from holdfast_controller.jobs import Capacity, Spec, TrainingJob
 from holdfast_controller.policy.cost import Node, place_of
 from holdfast_controller.policy.gpu_request import gpu_request, sharing_notes
 from holdfast_controller.policy.launchers import launcher_notes
-from holdfast_controller.policy.words import unstartable
+from holdfast_controller.policy.words import too_little_memory, unstartable
 from holdfast_controller.prices import Prices
 from holdfast_controller.queueing import Keys
 from holdfast_controller.visible_gpus import VARIABLE
@@ -209,14 +209,17 @@ class LocalEngine:
                 )
         if job.spec.mig:
             notes.append(f"The local engine gives whole GPUs: mig {job.spec.mig} has no effect here.")
+        limits = parent_group() is not None
         if job.spec.resources.memory:
             notes.append(
                 "Each replica is held to resources.memory."
-                if parent_group() is not None
+                if limits
                 else "This machine does not let Holdfast limit memory (that takes a writable cgroup with the "
                 "memory controller: root's, or one that systemd delegates): resources.memory has no effect."
             )
         reasons = (*never_fits(request, self._machine), *unstartable(job.spec, LONGEST_WORD))
+        if limits:
+            reasons += too_little_memory(job.spec)
         there = job.spec.working_dir
         if there is not None and not (os.path.isdir(there) and os.access(there, os.X_OK)):
             reasons += (

@@ -1,10 +1,15 @@
-"""Words of a job that no process can be started with, whatever runs it. Pure."""
+"""What of a job no process can be started with, whatever runs it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from holdfast_controller.jobs import Spec
+
+from .quantity import quantity
+
+LEAST_MEMORY = 2**20
+"""Bytes. Who asks for less has left out the unit: no Python starts in it."""
 
 
 def unstartable(spec: Spec, longest: int | None = None) -> tuple[str, ...]:
@@ -23,6 +28,14 @@ def unstartable(spec: Spec, longest: int | None = None) -> tuple[str, ...]:
                 "it into spec.config, or into a file"
             )
     return tuple(found)
+
+
+def too_little_memory(spec: Spec) -> tuple[str, ...]:
+    """Likewise, where a replica is held to what it asks for."""
+    memory = spec.resources.memory
+    if memory is None or quantity(memory) >= LEAST_MEMORY:
+        return ()
+    return (f"spec.resources.memory is {memory}, in which no replica can start: write the unit, as in 64Gi",)
 
 
 def _words(spec: Spec) -> Iterator[tuple[str, str]]:

@@ -54,7 +54,8 @@ class Settings(BaseSettings):
     gpus: int | None = Field(
         default=None,
         ge=0,
-        description="GPUs to use; by default all of this machine that CUDA_VISIBLE_DEVICES does not hide.",
+        description="How many GPUs to use, the first of those that CUDA_VISIBLE_DEVICES does not hide; by "
+        "default all of them.",
     )
     price_per_hour: float | None = Field(
         default=None, gt=0, description="What this machine costs; without it no cost is shown."

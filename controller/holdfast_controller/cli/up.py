@@ -117,7 +117,10 @@ def up_command(start_controller: StartController) -> Callable[..., None]:
         cpu_slots: Annotated[
             int | None, typer.Option(help="CPU ranks that may run at once (this machine's cores).")
         ] = None,
-        gpus: Annotated[int | None, typer.Option(help="GPUs to use (all of this machine).")] = None,
+        gpus: Annotated[
+            int | None,
+            typer.Option(help="How many GPUs to use: the first that CUDA_VISIBLE_DEVICES shows (all)."),
+        ] = None,
         stop_jobs: Annotated[
             bool, typer.Option("--stop-jobs", help="On the way out, suspend the jobs that run.")
         ] = False,

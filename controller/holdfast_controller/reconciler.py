@@ -18,7 +18,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
@@ -38,7 +38,7 @@ from .policy.decision import Decision
 from .policy.explain import is_edited
 from .policy.half_placed import PLACE_SECONDS
 from .policy.peers import SETTLE_SECONDS
-from .policy.refused import could_not_end, could_not_start, waits_to_start
+from .policy.refused import could_not_delete, could_not_end, could_not_start, waits_to_start
 from .policy.tails import C_STACK_LINES, last_told
 from .policy.writes import PROGRESS_SECONDS, seconds_to_write
 from .queueing import WorkQueue
@@ -272,7 +272,11 @@ class Reconciler:
         if decision.remove:
             if job.kept_by:
                 job, _ = await self._write(job, decision.status, decision.events)
-            await self._engine.delete(job)
+            try:
+                await self._engine.delete(job)
+            except HoldfastError as error:
+                await self._stays(job, could_not_delete(error))
+                raise
             await self._store.remove(job)
             return None
         job, left = await self._write(job, decision.status, decision.events)
@@ -331,6 +335,14 @@ class Reconciler:
         _log(job, *events)
         self._wrote[job.key] = now
         return job, None
+
+    async def _stays(self, job: TrainingJob, message: str) -> None:
+        """Put into the job's status why it is not gone, where the store is not what is in the way."""
+        if message != job.status.message:
+            told = job.status.model_copy(update={"message": message})
+            event = Event(self._clock(), "Warning", "DeleteFailed", message)
+            with suppress(HoldfastError):
+                _log(await self._store.replace_status(job, told, event), event)
 
     async def _say_why(self, job: TrainingJob, message: str) -> None:
         """Put into the job's status what was in the way of an attempt's start: it waits for that."""

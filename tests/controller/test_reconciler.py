@@ -462,6 +462,42 @@ def test_a_finished_job_goes_when_its_time_is_up() -> None:
     play(story)
 
 
+class ForeignFiles(MemoryEngine):
+    """A run directory with files of another user."""
+
+    theirs = True
+
+    async def delete(self, job: TrainingJob) -> None:
+        if self.theirs:
+            raise Unavailable("cannot remove /runs/a/model.bin: Permission denied")
+        await super().delete(job)
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["deleted", "its time is up"])
+def test_a_job_whose_files_cannot_be_removed_says_so_and_goes_once_they_can(asked: bool) -> None:
+    """It was being deleted, for ever, and only the controller's log had the reason."""
+
+    async def story(scene: Scene) -> None:
+        engine = scene.run_on(ForeignFiles(clock=scene.seconds))
+        await scene.submit(make(ttlSecondsAfterFinished=60))
+        await scene.end(0, 0)
+        if asked:
+            await scene.store.mark_deleted("default", "a")
+        scene.now += timedelta(seconds=60)
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await scene.look(passes=1)
+        job = await scene.store.get("default", "a")
+        said = "could not be deleted and is tried again: cannot remove /runs/a/model.bin: Permission denied"
+        assert job.status.message == said
+        assert (await scene.reasons()).count("DeleteFailed") == 1
+        engine.theirs = False
+        with pytest.raises(NotFound):
+            await scene.look()
+
+    play(story)
+
+
 @pytest.mark.parametrize("ttl", [10**12, 2**63 - 1])
 def test_a_time_to_live_that_no_calendar_has_the_end_of_is_for_ever(ttl: int) -> None:
     """Each look at the finished job failed with a traceback, every half a minute."""

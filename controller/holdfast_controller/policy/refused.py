@@ -43,3 +43,8 @@ def waits_to_start(status: Status, message: str, now: datetime) -> Status:
 def could_not_end(attempt: int, error: Exception) -> str:
     """Of an attempt whose end the engine could not bring about; it is tried again."""
     return f"attempt {attempt} could not be ended and is tried again: {error}"
+
+
+def could_not_delete(error: Exception) -> str:
+    """Of a job of which something is left that the engine could not remove; it is tried again."""
+    return f"could not be deleted and is tried again: {error}"

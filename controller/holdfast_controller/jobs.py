@@ -85,7 +85,8 @@ class Verdict(StrEnum):
     HUNG = "Hung"
     CONFIG_ERROR = "ConfigError"
     UNSCHEDULABLE = "Unschedulable"
-    """a part of the gang ran and waited in vain for a replica that found no place"""
+    """a part of the gang ran and waited in vain for a replica that found no place, or its node could not
+    start one"""
     IMAGE_PULL = "ImagePull"
     """likewise, for one whose image did not come"""
     STORAGE_UNAVAILABLE = "StorageUnavailable"

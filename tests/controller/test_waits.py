@@ -102,6 +102,22 @@ SAID = [
         'CreateContainerConfigError: configmap "gpt-small-3" not found',
         "something that the pod mounts or reads is missing: restore it, or suspend and resume the job",
     ),
+    (  # as CRI-O and containerd say it
+        "CreateContainerError: container create failed: executable file `python` not found in $PATH: No such "
+        "file or directory",
+        "the image has no program python: name one that has it (image)",
+    ),
+    (
+        'StartError: failed to create containerd task: exec: "python": stat /usr/bin/python: no such file or '
+        "directory: unknown",
+        "the image has no program python: name one that has it (image)",
+    ),
+    (
+        "StartError: failed to create containerd task: error running prestart hook #0: exit status 1, stdout"
+        ": , stderr: nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown",
+        "the node does not give a container its GPUs: see its driver and NVIDIA's container runtime there, "
+        "or cordon it",
+    ),
     (
         'FailedAttachVolume: Multi-Attach error for volume "pvc-1" Volume is already exclusively attached to '
         "one node and can't be attached to another",

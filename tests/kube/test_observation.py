@@ -45,6 +45,12 @@ NOT_LOCATED = "The container could not be located when the pod was deleted"
 FULL = 'Usage of EmptyDir volume "scratch" exceeds the limit "20Gi". '
 
 
+NO_PROGRAM = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
+    'failed: unable to start container process: exec: "python": executable file not found in $PATH: unknown'
+)
+
+
 def beside_sidecar(one: Any) -> Any:
     one["status"]["containerStatuses"].append({"name": "proxy", "state": RUNNING})
     return one
@@ -499,6 +505,23 @@ def test_a_fault_is_a_failure_though_we_killed_the_rest() -> None:
     broken = pod(0, "Failed", ended(1, Termination("failed", 800, 750, "ValueError: nan").to_json()))
     peer = pod(1, "Failed", ended(137, at="2026-05-01T12:10:06Z"), deleted=("2026-05-01T12:10:06Z", 1))
     assert verdict(killed, broken, peer) == (Verdict.FAILED, "replica 0: ValueError: nan")
+
+
+def test_a_replica_that_its_node_could_not_start_found_no_place_and_says_why() -> None:
+    """containerd says that it ended with 128, and began in 1970: none of its ranks ever ran."""
+    unstarted = ended(128, NO_PROGRAM, "StartError")
+    unstarted["terminated"]["startedAt"] = "1970-01-01T00:00:00Z"
+    pods = [
+        {**pod(0, phase="Failed", state=unstarted), "spec": {"nodeName": "gpu-7"}},
+        pod(1, phase="Failed", state=ended(137), deleted=("2026-05-01T12:10:03Z", 1)),
+    ]
+    seen = attempt_observation(1, 2, job(annotations={KILLED: NOON}, going=True), pods)
+    assert classify(seen).verdict is Verdict.UNSCHEDULABLE
+    assert classify(seen).reason == (
+        f"replica 0: StartError (node gpu-7): {NO_PROGRAM}; the image has no program python: name one that "
+        "has it (image)"
+    )
+    assert attempt_observation(1, 1, job(), pods[:1]).started_at is None
 
 
 def test_a_stop_that_was_asked_for_is_a_suspension() -> None:

@@ -30,6 +30,7 @@ from holdfast_controller.heartbeat import Silence
 from holdfast_controller.jobs import Verdict
 from holdfast_controller.manifests import QUEUE_LABEL, Manifests, kind_of
 from holdfast_controller.policy.queue_waits import in_queue
+from holdfast_controller.policy.waits import explain_wait
 from holdfast_trainer.contract import Progress, Termination
 
 from .pending import Slow, stuck, why_pending
@@ -49,6 +50,7 @@ from .pod_state import (
     scheduled,
     seconds,
     started,
+    unstartable,
 )
 from .rank_ends import rank_ends
 
@@ -164,6 +166,7 @@ def _replica(
         lost_node=_lost_node(pod),
         out_of_memory=memory,
         over_limit=_over_limit(pod),
+        not_started=explain_wait(why) if (why := unstartable(pod)) else "",
         exit_code=None if by_signal else code,
         exit_signal=code - _SIGNAL_BASE if by_signal and code is not None else None,
         termination=Termination.from_json(message),

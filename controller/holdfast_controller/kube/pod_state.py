@@ -12,6 +12,9 @@ from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
 Document = Mapping[str, Any]
 
+_NOT_STARTED = ("StartError", "ContainerCannotRun")
+"""As containerd says it, and Docker; others keep such a container waiting (pending.py)."""
+
 
 def kind_of_pod(pod: Document) -> AttemptKind:
     """For which kind of attempt object it was made, as its labels say; any of them where they do not."""
@@ -57,11 +60,20 @@ def outlived(pod: Document) -> bool:
     return terminated(pod) and any("running" in state for state in states)
 
 
+def unstartable(pod: Document) -> str:
+    """Why its container has ended without having run: its node could not start it. Empty otherwise."""
+    end = container_state(pod).get("terminated") or {}
+    if end.get("reason") not in _NOT_STARTED:
+        return ""
+    where = f" (node {node_of(pod)})" if node_of(pod) else ""
+    return f"{end['reason']}{where}: {' '.join((end.get('message') or '').split())}".rstrip(": ")
+
+
 def started(pod: Document) -> datetime | None:
     """When its container did."""
     state = container_state(pod)
     at = (state.get("running") or state.get("terminated") or {}).get("startedAt")
-    return datetime.fromisoformat(at) if at else None
+    return datetime.fromisoformat(at) if at and not unstartable(pod) else None  # of such it is 1970
 
 
 def condition_of(pod: Document, kind: str) -> Document:

@@ -9,6 +9,7 @@ victims and never counted; the verdict comes from the first cause:
 4. a replica the platform took                  -> LostNode where its node went with it, else Disrupted;
    whose queue took it back for good             -> Suspended, and the job with it
    one evicted for what it wrote itself       -> Failed: as a disruption it would be tried again for ever
+   one whose node could not start it           -> Unschedulable, as where the node keeps it waiting
    what Holdfast ended the attempt for         -> Hung, Unschedulable or ImagePull, as it put on record;
    a hang that a node explains which fell silent -> LostNode: its peers wait for it, and end on that
 5. a replica that got a notice and said so (`interrupted`), unless a rank had failed before it ended:
@@ -64,6 +65,9 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
     for replica in replicas:
         if replica.over_limit and not finished(replica):
             return Incident(Verdict.FAILED, f"replica {replica.index}: {replica.over_limit}", replica.index)
+    for replica in replicas:
+        if why := replica.not_started:
+            return Incident(Verdict.UNSCHEDULABLE, f"replica {replica.index}: {why}", replica.index)
     lost = next((replica for replica in replicas if replica.lost_node and not finished(replica)), None)
     if ended_for is not None:
         hung = ended_for.verdict is Verdict.HUNG

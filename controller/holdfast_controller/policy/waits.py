@@ -92,6 +92,15 @@ STARTING = (
         r"^(?:ErrImagePull|ImagePullBackOff)",
         "the image cannot be pulled: check its name (image) and that the nodes reach its registry",
     ),
+    Remedy(
+        r"(?:exec: \"|executable file `)([^\"`]+)[\"`].*(?:not found|no such file or directory)",
+        "the image has no program {1}: name one that has it (image)",
+    ),
+    Remedy(
+        r"nvidia-container-cli|nvidia-container-runtime|CDI device",
+        "the node does not give a container its GPUs: see its driver and NVIDIA's container runtime there, "
+        "or cordon it",
+    ),
     Remedy(r"^InvalidImageName", "correct the image's name (image)"),
     Remedy(
         r"^CreateContainerConfigError",

@@ -94,6 +94,16 @@ SAID = [
         "ErrImagePull: dial tcp: lookup docker.io: no such host",
         "the image cannot be pulled: check its name (image) and that the nodes reach its registry",
     ),
+    (  # CRI-O tells these two apart
+        "RegistryUnavailable: image pull failed for registry.example.org/train:1 because the registry is "
+        "unavailable",
+        "the image cannot be pulled: check its name (image) and that the nodes reach its registry",
+    ),
+    (
+        "SignatureValidationFailed: image pull failed for registry.example.org/train:1 because the signature "
+        "validation failed: Source image rejected: A signature was required, but no signature exists",
+        "the node wants a signature that the image does not have: sign it, or name another one (image)",
+    ),
     (
         'ErrImageNeverPull: Container image "x" is not present with pull policy of Never',
         "the image is not on the node, and the platform forbids to pull it",

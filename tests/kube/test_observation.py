@@ -129,6 +129,16 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         {"stuck": Verdict.IMAGE_PULL, "placed_at": datetime.fromtimestamp(NOON_SECONDS, UTC)},
     ),
     (
+        "its image is not signed as its node wants it",
+        job(),
+        pod(
+            phase="Pending",
+            state={"waiting": {"reason": "SignatureValidationFailed", "message": "image pull failed"}},
+            conditions=[{"type": "PodScheduled", "status": "True", "lastTransitionTime": NOON}],
+        ),
+        {"stuck": Verdict.IMAGE_PULL, "placed_at": datetime.fromtimestamp(NOON_SECONDS, UTC)},
+    ),
+    (
         "its node cannot make its container",
         job(),
         pod(

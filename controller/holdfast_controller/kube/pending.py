@@ -13,16 +13,16 @@ from .pod_state import Document, condition_of, container_state, is_wanted, node_
 Slow = Mapping[str, SlowStart]
 """What keeps pods from starting that have their node, by uid; see slow_starts.py."""
 
-_STUCK = (
-    "CreateContainerConfigError",
-    "CreateContainerError",
+_NO_IMAGE = (
     "ErrImageNeverPull",
     "ErrImagePull",
+    "ImageInspectError",
     "ImagePullBackOff",
     "InvalidImageName",
-    "RunContainerError",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
 )
-_NO_IMAGE = ("ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName")
+_STUCK = (*_NO_IMAGE, "CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 
 
 def creating(pod: Document) -> bool:

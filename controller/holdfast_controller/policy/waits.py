@@ -81,6 +81,10 @@ _ALONE = r"(?<![\w.:@/-])"
 STARTING = (
     Remedy(r"^ErrImageNeverPull", "the image is not on the node, and the platform forbids to pull it"),
     Remedy(
+        r"^(?:\w+: .*)?SignatureValidationFailed",
+        "the node wants a signature that the image does not have: sign it, or name another one (image)",
+    ),
+    Remedy(
         rf"^(?:ErrImagePull|ImagePullBackOff)(?=.*(?:unauthorized|denied|forbidden|{_ALONE}40[13]\b))",
         "the registry refuses: give the namespace's service account a pull secret",
     ),
@@ -89,7 +93,7 @@ STARTING = (
         "there is no such image: check its name and tag (image)",
     ),
     Remedy(
-        r"^(?:ErrImagePull|ImagePullBackOff)",
+        r"^(?:ErrImagePull|ImagePullBackOff|RegistryUnavailable)",
         "the image cannot be pulled: check its name (image) and that the nodes reach its registry",
     ),
     Remedy(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.certificates import Authority
 from tests.cluster.control_plane import ControlPlane
 from waiting import wait_until
 
@@ -88,6 +91,30 @@ def test_while_the_apiserver_is_away_what_is_known_stays_true_for_a_minute() -> 
     found, fault = pods.covering({("1", "")}, ())
     assert fault is not None
     assert found.by_uid == {}
+
+
+def test_an_apiserver_that_goes_within_its_answer_is_away_as_any_that_does_not_answer(tmp_path: Path) -> None:
+    """What NVML and the kubelet say is served all the same."""
+    Authority(tmp_path)
+    (tmp_path / "token").write_text("secret")
+
+    class Cut(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "4096")
+            self.end_headers()
+            self.wfile.write(b'{"items": [')
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Cut) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        fetch = from_apiserver(f"http://127.0.0.1:{server.server_port}", "node-a", tmp_path)
+        found, fault = NodePods(fetch).covering({("1", "")}, ())
+        server.shutdown()
+    assert found.by_uid == {}
+    assert fault is not None
+    assert fault.reason == Reason.UNREACHABLE
 
 
 @pytest.mark.cluster

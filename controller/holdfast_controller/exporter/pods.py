@@ -9,6 +9,7 @@ Plain HTTPS with the pod's own account: a client library would cost more memory 
 
 from __future__ import annotations
 
+import http.client
 import json
 import ssl
 import threading
@@ -80,7 +81,7 @@ class NodePods:
     def __init__(
         self, fetch: Callable[[], list[dict[str, Any]]], clock: Callable[[], float] = time.monotonic
     ):
-        """`fetch` lists them; it raises OSError or ValueError. `clock` gives seconds."""
+        """`fetch` lists them; it raises OSError, HTTPException or ValueError. `clock` gives seconds."""
         self._fetch = fetch
         self._clock = clock
         self._pods = Pods()
@@ -101,7 +102,7 @@ class NodePods:
                 try:
                     self._pods, self._fault = pods_of(self._fetch()), None
                     self._fetched = now
-                except (OSError, ValueError, KeyError) as error:
+                except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
                     self._fault = _fault(error)
                     if old:
                         self._pods = Pods()  # by now its names may mean other pods

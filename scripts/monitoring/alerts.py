@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from .gpus import HELD, IDLE_BELOW
+from .gpus import HELD, IDLE_BELOW, busy_over
 from .job import DATA_WAIT_GOAL
 from .queries import jobs, mean, own, step_share, trainers
 
@@ -148,8 +148,7 @@ def _of_gpus() -> list[Alert]:
         f"max by (uuid, namespace, pod) ({pods}) > 0 or on (uuid) max by (uuid, namespace, job) ({users}) > 0"
     )
     holder = "{{ $labels.namespace }}/{{ with $labels.pod }}{{ . }}{{ else }}{{ $labels.job }}{{ end }}"
-    hour = "(max by (uuid) (avg_over_time(holdfast_gpu_utilization_ratio[1h])))"
-    quarter = "(max by (uuid) (avg_over_time(holdfast_gpu_utilization_ratio[15m])))"
+    hour, quarter = busy_over("1h"), busy_over("15m")
     device = "max by (uuid, gpu, instance)"
     sources = "max by (source, instance) (holdfast_gpu_exporter_up) == 0"
     return [

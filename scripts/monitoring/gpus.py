@@ -37,7 +37,7 @@ def _now() -> list[Panel]:
         figure(
             "Held and idle",
             "Busy for less than 5 % of the last 15 minutes.",
-            f"count(({_over('15m')} < {IDLE_BELOW}) and on (uuid) {HELD}) or vector(0)",
+            f"count(({busy_over('15m')} < {IDLE_BELOW}) and on (uuid) {HELD}) or vector(0)",
             width=3,
         ),
         figure(
@@ -68,8 +68,13 @@ def _now() -> list[Panel]:
     ]
 
 
-def _over(window: str) -> str:
-    return f"max by (uuid) (avg_over_time(holdfast_gpu_utilization_ratio[{window}]))"
+def busy_over(window: str) -> str:
+    """How busy each was in a window: of all samples, for an exporter that starts anew in it is another
+    instance, whose mean is that of a part."""
+    samples, number = (
+        f"sum by (uuid) ({of}_over_time(holdfast_gpu_utilization_ratio[{window}]))" for of in ("sum", "count")
+    )
+    return f"({samples} / {number})"
 
 
 def _hours() -> str:

@@ -12,12 +12,13 @@ from holdfast_controller.breakdown import Breakdown
 from holdfast_controller.cli.starts import start_columns
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 from holdfast_controller.job_series import JobFigures
-from holdfast_controller.jobs import AttemptRecord, Metadata, Spec, Status, TrainingJob, Verdict
+from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob, Verdict
 from holdfast_controller.metrics import Metrics
 from holdfast_controller.policy.books import Books
 from holdfast_controller.policy.classify import Incident
+from holdfast_controller.policy.decide import Evidence, decide
 from holdfast_controller.policy.lost_work import Work, work_of
-from holdfast_controller.policy.recovery import breakdown, recovery_seconds
+from holdfast_controller.policy.recovery import CORRECTED, breakdown, lost_in, recovery_seconds
 from holdfast_trainer.contract import Progress
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -129,6 +130,34 @@ def test_attempts_that_never_did_a_step_are_part_of_the_wait_for_the_one_that_do
         assert record.recovery_seconds == 320.0
         assert record.breakdown.model_dump(include=set(expected)) == expected
         assert account(job, [], []).totals.recovery_seconds == [320.0]
+
+
+def test_an_attempt_that_was_made_anew_while_it_waited_is_part_of_the_wait() -> None:
+    """Its verdict is Suspended, for nothing of it counts; nobody wanted the job to rest."""
+    ran = lost(number=1, first_step_at=at(-60))
+    waited = lost(number=2, verdict=Verdict.SUSPENDED, reason=CORRECTED, last_sign_at=None, ended_at=at(600))
+    back = next_one(number=3, opened_at=at(601), placed_at=at(602), first_step_at=at(620))
+    assert lost_in([ran, waited]) == 0
+    job = TrainingJob(metadata=Metadata(name="gpt"), spec=Spec(command=["x"]))
+    job.status = Status(attempt=3, attempts=[ran, waited, back], first_started_at=at(-70))
+    Books(job.status, at(630)).take_progress(back, AttemptObservation(3, exists=True, gone=False), ())
+    assert job.status.attempts[-1].recovery_seconds == 620.0
+    assert account(job, [], []).totals.recovery_seconds == [620.0]
+    assert recovery_seconds(waited, back) is None, "of a first attempt that was made anew nothing was lost"
+
+
+def test_a_job_that_is_suspended_before_its_attempt_is_made_anew_wants_to_rest() -> None:
+    ran = lost(number=1, first_step_at=at(-60))
+    going = AttemptRecord(number=2, opened_at=at(2), ending=Verdict.SUSPENDED, reason=CORRECTED)
+    job = TrainingJob(metadata=Metadata(name="gpt"), spec=Spec(command=["x"], suspend=True))
+    job.status = Status(attempt=2, attempts=[ran, going], phase=Phase.RECOVERING)
+    for seen in (
+        AttemptObservation(2, exists=False, gone=True),
+        AttemptObservation(2, exists=True, gone=True),
+    ):
+        status = decide(job, seen, Evidence(), at(10)).status
+        assert (status.phase, status.attempts[1].verdict) == (Phase.SUSPENDED, Verdict.SUSPENDED)
+        assert lost_in(status.attempts) == 1
 
 
 def test_nothing_is_told_before_the_first_step_is_done() -> None:

@@ -29,6 +29,7 @@ from .launchers import launcher_notes
 from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at, lost_at
 from .queue_waits import why_put_aside
+from .recovery import CORRECTED
 from .repeats import next_capacity, remedy, same_failure, standstill, times_in_a_row
 from .size import next_replicas
 from .tails import bound_tails
@@ -41,7 +42,7 @@ TRUSTED_SECONDS = 300.0
 """From a controller's start until it deletes by the clock what had finished before: on a machine that has
 just booted that may be hours ahead until NTP sets it, as where the hardware's is of local time."""
 
-CORRECTED = "its spec was changed while it waited; the next one is as it asks now"
+NOT_STARTED = "suspended before it started"
 
 
 @dataclass(frozen=True)
@@ -135,12 +136,11 @@ class _Deciding:
     # ----------------------------------------------------- one attempt is open
 
     def _not_started(self, record: AttemptRecord) -> Decision:
-        if record.ending is not None:  # it waited, and nothing of it was made
-            incident = Incident(record.ending, record.reason)
-            self.books.judged(record, incident)
-            return self._after(record, incident)
+        if (ended_for := self._ended_for(record)) is not None:  # it waited, and nothing of it was made
+            self.books.judged(record, ended_for)
+            return self._after(record, ended_for)
         if self.spec.suspend:
-            self.books.judged(record, Incident(Verdict.SUSPENDED, "suspended before it started"))
+            self.books.judged(record, Incident(Verdict.SUSPENDED, NOT_STARTED))
             return self._suspended()
         if self.evidence.refusals:
             return self._refused(self.evidence.refusals)
@@ -213,6 +213,13 @@ class _Deciding:
             return self._done(requeue_after=0.0)
         return self._done(kill=record.number, stacks=record.ending is Verdict.HUNG, requeue_after=0.5)
 
+    def _ended_for(self, record: AttemptRecord) -> Incident | None:
+        """What is on record that it was to be ended for. One whose job is to rest by now is not made anew."""
+        if record.ending is None:
+            return None
+        rests = self.spec.suspend and record.reason == CORRECTED
+        return Incident(record.ending, NOT_STARTED if rests else record.reason)
+
     def _left_to_report(self, record: AttemptRecord, observation: AttemptObservation) -> float | None:
         """Seconds until one that says nothing of its steps is taken to run; None: it has, or cannot yet."""
         up = all(replica.state is ReplicaState.RUNNING for replica in observation.replicas)
@@ -248,7 +255,7 @@ class _Deciding:
     # ------------------------------------------------------- one attempt ended
 
     def _close(self, record: AttemptRecord, observation: AttemptObservation) -> Decision:
-        ended = None if record.ending is None else Incident(record.ending, record.reason)
+        ended = self._ended_for(record)
         if observation.exists or ended is not None:
             incident = classify(observation, ended)
         else:

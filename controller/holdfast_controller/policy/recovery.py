@@ -5,8 +5,9 @@ different clocks have seen: the trainer's (signs, process, first step), the cont
 platform's (placed, ended; a pod's times are whole seconds). A boundary that would lie before the one before
 it is taken to coincide with that, so that no stage is negative and together they are the whole.
 
-An attempt that found no place, or ended before its first step, came back from nothing: the one after it comes
-back from the loss before it, and its time is part of the wait.
+An attempt that found no place, ended before its first step, or was made anew as its spec was corrected while
+it waited, came back from nothing: the one after it comes back from the loss before it, and its time is part
+of the wait.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from holdfast_controller.jobs import AttemptRecord, Verdict
 
 from .lost_work import STAGES, Told, Work
 
+CORRECTED = "its spec was changed while it waited; the next one is as it asks now"
+"""Of an attempt that was made anew, why: its verdict is Suspended, though nobody asked its job to rest."""
+
 
 def lost_in(earlier: Sequence[Told]) -> int:
     """Which of the attempts before one this comes back from, -1 where there is none: the newest that did a
     step, unless a suspension lies between; where none did, the newest."""
     for index in reversed(range(len(earlier))):
-        if earlier[index].first_step_at is not None or earlier[index].verdict == Verdict.SUSPENDED:
+        one = earlier[index]
+        rested = one.verdict == Verdict.SUSPENDED and one.reason != CORRECTED
+        if one.first_step_at is not None or rested:
             return index
     return len(earlier) - 1
 

@@ -31,6 +31,8 @@ class Silence:
     """Whether the last ask was answered."""
     unanswered: int = 0
     """Connections since the last answer that were taken and not answered."""
+    unheard: float = 0.0
+    """Those of `seconds` that have passed since the last answer."""
 
     @property
     def over(self) -> bool:
@@ -43,19 +45,20 @@ class Heartbeat:
 
     def __init__(self, now: float):
         self._looked = now
-        self._quiet = 0.0
+        self._quiet = self._unheard = 0.0
         self._limit: float | None = None
         self._answers = False
         self._unanswered = 0
 
     def answered(self, progress: Progress, now: float) -> None:
         """It told how it is."""
-        self._looked, self._answers, self._unanswered = now, True, 0
+        self._looked, self._answers, self._unanswered, self._unheard = now, True, 0, 0.0
         self._quiet, self._limit = progress.quiet_seconds or 0.0, progress.quiet_limit
 
     def missed(self, now: float, *, taken: bool) -> None:
         """No answer came; `taken`: its machine had taken the connection."""
-        self._quiet += min(now - self._looked, LONGEST_GAP_SECONDS)
+        passed = min(now - self._looked, LONGEST_GAP_SECONDS)
+        self._quiet, self._unheard = self._quiet + passed, self._unheard + passed
         self._looked, self._answers = now, False
         self._unanswered += taken
 
@@ -64,4 +67,4 @@ class Heartbeat:
         """None before it has told what would be too long."""
         if self._limit is None:
             return None
-        return Silence(self._quiet, self._limit, self._answers, self._unanswered)
+        return Silence(self._quiet, self._limit, self._answers, self._unanswered, self._unheard)

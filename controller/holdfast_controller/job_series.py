@@ -56,6 +56,8 @@ class JobFigures:
     disruptions_allowed: int | None
     every_steps: int | None
     every_seconds: int | None
+    unheard: bool = False
+    """Nobody hears rank 0 now, so nobody knows how fast it is."""
 
     @classmethod
     def of(cls, job: TrainingJob) -> JobFigures:
@@ -154,6 +156,10 @@ def _cost_line(job: JobFigures, now: datetime) -> str:
     return f"holdfast_job_cost{{{labels}}} {known}\n"
 
 
+def _speed(job: JobFigures) -> float | None:
+    return None if job.unheard else job.tokens_per_second
+
+
 Value = Callable[[JobFigures], float | None]
 
 _SERIES: tuple[tuple[str, str, str, Value], ...] = (
@@ -163,7 +169,7 @@ _SERIES: tuple[tuple[str, str, str, Value], ...] = (
     ("holdfast_job_lost_steps", "gauge", "Steps that were done again.", lambda job: job.lost_steps),
     ("holdfast_job_step", "gauge", "Last step done.", lambda job: job.step),
     ("holdfast_job_durable_step", "gauge", "Last durable step.", lambda job: job.durable_step),
-    ("holdfast_job_tokens_per_second", "gauge", "Tokens per second.", lambda job: job.tokens_per_second),
+    ("holdfast_job_tokens_per_second", "gauge", "Tokens per second.", _speed),
     (
         "holdfast_job_recovery_seconds",
         "gauge",

@@ -12,7 +12,7 @@ and after a restart of the controller, and end with the job.
 program that was ended and tells nothing of its steps |
 | holdfast_job_goodput_ratio | namespace, job | time on steps that count / wall time |
 | holdfast_job_step, holdfast_job_durable_step | namespace, job | the newest known |
-| holdfast_job_tokens_per_second | namespace, job | of the running attempt |
+| holdfast_job_tokens_per_second | namespace, job | of the running attempt, while its rank 0 is heard |
 | holdfast_job_phase | namespace, job, phase | 1 for the phase that the job is in |
 | holdfast_job_recovery_seconds | namespace, job | the newest: from the last sign of life to the next step |
 | holdfast_job_recovery_stage_seconds | namespace, job, stage | what it went into: detect, tear_down, wait, \
@@ -34,12 +34,16 @@ schedule, start, import, rendezvous, build, load, first_step |
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from holdfast_trainer.contract import STILL_SECONDS
+
+from .cluster import AttemptObservation
 from .job_series import JobFigures, job_series
 from .jobs import utcnow
 
@@ -68,6 +72,14 @@ class Metrics:
         """What is shown of every job, by key; the reconciler keeps it."""
         if slots is not None:
             self.registry.register(_Slots(slots))
+
+    def looked_at(self, key: str, observation: AttemptObservation | None) -> None:
+        """A job was looked at; where its rank 0 is not heard, how fast it is by now nobody knows."""
+        known = self.jobs.get(key)
+        progress, silence = (observation.progress, observation.silence) if observation else (None, None)
+        unheard = progress is None or (silence is not None and silence.unheard > STILL_SECONDS)
+        if known is not None and known.unheard != unheard:
+            self.jobs[key] = replace(known, unheard=unheard)
 
     def text(self) -> Iterator[bytes]:
         """What Prometheus reads, in pieces: between two of them others may have their turn."""

@@ -236,6 +236,7 @@ class Reconciler:
             return None
         job = await self._by_the_clock(job)
         observation = await self._engine.observe(job, job.status.attempt) if job.status.attempt else None
+        self._metrics.looked_at(key, observation)
         evidence = await self._gather(job, observation)
         if self._gpus is not None:
             evidence = replace(evidence, gpus=self._gpus.verdict(job, job.status.attempt))

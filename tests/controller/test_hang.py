@@ -70,6 +70,16 @@ def test_silence_is_a_proof_only_when_nothing_else_explains_it(
     assert (None if silence is None else silence.over) == over
 
 
+def test_how_long_nothing_was_heard_is_told_beside_how_long_no_step_was_done() -> None:
+    told = replace(TOLD, quiet_seconds=25.0)
+    silence = beat((1, told), (11, TAKEN), (21, REFUSED))
+    assert silence is not None
+    assert (silence.seconds, silence.unheard) == (45.0, 20.0)
+    silence = beat((1, told), (11, TAKEN), (12, told))
+    assert silence is not None
+    assert silence.unheard == 0.0
+
+
 UP = ReplicaObservation(0, ReplicaState.RUNNING)
 LONG, SHORT = Silence(90.0, 60.0, False, 4), Silence(20.0, 60.0, False, 4)
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from local_world import all_running, at_work, end, local_engine, until, waiting_job
 from prometheus_client.parser import text_string_to_metric_families
+from scene import Scene, make, play, telling
 from series import sample
 from structlog.testing import capture_logs
 from waiting import wait_until_async
 
 from holdfast_controller.cli.tables import job_columns
+from holdfast_controller.heartbeat import Silence
 from holdfast_controller.job_series import BATCH, JobFigures, job_series
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, Status, TrainingJob
 from holdfast_controller.local.launch import run_directory
 from holdfast_controller.local.targets import TargetsFile
 from holdfast_controller.metrics import Metrics
+from holdfast_controller.reconciler import Reconciler
+from holdfast_trainer.contract import Progress
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -112,6 +117,33 @@ def test_the_goodput_of_a_job_that_does_not_train_sinks_from_scrape_to_scrape() 
     assert told(Phase.SUCCEEDED, progress=hangs) == "0.9"
     assert told(Phase.SUCCEEDED) == told(Phase.FAILED) == "0.9", "time goes on, the job does not"
     assert told(Phase.SUSPENDED, goodput=None, useful_seconds=None) is None, "it tells nothing of its steps"
+
+
+def test_how_fast_a_job_is_whose_rank_0_is_not_heard_is_not_told() -> None:
+    """Its node was cut off from the controller: for hours it was as fast as in the second before."""
+
+    async def story(scene: Scene) -> None:
+        engine, metrics = telling(scene), Metrics()
+        scene.reconciler = Reconciler(scene.store, engine, clock=lambda: scene.now, metrics=metrics)
+
+        async def told(progress: Progress | None, silence: Silence | None) -> list[str]:
+            job = await scene.look()
+            engine.progress, engine.attempts[job.metadata.uid, 1].silence = progress, silence
+            metrics.jobs[job.key] = JobFigures.of(await scene.look())
+            await scene.look()
+            text = b"".join(metrics.text()).decode()
+            return [line.split()[-1] for line in text.splitlines() if line.startswith("holdfast_job_tokens")]
+
+        await scene.submit(make(replicas=1))
+        fast = Progress(1, 46, 100, 46, "training", resumed_step=0, updated=NOON.timestamp())
+        fast = replace(fast, tokens_per_second=1000.0)
+        assert await told(fast, Silence(0.0, 300.0)) == ["1000.0"]
+        assert await told(fast, Silence(50.0, 300.0, False, 0, unheard=10.0)) == ["1000.0"], "long steps"
+        assert await told(fast, Silence(70.0, 300.0, False, 0, unheard=40.0)) == []
+        assert await told(fast, Silence(0.0, 300.0)) == ["1000.0"]
+        assert await told(None, None) == [], "a controller that has just begun to lead and hears nothing"
+
+    play(story)
 
 
 def test_every_series_of_many_jobs_is_one_group_however_many_pieces_it_takes() -> None:

@@ -265,6 +265,43 @@ def test_a_network_that_keeps_the_controller_out_is_told_and_not_the_program_bla
     asyncio.run(story())
 
 
+def test_a_job_whose_rank_0_is_heard_no_more_is_looked_at_for_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Once: nothing else of it changes, and how fast it is would be told for minutes as if it were so."""
+    answers = [True]
+
+    async def there(writer: asyncio.StreamWriter) -> None:
+        if answers[0]:
+            now = Progress(1, 7, 99, 0, "training", quiet_seconds=0.0, quiet_limit=600.0)
+            await says(now.to_json())(writer)
+
+    async def story() -> None:
+        gone = job("gone")
+        async with (
+            answering(gone=there) as (places, port),
+            controller(tmp_path) as (_, pieces, jobs, endpoints),
+        ):
+            monkeypatch.setattr(endpoint, "DEFAULT_PORT", port)
+            jobs.wrote(document(gone, 1))
+            pieces.pods.wrote(pod(gone, places["gone"], 1))
+            await wait_until_async(lambda: endpoints.silence_of(gone, 1) is not None, "it to be heard")
+            answers[0] = False
+            woken: list[float] = []
+
+            def unheard() -> float:
+                silence = endpoints.silence_of(gone, 1)
+                return silence.unheard if silence else 0.0
+
+            monkeypatch.setattr(pieces, "wake", lambda key: woken.append(unheard()))
+            await wait_until_async(lambda: unheard() > 3.0, "some rounds without an answer")
+            (seconds,) = (one for one in woken if one)  # at nought it was heard
+            assert 0.5 < seconds < 3.0
+
+    monkeypatch.setattr(endpoint, "STILL_SECONDS", 0.5)
+    asyncio.run(story())
+
+
 def test_every_replica_of_the_controller_forgets_what_nobody_needs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ from holdfast_controller.gang import uid_of_attempt
 from holdfast_controller.heartbeat import Heartbeat, Silence
 from holdfast_controller.jobs import Phase, TrainingJob
 from holdfast_controller.pod_template import JOB_LABEL
-from holdfast_trainer.contract import ATTEMPT_HEADER, DEFAULT_PORT, Progress, parse_lines
+from holdfast_trainer.contract import ATTEMPT_HEADER, DEFAULT_PORT, STILL_SECONDS, Progress, parse_lines
 
 from .clocks import Clocks, Key
 from .connection import Document
@@ -218,8 +218,11 @@ class Endpoints:
         beat = None if heard is None else heard.beats.get(whose[1])
         if heard is None or beat is None:
             return
+        before = beat.silence
         beat.missed(time.monotonic(), taken=taken)
-        if beat.silence is not None and beat.silence.over:
+        if before is None or beat.silence is None:
+            return
+        if beat.silence.over or before.unheard <= STILL_SECONDS < beat.silence.unheard:
             self._pieces.wake(heard.key)
 
 

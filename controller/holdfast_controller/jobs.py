@@ -446,7 +446,9 @@ class Status(Model):
     )
     finished_at: datetime | None = Field(
         default=None,
-        description="When the job Succeeded or Failed. None until then.",
+        description="When a controller found that the job Succeeded or Failed; from then on "
+        "`spec.ttlSecondsAfterFinished` counts. None until then. `endedAt` of its last attempt is its own "
+        "end.",
     )
     conditions: list[Condition] = Field(
         default_factory=list,

@@ -314,8 +314,8 @@ class Spec(Model):
     ttl_seconds_after_finished: int | None = Field(
         default=None,
         ge=0,
-        description="Seconds from the job's end until it is deleted by itself, on one machine with its "
-        "checkpoints and logs; never unless given.",
+        description="Seconds from `status.finishedAt`, when a controller found that the job had ended, until "
+        "it is deleted by itself, on one machine with its checkpoints and logs; never unless given.",
     )
 
     @property

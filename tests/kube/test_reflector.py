@@ -179,6 +179,37 @@ def test_after_410_what_vanished_unheard_is_told_as_deleted(tell: Tell, how: str
     tell(before, story)
 
 
+def test_after_etcd_was_restored_from_a_backup_what_is_there_now_counts(tell: Tell) -> None:
+    """Its versions are lower than those of what was there before, which were passed for newer until they had
+    caught up: each write was in conflict, fifty times a second."""
+
+    async def restored(response: Response) -> None:
+        await response.start()
+        world.reflector.wrote(thing("c", 61))
+        world.server.things, world.server.version = {"a": thing("a", 5)}, 7
+        gone = {"kind": "Status", "code": 410, "message": "too old resource version"}
+        await response.event("ERROR", gone)
+
+    async def since(response: Response) -> None:
+        await response.start()
+        await response.event("MODIFIED", thing("a", 8))
+        await stay(response)
+
+    async def story(now: World) -> None:
+        nonlocal world
+        world = now
+        world.server.script.extend((restored, since))
+        world.server.put(thing("a", 50), thing("b", 60))
+        await world.until(lambda: ("MODIFIED", "a", 8) in world.heard, "what happens after it")
+        added, (deleted, changed) = world.heard[:2], world.heard[2:4]
+        assert added == [("ADDED", "a", 50), ("ADDED", "b", 60)]
+        assert (deleted, changed) == (("DELETED", "b", 60), ("MODIFIED", "a", 5))
+        assert [one["metadata"]["resourceVersion"] for one in world.reflector.all()] == ["8"]
+
+    world: World
+    tell(script(), story)
+
+
 def test_a_stream_that_ends_in_the_middle_of_a_line_loses_nothing(tell: Tell) -> None:
     async def torn(response: Response) -> None:
         await response.start()

@@ -158,6 +158,7 @@ class Reflector:
 
     async def _list(self) -> None:
         listed: dict[str, Document] = {}
+        before = int(self._version or 0)
         async with aclosing(pages(self._connection, self._path, self._selector)) as documents:
             async for page in documents:
                 for document in page["items"]:
@@ -167,20 +168,25 @@ class Reflector:
                     listed[key] = known if known is not None and same else slim(document, self._keep)
                 self._version = page["metadata"]["resourceVersion"]
                 self._alive()
-        self._compare(listed)
+        self._compare(listed, restored=int(self._version or 0) < before)
         self.missing = False
         self._synced.set()
         self._answered.set()
 
-    def _compare(self, listed: dict[str, Document]) -> None:
-        """Tell the differences between the copy and what is there now."""
+    def _compare(self, listed: dict[str, Document], *, restored: bool) -> None:
+        """Tell the differences between the copy and what is there now; `restored`: the versions are lower
+        than they were, as where etcd was restored from a backup, and what is newer has a lower one too."""
+        if restored:
+            log.warning("the apiserver has the objects of an earlier time", resource=self._resource)
+            self._written.clear()
         for key, old in list(self._copy.items()):
             new = listed.get(key)
             if new is None or uid_of(new) != uid_of(old):
                 self._take(Notice("DELETED", old))
         for key, new in listed.items():
             known = self._copy.get(key)
-            if known is None or version_of(new) > version_of(known):
+            newer = known is None or version_of(new) > version_of(known)
+            if newer or (restored and new is not known):
                 self._take(Notice("MODIFIED" if known else "ADDED", new))
         now = int(self._version or 0)
         for key, written in list(self._written.items()):

@@ -197,7 +197,7 @@ class KubeStore:
                 uid, version = uid_of(notice.object), version_of(notice.object)
                 if notice.type == "DELETED":
                     told.pop(uid, None)
-                elif told.get(uid, -1) >= version:
+                elif told.get(uid) == version:
                     continue
                 else:
                     notice = Notice("MODIFIED" if uid in told else "ADDED", notice.object)

@@ -224,6 +224,20 @@ def test_the_release_may_be_tested_as_soon_as_it_is_installed(helm: Helm, proces
     assert 'readyz: {"ready": true}' in said
 
 
+def test_who_names_those_that_reach_the_controller_may_test_the_release_all_the_same(helm: Helm) -> None:
+    """`helm test` said for two minutes that it is not ready: the policy did not let its pod in."""
+    documents = helm.documents("--set=networkPolicy.from[0].podSelector.matchLabels.app=mine")
+    (policy,) = of_kind(documents, "NetworkPolicy")
+    (test,) = of_kind(documents, "Pod")
+    (ingress,) = policy["spec"]["ingress"]
+    mine, ours = (peer["podSelector"]["matchLabels"] for peer in ingress["from"])
+    assert mine == {"app": "mine"}
+    assert ours.items() <= test["metadata"]["labels"].items()
+    assert not ours.items() <= policy["spec"]["podSelector"]["matchLabels"].items(), "of the test alone"
+    (open_to_all,) = of_kind(helm.documents(), "NetworkPolicy")[0]["spec"]["ingress"]
+    assert "from" not in open_to_all
+
+
 def test_one_controller_can_always_be_drained(helm: Helm) -> None:
     (budget,) = of_kind(helm.documents(), "PodDisruptionBudget")
     assert budget["spec"]["maxUnavailable"] == 1

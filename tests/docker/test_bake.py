@@ -58,6 +58,13 @@ def test_every_image_tells_what_is_in_it_and_how_it_was_built(tmp_path: Path, na
     assert target["args"]["REVISION"] == "0ee558d"
 
 
+def test_a_docker_that_keeps_no_sbom_builds_without_it_as_its_page_says(tmp_path: Path) -> None:
+    words = "--sbom=false --provenance=false"
+    assert f'make images ARGS="{words}"' in (ROOT / "docker/README.md").read_text()
+    for target in bake(tmp_path, *words.split()).values():
+        assert all(one["disabled"] for one in target["attest"])
+
+
 def test_variables_choose_registry_tag_and_bases(tmp_path: Path) -> None:
     given = {
         "REGISTRY": "registry.example.org/team/",

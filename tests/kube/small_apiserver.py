@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,16 @@ async def connected_to(port: int, directory: Path) -> AsyncIterator[Connection]:
 
 
 @asynccontextmanager
-async def connected(routes: Iterable[web.RouteDef], directory: Path) -> AsyncIterator[Connection]:
-    """To a server with these routes (see `connected_to`)."""
+async def connected(
+    routes: Iterable[web.RouteDef], directory: Path, ahead: timedelta = timedelta(0)
+) -> AsyncIterator[Connection]:
+    """To a server with these routes (see `connected_to`), whose clock is so much ahead."""
+
+    async def tell_time(_: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Date"] = format_datetime(datetime.now(UTC) + ahead, usegmt=True)
+
     app = web.Application()
+    app.on_response_prepare.append(tell_time)
     app.add_routes(list(routes))
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()

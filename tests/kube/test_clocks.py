@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from email.utils import formatdate
 from typing import Any
 
 import pytest
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 from holdfast_controller.kube.clocks import Clocks
+from holdfast_controller.kube.server_clock import ServerClock
 from holdfast_trainer.contract import Progress, Termination
 
 NOON = 1_777_636_800.0
@@ -73,3 +75,26 @@ def test_a_clock_that_is_set_right_is_followed() -> None:
     clocks = Clocks()
     clocks.heard(KEY, told(600), NOON)
     assert clocks.heard(KEY, told(0, NOON + 9), NOON + 9).updated == pytest.approx(NOON + 8.5)
+
+
+@pytest.mark.parametrize(
+    ("date", "sent", "received", "ahead"),
+    [
+        pytest.param(100, 100.2, 100.6, 0.0, id="it has our time, in whole seconds"),
+        pytest.param(115, 100.0, 130.0, 0.0, id="an answer that took long says no more"),
+        pytest.param(103, 100.2, 100.6, 2.4, id="it is ahead"),
+        pytest.param(90, 100.2, 100.6, -9.2, id="it is behind"),
+    ],
+)
+def test_the_apiserver_s_clock_is_another_one_where_the_way_of_its_answer_does_not_explain_it(
+    date: int, sent: float, received: float, ahead: float
+) -> None:
+    clock = ServerClock()
+    clock.answered(formatdate(NOON + date, usegmt=True), NOON + sent, NOON + received)
+    assert clock.ahead == pytest.approx(ahead)
+    for nothing in (None, "yesterday"):
+        clock.answered(nothing, NOON, NOON)
+    clock.answered(formatdate(NOON + 130, usegmt=True), NOON + 100, NOON + 160)
+    assert clock.ahead == pytest.approx(ahead), "what tells no time, or not when it was, changes nothing"
+    clock.answered(formatdate(NOON + 160, usegmt=True), NOON + 160.2, NOON + 160.4)
+    assert clock.ahead == 0.0, "somebody has set one of the two"

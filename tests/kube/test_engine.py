@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from small_apiserver import connected, meanwhile
-from tests.kube.documents import FINISHED, NOON, RUNNING, SAVED, ended, of_attempt, pod
+from tests.kube.documents import FINISHED, NOON, RUNNING, SAVED, disruption, ended, of_attempt, pod
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import Unavailable
@@ -61,6 +61,9 @@ class Cluster:
         self.nodes_answer = True
         self.operator = True
         self.deleted: list[str] = []
+        self.graces: list[int | None] = []
+        self.ahead = timedelta(0)
+        """Of its clock, of ours."""
         self.noted: list[str] = []
         """Pods on which the engine wrote who took them, once for each time."""
 
@@ -79,6 +82,7 @@ class Cluster:
 
     async def delete(self, request: web.Request) -> web.Response:
         self.deleted.append(request.match_info["name"])
+        self.graces.append((await request.json()).get("gracePeriodSeconds"))
         return web.json_response({})
 
     async def mark(self, _: web.Request) -> web.Response:
@@ -109,7 +113,7 @@ async def engine_of(
     routes.append(web.patch("/api/v1/namespaces/team/pods/{name}", cluster.note))
     routes.append(web.delete(f"{PYTORCH_JOB.resource.within('team')}/{{name}}", cluster.delete))
     routes.append(web.patch(f"{PYTORCH_JOB.resource.within('team')}/{{name}}", cluster.mark))
-    async with connected(routes, directory) as connection:
+    async with connected(routes, directory, cluster.ahead) as connection:
         jobs, pieces = Reflector(connection, JOBS), Pieces(connection)
         async with meanwhile(pieces.run()), meanwhile(jobs.run()):
             yield KubeEngine(connection, pieces, Endpoints(pieces, jobs), jobs, settings)
@@ -344,5 +348,31 @@ def test_peers_that_save_after_a_notice_have_their_grace_whatever_time_a_node_ha
             killed.append(decision.kill)
             job = job.model_copy(update={"status": decision.status})
         assert killed == [None, None, 1]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("ahead", [-600, 0, 600])
+def test_a_pod_that_was_given_notice_has_its_grace_whatever_time_the_controller_has(
+    ahead: int, tmp_path: Path
+) -> None:
+    """A controller that is ten minutes ahead of the apiserver took it for one of a lost node, and deleted it
+    by force while it saved; one that is behind would wait ten minutes for a node that is lost."""
+
+    async def story() -> None:
+        job, now = opened(submitted(replicas=2)), datetime.now(UTC)
+        there = now + timedelta(seconds=ahead)
+        due = f"{there + timedelta(seconds=45):%Y-%m-%dT%H:%M:%SZ}"
+        evicted = pod(0, state=RUNNING, conditions=[disruption("EvictionByEvictionAPI")], deleted=(due, 45))
+        cluster = Cluster(job, evicted, pod(1, state=RUNNING))
+        cluster.ahead = timedelta(seconds=ahead)
+        async with engine_of(cluster, tmp_path) as engine:
+            seen = await engine.observe(job, 1)
+            assert decide(job, seen, Evidence(), now).kill is None
+            assert decide(job, seen, Evidence(), now + timedelta(seconds=100)).kill is None
+            assert decide(job, seen, Evidence(), now + timedelta(seconds=110)).kill == 1
+            deleted = job.metadata.model_copy(update={"deletion_timestamp": now})
+            await engine.kill(job.model_copy(update={"metadata": deleted}), 1)
+        assert cluster.graces[:2] == [1, 1], "no pod of it is deleted by force"
 
     asyncio.run(story())

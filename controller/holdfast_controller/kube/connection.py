@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ from holdfast_trainer.contract import exists
 from .credentials import keep_fresh, why_none
 from .errors import NotLeader, Throttled, error_of
 from .rate import RateLimit
+from .server_clock import ServerClock
 
 Document = dict[str, Any]
 Query = Mapping[str, str | int | bool]
@@ -66,6 +68,7 @@ class Connection:
         may_write: Callable[[], bool] = lambda: True,
         metrics: WatchMetrics | None = None,
         renewal: asyncio.Task[None] | None = None,
+        clock: ServerClock | None = None,
     ):
         """`renewal` keeps the credentials fresh, and ends with the connection that has it."""
         self._api = api
@@ -75,6 +78,7 @@ class Connection:
         self._may_write = may_write
         self._metrics = metrics
         self._renewal = renewal
+        self.clock = clock or ServerClock()
 
     @property
     def server(self) -> str:
@@ -82,12 +86,16 @@ class Connection:
 
     def guarded(self, may_write: Callable[[], bool]) -> Connection:
         """The same connection, for one who may write only while `may_write` says so."""
-        return Connection(self._api, self._logs, self._sockets, self._limit, may_write, self._metrics)
+        return self._view(self._limit, may_write)
 
     def apart(self, per_second: float, burst: int) -> Connection:
         """The same connection with a budget of its own, for requests that others can make us send."""
-        limit = RateLimit(per_second, burst)
-        return Connection(self._api, self._logs, self._sockets, limit, self._may_write, self._metrics)
+        return self._view(RateLimit(per_second, burst), self._may_write)
+
+    def _view(self, limit: RateLimit, may_write: Callable[[], bool]) -> Connection:
+        return Connection(
+            self._api, self._logs, self._sockets, limit, may_write, self._metrics, clock=self.clock
+        )
 
     async def close(self) -> None:
         if self._renewal is not None:
@@ -212,13 +220,16 @@ class Connection:
             (name, str(value).lower() if value is True else value) for name, value in (query or {}).items()
         ]
         url, headers = await self._prepare(method, path, parameters, content_type=content_type)
+        sent = time.time()
         try:
             answer = await api.rest_client.request(
                 method, url, headers=headers, body=body, _request_timeout=limit
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _unreachable(self.server, f"{method} {path}", error) from error
-        return cast("aiohttp.ClientResponse", answer.response)
+        response = cast("aiohttp.ClientResponse", answer.response)
+        self.clock.answered(response.headers.get("Date"), sent, time.time())
+        return response
 
     async def _prepare(
         self,

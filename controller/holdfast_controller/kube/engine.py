@@ -162,7 +162,8 @@ class KubeEngine:
             seen = replace(seen, put_aside=await put_aside(self._connection, attempt_object))
         places = await self._places(job, attempt, pods)
         kept_out = self._endpoints.kept_out_of(job, attempt)
-        return replace(self._endpoints.by_our_clock(job, seen), places=places, kept_out=kept_out)
+        seen = self._connection.clock.by_ours(self._endpoints.by_our_clock(job, seen))
+        return replace(seen, places=places, kept_out=kept_out)
 
     async def _places(self, job: TrainingJob, attempt: int, pods: list[Document]) -> tuple[Place, ...]:
         """Where the replicas are, until the attempt's record has all of them. None is told of while a node
@@ -273,7 +274,8 @@ class KubeEngine:
         going = "deletionTimestamp" in meta
         if going:
             left = float(meta.get("deletionGracePeriodSeconds") or 0)
-            lost = time.time() - datetime.fromisoformat(meta["deletionTimestamp"]).timestamp()
+            now = time.time() + self._connection.clock.ahead
+            lost = now - datetime.fromisoformat(meta["deletionTimestamp"]).timestamp()
             if lost > LOST_SECONDS and left > 0:
                 grace = 0
             elif grace is None or left <= grace:

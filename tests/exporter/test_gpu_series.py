@@ -48,6 +48,16 @@ def test_figures_are_the_scripts_in_base_units(script: Script, look: Look) -> No
     assert info["uuid"] == script.gpus[0].uuid
 
 
+def test_a_counter_that_wraps_between_two_scrapes_is_not_shown(script: Script, look: Look) -> None:
+    """A driver that keeps PCIe's bytes in 32 bits: their rate would be one of chance."""
+    script.gpus[1].figures["field.197.type"] = script.gpus[1].figures["field.198.type"] = 1
+    script.write()
+    seen = look()
+    for direction in ("sent", "received"):
+        assert set(seen.by("gpu", f"pcie_{direction}_bytes_total")) == {"0"}
+        assert set(seen.by("gpu", f"nvlink_{direction}_bytes_total")) == {"0", "1"}
+
+
 def test_a_card_without_a_figure_has_no_series_of_it(script: Script, look: Look) -> None:
     """An absent figure is not a zero, and not a fault."""
     for name in ("power", "field.138", "field.139", "ecc.corrected"):

@@ -205,7 +205,10 @@ EXPORTED Result nvmlDeviceGetFieldValues(Device device, int n, Field *fields) {
         double value = 0;
         snprintf(key, sizeof key, "%d.field.%u", device->gpu, fields[i].field);
         fields[i].result = number(key, &value) ? SUCCESS : NOT_SUPPORTED;
-        fields[i].type = 3;
+        double type = 3; /* unsigned long long */
+        snprintf(key, sizeof key, "%d.field.%u.type", device->gpu, fields[i].field);
+        number(key, &type);
+        fields[i].type = (int)type;
         fields[i].value.u = (unsigned long long)value;
     }
     return result;

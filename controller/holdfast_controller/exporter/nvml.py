@@ -29,6 +29,9 @@ LINK_FIELDS = {
 RECENT_SECONDS = 2.0
 """Samples of processes' utilisation older than this are of another moment. NVML takes one a second."""
 NO_INSTANCE = 0xFFFFFFFF
+_SMALL = (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, pynvml.NVML_VALUE_TYPE_SIGNED_INT)
+"""In 32 bits a counter of bytes (nvml.h: "Value can be wrapped") begins anew every 4 GiB: what a link carries
+in a second. Between two scrapes nobody knows how often."""
 
 Document = dict[str, Any]
 
@@ -215,7 +218,7 @@ class _Card:
         asked = [(number, scope) for number, scope, _ in LINK_FIELDS.values()]
         values = self._ask("links", pynvml.nvmlDeviceGetFieldValues, asked)
         for value, (name, (_, _, unit)) in zip(values or (), LINK_FIELDS.items(), strict=False):
-            if value.nvmlReturn == pynvml.NVML_SUCCESS:
+            if value.nvmlReturn == pynvml.NVML_SUCCESS and value.valueType not in _SMALL:
                 self.figures[name] = value.value.ullVal * unit
 
     def _processes(self) -> list[tuple[int, float | None, float | None, int | None]] | None:

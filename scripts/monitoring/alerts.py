@@ -13,7 +13,7 @@ import yaml
 
 from .gpus import HELD, IDLE_BELOW, busy_over
 from .job import DATA_WAIT_GOAL
-from .queries import jobs, mean, own, step_share, trainers
+from .queries import counted, jobs, mean, own, step_share, trainers
 
 RUNBOOKS = "docs/runbooks.md"
 LOW_BELOW = 0.5
@@ -97,7 +97,7 @@ def _of_jobs() -> list[Alert]:
         ),
         Alert(
             "HoldfastDisruptedOften",
-            f"{jobs('round(increase(holdfast_job_disruptions_total[1h]))')} > {OFTEN}",
+            f"{counted('round(increase(holdfast_job_disruptions_total[1h]))')} > {OFTEN}",
             "0m",
             "warning",
             f"{JOB} is disrupted often",

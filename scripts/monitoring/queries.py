@@ -54,6 +54,11 @@ def jobs(expression: str) -> str:
     return f"max by (namespace, job) ({own(expression, 'namespace', 'job')})"
 
 
+def counted(expression: str) -> str:
+    """The same as a sum, of what was counted in a window: each controller tells of what came while it led."""
+    return f"sum by (namespace, job) ({own(expression, 'namespace', 'job')})"
+
+
 def trainers(expression: str) -> str:
     """The same of a trainer's series: its labels are given the controller's names."""
     named = f'label_replace({expression}, "job", "$1", "holdfast_dev_job", "(.+)")'

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast_controller.cluster import AttemptObservation, NotReady, ReplicaObservation, ReplicaState
-from holdfast_controller.policy.explain import starting, unreported
+from holdfast_controller.policy.explain import starting, training, unreported
 from holdfast_controller.policy.refused import could_not_start
 from holdfast_controller.policy.waits import explain_wait
+from holdfast_trainer.contract import Progress
 
 SAID = [
     (
@@ -224,3 +227,6 @@ def test_an_attempt_whose_rank_0_cannot_be_reached_does_not_blame_its_program() 
     )
     assert starting(seen) == f"replicas are up; {kept_out}"
     assert unreported(seen) == f"runs, and steps, loss and lost work are not known: {kept_out}"
+    trained = replace(seen, progress=Progress(1, 46, 100, 40, "training"))
+    assert training(trained) == f"step 46 of 100; step 40 is durable; nothing was heard since: {kept_out}"
+    assert training(replace(trained, kept_out="")) == "step 46 of 100; step 40 is durable"

@@ -46,7 +46,8 @@ def training(observation: AttemptObservation) -> str:
         return "training"
     total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
     fault = f"; {why}" if (why := save_fault(progress)) else ""
-    return f"step {progress.step}{total}; step {progress.durable_step} is durable{fault}"
+    since = f"; nothing was heard since: {observation.kept_out}" if observation.kept_out else ""
+    return f"step {progress.step}{total}; step {progress.durable_step} is durable{fault}{since}"
 
 
 def is_edited(record: AttemptRecord, spec: Spec) -> bool:

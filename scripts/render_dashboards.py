@@ -16,6 +16,12 @@ import httpx
 ROOT = Path(__file__).parents[1]
 
 
+def rate_window(interval: float, seconds: float) -> str:
+    """Of a rate on a graph that goes back so far: as Grafana's, no shorter than four scrapes, for a rate
+    wants two samples."""
+    return f"{max(4 * interval, seconds / 60):.0f}s"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     from scripts.monitoring import DASHBOARDS
     from scripts.monitoring.live import Prometheus, QueryError
@@ -27,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--var", action="append", default=[], metavar="NAME=VALUE", help="$NAME, e.g. job=gpt"
     )
     parser.add_argument("--minutes", type=float, default=15.0, help="how far back (%(default)g)")
+    parser.add_argument(
+        "--interval", type=float, default=15.0, help="seconds between two scrapes (%(default)g)"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "dashboards")
     parser.add_argument("--only", choices=sorted(DASHBOARDS), action="append", help="by default all")
     given = parser.parse_args(arguments)
@@ -34,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--var {bad[0]}: give NAME=VALUE, such as --var job=gpt")
     seconds = 60 * given.minutes
     variables = {
-        "__rate_interval": f"{max(4, seconds / 60):.0f}s",
+        "__rate_interval": rate_window(given.interval, seconds),
         "__range": f"{seconds:.0f}s",
         "price": "1",
         **dict(one.split("=", 1) for one in given.var),

@@ -262,7 +262,7 @@ def test_live_prometheus_has_data_for_every_panel(
         given = [f"--var={name}={value}" for name, value in VARIABLES.items() if not name.startswith("_")]
         given += [f"--prometheus={servers[False].client.base_url}", f"--out={pictures}"]
         minutes = 2 * STRETCH_SECONDS / 60 + 1
-        assert render_dashboards.main([*given, f"--minutes={minutes}"]) == 0
+        assert render_dashboards.main([*given, f"--minutes={minutes}", "--interval=1"]) == 0
         for name in DASHBOARDS:
             assert (pictures / f"dashboard-{name}.png").stat().st_size > 10_000
 

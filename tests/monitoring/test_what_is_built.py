@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from scripts.chart_values import Monitoring
 from scripts.monitoring import DASHBOARDS, RULES
 from scripts.monitoring.job import ADVICE
 from scripts.monitoring.live import targets
 from scripts.monitoring.panels import COLUMNS, Panel
+from scripts.render_dashboards import rate_window
 from scripts.verify import ROOT
 from tests.cluster.errors import MissingTool
 from tests.cluster.system import install
@@ -102,6 +104,39 @@ def test_promtool_agrees() -> None:
     """`make verify` asks it too, where it is installed."""
     promtool("check", "rules", str(ROOT / RULES))
     promtool("test", "rules", str(TESTS))
+
+
+def test_the_configuration_for_one_machine_scrapes_as_often_as_the_panels_take_for_granted(
+    tmp_path: Path,
+) -> None:
+    """By Prometheus' own default, once a minute, each panel of a rate was empty."""
+    text = (ROOT / "docs/monitoring.md").read_text()
+    (config,) = re.findall(r"```yaml\n(global:.*?)```", text, re.DOTALL)
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "token").write_text("secret")
+    (data / "prometheus-targets.json").write_text("[]")
+    there = config.replace("/home/you/.local/share/holdfast", str(data)).replace(
+        "/home/you/holdfast", str(ROOT)
+    )
+    assert "/home/you" not in there
+    (tmp_path / "prometheus.yml").write_text(there)
+    promtool("check", "config", str(tmp_path / "prometheus.yml"))
+    assert yaml.safe_load(config)["global"]["scrape_interval"] == Monitoring().interval == "15s"
+
+
+def test_a_rate_that_is_drawn_has_two_samples_whatever_the_time_shown(tmp_path: Path) -> None:
+    """Of the last 15 minutes each rate was taken over 15 s, in which a Prometheus scrapes once."""
+    interval = Monitoring().interval.removesuffix("s")
+    windows = [rate_window(float(interval), 60 * minutes) for minutes in (1, 15, 60, 24 * 60)]
+    assert windows == ["60s", "60s", "60s", "1440s"]
+    drawn = {"expr": "rate(steps_total[60s])", "eval_time": "47m", "exp_samples": [{"value": 2}]}
+    shorter = {"expr": "rate(steps_total[15s])", "eval_time": "47m10s", "exp_samples": []}
+    series = {"series": "steps_total", "values": "0+30x300"}
+    test = {"interval": f"{interval}s", "input_series": [series], "promql_expr_test": [drawn, shorter]}
+    path = tmp_path / "rates.test.yaml"
+    path.write_text(yaml.safe_dump({"evaluation_interval": "15s", "tests": [test]}))
+    promtool("test", "rules", str(path))
 
 
 def check_shown(

@@ -43,8 +43,13 @@ def _documents(job: TrainingJob, metadata: Document, template: Document) -> tupl
     return (pytorch_job,)
 
 
+_NONE_MADE = ("Created", "Suspended")
+"""Conditions that it has before its first pod: of one that its queue has admitted the operator says that it
+is suspended until it has made all pods."""
+
+
 def _has_made(status: Mapping[str, Any]) -> bool:
-    return any(one["type"] != "Created" for one in status.get("conditions") or ())
+    return any(one["type"] not in _NONE_MADE for one in status.get("conditions") or ())
 
 
 PYTORCH_JOB = AttemptKind(

@@ -97,6 +97,11 @@ def seen(
     ("kind", "status"),
     [
         pytest.param(PYTORCH_JOB, {"conditions": [CREATED]}, id="PyTorchJob"),
+        pytest.param(
+            PYTORCH_JOB,
+            {"conditions": [CREATED, {"type": "Suspended", "status": "True"}]},
+            id="PyTorchJob that its queue has admitted",
+        ),
         pytest.param(TRAIN_JOB, {}, id="TrainJob"),
         pytest.param(TRAIN_JOB, NOT_READY, id="TrainJob, its Job made"),
     ],

@@ -70,6 +70,8 @@ class AttemptKind:
     """Kind and name of the object whose Events tell why pods are not made; by the attempt object's name."""
     refused: str
     """The reason of such an Event."""
+    nameless: str
+    """Likewise, where replicas are not given the names by which they find each other."""
     has_made: Callable[[Mapping[str, Any]], bool]
     """Whether the status of an attempt object says that all pods were made, or that no more are."""
     documents: Callable[[TrainingJob, Document, Document], tuple[Document, ...]]

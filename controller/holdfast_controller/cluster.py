@@ -241,6 +241,8 @@ class AttemptObservation:
     """How rank 0 has not been heard of; None where nobody has asked it, or it does not tell."""
     kept_out: str = ""
     """What keeps rank 0 from being asked, in a sentence; empty where nothing does."""
+    nameless: str = ""
+    """Why replicas cannot find each other, though they run, likewise."""
     started_at: datetime | None = None
     places: tuple[Place, ...] = ()
     """Of the replicas that have one."""

@@ -64,6 +64,7 @@ PYTORCH_JOB = AttemptKind(
     suspend=("runPolicy", "suspend"),
     maker=lambda name: (RESOURCE.kind, name),
     refused="FailedCreatePod",
+    nameless="FailedCreateService",
     has_made=_has_made,
     documents=_documents,
 )

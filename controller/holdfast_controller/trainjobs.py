@@ -88,6 +88,7 @@ TRAIN_JOB = AttemptKind(
     suspend=("suspend",),
     maker=lambda name: ("Job", f"{name}-{NODE}-0"),
     refused="FailedCreate",
+    nameless="",  # JobSet makes the one Service of all replicas before their Job
     has_made=_has_made,
     documents=_documents,
     ends_with_pods=True,

@@ -19,6 +19,7 @@ from holdfast_controller.kube.observation import attempt_observation
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.unmade import FIRST_SECONDS, unmade
 from holdfast_controller.manifests import KINDS
+from holdfast_controller.policy.explain import starting, unreported
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
 from holdfast_controller.trainjobs import TRAIN_JOB
 
@@ -112,6 +113,24 @@ def test_a_gang_that_its_quota_keeps_out_says_so(
     """It is not the operator, which is installed and running."""
     observation, _ = seen([], refusal(kind, 2), status, tmp_path, kind)
     assert observation.waiting == f"replica 0 (and 1 more replicas): {SAID}"
+
+
+def test_a_gang_whose_names_a_quota_refuses_says_that_it_cannot_meet(tmp_path: Path) -> None:
+    """All its pods run and wait for the address of the first one, for hours; it is not their script."""
+    pods = [of_attempt(JOB, pod(index, state=RUNNING)) for index in range(2)]
+    no_room = NO_ROOM.replace("pods", "services")
+    events = [told("FailedCreateService", f"Error creating: {no_room}", 2)]
+    observation, _ = seen(pods, events, {"conditions": [CREATED]}, tmp_path)
+    assert observation.nameless == "", "they meet at replica 0"
+    events[0]["message"] = events[0]["message"].replace("worker-1", "worker-0")
+    observation, _ = seen(pods, events, {"conditions": [CREATED]}, tmp_path)
+    why = SAID.replace("FailedCreatePod", "FailedCreateService").replace("pods", "services")
+    why = why.replace("worker-1", "worker-0")
+    assert observation.nameless == why
+    assert starting(observation) == f"replicas are up and cannot find each other: {why}"
+    assert unreported(observation) == f"its replicas run and cannot find each other: {why}"
+    observation, _ = seen(pods, refusal(PYTORCH_JOB, 2), {"conditions": [CREATED]}, tmp_path)
+    assert observation.nameless == "", "a pod that was refused is there by now"
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

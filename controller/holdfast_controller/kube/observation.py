@@ -30,7 +30,7 @@ from holdfast_controller.heartbeat import Silence
 from holdfast_controller.jobs import Verdict
 from holdfast_controller.manifests import QUEUE_LABEL, Manifests, kind_of
 from holdfast_controller.policy.queue_waits import in_queue
-from holdfast_controller.policy.waits import explain_wait
+from holdfast_controller.policy.waits import FAILED_SERVICE, explain_wait
 from holdfast_trainer.contract import Progress, Termination
 
 from .pending import Slow, stuck, why_pending
@@ -113,7 +113,14 @@ def attempt_observation(
         silence=silence,
         started_at=min(starts, default=None),
         placed_at=_placed(by_index, replicas),
+        nameless=_nameless(attempt_object, replicas, unmade or {}),
     )
+
+
+def _nameless(attempt_object: Document | None, replicas: int, unmade: Mapping[str, str]) -> str:
+    """Why its replicas cannot find each other; one alone need not."""
+    why = "" if attempt_object is None else unmade.get(attempt_object["metadata"].get("uid", ""), "")
+    return why if replicas > 1 and why.startswith(FAILED_SERVICE) else ""
 
 
 def with_evidence(manifests: Manifests) -> Manifests:

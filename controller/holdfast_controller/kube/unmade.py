@@ -1,4 +1,5 @@
-"""Why an operator does not make an attempt's pods: Events say, the attempt object's status does not.
+"""Why an operator does not make an attempt's pods, or the name by which they meet: Events say, the attempt
+object's status does not.
 
 A quota that has no room, a LimitRange, an admission webhook: the apiserver refuses a pod, and whoever asked
 for it tells that in an Event of what it makes them for, and asks again. That is the attempt object itself, or
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from holdfast_controller.manifests import kind_of
-from holdfast_controller.policy.waits import explain_wait
+from holdfast_controller.policy.waits import FAILED_POD, FAILED_SERVICE, explain_wait
 
 from .connection import Connection, Document
 from .events import EventLog
@@ -46,7 +47,10 @@ async def _why(connection: Connection, attempt_object: Document) -> str | None:
     kind, meta = kind_of(attempt_object), attempt_object["metadata"]
     whose = kind.maker(meta["name"])
     told = await EventLog(connection).of_named(meta["namespace"], *whose, since=meta["creationTimestamp"])
-    refused = [event.message for event in told if event.reason == kind.refused]
-    return (
-        explain_wait(f"FailedCreatePod: {refused[-1].removeprefix('Error creating: ')}") if refused else None
-    )
+    first = kind.address(meta["name"])  # they meet at replica 0, and need no other's name
+    for event in reversed(told):
+        if event.reason == kind.refused:
+            return explain_wait(f"{FAILED_POD}{event.message.removeprefix('Error creating: ')}")
+        if event.reason == kind.nameless and f'"{first}"' in event.message:
+            return explain_wait(f"{FAILED_SERVICE}{event.message.removeprefix('Error creating: ')}")
+    return None

@@ -25,6 +25,8 @@ def starting(observation: AttemptObservation) -> str:
         out = [replica for replica in observation.replicas if replica.state is ReplicaState.PENDING]
         why = next((f"; replica {replica.index}: {replica.reason}" for replica in out if replica.reason), "")
         return f"{observation.up} of {len(observation.replicas)} replicas are up{why}"
+    if observation.nameless:
+        return f"replicas are up and cannot find each other: {observation.nameless}"
     if observation.progress is None and observation.kept_out:
         return f"replicas are up; {observation.kept_out}"
     if observation.progress is None:
@@ -34,6 +36,8 @@ def starting(observation: AttemptObservation) -> str:
 
 def unreported(observation: AttemptObservation) -> str:
     """Of an attempt that runs, and of whose steps nothing was ever heard."""
+    if observation.nameless:
+        return f"its replicas run and cannot find each other: {observation.nameless}"
     if observation.kept_out:
         return f"runs, and steps, loss and lost work are not known: {observation.kept_out}"
     return UNREPORTED

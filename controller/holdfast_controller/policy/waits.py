@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+FAILED_POD, FAILED_SERVICE = "FailedCreatePod: ", "FailedCreateService: "
+"""What a reason begins with where the apiserver refuses a replica's pod, or its name."""
 SAID_LIMIT = 400
 """Characters of what Kubernetes says."""
 
@@ -180,7 +182,7 @@ def explain_wait(reason: str) -> str:
     """`reason` (`Unschedulable: ...`, `ErrImagePull: ...`) with what would help; alone where nobody knows."""
     if reason.startswith(("Unschedulable", "SchedulerError", "Pending")):
         return explain(reason, SCHEDULING)
-    return explain(reason, MAKING if reason.startswith("FailedCreatePod: ") else STARTING)
+    return explain(reason, MAKING if reason.startswith((FAILED_POD, FAILED_SERVICE)) else STARTING)
 
 
 def explain(reason: str, remedies: Sequence[Remedy]) -> str:

@@ -349,6 +349,23 @@ def test_an_out_that_can_not_be_written(corpus: Path) -> None:
         prepare(request(corpus, out=corpus / "told.txt"))
 
 
+def test_in_a_directory_of_something_else_nothing_is_removed(corpus: Path) -> None:
+    """As where --out names the home directory; a half-written file of its own is removed."""
+    out = corpus.parent / "out"
+    (out / ".cache.tmp").mkdir(parents=True)
+    (out / ".draft.tmp").write_text("a day's work")
+    (out / "notes.md").write_text("nothing to prepare into")
+    before = sorted(out.iterdir())
+    with pytest.raises(PrepareError, match=r"holds files of something else \(notes\.md\)"):
+        prepare(request(corpus))
+    assert sorted(out.iterdir()) == before
+    (out / "notes.md").unlink()
+    (out / ".index.json.4711.tmp").write_text("a half")
+    prepare(request(corpus))
+    assert not list(out.glob(".index*"))
+    assert (out / ".draft.tmp").read_text() == "a day's work"
+
+
 def test_two_preparations_do_not_share_a_directory(corpus: Path) -> None:
     import fcntl
 

@@ -216,8 +216,9 @@ def _exclusive(out: Path) -> Iterator[None]:
         raise storage_error(out, error) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for half_written in out.glob(".*.tmp"):
-            half_written.unlink()
+        for name in (INDEX_FILE, TOKENIZER_FILE, STATE_FILE):  # others' may be here, where --out is not empty
+            for half_written in out.glob(f".{name}.*.tmp"):
+                half_written.unlink()
         yield
     except BlockingIOError as error:
         raise PrepareError(f"another process prepares into {out}; wait for it to end") from error

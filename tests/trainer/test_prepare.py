@@ -246,6 +246,18 @@ def test_a_long_text_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> 
             assert all(doc.text.endswith("\n") for doc in found[:-1])
 
 
+def test_a_piece_within_the_last_line_of_a_text_is_no_document(tmp_path: Path) -> None:
+    """The line goes on for 50 bytes beyond the first piece, to which all of it belongs. Beyond that was a
+    document that holds no text, which was told of a file that is all text."""
+    text = "a line\n" * 100_000
+    text += "y" * (PIECE_BYTES + 50 - len(text)) + "\n"
+    path = tmp_path / "lines.txt"
+    path.write_text(text)
+    files = list(_listed(path))
+    assert len(list(pieces(files))) == 2  # type: ignore[arg-type]
+    assert [doc.text for piece in pieces(files) for doc in Reader("text").documents(piece)] == [text]  # type: ignore[arg-type]
+
+
 def _listed(path: Path) -> Iterator[object]:
     yield from list_files(Request(sources=(path,), out=path.parent / "out"))
 

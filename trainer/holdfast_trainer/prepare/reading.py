@@ -47,7 +47,7 @@ class Reader:
             for number, line in enumerate(content.split(b"\n")):
                 if line.strip():
                     yield _json_document(file, start, number, line, self._text_field)
-        else:
+        elif content:  # else a line that begins before the piece ends behind it
             yield _text_document(content, start)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from gpt_runs import write_config
 
 from holdfast_trainer.config import Config, check_world, load
@@ -16,10 +17,12 @@ from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.diagnose_command import as_text, main
 from holdfast_trainer.diagnosis import Facts
 from holdfast_trainer.memory_need import FULL_SHARE, memory_need
+from holdfast_trainer.model import build_model
 from holdfast_trainer.recommend import Recommended, recommend, recommend_for, room_of
 
 SIZES = (12, 16, 24, 40, 80, 141)
 GPT2 = ("vocab_size=50304", "layers=12", "heads=12", "width=768", "context=1024")
+LLAMA = ("family=llama", "vocab_size=512", "layers=2", "heads=8", "width=512", "context=256")
 SEVEN_B = ("vocab_size=32000", "layers=32", "heads=32", "width=4096", "context=4096")
 
 
@@ -84,6 +87,43 @@ def test_fp16_is_left_where_it_cannot_be_cut_over_ranks() -> None:
     wide = config((*GPT2[:1], "layers=36", "heads=20", "width=1280", "context=1024"))
     assert "train.precision=fp16 train.parallel=ddp" in words(recommend_for(wide, 4, 24, 7.5))
     assert "train.precision=fp32 train.parallel=fsdp" in words(recommend_for(wide, 4, 13, 7.5))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        (*LLAMA, "family=gpt2"),
+        LLAMA,
+        (*LLAMA, "mlp_width=2048", "kv_heads=2"),  # as Llama 3.2 1B has them, a fourth as wide
+        (*LLAMA, "mlp_width=4096"),
+    ],
+    ids=["gpt2", "llama", "few keys", "wide"],
+)
+def test_what_a_block_is_reckoned_to_keep_is_what_it_keeps(model: tuple[str, ...], precision: str) -> None:
+    """A Llama's was that of a GPT-2 of its width, however wide its MLP: so settings were told for a GPU that
+    did not fit it, and a step that needs half as much again was said to fit."""
+    tried = config((*model, "layers=1"))
+    (block,) = build_model(tried.model).blocks
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    x = torch.randn(4, 256, 512, requires_grad=True)
+    keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with keeping, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        out = block(x)
+    own = {weight.untyped_storage().data_ptr() for weight in block.parameters()}
+    found = sum(size for place, size in kept.items() if place not in own)
+    if precision == "bf16":
+        found -= sum(2 * weight.numel() for weight in block.parameters())  # the copies, which count apart
+    if tried.model.family == "llama":
+        found -= 2 * 4 * x.numel()  # a CPU's RMS norm also keeps what it has normed; a GPU's does not
+    two, one = (memory_need(config((*model, f"layers={n}")), precision, 1, 4).activations for n in (2, 1))
+    assert out.shape == x.shape
+    assert found == pytest.approx(two - one, rel=0.07)
 
 
 def test_what_was_measured_corrects_what_was_reckoned() -> None:

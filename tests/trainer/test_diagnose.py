@@ -115,8 +115,22 @@ def test_a_small_model_has_sizes_that_say_something() -> None:
             ("train.micro_batch=1",),
             {"memory_peak": 9_900_000},
             "error",
-            "train.micro_batch",
-            "activation_checkp",
+            "train.activation_checkpointing",
+            "too close to all: turn it on, or use train.parallel=fsdp with more ranks",
+        ),
+        (
+            ("train.micro_batch=1", "train.activation_checkpointing=true", "train.parallel=fsdp"),
+            {"memory_peak": 9_900_000},
+            "error",
+            "model",
+            "too close to all: make it or its context smaller, or use more ranks",
+        ),
+        (
+            ("train.micro_batch=1",),
+            {"memory_peak": 9_900_000, "precision": "fp16"},
+            "error",
+            "train.activation_checkpointing",
+            "or use train.parallel=fsdp and train.precision=fp32 with more ranks",
         ),
         (
             (),
@@ -302,6 +316,12 @@ def test_what_did_not_fit_is_told_with_the_setting_that_would(
     found = out_of_memory(tried, "fp32", 1, int(room * need))
     assert (found.level, found.setting) == ("error", setting)
     assert said in found.message
+
+
+def test_what_would_fit_is_no_combination_that_is_refused() -> None:
+    """As fp16 cut over ranks is: its scaler would have to see the gradients of all."""
+    said = out_of_memory(config(), "fp16", 1, 1000).message
+    assert "would: use train.parallel=fsdp and train.precision=fp32 with more ranks, a smaller model" in said
 
 
 # ------------------------------------------------------------------ the command

@@ -176,6 +176,11 @@ def test_the_command_needs_neither_data_nor_device_and_says_so(
     assert main([str(file), "--gpu-memory", "1", "-o", "json"]) == 1
     (body,) = json.loads(capsys.readouterr().out)
     assert (body["settings"], body["gpus_needed"], body["measured"]) == (None, None, False)
+    more = ["--gpu-memory", "12", "model.layers=96"]
+    assert main([str(file), *more]) == 1
+    assert "does not fit; 2 of them would do, with train.parallel=fsdp\n" in capsys.readouterr().out
+    assert main([str(file), *more, "--gpu-capability", "7.5"]) == 1  # which would take fp16
+    assert "with train.parallel=fsdp and train.precision=fp32\n" in capsys.readouterr().out
     assert main([str(file), "--gpu-memory", "24", "--gpus", "3"]) == EXIT_CONFIG_ERROR
     assert "train.global_batch" in capsys.readouterr().err
     assert main([str(file), "--gpu-memory", "0.5"]) == EXIT_CONFIG_ERROR

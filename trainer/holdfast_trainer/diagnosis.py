@@ -116,10 +116,15 @@ def out_of_memory(
     if largest_recomputing is not None:
         better = f"turn it on and set train.micro_batch to {largest_recomputing}, which should fit"
         return Finding("error", "train.activation_checkpointing", f"{told}: {better}")
-    better = "not even one sequence would: use train.parallel=fsdp with more ranks"
-    if config.train.parallel == "fsdp":
-        better = "not even one sequence would: use more ranks"
-    return Finding("error", "model", f"{told}; {better}, a smaller model or context, or a larger device")
+    better = f"not even one sequence would: {_cut(config, precision)}, a smaller model or context"
+    return Finding("error", "model", f"{told}; {better}, or a larger device")
+
+
+def _cut(config: Config, precision: str) -> str:
+    """How to have a rank hold less of the state, by what is not so already."""
+    changes = [] if config.train.parallel == "fsdp" else ["train.parallel=fsdp"]
+    changes += ["train.precision=fp32"] if precision == "fp16" else []  # fsdp does not go with its scaler
+    return f"use {' and '.join(changes)} with more ranks" if changes else "use more ranks"
 
 
 def _memory(config: Config, facts: Facts) -> list[Finding]:
@@ -134,10 +139,14 @@ def _memory(config: Config, facts: Facts) -> list[Finding]:
     used = facts.memory_peak / facts.memory_total
     told = f"a step takes {size_text(facts.memory_peak)} of {size_text(facts.memory_total)}"
     if used > FULL_SHARE:
-        better = "turn train.activation_checkpointing on, or use train.parallel=fsdp with more ranks"
-        if largest is not None:
-            better = f"set it to {largest}, which should fit"
-        return [Finding("error", "train.micro_batch", f"{told}, too close to all: {better}")]
+        setting, better = "train.micro_batch", f"set it to {largest}, which should fit"
+        if largest is None and not config.train.activation_checkpointing:
+            setting, better = "train.activation_checkpointing", "turn it on"
+        elif largest is None:
+            setting, better = "model", "make it or its context smaller"
+        if largest is None:
+            better += f", or {_cut(config, facts.precision)}"
+        return [Finding("error", setting, f"{told}, too close to all: {better}")]
     if facts.device_type != "cuda" or used >= IDLE_SHARE:
         return []
     if micro < share and largest is not None and largest > micro:

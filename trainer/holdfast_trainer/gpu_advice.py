@@ -65,7 +65,7 @@ def advise(target: str, overrides: Sequence[str], arguments: argparse.Namespace)
     else:
         print("nothing was run: all sizes are estimates; diagnose on such a GPU measures them")
         for size, one in found.items():
-            print("\n" + _text(size, arguments.gpus, one))
+            print("\n" + _text(size, arguments.gpus, arguments.gpu_capability, one))
     return int(any(not isinstance(one, Recommended) for one in found.values()))
 
 
@@ -88,12 +88,13 @@ def settings_line(config: Config, facts: Facts, need: Need) -> str:
     return f"settings    {' '.join(found.settings)}, which should take {found.bytes / 1e9:.2f} GB"
 
 
-def _text(gigabytes: float, gpus: int, found: Recommended | int | None) -> str:
+def _text(gigabytes: float, gpus: int, capability: float, found: Recommended | int | None) -> str:
     title = f"{gpus} GPU(s) of {gigabytes:g} GB"
     if found is None:
         return f"{title}: it does not fit, however many there are: make the model or its context smaller"
     if isinstance(found, int):
-        return f"{title}: it does not fit; {found} of them would do, with train.parallel=fsdp"
+        fp32 = "" if capability >= TENSOR_CORES_FOR_BF16 else " and train.precision=fp32"  # else it is fp16
+        return f"{title}: it does not fit; {found} of them would do, with train.parallel=fsdp{fp32}"
     need = found.need
     lines = [
         f"{title}: about {found.bytes / 1e9:.1f} GB of {found.room / 1e9:.1f} that tensors may have "

@@ -227,6 +227,26 @@ def test_workers_are_measured_by_whole_turns(workers: int, accumulate: int, step
     assert Effort(3).steps_with(Settings(workers=workers, accumulate=accumulate)) == steps
 
 
+def test_what_batches_hold_is_a_mean_of_all_steps_and_may_be_a_tensor() -> None:
+    """Such as the sum of a mask, which was no number; and a mean that is rounded at each step stays where it
+    began: of batches that hold one image and two in turn it was two."""
+    masks = torch.ones(4, 2, dtype=torch.int64)
+    masks[::2, 1] = 0
+    one = Settings(batch=1)
+    workload = Workload(
+        lambda: nn.Linear(2, 1),
+        masks,  # type: ignore[arg-type]
+        lambda model, mask: model(mask.float()).sum(),
+        one,
+        work=lambda mask: mask.sum(),
+    )
+    trial = OwnTrial(workload, one, Gang(0, 1, 0, torch.device("cpu")), alone=True)
+    for number in range(8):
+        trial.step(number)
+    assert trial.work == 1.5
+    trial.close()
+
+
 # ----------------------------------------------------------------- the session
 
 

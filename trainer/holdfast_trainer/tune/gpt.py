@@ -79,7 +79,7 @@ class GptTrial:
         self._rehearsal = Rehearsal(begun_anew, gang, compute, batches, alone=alone)
         if self._rehearsal.not_compiled:
             raise RuntimeError(f"torch.compile: {self._rehearsal.not_compiled}")
-        self.work = settings.samples * config.model.context
+        self.work: float = settings.samples * config.model.context
 
     def step(self, number: int) -> Clock:
         return self._rehearsal.step(number)

@@ -31,8 +31,8 @@ NO_ROOM = "out of memory"
 class Trial(Protocol):
     """A model made ready with some settings."""
 
-    work: int
-    """What a step does on this rank, in the subject's unit."""
+    work: float
+    """What a step does on this rank in the mean, in the subject's unit."""
 
     def step(self, number: int) -> Clock: ...
 

@@ -35,15 +35,16 @@ class OwnTrial:
             group["lr"] = 0.0
         self._loader = loader(workload, settings, gang, alone=alone)
         self._batches: Iterator[Any] = iter(self._loader)
-        self.work = 0
+        self.work = self._worked = 0.0
 
     def step(self, number: int) -> Clock:
         if number == 1 and self._settings.workers:
             # Step 0 compiled and allocated, and workers went as far ahead meanwhile as they never do again.
             self._batches = iter(self._loader)
-        clock, work = Clock(self._gang.device), 0
+        clock = Clock(self._gang.device)
         for index in range(self._settings.accumulate):
-            batch = to_device(self._next(), self._gang.device)
+            given = self._next()
+            batch = to_device(given, self._gang.device)
             clock.lap("data")
             with accumulate(self.model, last=index == self._settings.accumulate - 1):
                 with self._compute.autocast():
@@ -51,13 +52,14 @@ class OwnTrial:
                 clock.lap("forward")
                 self._compute.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
                 clock.lap("backward")
-            work += self._workload.work(batch) if self._workload.work else self._settings.batch
+            # Of what is on the CPU: a number that has to come from a GPU would be waited for.
+            self._worked += float(self._workload.work(given) if self._workload.work else self._settings.batch)
         self._compute.scaler.step(self._optimizer)
         self._compute.scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
         clock.lap("optimizer")
         # Batches differ in what they hold: over the steps so far.
-        self.work = round((self.work * number + work) / (number + 1))
+        self.work = self._worked / (number + 1)
         return clock
 
     def state_bytes(self) -> int:

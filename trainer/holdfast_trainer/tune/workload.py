@@ -60,8 +60,8 @@ class Workload:
     """From samples to a batch; torch's own where None."""
     optimizer: Callable[[Iterable[nn.Parameter], bool], torch.optim.Optimizer] = adamw
     """From parameters and whether a fused kernel is wanted."""
-    work: Callable[[Any], int] | None = None
-    """What a batch holds, in `unit`; samples where None."""
+    work: Callable[[Any], float | Tensor] | None = None
+    """What a batch holds, in `unit`, such as `lambda batch: batch["mask"].sum()`; samples where None."""
     unit: str = "samples"
     steps: int | None = None
     """Of the optimizer, in the whole training, for the time that `diagnose` estimates; None: it does not."""

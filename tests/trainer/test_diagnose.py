@@ -635,6 +635,14 @@ def test_more_workers_than_cores_are_told() -> None:
             "optimizer",
             "75% of a step is the optimizer: accumulate several passes a step",
         ),
+        (
+            {
+                "times": StepTimes(0.0, 0.1, 0.2, 0.9),
+                "settings": Settings(batch=8, accumulate=4, fused=True, precision="bf16"),
+            },
+            "optimizer",
+            "75% of a step is the optimizer: accumulate more passes a step",
+        ),
     ],
 )
 def test_the_costliest_cause_comes_first(change: dict[str, object], cause: str, said: str) -> None:

@@ -143,8 +143,9 @@ def _optimizer(facts: WorkloadFacts) -> list[Explained]:
     remedies = [] if facts.settings.fused else ["give it fused=True, one kernel for all parameters"]
     if facts.settings.samples < 8:
         remedies.append(f"do more work between two of its steps than {facts.settings.samples} samples")
-    elif facts.settings.accumulate == 1:
-        remedies.append("accumulate several passes a step")
+    elif facts.settings.accumulate == 1 or not remedies:
+        passes = "several" if facts.settings.accumulate == 1 else "more"
+        remedies.append(f"accumulate {passes} passes a step")
     return [Explained("optimizer", share, f"{share:.0%} of a step is the optimizer: {'; '.join(remedies)}")]
 
 

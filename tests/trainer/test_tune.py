@@ -552,6 +552,28 @@ def test_what_cannot_be_tuned(words: list[str], message: str, capsys: pytest.Cap
     assert message in capsys.readouterr().err
 
 
+def test_results_that_have_no_place_are_told_before_hours_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended in a traceback once all was measured, and showed nothing of that."""
+    (tmp_path / "notes").write_text("a file")
+    out = tmp_path / "notes" / "tuned"
+    assert command.main([f"{WORKLOADS}:make", "--out", str(out), *QUICK]) == EXIT_CONFIG_ERROR
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: --out {out}: {tmp_path / 'notes'} is no directory, and what is measured")
+    assert "today's settings" not in told
+
+
+def test_results_that_cannot_be_written_are_shown_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tuned" / "tune.md").mkdir(parents=True)
+    assert command.main([f"{WORKLOADS}:make", "--out", str(tmp_path / "tuned"), *QUICK]) == 1
+    shown, told = capsys.readouterr()
+    assert "to use: " in shown
+    assert f"error: --out {tmp_path / 'tuned'}: not all of it could be written: [Errno 21] Is a dir" in told
+
+
 def test_what_fails_in_a_function_of_ones_own_is_not_blamed_on_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Literal, cast
 
 from .. import contract
 from ..config import Config, ConfigError, check_world, load
+from ..contract import exists, is_directory
 from ..target_words import add_target_words, target_of
 from ..token_index import DataError
 from .diagnose import is_workload
@@ -86,6 +87,8 @@ def _main(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
     from ..parallel import join_gang
 
     try:
+        if os.environ.get("RANK", "0") == "0":
+            _require_writable(arguments.out)
         config = None
         if not is_workload(arguments.target):
             config = load(Path(arguments.target), arguments.overrides)
@@ -98,6 +101,20 @@ def _main(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return contract.EXIT_CONFIG_ERROR
+
+
+def _require_writable(out: Path) -> None:
+    """Raises ConfigError where it cannot be made and written to: not once hours were measured."""
+    place = out.absolute()
+    try:
+        while not exists(place):
+            place = place.parent
+        if is_directory(place) and os.access(place, os.W_OK | os.X_OK):
+            return
+        why = f"{place} {'may not be written to' if is_directory(place) else 'is no directory'}"
+    except OSError as error:
+        why = str(error)
+    raise ConfigError(f"--out {out}: {why}, and what is measured is to be written there; name another place")
 
 
 def _tune(arguments: argparse.Namespace, config: Config | None, gang: Any, interrupt: Interrupt) -> int:
@@ -137,9 +154,13 @@ def _tune(arguments: argparse.Namespace, config: Config | None, gang: Any, inter
                 f"learning rate: a step takes {growth:g} times the samples, so the rate grows by {how}, "
                 f"from {subject.learning_rate:g} to {chosen.settings.learning_rate:g}"
             )
-    files = report.write(found, subject.unit, arguments.out, body)
     told = report.as_json if arguments.output == "json" else report.as_text
-    print(told(found, subject.unit))
+    print(told(found, subject.unit), flush=True)
+    try:
+        files = report.write(found, subject.unit, arguments.out, body)
+    except OSError as error:
+        print(f"error: --out {arguments.out}: not all of it could be written: {error}", file=sys.stderr)
+        return 1
     heard(f"written: {', '.join(map(str, files))}")
     if found.interrupted:
         return 130

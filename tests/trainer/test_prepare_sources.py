@@ -342,6 +342,23 @@ def test_a_data_set_that_was_copied_by_half(tmp_path: Path) -> None:
         prepare(Request((source,), tmp_path / "out"))
 
 
+def test_json_lines_that_are_called_json_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As those of C4 are, c4-train.00000-of-01024.json.gz: all of it was one text, keys and addresses too."""
+    texts = ["one two", "three four"]
+    (tmp_path / "c4").mkdir()
+    packed, code = tmp_path / "c4" / "c4.json.gz", tmp_path / "c4" / "package.json"
+    packed.write_bytes(gzipped(lines(texts)))
+    code.write_text('{\n "text": "of a program"\n}\n')
+    prepare(Request((tmp_path / "c4",), tmp_path / "a", patterns=("*.json*",), vocab_size=300))
+    told = capfd.readouterr().err
+    assert f"warning: read as text, braces and all, as the name says: {packed}; the first line" in told
+    named = tmp_path / "c4.jsonl.gz"
+    named.symlink_to(packed)
+    index = prepare(Request((named, code), tmp_path / "b", vocab_size=300))
+    assert sum(index.source["documents"].values()) == len(texts) + 1
+    assert "warning: read as text" not in capfd.readouterr().err
+
+
 def test_directories_give_what_is_packed_too(tmp_path: Path) -> None:
     for form in ("plain.jsonl", "packed.jsonl.gz", "fine.parquet"):
         write(tmp_path, form, [f"text of {form}"])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -48,7 +50,28 @@ def list_files(request: Request, *, digests: bool = True) -> list[SourceFile]:
             files.append(file)
             done += file.stored
             report(done)
+    if mistaken := [file.path for file in files if _is_json_lines(file, request.text_field)]:
+        more = f" and {len(mistaken) - 1} more" if mistaken[1:] else ""
+        say(
+            f"warning: read as text, braces and all, as the name says: {mistaken[0]}{more}; the first line "
+            f"is a JSON object with {request.text_field!r}. To have the documents in its lines, give it a "
+            "name that ends in .jsonl (a link will do), or in .jsonl.gz or .jsonl.zst where it is compressed"
+        )
     return files
+
+
+def _is_json_lines(file: SourceFile, text_field: str) -> bool:
+    """Though it is called JSON, as many a corpus is, and so is text."""
+    name = file.path.with_suffix("") if file.compression else file.path
+    if name.suffix.lower() != ".json":
+        return False
+    with telling(file.path), closing(blocks(file)) as content:
+        line, _, _ = next(content, b"").partition(b"\n")
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(body, dict) and isinstance(body.get(text_field), str)
 
 
 def _walk(root: Path, request: Request) -> list[tuple[str, Path]]:

@@ -161,7 +161,9 @@ WAITS = COMPUTE | {"data": 10.0}
         (
             Interval(10, 10.0, COMPUTE, mfu=0.12),
             "device idle",
-            "raise train.micro_batch while memory lasts, then try train.compile=true where it is off",
+            # By default a micro-batch is all of the share, and a larger one is refused.
+            "raise train.micro_batch while memory lasts (with train.global_batch, where it is all of a "
+            "rank's share of that), then try train.compile=true where it is off",
         ),
         (
             Interval(10, 10.0, COMPUTE, mfu=0.12, gpu=0.97),

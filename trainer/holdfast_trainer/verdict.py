@@ -255,20 +255,21 @@ def _wasted(interval: Interval, took: str) -> Verdict | None:
     return None
 
 
+MORE_AT_ONCE = (
+    "raise train.micro_batch while memory lasts (with train.global_batch, where it is all of a rank's share "
+    "of that), then try train.compile=true where it is off"
+)
+
+
 def _used(interval: Interval, took: str) -> Verdict:
     if interval.gpu is not None and interval.gpu < GPU_IDLES:
         return Verdict(
             "device idle",
             f"{took}, and the GPU has work for {interval.gpu:.0%} of the time: Python gives it too little at "
-            "once: raise train.micro_batch while memory lasts, then try train.compile=true where "
-            "it is off",
+            f"once: {MORE_AT_ONCE}",
         )
     if interval.mfu is not None and interval.mfu < LOW_MFU:
-        return Verdict(
-            "device idle",
-            f"{took}{interval.rate()}: raise train.micro_batch while "
-            "memory lasts, then try train.compile=true where it is off",
-        )
+        return Verdict("device idle", f"{took}{interval.rate()}: {MORE_AT_ONCE}")
     share = sum(map(interval.share, COMPUTING))
     told = f"{took}, of which {share:.0%} computes{interval.rate()}"
     if interval.gpu is not None and interval.mfu is not None and interval.mfu < JOINED_MFU:

@@ -85,6 +85,20 @@ def test_it_has_the_tokens_that_prepare_makes_over_and_over(corpus: Path) -> Non
     assert read.state_dict()["epoch"] == 1
 
 
+def test_paths_may_be_text_and_one_needs_no_list(corpus: Path) -> None:
+    """Paths as text ended in a TypeError. A pattern alone was one for each of its letters, so that by its *
+    all files were read."""
+    expected = stream(corpus)
+    tokenizer = str(corpus / "out" / "tokenizer.json")
+    for sources, patterns in (
+        ([str(corpus / "a.jsonl.gz"), str(corpus / "b.parquet")], "*.txt"),
+        (str(corpus), ["a.jsonl.gz", "b.parquet"]),
+        (corpus, "[ab].*"),
+    ):
+        read = TokenStream(sources, tokenizer, context=CONTEXT, batch=7, patterns=patterns)
+        assert read.identity == expected.identity
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_from_any_position_it_goes_on_with_the_next_token(corpus: Path, world_size: int) -> None:
     """Beyond an epoch, too; another process would do the same."""

@@ -63,8 +63,8 @@ class TokenStream:
 
     def __init__(
         self,
-        sources: Sequence[Path] | ResumableDataset,
-        tokenizer: Path,
+        sources: Sequence[Path | str] | Path | ResumableDataset,
+        tokenizer: Path | str,
         *,
         context: int,
         batch: int,
@@ -78,7 +78,8 @@ class TokenStream:
         patterns: Sequence[str] = DEFAULT_PATTERNS,
     ):
         """`batch` windows of `context` tokens a step; the split is by hash of a document, as in `prepare`.
-        `patterns` are of files in directories, `text_field` is a column where the source is a dataset.
+        `patterns` are of files in directories, `text_field` is a column where the source is a dataset. One
+        path or pattern need not be in a list.
 
         Raises DataError (PrepareError) for sources or a tokenizer that can not be read or resumed.
         """
@@ -86,8 +87,11 @@ class TokenStream:
             raise ValueError(
                 f"no stream for rank {rank} of {world_size}, {batch} windows of {context} tokens"
             )
+        sources = [sources] if isinstance(sources, str | Path) else sources
+        patterns = [patterns] if isinstance(patterns, str) else patterns
+        tokenizer = Path(tokenizer)
         self._source: Source = (
-            TextFiles(sources, patterns, text_field, rank, world_size)
+            TextFiles([Path(one) for one in sources], patterns, text_field, rank, world_size)
             if isinstance(sources, Sequence)
             else StreamedDataset(sources, text_field, rank, world_size)
         )

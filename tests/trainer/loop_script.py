@@ -202,6 +202,8 @@ for step in run.steps(options["steps"]):
             torch.empty(2**46)  # more than any machine has
         if options["fail_as"] == "data":
             raise DataError("tokens.bin ends in the middle of a token")
+        if options["fail_as"] == "disk":
+            raise DataError("tokens.bin cannot be read") from OSError(errno.EIO, os.strerror(errno.EIO))
         raise ZeroDivisionError("the loss of this step is no number")
     if step == options["hang_at"] and run.rank == options["hang_rank"]:
         if options["hang_in"] == "C":

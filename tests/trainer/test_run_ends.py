@@ -140,7 +140,9 @@ def test_an_exception_is_told_where_the_loop_has_set_up_torch_distributed_itself
     assert "ZeroDivisionError: in a loop that has a group of its own" in gang.texts()
 
 
-@pytest.mark.parametrize(("fail_as", "status"), [("ZeroDivisionError", 1), ("data", EXIT_CONFIG_ERROR)])
+@pytest.mark.parametrize(
+    ("fail_as", "status"), [("ZeroDivisionError", 1), ("data", EXIT_CONFIG_ERROR), ("disk", 1)]
+)
 def test_an_error_while_a_save_is_under_way_loses_nothing_of_it(
     workshop: Workshop, fail_as: str, status: int
 ) -> None:
@@ -149,6 +151,7 @@ def test_an_error_while_a_save_is_under_way_loses_nothing_of_it(
     assert gang.wait() == [status], gang.texts()
     message = gang.termination()
     assert (message.outcome, message.step, message.durable_step) == ("failed", 5, 5), message
+    assert message.config_error == (status == EXIT_CONFIG_ERROR), "data that a disk did not give may come"
     assert workshop.finish(steps=12).events("attempt_start", 2)[0]["resumed_step"] == 5
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,6 +160,33 @@ def test_a_missing_shard(workshop: Workshop, config: Path, tmp_path: Path) -> No
     gang = start(workshop, config)
     assert gang.wait() == [EXIT_CONFIG_ERROR]
     assert "train.bin is missing; the index names it" in gang.termination().error
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_data_that_a_file_server_does_not_give_now_is_tried_again(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stream: bool
+) -> None:
+    """Such as one that was started anew, which left stale handles: the job was over, as one whose
+    configuration no retry can mend."""
+    unreadable = config.parent / ("tokenizer.json" if stream else "data/index.json")
+    opened, reason = io.open, os.strerror(errno.ESTALE)
+
+    def stale(file: object, *words: Any, **options: Any) -> Any:
+        if str(file) == str(unreadable):
+            raise OSError(errno.ESTALE, reason)
+        return opened(file, *words, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(io, "open", stale)
+    monkeypatch.setattr("builtins.open", stale)
+    monkeypatch.setenv("HOLDFAST_TERMINATION_LOG", str(config.parent / "end"))
+    words = ["data.path=null", f"data.stream={{sources: [text], tokenizer: {unreadable}}}"] if stream else []
+    assert main([str(config), *words, "validation.every=0"]) == 1
+    told = Termination.from_json((config.parent / "end").read_text())
+    assert told is not None
+    assert (told.outcome, told.config_error) == ("failed", False)
+    assert f"{unreadable} cannot be read: " in told.error
+    assert told.error.endswith(reason), "and not that what was prepared is to be removed"
+    assert f"error: {told.error}" in capsys.readouterr().err
 
 
 def test_asked_for_nothing_it_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:

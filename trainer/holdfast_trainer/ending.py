@@ -35,7 +35,7 @@ from .faults import DeadWorker, Explained
 from .ledger import Journal
 from .parallel import is_lost_peer
 from .schema import ConfigError
-from .token_index import DataError
+from .token_index import DataError, may_come
 from .within import within
 
 log = logging.getLogger("holdfast")
@@ -48,7 +48,8 @@ HUNG_SECONDS = 30.0
 TELL_SECONDS, HURRIED_SECONDS = 20.0, 1.0
 """How long the ledger is waited for, and that where the grace is nearly over."""
 CANNOT_BE_MENDED = (ConfigError, DataError, WrongConfiguration)
-"""What no retry will mend: the exit status says so (`contract.EXIT_CONFIG_ERROR`)."""
+"""What no retry will mend, unless it is data that may come: the exit status says so
+(`contract.EXIT_CONFIG_ERROR`)."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ class Ending:
             if not isinstance(error, Fenced):  # whose saves count no more
                 self._finish_saving()
             print(f"error: {error}", file=sys.stderr)  # it says what to do; the stack says nothing more
-            mendable = not isinstance(error, CANNOT_BE_MENDED)
+            mendable = not isinstance(error, CANNOT_BE_MENDED) or may_come(error)
             later = isinstance(error, StorageUnavailable)
             self.say("failed", str(error), config_error=not mendable, storage_unavailable=later)
             _exit_now(1 if mendable else contract.EXIT_CONFIG_ERROR)

@@ -14,6 +14,7 @@ A shard is the tokens of many documents, one after the other, little-endian, wit
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 from dataclasses import dataclass
@@ -35,6 +36,36 @@ ITEM_SIZE = {"uint16": 2, "uint32": 4}
 
 class DataError(ValueError):
     """The prepared data can not be used; names the file, what was found, and the remedy."""
+
+
+_NOT_THE_DATA = frozenset(
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.EAGAIN,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOTCONN,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.ENETUNREACH,
+        errno.EHOSTUNREACH,
+        errno.EHOSTDOWN,
+    }
+)
+"""How the system says that it does not give a file now, whatever is in it."""
+
+
+def may_come(error: BaseException | None) -> bool:
+    """Whether a disk or a network did not give the data, or there was no room for it, now: another attempt
+    may have it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NOT_THE_DATA:
+            return True
+        error = error.__cause__
+    return False
 
 
 @dataclass(frozen=True)
@@ -97,5 +128,7 @@ def read_index(directory: Path) -> TokenIndex:
         raise DataError(
             f"damaged index, or of another version:\n{error}\nremove {directory}, then {remedy}"
         ) from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise DataError(f"{path} cannot be read: {error}; remove {directory}, then {remedy}") from error

@@ -19,7 +19,7 @@ from .config import Config, ConfigError
 from .contract import Termination
 from .data import DataError, TokenDataset, Tokens
 from .precision import precision
-from .token_index import Split
+from .token_index import Split, may_come
 from .train import train
 from .train_words import add_train_words, configuration
 
@@ -53,8 +53,9 @@ def main(argv: Sequence[str]) -> int:
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         path = Path(os.environ.get(contract.ENV_TERMINATION_LOG, contract.DEFAULT_TERMINATION_LOG))
-        contract.write_termination(path, Termination("failed", 0, 0, str(error), config_error=True))
-        return contract.EXIT_CONFIG_ERROR
+        final = not may_come(error)
+        contract.write_termination(path, Termination("failed", 0, 0, str(error), config_error=final))
+        return contract.EXIT_CONFIG_ERROR if final else 1
     # From here on Run sees to it that errors are told, to the engine and to the other ranks.
     train(config, train_data, val_data, arguments.run_dir)
     return 0

@@ -192,6 +192,16 @@ def test_what_is_missing_is_named(prepared: Path) -> None:
     assert "does not exist; make it with" in fault(prepared / "nowhere")
 
 
+def test_what_the_system_does_not_let_a_run_look_at_is_named(prepared: Path) -> None:
+    """As in a directory of another user, which ended in a traceback of where that was met."""
+    shard = prepared / "train-00002.bin"
+    shard.unlink()
+    shard.symlink_to(shard.name)
+    assert f"shard {shard} cannot be read: Too many levels of symbolic links" in fault(prepared)
+    nowhere = prepared / ("too long" * 40)
+    assert f"data {nowhere / 'index.json'} cannot be read: File name too long" in fault(nowhere)
+
+
 def test_a_truncated_shard_is_named_with_its_sizes(prepared: Path) -> None:
     shard = prepared / "train-00003.bin"
     shard.write_bytes(shard.read_bytes()[:-3])

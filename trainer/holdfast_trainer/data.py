@@ -161,12 +161,14 @@ def _open(directory: Path, index: TokenIndex, shard: Shard) -> NDArray[np.unsign
         size = path.stat().st_size
     except FileNotFoundError as error:
         raise DataError(f"shard {path} is missing; the index names it: {_again(directory)}") from error
+    except OSError as error:
+        raise DataError(f"shard {path} cannot be read: {error.strerror}") from error
     if size != expected or shard.bytes != expected:
         raise DataError(f"shard {path} has {size} bytes, expected {expected}: {_again(directory)}")
     try:
         mapped = np.memmap(path, dtype=np.dtype(index.dtype).newbyteorder("<"), mode="r")
     except OSError as error:
-        raise DataError(f"shard {path} cannot be read: {error}") from error
+        raise DataError(f"shard {path} cannot be read: {error.strerror}") from error
     return np.asarray(mapped)
 
 

@@ -118,17 +118,19 @@ def read_index(directory: Path) -> TokenIndex:
     """Raises DataError where there is no directory, no index, or an index that can not be read."""
     path = directory / INDEX_FILE
     remedy = f"make it with: python -m holdfast_trainer prepare --source TEXT --out {directory}"
-    if not is_directory(directory):
-        raise DataError(f"data directory {directory} does not exist; {remedy}")
     try:
+        if not is_directory(directory):
+            raise DataError(f"data directory {directory} does not exist; {remedy}")
         return from_mapping(TokenIndex, json.loads(path.read_text(encoding="utf-8")), path)
     except FileNotFoundError as error:
         raise DataError(f"{directory} has no {INDEX_FILE}: preparation did not finish; {remedy}") from error
+    except DataError:
+        raise
     except ConfigError as error:
         raise DataError(
             f"damaged index, or of another version:\n{error}\nremove {directory}, then {remedy}"
         ) from error
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        raise DataError(f"data {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise DataError(f"{path} cannot be read: {error}; remove {directory}, then {remedy}") from error

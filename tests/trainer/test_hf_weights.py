@@ -346,6 +346,9 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"no such format")
     with pytest.raises(ConfigError, match="cannot be read as safetensors"):
         load_weights(GPT(SHAPE), tmp_path)
+    # As of some in a directory of another user, which were a traceback.
+    with pytest.raises(ConfigError, match=r"train\.init_from: \S+long cannot be read: File name too long$"):
+        load_weights(build_model(SHAPE), tmp_path / ("too-long" * 40))
 
 
 def test_weights_that_lie_in_two_files_or_are_quantized_are_refused(tmp_path: Path) -> None:

@@ -228,6 +228,9 @@ def test_no_text_is_left_out_without_a_word(corpus: Path, capsys: pytest.Capture
     (corpus / "gone.txt").symlink_to("gone.txt")
     with pytest.raises(PrepareError, match=r"gone\.txt cannot be read: Too many levels of symbolic links"):
         prepare(request(corpus, "fourth"))
+    # As of one in a directory of another user, which was a traceback.
+    with pytest.raises(PrepareError, match=r"^source \S+long cannot be read: File name too long$"):
+        prepare(request(corpus / ("too-long" * 40), "fifth"))
 
 
 def test_a_long_text_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> None:

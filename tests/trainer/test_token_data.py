@@ -198,7 +198,7 @@ def test_what_the_system_does_not_let_a_run_look_at_is_named(prepared: Path) -> 
     shard.unlink()
     shard.symlink_to(shard.name)
     assert f"shard {shard} cannot be read: Too many levels of symbolic links" in fault(prepared)
-    nowhere = prepared / ("too long" * 40)
+    nowhere = prepared / ("too-long" * 40)
     assert f"data {nowhere / 'index.json'} cannot be read: File name too long" in fault(nowhere)
 
 

@@ -56,8 +56,11 @@ def published_values(model: Decoder, path: Path) -> Iterator[tuple[str, Tensor]]
     family = layout(config)
     state = model.state_dict()
     with ExitStack() as files:
-        found = {name.removeprefix(family.prefix): one for name, one in _found(path, files).items()}
-        shape = _shape_beside(path)
+        try:
+            found = {name.removeprefix(family.prefix): one for name, one in _found(path, files).items()}
+            shape = _shape_beside(path)
+        except OSError as error:
+            raise ConfigError(f"train.init_from: {path} cannot be read: {error.strerror}") from error
         faults = family.unlike(shape) if shape else []
         faults += [fault for pair in family.pairs if (fault := _fault(*pair, found, state, family))]
         faults += _more(found, family, config)

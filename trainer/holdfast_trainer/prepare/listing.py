@@ -25,20 +25,8 @@ def list_files(request: Request, *, digests: bool = True) -> list[SourceFile]:
     """The files in the order of the sources and of their names, hashed if asked to. Raises PrepareError."""
     listed: dict[Path, SourceFile] = {}
     for source in request.sources:
-        if is_directory(source) and (saved := saved_files(source)) is not None:
-            found = [(path.relative_to(source).as_posix(), path) for path in saved]
-        elif is_directory(source):
-            found = _walk(source, request)
-            if not found:
-                raise PrepareError(
-                    f"no file in {source} matches {' or '.join(request.patterns)}"
-                    f"{' after ' + str(len(request.excludes)) + ' exclusions' if request.excludes else ''}; "
-                    f"choose others with --pattern"
-                )
-        elif exists(source):
-            found = [(source.name, source)]
-        else:
-            raise PrepareError(f"source {source} does not exist")
+        with telling(source):
+            found = _found(source, request)
         for name, path in found:
             file = _stat(name, path)  # before its links are followed: they may go round in a circle
             listed.setdefault(path.resolve(), file)
@@ -72,6 +60,24 @@ def _is_json_lines(file: SourceFile, text_field: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(body, dict) and isinstance(body.get(text_field), str)
+
+
+def _found(source: Path, request: Request) -> list[tuple[str, Path]]:
+    """What of a source is read: names and paths. Raises PrepareError, OSError."""
+    if not is_directory(source):
+        if not exists(source):
+            raise PrepareError(f"source {source} does not exist")
+        return [(source.name, source)]
+    if (saved := saved_files(source)) is not None:
+        return [(path.relative_to(source).as_posix(), path) for path in saved]
+    found = _walk(source, request)
+    if not found:
+        raise PrepareError(
+            f"no file in {source} matches {' or '.join(request.patterns)}"
+            f"{' after ' + str(len(request.excludes)) + ' exclusions' if request.excludes else ''}; "
+            f"choose others with --pattern"
+        )
+    return found
 
 
 def _walk(root: Path, request: Request) -> list[tuple[str, Path]]:

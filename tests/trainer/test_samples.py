@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import UserDict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import pytest
 import torch
 from gangs import KILL, NOTICE, Gang, Workshop, holding
 from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import Dataset, default_collate
 from waiting import wait_until
 
 from holdfast_trainer import parallel
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
-from holdfast_trainer.samples import Samples, pad_ragged, workers_by_rule
+from holdfast_trainer.samples import Samples, pad_ragged, to_device, workers_by_rule
 from holdfast_trainer.token_index import DataError
 from holdfast_trainer.tune.own import loader
 from holdfast_trainer.tune.settings import Settings
@@ -93,6 +95,17 @@ def test_samples_may_be_fetched_together() -> None:
 
     apart = Samples(Noisy(), batch=4, workers=0).batch(0)[0]
     assert torch.equal(Samples(Together(), batch=4, workers=0, collate=default_collate).batch(0), -apart)
+
+
+def test_all_tensors_of_a_batch_are_on_the_device_but_those_that_belong_elsewhere() -> None:
+    """A packed sequence keeps its sizes on the CPU, and one ended the first step on a GPU. Of what is like a
+    dict and none, as a tokenizer gives it, all stayed where it was."""
+    device, tensor = torch.device("meta"), torch.ones(2)
+    packed = to_device(pack_sequence([torch.ones(3), tensor]), device)
+    assert (packed.data.device, packed.batch_sizes.device) == (device, torch.device("cpu"))
+    batch = to_device({"a": [tensor, (tensor, 3)], "b": UserDict(ids=tensor)}, device)
+    assert batch["a"][0].device == batch["a"][1][0].device == batch["b"]["ids"].device == device
+    assert batch["a"][1][1] == 3
 
 
 def test_ragged_sequences_are_padded() -> None:

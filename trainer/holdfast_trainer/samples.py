@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from multiprocessing.connection import wait
 from typing import Any
@@ -203,10 +203,13 @@ def workers_by_rule(cores: int, ranks: int, *, gpu: bool) -> int:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Every tensor in it, whatever holds them."""
+    """Every tensor in it, whatever holds them. What has a `to` of its own, such as a PackedSequence, knows
+    which of its tensors belong there."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
+    if callable(to := getattr(batch, "to", None)):
+        return to(device)
+    if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(value, device) for value in batch))

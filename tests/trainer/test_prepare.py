@@ -288,6 +288,7 @@ def test_bytes_that_are_no_utf8_are_replaced_and_told(
     )
     found = documents(corpus.parent / "out", index)
     assert "plain" in found["train"] + found["validation"]
+    assert "half a pair \ufffd here" in found["train"] + found["validation"], "and not a question mark"
 
 
 # ------------------------------------------------------------------- bad input

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -11,6 +12,7 @@ from .corpus import Document, Piece, PrepareError, SourceFile
 from .streams import Stream, Window, blocks, open_bytes, telling
 from .tables import Table, open_table
 
+_HALF_PAIRS = re.compile("[\ud800-\udfff]")
 LINE_SEARCH_BYTES = 1 << 16
 """How far past a piece's end a line end is looked for in text before it is cut inside a line."""
 
@@ -121,9 +123,13 @@ def _text_document(content: bytes, start: int) -> Document:
 
 
 def clean(text: str | None) -> Document:
-    """A null is a document without text."""
-    encodable = (text or "").encode("utf-8", "replace").decode("utf-8")
-    return Document(encodable, replaced=encodable != (text or ""))
+    """A null is a document without text. Half a surrogate pair, which JSON may hold, is no character."""
+    text = text or ""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return Document(_HALF_PAIRS.sub("\ufffd", text), replaced=True)
+    return Document(text)
 
 
 def _json_document(file: SourceFile, start: int, number: int, line: bytes, text_field: str) -> Document:

@@ -14,7 +14,9 @@ import pytest
 from gangs import KILL, NOTICE, Workshop
 from gpt_runs import COMMAND, start, write_config
 
+from holdfast_trainer.config import check_world, load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR, RunDir, Termination
+from holdfast_trainer.train import memory_remedy
 from holdfast_trainer.train_command import main
 
 
@@ -160,6 +162,14 @@ def test_a_missing_shard(workshop: Workshop, config: Path, tmp_path: Path) -> No
     gang = start(workshop, config)
     assert gang.wait() == [EXIT_CONFIG_ERROR]
     assert "train.bin is missing; the index names it" in gang.termination().error
+
+
+@pytest.mark.parametrize(("share", "told"), [(8, 4), (9, 3), (7, 1)])
+def test_what_a_step_that_does_not_fit_is_told_to_set_can_be_set(config: Path, share: int, told: int) -> None:
+    """Of a share of 9 it was 4, which does not divide it."""
+    words = [f"train.global_batch={2 * share}", "train.micro_batch=null"]
+    assert f"set train.micro_batch to {told} (it is {share};" in memory_remedy(load(config, words), share)
+    check_world(load(config, [*words, f"train.micro_batch={told}"]), 2)
 
 
 @pytest.mark.parametrize("stream", [False, True])

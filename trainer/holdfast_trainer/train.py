@@ -17,6 +17,7 @@ from .data import Tokens
 from .decoder import Decoder
 from .environment import execution
 from .model import flops_per_token, parameter_count
+from .model_config import divisors
 from .optim import clip_gradients, learning_rate
 from .parallel import accumulate
 from .precision import Precision, allow_tf32, precision
@@ -164,7 +165,8 @@ def memory_remedy(config: Config, micro: int) -> str:
     """What to change in this configuration where a step does not fit, in order of what it costs."""
     changes = []
     if micro > 1:
-        changes.append(f"set train.micro_batch to {micro // 2} (it is {micro}; the global batch stays)")
+        smaller = divisors(micro)[-2]
+        changes.append(f"set train.micro_batch to {smaller} (it is {micro}; the global batch stays)")
     if not config.train.activation_checkpointing:
         changes.append("turn train.activation_checkpointing on")
     changes.append("make the model or its context smaller, or take a larger device")

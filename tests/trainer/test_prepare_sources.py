@@ -365,3 +365,22 @@ def test_directories_give_what_is_packed_too(tmp_path: Path) -> None:
     index = prepare(Request((tmp_path,), tmp_path / "out", validation_fraction=0))
     assert index.source["documents"]["train"] == 3
     assert index.arguments["piece_bytes"] == PIECE_BYTES
+
+
+def test_kinds_of_text_that_no_pattern_takes_are_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A directory of packed texts with one that tells about them was prepared as that one."""
+    source = tmp_path / "texts"
+    source.mkdir()
+    (source / "README.md").write_text("what is in here")
+    (source / "all.v2.txt.gz").write_bytes(gzipped(b"all that there is"))
+    (source / "picture.png").write_bytes(b"no text")
+    write(source, "packed.ndjson.zst", ["more of it"])
+    said = f"left out, as their kind is taken only if asked for: {source / 'all.v2.txt.gz'} and 1 more; give "
+    prepare(Request((source,), tmp_path / "a", vocab_size=300))
+    assert f"note: {said}--pattern '*.txt.gz', and one for" in capfd.readouterr().err
+    chosen = Request((source,), tmp_path / "b", vocab_size=300, patterns=("*.txt.gz",))
+    assert sum(prepare(chosen).source["documents"].values()) == 1
+    prepare(Request((source,), tmp_path / "c", vocab_size=300, excludes=("*.gz", "*.zst")))
+    assert "left out" not in capfd.readouterr().err

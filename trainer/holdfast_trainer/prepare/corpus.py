@@ -19,6 +19,8 @@ from typing import Literal
 from ..token_index import DataError, Split
 
 DEFAULT_PATTERNS = ("*.txt", "*.md", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
+TEXT_SUFFIXES = frozenset({".txt", ".md"})
+"""Of what is text beyond doubt: all else is read as that, too."""
 JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 TABLE_SUFFIXES = frozenset({".parquet", ".arrow"})
 COMPRESSIONS = frozenset({".gz", ".zst"})

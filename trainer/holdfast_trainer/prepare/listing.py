@@ -15,7 +15,16 @@ from functools import partial
 from pathlib import Path
 
 from ..contract import exists, is_directory
-from .corpus import PrepareError, Request, SourceFile
+from .corpus import (
+    COMPRESSIONS,
+    DEFAULT_PATTERNS,
+    JSONL_SUFFIXES,
+    TABLE_SUFFIXES,
+    TEXT_SUFFIXES,
+    PrepareError,
+    Request,
+    SourceFile,
+)
 from .progress import reporting, say
 from .streams import blocks, telling
 from .tables import open_table, saved_files
@@ -82,7 +91,7 @@ def _found(source: Path, request: Request) -> list[tuple[str, Path]]:
 
 def _walk(root: Path, request: Request) -> list[tuple[str, Path]]:
     out = request.out.resolve()
-    found, links = [], []
+    found, links, left = [], [], []
     for directory, names, files in os.walk(root, onerror=_unreadable):
         here = Path(directory)
         relative = here.relative_to(root)
@@ -95,10 +104,25 @@ def _walk(root: Path, request: Request) -> list[tuple[str, Path]]:
             )
             if wanted and not _excluded(path, request):
                 found.append((path.as_posix(), here / name))
+            elif (ending := _known_ending(path)) and not _excluded(path, request):
+                left.append((here / name, ending))
+    if left and request.patterns == DEFAULT_PATTERNS:  # whoever gives others says what to leave out
+        (first, ending), more = min(left), f" and {len(left) - 1} more" if left[1:] else ""
+        say(
+            f"note: left out, as their kind is taken only if asked for: {first}{more}; give --pattern "
+            f"'*{ending}', and one for each other kind"
+        )
     if links:
         more = f" and {len(links) - 1} more" if links[1:] else ""
         say(f"note: not followed, as links to directories: {min(links)}{more}; name those as sources, too")
     return sorted(found)
+
+
+def _known_ending(path: Path) -> str:
+    """Of a name that says that there is text in it; else empty."""
+    packed = path.suffix if path.suffix.lower() in COMPRESSIONS else ""
+    kind = (path.with_suffix("") if packed else path).suffix
+    return kind + packed if kind.lower() in TEXT_SUFFIXES | JSONL_SUFFIXES | TABLE_SUFFIXES else ""
 
 
 def _excluded(relative: Path, request: Request) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow
@@ -23,6 +25,7 @@ from holdfast_trainer.prepare.corpus import PIECE_BYTES, pieces
 from holdfast_trainer.prepare.listing import list_files
 from holdfast_trainer.prepare.reading import Reader
 from holdfast_trainer.prepare.tokenizer import sample
+from holdfast_trainer.token_index import may_come
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 
@@ -290,6 +293,20 @@ def test_a_damaged_source_is_named(tmp_path: Path, name: str, content: bytes, me
     with pytest.raises(PrepareError) as caught:
         prepare(Request((path,), tmp_path / "out"))
     assert message in str(caught.value)
+
+
+def test_a_table_that_a_file_server_does_not_give_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(*_: object, **__: object) -> Iterator[pyarrow.RecordBatch]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        yield
+
+    path = write(tmp_path, "fine.parquet", ["one", "two"])
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", stale)
+    with pytest.raises(PrepareError, match=r"fine\.parquet cannot be read: Stale file handle$") as raised:
+        prepare(Request((path,), tmp_path / "out"))
+    assert may_come(raised.value)
 
 
 def test_a_table_that_is_damaged_inside_is_named_with_its_row(tmp_path: Path) -> None:

@@ -84,6 +84,10 @@ class _Parquet:
         try:
             return self._texts(first, last)
         except (pyarrow.ArrowException, OSError, StopIteration) as error:
+            if (
+                isinstance(error, OSError) and error.errno is not None
+            ):  # the file system's; pyarrow's have none
+                raise PrepareError(f"source {self._path} cannot be read: {error.strerror}") from error
             raise PrepareError(
                 f"source {self._path} is damaged near row {first} ({_first_line(error)}): get it again"
             ) from error

@@ -141,6 +141,34 @@ def test_a_model_of_another_shape_is_named_before_gradients_are_mixed(workshop: 
     assert line.startswith("the tracked state differs among the ranks: 'model (")
 
 
+def test_optimizers_whose_parameters_have_another_order_on_each_rank_do_not_begin(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """They train well. But a checkpoint has their moments by number, each of one of the ranks: after a resume
+    the ranks came apart, and ended, for good, with the advice to put the model under DDP."""
+    script = tmp_path / "sorts_by_set.py"
+    script.write_text(
+        """
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = run.wrap(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)))
+optimizer = torch.optim.Adam(list(model.parameters())[:: 1 - 2 * run.rank])
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(3):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
+    )
+    gang = workshop.start(ranks=2, script=script)
+    assert gang.wait() == [EXIT_CONFIG_ERROR] * 2, gang.texts()
+    assert gang.termination(0).error.startswith(
+        "the order of the parameters of optimizer (sort them: a set's is another in each process) differs "
+        "among the ranks: '"
+    )
+
+
 WRAPPED = 'model = run.wrap(raw, settle=(lambda net: loss_of(net, 0, 0)) if options["settle"] else None)\n'
 TRACKED = "run.track(model=model, "
 STEPPED = "        scheduler.step()\n"

@@ -485,3 +485,51 @@ def test_a_buffer_that_two_modules_share_is_each_ranks_own_under_both_names() ->
         for name in ("running_mean", "running_var", "num_batches_tracked")
     }
     assert captured.rank_0_only == {f"shared.parts.model.{name}" for name in captured.own["buffers"]["model"]}
+
+
+def sorted_out(*names: str, groups: int = 1, steps: int = 0) -> tuple[nn.Module, TrainingState]:
+    """An optimizer has the parameters in that order."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
+    parameters = [model.get_parameter(name) for name in names]
+    cut = len(names) // groups
+    named = [list(zip(names, parameters, strict=True))[n : n + cut] for n in range(0, len(names), cut)]
+    optimizer = torch.optim.Adam([{"params": group} for group in named])
+    state = TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    return model, state
+
+
+def test_each_parameter_gets_its_own_moments_back_in_whatever_order_an_optimizer_has_them() -> None:
+    """A loop sorts them into groups by way of a set, which has another order in each process: moments went to
+    other parameters of the same shape, without a word."""
+    names = "0.weight", "1.weight", "2.weight", "2.bias"
+    model, state = sorted_out(*names, steps=2)
+    model(torch.ones(1, 2)).sum().backward()  # adds to what the optimizer stepped with
+    state.end_step()
+    saved = state.capture(2).shared
+    manifest = Manifest(2, 1, 1, "", {}, 0.0)
+    for order in (names, names[::-1], ("2.bias", *names[:3])):
+        again, resumed = sorted_out(*order)
+        assert resumed.restore(Loaded(manifest, saved, None)) == []
+        (was,), (now,) = state.optimizers, resumed.optimizers
+        assert [now.param_groups[0]["param_names"]] == [list(order)]
+        for name in names:
+            one, other = model.get_parameter(name), again.get_parameter(name)
+            assert torch.equal(was.state[one]["exp_avg"], now.state[other]["exp_avg"]), (order, name)
+            assert torch.equal(one.grad, other.grad), (order, name)  # type: ignore[arg-type]
+    assert state.orders() != resumed.orders(), "ranks would have this told"
+
+    _, state = sorted_out(*names, groups=2, steps=1)
+    saved = state.capture(1).shared
+    _, regrouped = sorted_out("0.weight", "2.weight", "1.weight", "2.bias", groups=2)
+    with pytest.raises(
+        WrongConfiguration, match=r"its group 0 has model.2.weight now, which was in another one"
+    ):
+        regrouped.restore(Loaded(manifest, saved, None))
+
+    del saved["orders"]  # as an earlier Holdfast wrote it
+    assert regrouped.restore(Loaded(manifest, saved, None)) == []

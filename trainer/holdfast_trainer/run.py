@@ -276,7 +276,9 @@ class Run:
         resumed = resume(self.run_dir, self.attempt, self.gang, self._config_hash, state, self.environment)
         self._step = self._started_at = self._saves.newest_step = resumed.step
         self._exchange.norm_must_be_finite = not state.scales_gradients
-        require_alike(self.gang, {"the tracked state": state.describe(), "the step resumed from": self._step})
+        orders = {_order_of(optimizer): order for optimizer, order in state.orders().items()}
+        tracked = {"the tracked state": state.describe(), "the step resumed from": self._step}
+        require_alike(self.gang, {**tracked, **orders})
         self._exactness.track(state, resumed)
         self._resumed_rng = resumed.rng
         self._saves.pass_over({s.step for s in resumed.skipped})
@@ -635,6 +637,10 @@ class Run:
         self._account.close(self._step)
         with contextlib.suppress(RuntimeError):
             self.gang.leave()
+
+
+def _order_of(optimizer: str) -> str:
+    return f"the order of the parameters of {optimizer} (sort them: a set's is another in each process)"
 
 
 def _whole(total: Any) -> int:

@@ -36,6 +36,7 @@ from .checkpoint.tree import UnsupportedState, in_kind, join, pack
 from .late import Late
 from .noted_models import NotedModels
 from .parallel import COMPILED, compiled_from, place_like, shard_like, unwrap
+from .parameter_order import Order, in_order, moved, order_of, regrouped, told
 from .shuffle_buffer import SHUFFLE_BUFFER, has_shuffle_buffer
 from .unspent import Unspent
 
@@ -81,7 +82,7 @@ class TrainingState:
         optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}
         self._unspent = {name: Unspent(optimizer) for name, optimizer in optimizers.items()}
         self._models = _models(self._parts)
-        self._of_models = {id(p) for model in self._models.values() for p in model.parameters()}
+        self._of_models = _names(self._models)
         self.noted = NotedModels(self._models.values())
         self._untracked_schedulers: list[weakref.ref[LRScheduler]] = []
         self._looked_at = WeakSet(optimizers.values())
@@ -195,6 +196,14 @@ class TrainingState:
         text = "\n".join([", ".join(self._parts), *tensors])
         return f"{', '.join(self._parts)} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
 
+    def orders(self) -> dict[str, str]:
+        """By the name of each optimizer, what ranks compare of the order in which it has its parameters."""
+        return {name: told(order) for name, order in self._orders().items()}
+
+    def _orders(self) -> dict[str, Order]:
+        optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}
+        return {name: order_of(optimizer, self._of_models) for name, optimizer in optimizers.items()}
+
     def samples(self, step: int) -> dict[str, np.ndarray]:
         """By the name of each model, an element of each parameter that is to be the same on all ranks.
 
@@ -255,7 +264,8 @@ class TrainingState:
         return Captured(shared, own, frozenset(names))
 
     def _shared(self, step: int) -> dict[str, Any]:
-        return {"step": step, "parts": {name: _saved_of(part) for name, part in self._parts.items()}}
+        parts = {name: _saved_of(part) for name, part in self._parts.items()}
+        return {"step": step, "parts": parts, "orders": self._orders()}
 
     def restore(self, loaded: Loaded) -> list[str]:
         """Load all parts; returns the names in the checkpoint that nothing tracks now.
@@ -263,7 +273,7 @@ class TrainingState:
         Random state is left alone: it is restored when the loop begins. Raises CheckpointError where the
         checkpoint lacks a part, WrongConfiguration where a model or an optimizer is another one now.
         """
-        saved = loaded.shared["parts"]
+        saved, had, has = loaded.shared["parts"], loaded.shared.get("orders", {}), self._orders()
         own = loaded.own or {}
         for name, part in self._parts.items():
             if name not in saved:
@@ -277,7 +287,7 @@ class TrainingState:
             if _differs_by_rank(part):
                 live, mesh = part.state_dict(), self._mesh
                 state = in_kind(state if mesh is None else place_like(state, live, mesh), live)
-            _load(name, part, state, loaded.manifest.step)
+            _load(name, part, state, loaded.manifest.step, had.get(name), has.get(name, []))
             if isinstance(part, nn.Module):
                 buffers = _named_like(own.get("buffers", {}).get(name, {}), part.state_dict().keys())
                 with torch.no_grad():
@@ -285,7 +295,9 @@ class TrainingState:
                         part.get_buffer(key).copy_(value)
         for name, unspent in self._unspent.items():
             shared = loaded.shared.get("gradients", {}).get(name, {})
-            unspent.restore(own.get("gradients", {}).get(name, shared))
+            gradients = own.get("gradients", {}).get(name, shared)
+            numbers = enumerate(moved(had.get(name), has[name]))
+            unspent.restore({now: gradients[then] for now, then in numbers if then in gradients})
         apart = {_without_wrapping(name) for name in loaded.shared.get("buffers_apart", ())}
         for name, model in self.replicated.items():
             model.require_forward_param_sync = name not in apart
@@ -320,6 +332,17 @@ def _replicated(parts: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
 
 def _models(parts: Mapping[str, Any]) -> dict[str, nn.Module]:
     return {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+
+
+def _names(models: Mapping[str, nn.Module]) -> dict[int, str]:
+    """Of their parameters, by id. One that has several has the first of the alphabet, in whatever order the
+    models are tracked."""
+    found: dict[int, str] = {}
+    for of, model in models.items():
+        for path, parameter in model.named_parameters(remove_duplicate=False):
+            name = _without_wrapping(f"{of}.{path}")
+            found[id(parameter)] = min(found.get(id(parameter), name), name)
+    return found
 
 
 def _modules(parts: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
@@ -393,9 +416,11 @@ def _differs_by_rank(part: Stateful) -> bool:
     return not isinstance(part, nn.Module | torch.optim.Optimizer)
 
 
-def _load(name: str, part: Stateful, state: dict[str, Any], step: int) -> None:
+def _load(name: str, part: Stateful, state: dict[str, Any], step: int, had: Order | None, has: Order) -> None:
+    """`had`, `has`: of an optimizer, the order of its parameters then, where that is known, and now."""
     if isinstance(part, torch.optim.Optimizer):
-        misfit = _other_groups(part, state) or _load_optimizer(part, state)
+        misfit = _other_groups(part, state) or regrouped(had, has)
+        misfit = misfit or _load_optimizer(part, state, moved(had, has))
     elif isinstance(part, nn.Module):
         misfit = _load_model(part, state)
     else:
@@ -421,15 +446,18 @@ def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
     return ""
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> str:
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], numbers: list[int]) -> str:
     """Empty where it is loaded, else why it is another optimizer's state: that lacks what this one needs, and
     has what this one does not know. What a version of itself before did not save it has filled in by itself.
+    `numbers`: those that its parameters had.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    of = dict(zip(numbers, parameters, strict=True))
     placed = {
-        index: {key: shard_like(value, parameters[index]) for key, value in values.items()}
-        for index, values in state["state"].items()
+        number: {key: shard_like(value, of[number]) for key, value in values.items()}
+        for number, values in state["state"].items()
     }
+    state = in_order(state, numbers)
     lacking: set[str] = set()
     try:
         optimizer.load_state_dict({**state, "state": placed})

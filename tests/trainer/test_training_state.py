@@ -533,3 +533,58 @@ def test_each_parameter_gets_its_own_moments_back_in_whatever_order_an_optimizer
 
     del saved["orders"]  # as an earlier Holdfast wrote it
     assert regrouped.restore(Loaded(manifest, saved, None)) == []
+
+
+class Sums(torch.optim.Optimizer):
+    """As loops have it for weights in bfloat16: it adds up in float32, and some it leaves as they are."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            kept = self.state[parameter]
+            if not kept:
+                kept |= {"sum": parameter.float(), "left": parameter > 0, "seen": [torch.tensor(0)]}
+            kept["sum"] -= 0.01 * parameter.grad.float()
+            kept["seen"][0] += 1
+            parameter.copy_(torch.where(kept["left"], parameter, kept["sum"]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "then", "now", "exact"),
+    [
+        (Sums, torch.bfloat16, torch.bfloat16, True),
+        (torch.optim.NAdam, torch.float64, torch.float64, True),
+        (torch.optim.AdamW, torch.float32, torch.bfloat16, False),
+    ],
+)
+def test_what_an_optimizer_keeps_is_of_the_type_that_it_had(
+    kind: type[torch.optim.Optimizer], then: torch.dtype, now: torch.dtype, exact: bool
+) -> None:
+    """torch makes all of it the parameters': a sum in float32 of weights in bfloat16 was rounded at each
+    resume, and NAdam's product in float32 went on in float64, without a word. Where the model is of another
+    type than it was, its optimizer's moments are too, or no step could be taken."""
+
+    def trained(dtype: torch.dtype) -> tuple[Callable[[int], list[Any]], TrainingState]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+        optimizer = kind(model.parameters())  # type: ignore[call-arg]
+
+        def train(steps: int) -> list[Any]:
+            for _ in range(steps):
+                optimizer.zero_grad()
+                model(torch.linspace(-1, 1, 12).to(dtype).view(3, 4)).square().sum().backward()
+                optimizer.step()
+            return [parameter.tolist() for parameter in model.parameters()]
+
+        return train, TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+
+    train, state = trained(then)
+    train(3)
+    skeleton, tensors = pack(state.capture(3).shared)
+    saved = unpack(skeleton, {name: tensor.clone() for name, tensor in tensors.items()})
+    goes_on, resumed = trained(now)
+    resumed.restore(Loaded(Manifest(3, 1, 1, "", {}, 0.0), saved, None))
+    assert (goes_on(5) == train(5)) is exact

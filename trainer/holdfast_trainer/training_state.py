@@ -32,11 +32,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
-from .checkpoint.tree import UnsupportedState, in_kind, join, pack
+from .checkpoint.tree import Piece, UnsupportedState, in_kind, join, pack
 from .late import Late
 from .noted_models import NotedModels
+from .optimizer_state import load_optimizer
 from .parallel import COMPILED, compiled_from, place_like, shard_like, unwrap
-from .parameter_order import Order, in_order, moved, order_of, regrouped, told
+from .parameter_order import Order, moved, order_of, told
 from .shuffle_buffer import SHUFFLE_BUFFER, has_shuffle_buffer
 from .unspent import Unspent
 
@@ -274,6 +275,7 @@ class TrainingState:
         checkpoint lacks a part, WrongConfiguration where a model or an optimizer is another one now.
         """
         saved, had, has = loaded.shared["parts"], loaded.shared.get("orders", {}), self._orders()
+        changed = _of_other_types(self._models, saved)
         own = loaded.own or {}
         for name, part in self._parts.items():
             if name not in saved:
@@ -287,7 +289,7 @@ class TrainingState:
             if _differs_by_rank(part):
                 live, mesh = part.state_dict(), self._mesh
                 state = in_kind(state if mesh is None else place_like(state, live, mesh), live)
-            _load(name, part, state, loaded.manifest.step, had.get(name), has.get(name, []))
+            _load(name, part, state, loaded.manifest.step, had.get(name), has.get(name, []), changed)
             if isinstance(part, nn.Module):
                 buffers = _named_like(own.get("buffers", {}).get(name, {}), part.state_dict().keys())
                 with torch.no_grad():
@@ -416,11 +418,17 @@ def _differs_by_rank(part: Stateful) -> bool:
     return not isinstance(part, nn.Module | torch.optim.Optimizer)
 
 
-def _load(name: str, part: Stateful, state: dict[str, Any], step: int, had: Order | None, has: Order) -> None:
-    """`had`, `has`: of an optimizer, the order of its parameters then, where that is known, and now."""
+def _load(
+    name: str,
+    part: Stateful,
+    state: dict[str, Any],
+    step: int,
+    had: Order | None,
+    has: Order,
+    changed: set[int],
+) -> None:
     if isinstance(part, torch.optim.Optimizer):
-        misfit = _other_groups(part, state) or regrouped(had, has)
-        misfit = misfit or _load_optimizer(part, state, moved(had, has))
+        misfit = load_optimizer(part, state, had, has, changed)
     elif isinstance(part, nn.Module):
         misfit = _load_model(part, state)
     else:
@@ -446,38 +454,17 @@ def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
     return ""
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], numbers: list[int]) -> str:
-    """Empty where it is loaded, else why it is another optimizer's state: that lacks what this one needs, and
-    has what this one does not know. What a version of itself before did not save it has filled in by itself.
-    `numbers`: those that its parameters had.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    of = dict(zip(numbers, parameters, strict=True))
-    placed = {
-        number: {key: shard_like(value, of[number]) for key, value in values.items()}
-        for number, values in state["state"].items()
-    }
-    state = in_order(state, numbers)
-    lacking: set[str] = set()
-    try:
-        optimizer.load_state_dict({**state, "state": placed})
-    except KeyError as error:
-        lacking = {str(error.args[0])}
-    known = getattr(optimizer, "defaults", {}).keys()
-    for group in optimizer.param_groups:
-        if not group.keys() <= {"params", "initial_lr", *known}:
-            lacking |= known - group.keys()
-    needs = ", ".join(sorted(lacking))
-    return f"a {type(optimizer).__name__} needs {needs}, which was not saved" if needs else ""
-
-
-def _other_groups(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> str:
-    """How the parameters that it has differ from those it had, in words; empty where they do not."""
-    had, has = (
-        [len(group["params"]) for group in groups]
-        for groups in (saved["param_groups"], optimizer.param_groups)
-    )
-    return "" if had == has else f"its groups had {had} parameters, and have {has} now"
+def _of_other_types(models: Mapping[str, nn.Module], saved: Mapping[str, Any]) -> set[int]:
+    """The parameters of which `saved` has another type, by id."""
+    found: set[int] = set()
+    for of, model in models.items():
+        then = {_without_wrapping(name): value for name, value in saved.get(of, {}).items()}
+        for path, parameter in model.named_parameters(remove_duplicate=False):
+            was = then.get(_without_wrapping(path))
+            was = was.tensor if isinstance(was, Piece) else was
+            if isinstance(was, torch.Tensor) and was.dtype != parameter.dtype:
+                found.add(id(parameter))
+    return found
 
 
 def _adds_up_whole(module: nn.Module) -> bool:

@@ -1,0 +1,68 @@
+"""How an optimizer gets back the state that was saved of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .checkpoint.tree import side_by_side
+from .parallel import shard_like
+from .parameter_order import Order, in_order, moved, regrouped
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any], had: Order | None, has: Order, changed: set[int]
+) -> str:
+    """Empty where it is loaded, else why it is another optimizer's state: that lacks what this one needs, and
+    has what this one does not know. What a version of itself before did not save it has filled in by itself.
+
+    `had`, `has`: the order of its parameters then, where that is known, and now; `changed`: the ids of those
+    that have another type now.
+    """
+    if misfit := _other_groups(optimizer, state) or regrouped(had, has):
+        return misfit
+    numbers = moved(had, has)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    of = dict(zip(numbers, parameters, strict=True))
+    placed = {
+        number: {key: shard_like(value, of[number]) for key, value in values.items()}
+        for number, values in state["state"].items()
+    }
+    state = in_order(state, numbers)
+    lacking: set[str] = set()
+    try:
+        optimizer.load_state_dict({**state, "state": placed})
+    except KeyError as error:
+        lacking = {str(error.args[0])}
+    for number, values in placed.items():
+        if id(of[number]) not in changed:
+            _keep_types(optimizer.state.get(of[number], {}), values, of[number].dtype)
+    known = getattr(optimizer, "defaults", {}).keys()
+    for group in optimizer.param_groups:
+        if not group.keys() <= {"params", "initial_lr", *known}:
+            lacking |= known - group.keys()
+    needs = ", ".join(sorted(lacking))
+    return f"a {type(optimizer).__name__} needs {needs}, which was not saved" if needs else ""
+
+
+def _keep_types(live: dict[str, Any], saved: dict[str, Any], given: torch.dtype) -> None:
+    """What is kept for a parameter is of the types that it was saved with: as it is loaded torch makes all of
+    it the parameter's, `given`. A moment in float32 of weights in bfloat16 would be rounded, and a mask would
+    be no mask any more."""
+
+    def as_saved(now: Any, then: Any) -> Any:
+        both = isinstance(now, torch.Tensor) and isinstance(then, torch.Tensor)
+        return then.to(now.device) if both and then.dtype != now.dtype == given else now
+
+    for key in live.keys() & saved.keys():
+        live[key] = side_by_side(live[key], saved[key], as_saved)
+
+
+def _other_groups(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> str:
+    """How the parameters that it has differ from those it had, in words; empty where they do not."""
+    had, has = (
+        [len(group["params"]) for group in groups]
+        for groups in (saved["param_groups"], optimizer.param_groups)
+    )
+    return "" if had == has else f"its groups had {had} parameters, and have {has} now"

@@ -24,6 +24,7 @@ from holdfast_trainer.environment import (
     own_code,
     require_plain,
 )
+from holdfast_trainer.given import given
 from holdfast_trainer.schema import ConfigError
 
 CPU = torch.device("cpu")
@@ -127,6 +128,68 @@ run.track(model=torch.nn.Linear(2, 1))
     gang = workshop.start(script=script)
     assert gang.wait() == [EXIT_CONFIG_ERROR]
     assert "error: run.environment['data'] is PosixPath('data'): give words, numbers" in gang.texts()
+
+
+MAKES_ITS_RATE = """
+import sys
+import torch
+from torch.optim import lr_scheduler
+from holdfast_trainer.run import Run
+
+run = Run()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), float(sys.argv[1]))
+steps = int(sys.argv[2])
+falls = [lr_scheduler.ConstantLR(optimizer), lr_scheduler.CosineAnnealingLR(optimizer, steps)]
+scheduler = lr_scheduler.SequentialLR(optimizer, falls, [2])
+run.track(model=model, optimizer=optimizer, scheduler=scheduler)
+for step in run.steps(steps):
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+print("lr", optimizer.param_groups[0]["initial_lr"])
+"""
+
+
+def test_a_learning_rate_that_a_script_changes_is_said_to_give_way_to_the_checkpoints(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """It is lowered after a loss that was no number, or more steps are asked for: torch loads the rate of
+    before with the optimizer's state, and training went on with it without a word."""
+    script = tmp_path / "makes_its_rate.py"
+    script.write_text(MAKES_ITS_RATE)
+
+    def differences_of(attempt: int, rate: float, steps: int) -> list[str]:
+        gang = workshop.start(script=script, arguments=[str(rate), str(steps)])
+        assert gang.wait() == [0], gang.texts()
+        assert "lr 0.5" in gang.texts()
+        told: list[str] = gang.history.events("attempt_start", attempt)[0]["differences"]
+        return told
+
+    assert differences_of(1, 0.5, 3) == []
+    assert differences_of(2, 0.5, 3) == []
+    assert differences_of(3, 0.25, 6) == [
+        "lr given to optimizer (a checkpoint's counts): 0.16666666666666666 -> 0.08333333333333333",
+        "base_lrs given to scheduler, its number 0 (a checkpoint's counts): [0.5] -> [0.25]",
+        "T_max given to scheduler, its number 1 (a checkpoint's counts): 3 -> 6",
+        "base_lrs given to scheduler, its number 1 (a checkpoint's counts): [0.5] -> [0.25]",
+    ]
+
+
+def test_what_optimizers_and_schedulers_are_given_is_told_as_far_as_it_is_plain() -> None:
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups = [{"params": weights[:1], "weight_decay": 0.5}, {"params": weights[1:]}]
+    optimizer = torch.optim.Adam(groups, torch.tensor(0.1), betas=(0.5, 0.75))
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)
+    falls = torch.optim.lr_scheduler.MultiStepLR(optimizer, [8, 4, 4])
+    parts = {"model": torch.nn.Linear(2, 1), "adam": optimizer, "plateau": scheduler, "falls": falls}
+    told = given(parts)
+    require_plain(told)
+    assert told["weight_decay given to adam (a checkpoint's counts)"] == [0.5, 0]
+    assert told["betas given to adam (a checkpoint's counts)"] == [0.5, 0.75]
+    assert told["patience given to plateau (a checkpoint's counts)"] == 3
+    assert told["milestones given to falls (a checkpoint's counts)"] == [4, 4, 8]
+    assert "lr given to adam (a checkpoint's counts)" not in told, "it is a tensor"
 
 
 def test_threads_that_a_script_sets_after_its_run_are_those_that_count(

@@ -33,6 +33,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
 from .checkpoint.tree import Piece, UnsupportedState, in_kind, join, pack
+from .given import given
 from .late import Late
 from .noted_models import NotedModels
 from .optimizer_state import load_optimizer
@@ -85,6 +86,8 @@ class TrainingState:
         self._models = _models(self._parts)
         self._of_models = _names(self._models)
         self.noted = NotedModels(self._models.values())
+        self.given = given(self._parts)
+        """What optimizers and schedulers were made with, by what a checkpoint keeps it as."""
         self._untracked_schedulers: list[weakref.ref[LRScheduler]] = []
         self._looked_at = WeakSet(optimizers.values())
         """Optimizers of which it is known whether they are tracked."""

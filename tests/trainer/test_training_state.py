@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -216,6 +217,31 @@ def test_an_optimizer_that_no_rank_has_whole_is_refused_with_what_helps() -> Non
     optimizer = InParts(nn.Linear(2, 1).parameters(), 0.1)
     with pytest.raises(UnsupportedState, match=r"track\(optimizer=...\): a InParts has .* with `run.shard`"):
         TrainingState({"optimizer": optimizer}, rank=0)
+
+
+class Group:
+    def __init__(self, ranks: int) -> None:
+        self.size = lambda: ranks
+
+
+class FullyShardedDataParallel(nn.Sequential):
+    def __init__(self, module: nn.Module, ranks: int, strategy: str) -> None:
+        super().__init__(module)
+        self.process_group, self.sharding_strategy = Group(ranks), Strategy[strategy]
+
+
+class Strategy(Enum):
+    FULL_SHARD = 1
+    NO_SHARD = 3
+
+
+def test_a_model_that_fsdp1_has_cut_is_refused_before_the_first_step() -> None:
+    """Its first save ended the run, with the advice to put the model under DDP."""
+    small = nn.Linear(2, 1)
+    with pytest.raises(UnsupportedState, match=r"track\(net=...\): Full.* \(FSDP1\) .* with `run.shard`"):
+        TrainingState({"net": nn.Sequential(FullyShardedDataParallel(small, 2, "FULL_SHARD"))}, rank=0)
+    for ranks, strategy in ((1, "FULL_SHARD"), (2, "NO_SHARD")):
+        TrainingState({"net": FullyShardedDataParallel(small, ranks, strategy)}, rank=0)
 
 
 class Fabrics(nn.Module):

@@ -73,6 +73,11 @@ class TrainingState:
                     f"track({name}=...): a {type(part).__name__} has its state in parts that no one rank can "
                     "give; use the optimizer that it is made of, or cut model and optimizer with `run.shard`"
                 )
+            if isinstance(part, nn.Module) and any(map(_is_cut_by_fsdp1, part.modules())):
+                raise UnsupportedState(
+                    f"track({name}=...): FullyShardedDataParallel (FSDP1) has cut it over the ranks, each of "
+                    "which would save its piece as the whole; cut it with `run.shard`, which is FSDP2"
+                )
             if any(map(has_shuffle_buffer, (part, getattr(part, "dataset", None)))):
                 raise UnsupportedState(f"track({name}=...): {SHUFFLE_BUFFER}")
         self._parts: dict[str, Stateful] = {name: _innermost(name, part) for name, part in parts.items()}
@@ -327,6 +332,14 @@ def _innermost(name: str, part: Any) -> Stateful:
             )
         part = inner
     return part  # type: ignore[no-any-return]
+
+
+def _is_cut_by_fsdp1(module: nn.Module) -> bool:
+    """By name, as to import it takes seconds."""
+    if "FullyShardedDataParallel" not in (kind.__name__ for kind in type(module).__mro__):
+        return False
+    fsdp1: Any = module
+    return bool(fsdp1.process_group.size() > 1 and fsdp1.sharding_strategy.name != "NO_SHARD")
 
 
 def _replicated(parts: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:

@@ -144,15 +144,33 @@ import os, signal, sys
 import torch
 from holdfast_trainer.run import Run
 
-noticed, stops_at = sys.argv[1] == "noticed", int(sys.argv[2])
+class Average:  # torch's own cannot be made of what is in shards
+    def __init__(self, model):
+        self.means = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def state_dict(self):
+        return {"means": self.means}
+
+    def load_state_dict(self, state):
+        self.means = state["means"]
+
+    def parameters(self):
+        return self.means
+
+    def update_parameters(self, model):
+        for mean, parameter in zip(self.means, model.parameters()):
+            mean.lerp_(parameter.detach(), 0.5)
+
+noticed, stops_at, in_shards = sys.argv[1] == "noticed", int(sys.argv[2]), sys.argv[3] == "in shards"
 run = Run(checkpoint_every=4)
-model = run.wrap(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)))
+model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+model = run.shard(model, []) if in_shards else run.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-average = torch.optim.swa_utils.AveragedModel(model)
+average = Average(model) if in_shards else torch.optim.swa_utils.AveragedModel(model)
 run.track(model=model, optimizer=optimizer, average=average)
 
 def validate():
-    pairs = list(zip(model.parameters(), average.module.parameters()))
+    pairs = list(zip(model.parameters(), average.parameters()))
     kept = [parameter.detach().clone() for parameter, _ in pairs]
     for parameter, mean in pairs:
         parameter.data.copy_(mean)
@@ -178,18 +196,20 @@ if stops_at:
 """
 
 
-@pytest.mark.parametrize(("stops_at", "stopped"), [(0, 7), (4, 4)])
+@pytest.mark.parametrize(
+    ("cut", "stops_at", "stopped"), [("whole", 0, 7), ("whole", 4, 4), ("in shards", 0, 7)]
+)
 def test_a_notice_while_an_average_has_the_models_place_saves_the_model(
-    workshop: Workshop, tmp_path: Path, stops_at: int, stopped: int
+    workshop: Workshop, tmp_path: Path, cut: str, stops_at: int, stopped: int
 ) -> None:
     """In a validation within the loop, or once it was left: the average was saved as the model, and trained
     on without a word."""
     script = tmp_path / "validates_an_average.py"
     script.write_text(VALIDATES_AN_AVERAGE)
-    untouched = workshop.finish("untouched", ranks=2, script=script, arguments=["", "0"])
-    gang = workshop.start(ranks=2, script=script, arguments=["noticed", str(stops_at)])
+    untouched = workshop.finish("untouched", ranks=2, script=script, arguments=["", "0", cut])
+    gang = workshop.start(ranks=2, script=script, arguments=["noticed", str(stops_at), cut])
     assert assert_stopped_at_one_step(gang, gang.wait()) == stopped
-    resumed = workshop.finish(ranks=2, script=script, arguments=["", "0"])
+    resumed = workshop.finish(ranks=2, script=script, arguments=["", "0", cut])
     assert resumed.losses() == untouched.losses()
     assert resumed.stop()["digest"] == untouched.stop()["digest"]
 

@@ -1,11 +1,14 @@
 """Whether models hold what the newest step ended with, or something else, as an average for a validation.
 
 Told by a few values of the first and the last parameter of each optimizer, which are noted as each step ends.
+What is cut over the ranks (FSDP2) is told by each rank's own shards: another parameter stands in a shard's
+place while it is gathered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +35,10 @@ class NotedModels:
     def changed(self) -> bool:
         """Whether they are not as they were noted: their values, or the parameters themselves."""
         there = _parameters(self._models)
-        return any(id(p) not in there or not _same_bits(_some(p), values) for p, values in self._noted)
+        return any(
+            (id(p) not in there and not _in_shards(p)) or not _same_bits(_some(p), values)
+            for p, values in self._noted
+        )
 
 
 def _parameters(models: Iterable[nn.Module]) -> set[int]:
@@ -40,18 +46,28 @@ def _parameters(models: Iterable[nn.Module]) -> set[int]:
 
 
 def _ends(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The first and the last of its parameters that are trained and lie whole on this rank."""
+    """The first and the last of its parameters that are trained and of which this rank has any."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
-    trained = [p for p in parameters if p.requires_grad and p.numel() and not hasattr(p, "placements")]
+    trained = [p for p in parameters if p.requires_grad and _local(p).numel()]
     return [trained[0], trained[-1]] if trained else []
 
 
 def _some(parameter: torch.Tensor) -> torch.Tensor:
     """Its first values, in memory of their own; on a GPU nobody waits for them."""
-    row = parameter.detach()
+    row = _local(parameter)
     while row.dim() > 1:
         row = row[0]
     return row.reshape(-1)[:64].clone()
+
+
+def _in_shards(parameter: torch.Tensor) -> bool:
+    return hasattr(parameter, "placements")
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's memory of it."""
+    local: Any = parameter.detach()
+    return local.to_local() if _in_shards(local) else local  # type: ignore[no-any-return]
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

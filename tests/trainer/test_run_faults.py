@@ -113,6 +113,57 @@ for step in run.steps(3):
     )
 
 
+def test_what_a_loop_tells_that_is_no_number_is_refused_where_it_tells_it(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """The step's end said that a float could not be made, not of what; of less than no tokens, that a counter
+    could not go down."""
+    script = tmp_path / "tells_anything.py"
+    script.write_text(
+        """
+import numpy
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = torch.nn.Linear(2, 1)
+run.track(model=model)
+several = torch.ones(3, dtype=torch.int64)
+wrong = [
+    {"loss": "0,25"}, {"loss": [0.25]}, {"loss": torch.tensor(1j)}, {"grad_norm": several},
+    {"val_loss": "low"}, {"tokens": -2}, {"samples": float("nan")}, {"tokens": several}, {"tokens": 10**400},
+]
+for step in run.steps(1):
+    for given in wrong:
+        try:
+            run.log(**given)
+        except (TypeError, ValueError) as refused:
+            print(f"{type(refused).__name__}: {refused}")
+    seen = torch.tensor(3)
+    run.log(loss=numpy.float32(0.5), tokens=seen, samples=numpy.int64(2))
+    seen.zero_()
+print("told", run.summary())
+"""
+    )
+    gang = workshop.start(script=script)
+    assert gang.wait() == [0], gang.texts()
+    told = [line for line in gang.texts().splitlines() if "Error: " in line]
+    ofs = "a tensor of torch.int64 with shape [3]"
+    assert [line[:100] for line in told] == [
+        "TypeError: run.log(loss=...) was given '0,25': tell one number",
+        "TypeError: run.log(loss=...) was given [0.25]: tell one number",
+        "TypeError: run.log(loss=...) was given a tensor of torch.complex64 with shape []: tell one number",
+        f"TypeError: run.log(grad_norm=...) was given {ofs}: tell one number",
+        "TypeError: run.log(val_loss=...) was given 'low': tell one number",
+        "ValueError: run.log(tokens=-2): tell on how many this step has worked, 0 or more",
+        "ValueError: run.log(samples=nan): tell on how many this step has worked, 0 or more",
+        f"TypeError: run.log(tokens=...) was given {ofs}: tell one number",
+        f"TypeError: run.log(tokens=...) was given 1{'0' * 58}",
+    ]
+    (line,) = gang.history.steps()
+    assert (line["loss"], line["tokens"]) == (0.5, 3)
+
+
 def test_ranks_that_are_not_alike_do_not_begin(workshop: Workshop) -> None:
     for number, (odd, message) in enumerate(
         [

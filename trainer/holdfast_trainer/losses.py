@@ -7,8 +7,11 @@ saved the late ones are heard first: what is saved was never told to be lost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -36,17 +39,19 @@ class Losses:
         self.describe_batch: Callable[[int], str] = lambda step: f"its batch of step {step}"
 
     def offer(self, step: int, loss: torch.Tensor | float, grad_norm: torch.Tensor | float | None) -> None:
-        """This rank's loss of step number `step` (1 is the first), a scalar."""
-        self._exchange.offer_loss(step, loss, grad_norm)
+        """This rank's loss of step number `step` (1 is the first), a scalar. Raises TypeError."""
+        norm = None if grad_norm is None else number("grad_norm", grad_norm)
+        self._exchange.offer_loss(step, number("loss", loss), norm)
         self._steps.expect_loss()
 
     def norm(self, step: int, grad_norm: torch.Tensor | float) -> None:
-        """This rank's gradient norm of step number `step`, told in a call of its own."""
-        self._exchange.offer_norm(step, grad_norm)
+        """This rank's gradient norm of step number `step`, told in a call of its own. Raises TypeError."""
+        self._exchange.offer_norm(step, number("grad_norm", grad_norm))
 
     def count(self, step: int, tokens: int, samples: int) -> None:
-        """What this rank worked on in step number `step`; parts of a step add up."""
-        self._exchange.count(step, tokens, samples)
+        """What this rank worked on in step number `step`; parts of a step add up. Raises TypeError,
+        ValueError where it is less than nothing."""
+        self._exchange.count(step, _count("tokens", tokens), _count("samples", samples))
 
     def take_back(self, step: int) -> None:
         """What was told of step number `step` counts for nothing: that is done anew."""
@@ -93,3 +98,25 @@ class Losses:
             self.hear_counts(agreed)
             self.hear(agreed)
         self._steps.flush()
+
+
+def number(name: str, value: torch.Tensor | float) -> torch.Tensor | float:
+    """What `run.log` was given by that name; a tensor's value is not waited for. Raises TypeError that shows
+    what it is where it is no number, or several."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() == 1 and not value.is_complex():
+            return value
+        shown = f"a tensor of {value.dtype} with shape {list(value.shape)}"
+    else:
+        with suppress(TypeError, ValueError, OverflowError):
+            return float(value)
+        shown = f"{value!r:.100}"
+    raise TypeError(f"run.log({name}=...) was given {shown}: tell one number")
+
+
+def _count(name: str, value: torch.Tensor | float) -> Any:
+    """As it is now: a tensor may be written to before it is told. Parts of ranks may add up to whole ones."""
+    told = float(number(name, value))
+    if not 0 <= told < math.inf:
+        raise ValueError(f"run.log({name}={told:g}): tell on how many this step has worked, 0 or more")
+    return int(told) if told.is_integer() else told

@@ -53,7 +53,7 @@ from .environment import describe_environment, own_code, require_plain
 from .exactness import Exactness
 from .faults import data_ended, dead_worker, is_out_of_memory, not_deterministic, out_of_memory
 from .interruption import Exchange, Notice
-from .losses import Losses
+from .losses import Losses, number
 from .overflow import Overflow
 from .parallel import Gang, divide_alike, hear_waiting, join_gang, shard, wrap
 from .place import Place
@@ -518,7 +518,7 @@ class Run:
             self._losses.norm(self._step + 1, grad_norm)
         self._losses.count(self._step + 1, tokens, samples)
         if val_loss is not None:
-            val_loss = float(val_loss)
+            val_loss = float(number("val_loss", val_loss))
             self._end_left_step()
             done = self._step + self._changed  # the state is this step's once an optimizer has had its turn
             self._account.steps.val_loss(done, val_loss)

@@ -220,6 +220,51 @@ for step in run.steps(3):
     )
 
 
+def test_parameters_that_an_optimizer_is_given_in_the_loop_are_told_before_a_resume_is_refused(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """A loop that unfreezes a layer in its third step, and gives it to the optimizer then: its first
+    interruption was its end, with the advice to build the optimizer as it was, which no script can do whose
+    groups come with the step. What can be done is told as they come, and goes on from the same checkpoint."""
+    script = tmp_path / "unfreezes.py"
+    script.write_text(
+        """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=2)
+first, last = torch.nn.Linear(2, 2).requires_grad_(False), torch.nn.Linear(2, 1)
+optimizer = torch.optim.Adam(last.parameters(), 0.1)
+if sys.argv[1] == "before":
+    optimizer.add_param_group({"params": list(first.parameters())})
+run.track(model=torch.nn.Sequential(first, last), optimizer=optimizer)
+for step in run.steps(int(sys.argv[2])):
+    if step == 2 and sys.argv[1] == "later":
+        optimizer.add_param_group({"params": list(first.parameters())})
+    first.requires_grad_(step >= 2)
+    optimizer.zero_grad()
+    last(first(torch.ones(1, 2))).sum().backward()
+    optimizer.step()
+"""
+    )
+    gang = workshop.start(script=script, arguments=["later", "4"])
+    assert gang.wait() == [0], gang.texts()
+    told = "optimizer was given parameters after run.track: a resume is refused, as it loads optimizer where"
+    assert gang.texts().count(told) == 1
+
+    gang = workshop.start(script=script, arguments=["later", "6"])
+    assert gang.wait() == [EXIT_CONFIG_ERROR], gang.texts()
+    assert gang.termination().error.startswith(
+        "'optimizer' is not what it was when the checkpoint of step 4 was written: its groups had [2, 2] "
+        "parameters, and have [2] now (what a loop gives it later is to be there before run.track, frozen)."
+    )
+
+    gang = workshop.start(script=script, arguments=["before", "6"])
+    assert gang.wait() == [0], gang.texts()
+    assert gang.history.events("attempt_start", 3)[0]["resumed_step"] == 4
+
+
 WRAPPED = 'model = run.wrap(raw, settle=(lambda net: loss_of(net, 0, 0)) if options["settle"] else None)\n'
 TRACKED = "run.track(model=model, "
 STEPPED = "        scheduler.step()\n"

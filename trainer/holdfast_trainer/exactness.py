@@ -79,6 +79,13 @@ class Exactness:
         """To be called by its step."""
         if state.found_untracked(optimizer):
             self.lose(f"steps of an untracked {type(optimizer).__name__}", "keep what is not saved")
+        if name := state.given_groups(optimizer):
+            log.warning(
+                "%s was given parameters after run.track: a resume is refused, as it loads %s where the "
+                "script has given it fewer. Give it all before run.track, frozen: it passes those over",
+                name,
+                name,
+            )
         if not self._looked_for_scaler and not torch.compiler.is_compiling():  # which has no frames
             self._looked_for_scaler = True
             if state.scaled_by_untracked():

@@ -65,4 +65,8 @@ def _other_groups(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> st
         [len(group["params"]) for group in groups]
         for groups in (saved["param_groups"], optimizer.param_groups)
     )
-    return "" if had == has else f"its groups had {had} parameters, and have {has} now"
+    if had == has:
+        return ""
+    later = had[: len(has)] == has
+    hint = " (what a loop gives it later is to be there before run.track, frozen)" if later else ""
+    return f"its groups had {had} parameters, and have {has} now{hint}"

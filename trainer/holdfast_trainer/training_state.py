@@ -96,6 +96,7 @@ class TrainingState:
         self._untracked_schedulers: list[weakref.ref[LRScheduler]] = []
         self._looked_at = WeakSet(optimizers.values())
         """Optimizers of which it is known whether they are tracked."""
+        self._groups = {id(one): (name, len(one.param_groups)) for name, one in optimizers.items()}
         tensors = pack(self._shared(0))[1]  # an unsupported value is told now, not when the first save is due
         self.unsaved = [
             name for name, optimizer in optimizers.items() if self._steps_others(optimizer, tensors)
@@ -121,6 +122,14 @@ class TrainingState:
         self._looked_at.add(optimizer)
         mine = any(id(p) in self._of_models for group in optimizer.param_groups for p in group["params"])
         return mine and not any(_has(part, optimizer) for part in self._parts.values())
+
+    def given_groups(self, optimizer: torch.optim.Optimizer) -> str:
+        """The name of a tracked optimizer that has more groups than when it was tracked; once for each."""
+        name, count = self._groups.get(id(optimizer), ("", 0))
+        if not name or len(optimizer.param_groups) <= count:
+            return ""
+        self._groups[id(optimizer)] = name, len(optimizer.param_groups)
+        return name
 
     def find_untracked_schedulers(self) -> None:
         """Look for those of tracked optimizers that no part is or has. All objects are gone through, where an

@@ -192,6 +192,27 @@ def test_what_optimizers_and_schedulers_are_given_is_told_as_far_as_it_is_plain(
     assert "lr given to adam (a checkpoint's counts)" not in told, "it is a tensor"
 
 
+def test_a_model_of_other_numbers_than_the_checkpoints_is_told(workshop: Workshop, tmp_path: Path) -> None:
+    """Each weight was rounded as it was loaded, and nothing said so; back in float32 they stayed rounded."""
+    script = tmp_path / "rounds.py"
+    script.write_text(
+        """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = torch.nn.Linear(2, 1).to(getattr(torch, sys.argv[1]))
+run.track(model=model)
+for step in run.steps(int(sys.argv[2])):
+    model.weight.data += 1
+"""
+    )
+    workshop.finish(script=script, arguments=["float32", "2"])
+    history = workshop.finish(script=script, arguments=["bfloat16", "4"])
+    assert history.events("attempt_start", 2)[0]["differences"] == ["numbers of model: float32 -> bfloat16"]
+
+
 def test_threads_that_a_script_sets_after_its_run_are_those_that_count(
     workshop: Workshop, tmp_path: Path
 ) -> None:

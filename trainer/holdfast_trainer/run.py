@@ -266,7 +266,7 @@ class Run:
             optimizer.register_step_pre_hook(self._before_optimizer)
         self._marks.build = time.monotonic()
         self._ahead.stop()
-        self.environment |= {**depended_on(), **state.given}
+        self.environment |= {**depended_on(), **state.given, **state.types()}
         if self.world_size > 1:  # gradients are added up in another order
             self.environment["parameters"] = "in shards" if state.in_shards else "whole"
         if "train.compile" not in self.environment:  # the GPT's, where it is on, is a matter of functions

@@ -214,6 +214,14 @@ class TrainingState:
         text = "\n".join([", ".join(self._parts), *tensors])
         return f"{', '.join(self._parts)} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
 
+    def types(self) -> dict[str, str]:
+        """Of which types the parameters of each model are, by what a checkpoint keeps it as: torch rounds
+        what was saved in others."""
+        return {
+            f"numbers of {name}": ", ".join(sorted({_type_of(p) for p in model.parameters()}))
+            for name, model in self._models.items()
+        }
+
     def orders(self) -> dict[str, str]:
         """By the name of each optimizer, what ranks compare of the order in which it has its parameters."""
         return {name: told(order) for name, order in self._orders().items()}
@@ -415,6 +423,10 @@ def _goes_on_apart(model: DistributedDataParallel) -> bool:
     """Whether its next forward pass leaves each rank the buffers that it has."""
     shares = model.broadcast_buffers and len(model.modules_buffers) > 0
     return shares and not model.require_forward_param_sync
+
+
+def _type_of(parameter: torch.Tensor) -> str:
+    return str(parameter.dtype).removeprefix("torch.")
 
 
 def _local(value: torch.Tensor) -> torch.Tensor:

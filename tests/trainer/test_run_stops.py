@@ -214,6 +214,44 @@ def test_a_notice_while_an_average_has_the_models_place_saves_the_model(
     assert resumed.stop()["digest"] == untouched.stop()["digest"]
 
 
+def test_a_validation_that_is_left_by_break_is_over(workshop: Workshop, tmp_path: Path) -> None:
+    """A run that had left one after its last step ended as "validating"; one in a step said so until the step
+    ended."""
+    script = tmp_path / "leaves_a_validation.py"
+    script.write_text(
+        """
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = run.wrap(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+
+def validate():
+    for part in run.interruptible(range(4)):
+        if part == 2:
+            break
+
+for step in run.steps(4):
+    if step == 3:
+        validate()
+    loss = model(torch.ones(1, 2)).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    run.log(loss=loss)
+    optimizer.step()
+validate()
+"""
+    )
+    gang = workshop.start(ranks=2, script=script)
+    assert gang.wait() == [0, 0], gang.texts()
+    last = gang.termination().progress
+    assert last is not None
+    assert (last.phase, last.step, last.durable_step) == ("finished", 4, 4)
+    assert len(gang.history.losses()) == 4, "the sums that were under way took no loss along"
+
+
 def test_a_notice_during_a_save(workshop: Workshop) -> None:
     """Every step saves, so whenever the notice comes a save is in flight."""
     gang = workshop.start(ranks=2, steps=5000, save_every=1, size=4096)

@@ -566,7 +566,11 @@ class Run:
         waits = not self._completed and self._holds_other_models  # else that step is saved
         for item in items:
             self._exchange.contribute(self._step, waits=waits)
-            yield item
+            try:
+                yield item
+            except GeneratorExit:  # left by `break`: the next agreement reads the sum that has begun
+                self._account.telemetry.phase(before)
+                raise
             agreed = self._exchange.finish()
             self._watchdog.beat(step=False)
             self._saves.settle_if_copied()

@@ -614,3 +614,54 @@ def test_what_an_optimizer_keeps_is_of_the_type_that_it_had(
     goes_on, resumed = trained(now)
     resumed.restore(Loaded(Manifest(3, 1, 1, "", {}, 0.0), saved, None))
     assert (goes_on(5) == train(5)) is exact
+
+
+def test_a_rate_that_a_script_sets_in_what_it_took_from_its_optimizer_counts_after_a_resume_too() -> None:
+    """torch makes other groups as it loads: after a resume, and after none else, such a rate was of none."""
+
+    def made() -> tuple[dict[str, Any], torch.Tensor, TrainingState]:
+        model = nn.Linear(2, 1)
+        rate = torch.tensor(0.5)
+        optimizer = torch.optim.SGD(
+            [{"params": [model.weight], "lr": 0.25}, {"params": [model.bias], "lr": rate}]
+        )
+        group = optimizer.param_groups[0]
+        return group, rate, TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+
+    group, rate, state = made()
+    group["lr"] = 0.125
+    rate.fill_(0.0625)
+    saved = saved_by(state)
+    group, rate, resumed = made()
+    assert resumed.restore(saved) == []
+    (optimizer,) = resumed.optimizers
+    assert [float(one["lr"]) for one in optimizer.param_groups] == [0.125, 0.0625], "as they were saved"
+    group["lr"] = 1.0
+    rate.fill_(2.0)
+    assert [float(one["lr"]) for one in optimizer.param_groups] == [1.0, 2.0]
+
+
+class Sharpness(torch.optim.SGD):
+    """As SAM has it: another optimizer takes its steps, by the same groups."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, 0.5)
+        self.base = torch.optim.SGD(self.param_groups, 0.5)
+        self.param_groups = self.base.param_groups
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.base.param_groups = self.param_groups
+
+
+def test_an_optimizer_that_shares_its_groups_with_an_inner_one_goes_on_sharing_them() -> None:
+    def made() -> tuple[Sharpness, TrainingState]:
+        model = nn.Linear(2, 1)
+        optimizer = Sharpness(model.parameters())
+        return optimizer, TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+
+    _, state = made()
+    optimizer, resumed = made()
+    assert resumed.restore(saved_by(state)) == []
+    optimizer.param_groups[0]["lr"] = 0.25
+    assert optimizer.base.param_groups[0]["lr"] == 0.25

@@ -30,6 +30,7 @@ def load_optimizer(
         for number, values in state["state"].items()
     }
     state = in_order(state, numbers)
+    groups = list(optimizer.param_groups)
     lacking: set[str] = set()
     try:
         optimizer.load_state_dict({**state, "state": placed})
@@ -42,8 +43,25 @@ def load_optimizer(
     for group in optimizer.param_groups:
         if not group.keys() <= {"params", "initial_lr", *known}:
             lacking |= known - group.keys()
+    if not lacking:
+        _go_on_with(groups, optimizer)
     needs = ", ".join(sorted(lacking))
     return f"a {type(optimizer).__name__} needs {needs}, which was not saved" if needs else ""
+
+
+@torch.no_grad()
+def _go_on_with(groups: list[dict[str, Any]], optimizer: torch.optim.Optimizer) -> None:
+    """`groups`, which it had before it was loaded, with what is loaded: torch makes others, and a script that
+    took a group, or a rate that is a tensor, from it before would set the rate of nothing."""
+    for before, loaded in zip(groups, optimizer.param_groups, strict=True):
+        for key, value in loaded.items():
+            was = before.get(key)
+            if isinstance(value, torch.Tensor) and isinstance(was, torch.Tensor):
+                loaded[key] = was.copy_(value)
+        if before is not loaded:
+            before.clear()
+            before.update(loaded)
+    optimizer.param_groups[:] = groups  # the list may be an inner optimizer's too by now
 
 
 def _keep_types(live: dict[str, Any], saved: dict[str, Any], given: torch.dtype) -> None:

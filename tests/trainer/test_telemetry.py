@@ -502,6 +502,21 @@ def test_an_attempts_first_step_is_in_no_rate_once_there_is_another() -> None:
     assert told[2] == (0.375, pytest.approx(200 / 0.75), pytest.approx(0.8 / 3), pytest.approx(0.1))
 
 
+def test_a_loop_that_tells_its_work_as_its_optimizer_steps_has_a_speed_in_between_too() -> None:
+    """Of gradients that add up over four steps: in three of these its speed was not known."""
+    telemetry = Telemetry(1, 1)
+    telemetry.begin(0, 99, 0, flops_per_token=1e9, peak=1e12)
+    told = []
+    for step in range(1, 42):
+        telemetry.step(step, 0.5, 0.5)
+        worked = {"tokens": 400, "samples": 4} if step % 4 == 0 else {"tokens": 0, "samples": 0}
+        telemetry.worked(StepFigures(0.5, **worked))
+        now = telemetry.progress
+        told.append((now.tokens_per_second, now.samples_per_second, now.mfu))
+    assert told[:3] == [(None, None, None)] * 3, "nothing was told yet"
+    assert told[-4:] == [(200.0, 2.0, pytest.approx(0.2))] * 4
+
+
 @pytest.mark.parametrize(
     ("usual", "quiet", "still"),
     [(0.5, 29.0, False), (0.5, 31.0, True), (60.0, 500.0, False), (60.0, 700.0, True)],

@@ -255,15 +255,15 @@ class Telemetry:
         elapsed = sum(f.wall_seconds for f in self._recent)
         tokens = sum(f.tokens for f in self._recent) / elapsed
         samples = sum(f.samples for f in self._recent) / elapsed
-        mfu = self.mfu(tokens) if figures.tokens else None
-        if figures.tokens:
+        mfu = self.mfu(tokens)
+        if tokens:  # a loop may tell what it worked on in every fourth step alone
             self._tokens.inc(figures.tokens)
             self._tokens_rate.set(tokens)
         if mfu is not None:
             self._mfu.set(mfu)
         self._update(
-            tokens_per_second=tokens if figures.tokens else None,
-            samples_per_second=samples if figures.samples else None,
+            tokens_per_second=tokens or None,
+            samples_per_second=samples or None,
             mfu=mfu,
         )
 

@@ -476,6 +476,29 @@ def test_what_an_older_torch_did_not_save_is_filled_in_by_its_optimizer() -> Non
     assert optimized(torch.optim.AdamW).restore(saved) == []
 
 
+class Named(nn.Linear):
+    """As libraries have it from before torch's own took more."""
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Any:  # type: ignore[override]
+        yield from nn.Module.named_parameters(self, prefix, recurse)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+def test_a_model_of_torch_jit_or_with_names_of_its_own_is_tracked_as_any_other() -> None:
+    """Of a scripted one `run.track` ended with an AttributeError."""
+    for make in (lambda: torch.jit.script(small_net()), lambda: Named(2, 1)):
+        model, again = make(), make()
+        optimizer, other = (torch.optim.Adam(one.parameters()) for one in (model, again))
+        state = TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+        resumed = TrainingState({"model": again, "optimizer": other}, rank=0)
+        assert resumed.restore(saved_by(state)) == []
+        pairs = zip(model.parameters(), again.parameters(), strict=True)
+        assert all(torch.equal(one, two) for one, two in pairs)
+        assert resumed.unsaved == []
+
+
 class Counting(nn.Linear):
     """Of the user's own: what it counts is saved as PyTorch has it for what is no tensor."""
 

@@ -367,7 +367,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def compiled_from(model: nn.Module) -> nn.Module | None:
     """The module that `torch.compile(module)` made this one of; None where it is none such."""
-    return model._modules.get(COMPILED)
+    return dict(model._modules.items()).get(COMPILED)  # torch.jit's is a mapping without `get`
 
 
 def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:

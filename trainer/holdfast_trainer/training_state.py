@@ -374,10 +374,17 @@ def _names(models: Mapping[str, nn.Module]) -> dict[int, str]:
     models are tracked."""
     found: dict[int, str] = {}
     for of, model in models.items():
-        for path, parameter in model.named_parameters(remove_duplicate=False):
+        for path, parameter in _named(model):
             name = _without_wrapping(f"{of}.{path}")
             found[id(parameter)] = min(found.get(id(parameter), name), name)
+        for parameter in model.parameters():  # of a class of its own, it may give more
+            found.setdefault(id(parameter), "")
     return found
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Its parameters under all of their names, also where its class has a `named_parameters` of its own."""
+    return nn.Module.named_parameters(model, remove_duplicate=False)
 
 
 def _modules(parts: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
@@ -496,7 +503,7 @@ def _of_other_types(models: Mapping[str, nn.Module], saved: Mapping[str, Any]) -
     found: set[int] = set()
     for of, model in models.items():
         then = {_without_wrapping(name): value for name, value in saved.get(of, {}).items()}
-        for path, parameter in model.named_parameters(remove_duplicate=False):
+        for path, parameter in _named(model):
             was = then.get(_without_wrapping(path))
             was = was.tensor if isinstance(was, Piece) else was
             if isinstance(was, torch.Tensor) and was.dtype != parameter.dtype:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from disks import fill_whole, real_disk
 from processes import Processes
 from waiting import wait_until
 
+from holdfast_trainer import supervise
 from holdfast_trainer.contract import ENV_TERMINATION_LOG, EXIT_CONFIG_ERROR, Outcome, Termination
+from holdfast_trainer.kept_room import KeptFile
+from holdfast_trainer.still_disk import MOST, Apart
 from holdfast_trainer.tee import LONGEST_LINE
 
 SUPERVISE = (sys.executable, "-m", "holdfast_trainer.supervise")
@@ -225,6 +229,70 @@ def test_tee_shows_what_it_logs_and_waits_for_no_grandchild(tmp_path: Path, proc
     done.stdout.close()
     assert (tmp_path / "log").read_text() == "shown\n"
     assert ended(tmp_path / "exit")["code"] == 4
+
+
+def test_a_command_whose_log_hangs_is_shown_and_ends_all_the_same(
+    tmp_path: Path, processes: Processes
+) -> None:
+    """Its supervisor waited for that disk for ever: nothing more was shown, the command was held up in what
+    it printed, and nobody learned that it ended. A pipe that nobody reads stands in for the disk."""
+    log, exit_file, message = tmp_path / "log", tmp_path / "exit", tmp_path / "message"
+    held = tmp_path / ".exit.tmp"  # what the exit file is written to, before it has that name
+    os.mkfifo(log)
+    os.mkfifo(held)
+    disk = [os.open(path, os.O_RDWR) for path in (log, held)]
+    script = f"import sys; sys.stdout.write('a line\\n' * {3 * MOST // 7}); print('the last'); sys.exit(5)"
+    words = ["--tee", "--tell-exit", "--log", str(log), "--exit", str(exit_file)]
+    supervisor = processes.start(
+        [*SUPERVISE, *words, "--", sys.executable, "-c", script],
+        env={ENV_TERMINATION_LOG: str(message), "RANK": "0"},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert supervisor.stdout is not None
+        with supervisor.stdout as output:
+            shown = [output.readline()]
+            os.close(disk.pop())  # from here on who opens that waits for ever
+            shown += output.readlines()
+        assert supervisor.wait(300) == 5
+    finally:
+        for file in disk:
+            os.close(file)
+    assert shown[-1] == "the last\n"
+    assert len(shown) == 3 * MOST // 7 + 1
+    assert json.loads(message.read_text())["code"] == 5
+
+
+def test_an_exit_file_whose_disk_hangs_holds_no_end_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervise, "EXIT_SECONDS", 0.1)
+    goes_on = threading.Event()
+    exit_file = KeptFile(tmp_path / "exit")
+    monkeypatch.setattr(exit_file, "write", lambda text: goes_on.wait(300))
+    supervise.record(exit_file, supervise.how_it_ended(0))
+    goes_on.set()
+    assert f"cannot write {tmp_path / 'exit'}: its disk does not answer" in capfd.readouterr().err
+
+
+def test_a_log_whose_disk_stood_still_for_a_while_says_what_it_lacks() -> None:
+    """What came before, and what comes after, is in it."""
+    goes_on, log = threading.Event(), list[bytes]()
+
+    def disk(data: bytes) -> None:
+        assert goes_on.wait(300)
+        log.append(data)
+
+    apart = Apart(disk, lambda: log.append(b"the end"))
+    block = bytes(MOST // 4)
+    for _ in range(6):
+        apart(block)
+    goes_on.set()
+    wait_until(lambda: len(log) == 4, "the disk to take what waited")
+    apart(b"after it\n")
+    apart.end()
+    note = b"\n[holdfast] %d bytes are left out here: the disk of this log stood still\n" % (2 * len(block))
+    assert log == [*[block] * 4, note, b"after it\n", b"the end"]
 
 
 def test_ranks_that_share_an_output_show_whole_lines_each_with_its_mark(

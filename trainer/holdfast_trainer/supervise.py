@@ -17,6 +17,8 @@ knows its number only there. Linux only; standard library only, because a rank w
 
 With ``--tee`` the output is shown as well. Where torchrun has started several ranks here, which share it,
 whole lines are shown, each with the mark of its rank (contract.rank_mark), so that they can be told apart.
+Where the log's disk stands still the command goes on, is shown, and ends all the same: the log lacks what
+found no room in memory meanwhile, and the exit file may not be there (still_disk.py).
 
 A rank that saved on notice exits 0, and torchrun calls that success: it then waits up to five minutes at
 its exit barrier for agents that the same notice has ended, deaf to signals. With ``--fail-on-notice`` the
@@ -53,6 +55,7 @@ from .contract import (
     write_termination,
 )
 from .kept_room import KeptFile, keep_room
+from .still_disk import Apart, done_within
 from .tee import MarkedLines, Sink, copy, write_all
 
 USAGE = (
@@ -66,6 +69,8 @@ EXIT_USAGE = 64
 EXIT_IO_ERROR = 74
 EXIT_NOTICE = 143
 """As of a process that SIGTERM ended."""
+EXIT_SECONDS = 60.0
+"""For the exit file to be durable: without one a rank counts as killed, and a busy disk may take its time."""
 _PR_SET_PDEATHSIG = 1
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
@@ -277,14 +282,18 @@ def run(options: Options, *, in_place: bool = False) -> int:
         return refuse(_cannot_run(options.command[0], error), log, exit_file)
     if feed is not None and pipe is not None and kept is not None:
         os.close(feed)
-        code = _copy(child, pipe, kept, shown=options.tee)
-        kept.end()
+        keep = Apart(kept, kept.end)
+        code = _copy(child, pipe, keep, shown=options.tee)
     else:
+        keep = None
         code = child.wait(None if kept is None else kept.tend)
     end = how_it_ended(code, child.peak_bytes)
-    record(exit_file, end)
     if code != 0 and options.tell_exit:
         write_termination(_termination_log(), json.dumps({"rank": int(os.environ.get("RANK", "0")), **end}))
+    if keep is None or keep.end():
+        record(exit_file, end)
+    else:
+        _warn(f"the log {options.log} is not whole, and no exit file is written: their disk does not answer")
     if code == 0 and options.fail_on_notice and _was_interrupted():
         return EXIT_NOTICE
     if in_place:
@@ -368,11 +377,20 @@ def record(exit_file: KeptFile | None, end: dict[str, float | None]) -> None:
     either, and what Python cannot write to sys.stderr would change that code."""
     if exit_file is None:
         return
-    try:
-        exit_file.write(json.dumps(end))
-    except OSError as error:
-        with suppress(OSError):
-            write_all(2, f"supervise: cannot write {exit_file.path}: {error.strerror}\n".encode())
+
+    def write() -> None:
+        try:
+            exit_file.write(json.dumps(end))
+        except OSError as error:
+            _warn(f"cannot write {exit_file.path}: {error.strerror}")
+
+    if not done_within(EXIT_SECONDS, write):
+        _warn(f"cannot write {exit_file.path}: its disk does not answer")
+
+
+def _warn(what: str) -> None:
+    with suppress(OSError):
+        write_all(2, f"supervise: {what}\n".encode())
 
 
 def main(argv: list[str], *, in_place: bool = False) -> int:

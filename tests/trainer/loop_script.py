@@ -176,7 +176,7 @@ def lose_the_disk() -> None:
         return instead
 
     if options["disk"] in ("pwrite", "rmdir"):
-        saves.STILL_SECONDS = 2.0
+        saves.STILL_SECONDS = saves.STUCK_SECONDS = 2.0
         setattr(os, options["disk"], lambda *arguments, **named: wait_for_ever())
         return
     for name in ("listdir", "scandir", "open", "stat"):

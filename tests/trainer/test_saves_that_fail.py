@@ -123,6 +123,46 @@ def test_training_goes_on_while_the_disk_is_full(workshop: Workshop, small_disk:
     assert f"resumed from step {message.step}" in again.texts()
 
 
+def test_a_save_whose_disk_hangs_is_told_and_holds_no_training_up(workshop: Workshop) -> None:
+    """Whose next save was due waited for it for ever, and had its watchdog told that all was well; so did the
+    end of the training."""
+    gang = workshop.start(steps=10**6, save_every=5, disk_at=9, disk="pwrite", pause=0.02, hold_at=60)
+    gang.wait_for_text("step 10 could not be saved: ")
+    gang.wait_for_text("step 60")
+    fault = served(gang).save_fault or ""
+    place = gang.history.run.path
+    assert fault.startswith(f"step 10 could not be saved: {place} has taken nothing of rank 0 for "), fault
+    gang.signal(KILL)
+    gang.wait()
+
+
+@pytest.mark.parametrize(
+    ("in_what", "said"), [("pwrite", "could not be saved"), ("rmdir", "is saved, but old")]
+)
+def test_a_training_whose_disk_hangs_before_its_last_save_says_so_and_ends(
+    workshop: Workshop, in_what: str, said: str
+) -> None:
+    gang = workshop.start(steps=20, save_every=5, keep=1, disk_at=9, disk=in_what, hold_at=9)
+    wait_until(lambda: gang.history.events("checkpoint"), "step 5 to be durable")
+    gang.release()
+    assert gang.wait() == [1], gang.texts()
+    message = gang.termination()
+    durable = 5 if in_what == "pwrite" else 10
+    assert (message.outcome, message.step, message.durable_step) == ("failed", 20, durable)
+    assert message.storage_unavailable, "it goes on where its disk answers"
+    assert message.error.startswith(f"trained to step 20, but it is not durable: step 10 {said}")
+
+
+def test_a_training_whose_last_save_is_durable_has_finished_though_old_ones_cannot_go(
+    workshop: Workshop,
+) -> None:
+    gang = workshop.start(steps=10, save_every=5, keep=1, disk_at=9, disk="rmdir", hold_at=9)
+    wait_until(lambda: gang.history.events("checkpoint"), "step 5 to be durable")
+    gang.release()
+    assert gang.wait() == [0], gang.texts()
+    assert (gang.termination().outcome, gang.termination().durable_step) == ("finished", 10)
+
+
 @pytest.mark.slow
 def test_a_save_that_found_no_room_is_tried_again_long_before_the_next_is_due(
     workshop: Workshop, small_disk: Path

@@ -44,6 +44,8 @@ FAILURE_SECONDS = 5.0
 long one whose part failed leaves rank 0 to hear of it."""
 STILL_SECONDS = 20.0
 """How long it waits for its own disk, where that does not move, whatever is then told of the save."""
+STUCK_SECONDS = 1200.0
+"""How long any rank does, until it takes that for a disk that hangs: longer than rank 0 waits for parts."""
 COMMIT_POLL_SECONDS = 0.02
 LOOK_SECONDS = 1.0
 """How long the run directory is waited for when a rank ends, of the reserve that a notice leaves."""
@@ -116,6 +118,9 @@ class Saves:
         self._began = self._step_ended = clock()
         self._failures, self._failed = 0, 0.0
         """How many saves have failed one after another, and when the newest did."""
+        self._place = run_dir.objects or run_dir.path
+        self._stuck_step: int | None = None
+        """Of the newest save that stood still."""
         self._prepared = self._told_too_slow = False
         self._ends = False
         """What is saved is the last of a training that ends, well or not."""
@@ -159,6 +164,7 @@ class Saves:
         if self._saver.dropped:
             return True
         if self._saver.busy:
+            self._tell_stuck()
             return False
         if self._saver.error is not None and time.monotonic() - self._failed >= again_after(self._failures):
             return True
@@ -201,18 +207,22 @@ class Saves:
         """Begin to save the state after `step` steps, when the save before has ended. Collective.
 
         False, on all ranks, where a notice came to any of them first: what is to be done with the one save
-        and the other is then a matter of the time that is left (`now`).
+        and the other is then a matter of the time that is left (`now`). Where that of a rank stands still, as
+        its disk hangs, this one is passed over and the training goes on, as where one fails.
         """
         began = time.perf_counter()
         with self._watchdog.paused():
             self.settle()
         while True:
-            mine = [self._saver.busy, self._notice.received, self._unheard]
+            stuck = self._tell_stuck()
+            mine = [self._saver.busy, self._notice.received, self._unheard, stuck]
             told = torch.tensor(mine, dtype=torch.float64, device="cpu")
-            busy, noticed, unheard = self._gang.sum_async(told)().tolist()
+            busy, noticed, unheard, stuck = self._gang.sum_async(told)().tolist()
             self._watchdog.beat(step=False)  # every rank has answered, however long the save takes
             if noticed:
                 return False
+            if stuck:
+                return True
             if not busy:
                 break
             if unheard:
@@ -221,6 +231,30 @@ class Saves:
         with self._watchdog.paused():
             self._begin(step, overlapped=self._overlapped, waited=time.perf_counter() - began)
         return True
+
+    def _tell_stuck(self) -> bool:
+        """Whether this rank's save stands still; told once of each."""
+        if not self._saver.stands_still(STUCK_SECONDS):
+            return False
+        if self._stuck_step != self.newest_step:
+            self._stuck_step, fault = self.newest_step, self._stuck_fault()
+            log.warning("%s. Training goes on", fault)
+            self._telemetry.save_failed(self.newest_step, str(fault))
+        return True
+
+    def _stuck_fault(self) -> StorageUnavailable:
+        what = f"step {self.newest_step} could not be saved"
+        if self._is_saved(self.newest_step):
+            what = f"step {self.newest_step} is saved, but old checkpoints could not be removed"
+        return StorageUnavailable(
+            f"{what}: {self._place} has taken nothing of rank {self._gang.rank} for "
+            f"{STUCK_SECONDS / 60:.0f} minutes. Does its server answer?"
+        )
+
+    def _is_saved(self, step: int) -> bool:
+        """Whether rank 0 has made it durable; as far as this rank knows by itself."""
+        last = self._saver.last_saved
+        return last is not None and last.step == step
 
     @property
     def _unheard(self) -> bool:
@@ -279,14 +313,14 @@ class Saves:
             self._make_way(step, left)
         timeout = PART_TIMEOUT_SECONDS if left is None else left
         self._saver.hurry(timeout)
-        self._saver.join()
+        fault = self._await_save(step)
         mine = step != self.newest_step or self._saver.error is not None
-        fault: CheckpointError | None = None
-        if any(self._gang.gather(mine)):  # where one rank failed, all write again
+        asked = self._gang.gather((mine, fault is not None))
+        # Where one rank failed, all write again; where one's disk hangs, nobody can.
+        if any(failed for failed, _ in asked) and not any(stuck for _, stuck in asked):
             self._begin(step, timeout, random)
-        try:
-            self._saver.wait()
-        except CheckpointError as error:
+            fault = self._await_save(step)
+        if fault is None and (error := self._saver.error) is not None:
             fault = (StorageUnavailable if may_pass(error) else CheckpointError)(str(error))
         self._durable = None  # what an earlier try had to say of this step
         told = self._gang.gather((fault, self.standing(step)))
@@ -294,6 +328,13 @@ class Saves:
         faults = [fault for fault, _ in told if fault is not None]
         cause = (fault for fault in faults if isinstance(fault, StorageUnavailable))
         return next(cause, faults[0] if faults else None)  # others may just have waited in vain for that one
+
+    def _await_save(self, step: int) -> CheckpointError | None:
+        """Wait for the save in flight; why no longer, where it stands still and `step` is not durable."""
+        self._saver.join_while_it_moves(STUCK_SECONDS)
+        if not self._saver.busy or (step == self.newest_step and self._is_saved(step)):
+            return None
+        return self._stuck_fault()
 
     def now_or_later(self, step: int, worth: float) -> CheckpointError | None:
         """As `now`; where what is in the way may pass, again and again for `worth` seconds. Collective.
@@ -378,9 +419,10 @@ class Saves:
         within(bound + LOOK_SECONDS, committed)
 
     def settled_step(self) -> int:
-        """`durable_step`, once the save in flight has ended, however it ends."""
-        self._saver.join()
-        return self._saver.durable_step
+        """`durable_step`, once the save in flight has ended, however it ends, or stands still."""
+        self._saver.join_while_it_moves(STILL_SECONDS)
+        within(LOOK_SECONDS, lambda: self._saver.newest)
+        return 0 if self._saver.known is None else self._saver.known.step
 
     def check_fence(self) -> None:
         """Raises Fenced where a newer attempt was admitted, CheckpointError where nobody can say."""

@@ -301,8 +301,12 @@ class Saver:
         """Wait until no save is in flight, or the one that is stands still for so long: its disk may hang, of
         which nothing else tells."""
         self.settle()
-        while self.busy and not self._flight.stands_still(seconds):
+        while self.busy and not self.stands_still(seconds):
             self.join(_LOOK_SECONDS)
+
+    def stands_still(self, seconds: float) -> bool:
+        """Whether a save is in flight of which nothing was written for so long."""
+        return self.busy and self._saves > 0 and self._flight.stands_still(seconds)
 
     def hurry(self, seconds: float) -> None:
         """Give peers no longer than this to bring their parts of the save in flight."""

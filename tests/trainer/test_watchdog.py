@@ -119,6 +119,7 @@ def test_a_rank_that_left_its_loop_alone_says_where_it_is_once_another_hangs(tmp
     who, _, mine, _ = told.get(timeout=60)
     assert mine.endswith(", out of its loop over run.steps")
     assert who == f"rank 0 stands at {mine}, rank 1 at loop.py:7 train"
+    watchdog.stop()  # it would end this process by now
 
 
 def threads(name: str) -> int:
@@ -209,6 +210,17 @@ def test_a_rank_that_waits_for_ever_is_named_and_its_stack_is_kept(workshop: Wor
     assert (gang.history.stop()["outcome"], gang.history.stop()["durable_step"]) == ("hung", 10)
 
     assert workshop.finish(ranks=3, steps=20, env=QUICK).losses() == untouched.losses()
+
+
+@pytest.mark.parametrize("disk", ["hangs", "fails"])
+def test_a_rank_whose_run_directory_hangs_or_fails_says_that_it_hangs(workshop: Workshop, disk: str) -> None:
+    """Its watchdog waited for that directory too, or died of it, so that no word was left behind."""
+    environment = {"HOLDFAST_HANG_SECONDS": "2"}
+    steps = {"steps": 40, "hang_at": 12} if disk == "fails" else {"steps": 10**6}
+    gang = workshop.start(disk_at=9, disk=disk, env=environment, **steps)
+    said = assert_hung(gang, 0)
+    assert re.search(r"rank 0 stands at .* wait_for_ever .*; its run directory does not answer$", said), said
+    assert disk == "fails" or "ledger.py" in gang.texts(), "the log has all stacks"
 
 
 @pytest.mark.slow

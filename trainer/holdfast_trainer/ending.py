@@ -195,14 +195,16 @@ class Ending:
 
     def hung(self, who: str, seconds: float, stands: str, stacks: str) -> None:
         """No step has ended for `seconds`: the gang goes on no more. From any thread."""
+        patience = TELL_SECONDS
         if (journal := self.journal) is not None:
             rank, step = int(self._rank), (_answer_of(self.standing) or Standing()).step
             told = {"stacks": stacks} if stacks else {}
-            within(
+            fault = within(
                 TELL_SECONDS,
                 lambda: journal.event("hang", rank=rank, step=step, seconds=seconds, stands=stands, **told),
             )
-        if self.say("hung", f"no step for {seconds:.0f} s: {who}"):
+            patience = HURRIED_SECONDS if isinstance(fault, TimeoutError) else TELL_SECONDS
+        if self.say("hung", f"no step for {seconds:.0f} s: {who}", patience=patience):
             _exit_now(1)
 
     @property

@@ -6,6 +6,8 @@ all its threads to `rank-N.stacks` in the attempt's directory and to its log, wa
 to do the same, and compares: whoever stands elsewhere than the others, or wrote nothing, is named. Then
 it ends, so that the attempt can be judged as hung and the next one begin. Where the run directory is a
 bucket these files are on the disk of each machine: a rank then compares its own replica, and says so.
+A run directory that hangs may be why no step ends: it is asked in threads of their own, and where it does not
+answer in time the rank says so, and ends without having compared.
 
 Time in which the whole process was stopped does not count for that: nobody could have done a step in it.
 
@@ -32,10 +34,12 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from .checkpoint.spread import start_thread
 from .contract import RunDir, exists
 from .parallel import Gang
 from .schema import ConfigError
@@ -48,11 +52,16 @@ FIRST_STEP_FACTOR = 3.0
 LONGEST_LOOK_SECONDS = 5.0
 PEERS_SECONDS = 3.0
 """How long to wait for what the peers have to say, beyond two looks: they notice at about the same time."""
+LOOK_SECONDS = 5.0
+"""How long the run directory may take to answer, beyond what peers are waited for."""
+TELLING_SECONDS = 120.0
+"""For the last words of this rank, before faulthandler ends it without any."""
 NATIVE_MARGIN_SECONDS = 30.0
 """At most, for the thread to end this rank before faulthandler does, and for that before the controller."""
 TOLD_RANKS = 8
 TOLD_BYTES = 8 * 1024
 """Of a rank's stacks, and of how many ranks, what goes into the ledger, which is read over the network."""
+T = TypeVar("T")
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
@@ -144,6 +153,8 @@ class Watchdog:
         self._pauses = 0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._asking: threading.Thread | None = None
+        """What waits for an answer of the run directory."""
         self._recalled = threading.Event()
         """It need stand by no more."""
         self.telling = False
@@ -223,36 +234,61 @@ class Watchdog:
                     continue
                 waited = self._clock.look(5 * look)
                 patience = self._after.patience(self._longest)
-            if waited > patience or (waited > patience / 2 and self._peer_told()):
+            if waited > patience or (waited > patience / 2 and self._peer_told(look)):
                 self._tell(waited, 2 * look + PEERS_SECONDS)
                 return
 
     def _stand_by(self, recalled: threading.Event, look: float) -> None:
         while not recalled.wait(look):
-            if self._peer_told():
+            if self._peer_told(look):
                 self._tell(
                     self._clock.look(math.inf), 2 * look + PEERS_SECONDS, ", out of its loop over run.steps"
                 )
                 return
 
-    def _peer_told(self) -> bool:
-        return any(exists(path) for path in self._stacks.values())
+    def _peer_told(self, seconds: float) -> bool:
+        told = self._asked(seconds, lambda: any(exists(path) for path in self._stacks.values()))
+        return told is True
+
+    def _asked(self, seconds: float, ask: Callable[[], T]) -> T | None:
+        """What the run directory answers; None where it fails, does not in time, or owes another answer."""
+        if self._asking is not None and self._asking.is_alive():
+            return None
+        answers: list[T] = []
+
+        def answer() -> None:
+            with suppress(OSError):
+                answers.append(ask())
+
+        self._asking = start_thread(answer, "asking")
+        if self._asking is None:
+            answer()
+        else:
+            self._asking.join(seconds)
+        return answers[0] if answers else None
 
     def _all_told(self) -> bool:
         return not self._unseen and all(exists(path) for path in self._stacks.values())
 
     def _tell(self, waited: float, peers_seconds: float, more: str = "") -> None:
         self.telling = True
+        faulthandler.dump_traceback_later(TELLING_SECONDS, exit=True)
         mine = f"{standing_of_main_thread()}{more}"
-        write_stacks(self._stacks[self._rank], mine)
         print(f"no step for {waited:.0f} s; all stacks of this rank:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(all_threads=True)
+        compared = self._asked(LOOK_SECONDS + peers_seconds, lambda: self._compared(mine, peers_seconds))
+        who, kept = compared or (f"rank {self._rank} stands at {mine}; its run directory does not answer", "")
+        self._on_hang(who, waited, mine, kept)
+
+    def _compared(self, mine: str, peers_seconds: float) -> tuple[str, str]:
+        """Who holds the gang up, and this rank's stacks where they are to be in the ledger."""
+        write_stacks(self._stacks[self._rank], mine)
         deadline = time.monotonic() + peers_seconds
         while not self._all_told() and time.monotonic() < deadline:
             time.sleep(0.05)
         stands = {rank: read_standing(path) for rank, path in self._stacks.items()}
         kept = last_of(self._stacks[self._rank]) if self._rank in telling_most(stands) else ""
-        self._on_hang(compare(stands, self._unseen), waited, mine, kept)
+        return compare(stands, self._unseen), kept
 
 
 def standing_of_main_thread() -> str:

@@ -74,6 +74,7 @@ DEFAULTS: dict[str, Any] = {
     "validate_late": False,
     "last_loss": None,  # of a validation after the last step
     "disk_at": -1,  # the step from which on the run directory "fails" or "hangs"
+    "disk_rank": None,  # of this one alone
     "disk": "fails",  # or only "pwrite" or "rmdir" hang, whatever they are to write or to remove
     "overflow": "",  # "fused" or "looped": fp16's scaler at work, with gradients that overflow at every scale
 }
@@ -167,7 +168,7 @@ def lose_the_disk() -> None:
 
     def without(call: Any) -> Any:
         def instead(path: Any, *arguments: Any, **named: Any) -> Any:
-            if str(path).startswith(str(run.run_dir.path)):
+            if f"{path}/".startswith(f"{run.run_dir.path}/"):
                 if options["disk"] == "hangs":
                     wait_for_ever()
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
@@ -175,8 +176,8 @@ def lose_the_disk() -> None:
 
         return instead
 
+    saves.STILL_SECONDS = saves.STUCK_SECONDS = 2.0
     if options["disk"] in ("pwrite", "rmdir"):
-        saves.STILL_SECONDS = saves.STUCK_SECONDS = 2.0
         setattr(os, options["disk"], lambda *arguments, **named: wait_for_ever())
         return
     for name in ("listdir", "scandir", "open", "stat"):
@@ -193,7 +194,7 @@ for step in run.steps(options["steps"]):
                 parameter.clamp_(-0.2, 0.2)
     while os.path.exists(os.environ.get("HOLD", "")) and step >= int(os.environ["HOLD_AT"]):
         time.sleep(0.005)  # the test says when it goes on
-    if step == options["disk_at"]:
+    if step == options["disk_at"] and options["disk_rank"] in (None, run.rank):
         lose_the_disk()
     if step == options["pause_at"]:
         time.sleep(options["pause_seconds"])

@@ -136,6 +136,18 @@ def test_a_save_whose_disk_hangs_is_told_and_holds_no_training_up(workshop: Work
     gang.wait()
 
 
+def test_a_rank_whose_run_directory_hangs_holds_no_other_up(workshop: Workshop) -> None:
+    """It asked there for the newest checkpoint, in the thread that trains with the watchdog at rest, before
+    each save of several ranks; the others waited for it, with theirs at rest too."""
+    gang = workshop.start(
+        ranks=2, steps=10**6, save_every=5, disk_at=9, disk="hangs", disk_rank=1, pause=0.02, hold_at=60
+    )
+    gang.wait_for_text("step 10 could not be saved: ", rank=1)
+    gang.wait_for_text("step 60", rank=1)
+    gang.signal(KILL)
+    gang.wait()
+
+
 @pytest.mark.parametrize(
     ("in_what", "said"), [("pwrite", "could not be saved"), ("rmdir", "is saved, but old")]
 )

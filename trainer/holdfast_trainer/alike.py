@@ -45,10 +45,11 @@ class SameModels:
         self._same_at: int | None = None
         self._told = False
 
-    def require(self, step: int, samples: Mapping[str, np.ndarray], durable_step: int) -> None:
+    def require(self, step: int, samples: Mapping[str, np.ndarray], durable_step: Callable[[], int]) -> None:
         """To be asked before the state after `step` steps is saved. Collective.
 
         `samples` has elements of the parameters by the name of each model, float64 of shape [elements].
+        `durable_step` is asked where these have come apart.
 
         Raises RanksDiffer where models were never the same, Strayed where one has since become another.
         """
@@ -71,7 +72,7 @@ class SameModels:
         furthest = worst.index(max(worst))
         ranks = _numbered([rank for rank, found in enumerate(worst) if found])
         if worst[furthest] > APART:
-            raise strayed(step, names, ranks, furthest, worst[furthest], self._same_at, durable_step)
+            raise strayed(step, names, ranks, furthest, worst[furthest], self._same_at, durable_step())
         if not self._told and self._gang.rank == 0:
             self._told = True
             self._rounded(

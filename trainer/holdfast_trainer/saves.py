@@ -228,8 +228,7 @@ class Saves:
             if unheard:
                 self._saver.give_up("a rank could neither write its part nor say so; its log tells why")
             self._saver.join(TURN_SECONDS)
-        with self._watchdog.paused():
-            self._begin(step, overlapped=self._overlapped, waited=time.perf_counter() - began)
+        self._begin(step, overlapped=self._overlapped, waited=time.perf_counter() - began)
         return True
 
     def _tell_stuck(self) -> bool:
@@ -248,7 +247,7 @@ class Saves:
             what = f"step {self.newest_step} is saved, but old checkpoints could not be removed"
         return StorageUnavailable(
             f"{what}: {self._place} has taken nothing of rank {self._gang.rank} for "
-            f"{STUCK_SECONDS / 60:.0f} minutes. Does its server answer?"
+            f"{STUCK_SECONDS / 60:.0f} minutes: see whether its server answers"
         )
 
     def _is_saved(self, step: int) -> bool:
@@ -278,23 +277,24 @@ class Saves:
         self._prepared = True
         self._exactness.keep(self.state)
         if self._gang.world_size > 1:
-            self._same_models.require(step, self.state.samples(step), self.durable_step)
+            self._same_models.require(step, self.state.samples(step), self._look)
         self._began = self._clock()
         self._saving = True
         self._toll.begin()
         if self._saver.error is None:
             self._failures = 0
         self._telemetry.saving(step)
-        shared, own, rank_0_only = self.state.capture(step, random)
-        stall = self._saver.save(
-            step,
-            shared,
-            own,
-            timeout=timeout,
-            rank_0_only=rank_0_only,
-            lasting=self.state.lasting() if overlapped else None,
-            waited=waited,
-        )
+        with self._watchdog.paused():
+            shared, own, rank_0_only = self.state.capture(step, random)
+            stall = self._saver.save(
+                step,
+                shared,
+                own,
+                timeout=timeout,
+                rank_0_only=rank_0_only,
+                lasting=self.state.lasting() if overlapped else None,
+                waited=waited,
+            )
         self._spans.add("checkpoint", stall)
         self.newest_step = step
 
@@ -421,6 +421,10 @@ class Saves:
     def settled_step(self) -> int:
         """`durable_step`, once the save in flight has ended, however it ends, or stands still."""
         self._saver.join_while_it_moves(STILL_SECONDS)
+        return self._look()
+
+    def _look(self) -> int:
+        """`durable_step`; where the run directory does not answer, what was known of it before."""
         within(LOOK_SECONDS, lambda: self._saver.newest)
         return 0 if self._saver.known is None else self._saver.known.step
 

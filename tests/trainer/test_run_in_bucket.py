@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
 import shutil
 import sys
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -412,6 +414,30 @@ def test_credentials_in_a_file_are_read_anew_when_they_are_renewed(
     with pytest.raises(StorageUnavailable, match="ExpiredToken"):  # which may pass: it is waited for
         bucket.put("a", b"2")
     renewed("SECOND")
+    bucket.put("a", b"3")
+    assert bucket.get("a") == b"3"
+
+
+def test_credentials_that_are_not_given_for_a_while_are_waited_for(
+    environment: None, server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the service of a role is away when they end: a last save ended the training at once, and the
+    message said to give it a role."""
+    bucket = Bucket(f"s3://{server.bucket()}/run")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    given, config = tmp_path / "given", tmp_path / "config"
+    soon = datetime.now(UTC) + timedelta(minutes=5)  # so soon that others are asked for each time
+    key = {"Version": 1, "AccessKeyId": "k", "SecretAccessKey": "s", "Expiration": soon.isoformat()}
+    config.write_text(f"[default]\ncredential_process = cat {given}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    given.write_text(json.dumps(key))
+    bucket.put("a", b"1")
+    given.unlink()
+    with pytest.raises(StorageUnavailable, match="at the role's service, or at the credential_process"):
+        bucket.put("a", b"2")
+    given.write_text(json.dumps(key))
     bucket.put("a", b"3")
     assert bucket.get("a") == b"3"
 

@@ -15,6 +15,8 @@ from .s3 import SCHEME, endpoint, timeout, tries
 
 _EXPIRED = {"ExpiredToken", "TokenRefreshRequired"}
 """Of credentials that were good once: whoever gave them may have new ones soon."""
+_NOT_GIVEN = "CredentialRetrievalError"
+"""Of who gives credentials for a time, as a role's service or a credential_process: it may answer soon."""
 _REFUSED = _EXPIRED | {
     "InvalidAccessKeyId", "InvalidClientTokenId", "SignatureDoesNotMatch", "InvalidToken", "AuthFailure",
     "UnrecognizedClientException",
@@ -106,7 +108,7 @@ def _said(
     if code == "NoSuchUpload":
         return FileNotFoundError(2, "no such upload: somebody aborted it", what)
     busy = busy or code in _BUSY
-    passes = busy or code in _EXPIRED or _no_answer(code, error)
+    passes = busy or code in _EXPIRED or type(error).__name__ == _NOT_GIVEN or _no_answer(code, error)
     kind = ObjectStoreAway if passes else ObjectStoreError
     return kind(f"{url}: {_in_words(code, message, what, url, error, busy=busy)}")
 
@@ -116,7 +118,12 @@ def _in_words(code: str, message: str, what: str, url: str, error: Exception | N
     if code == "NoSuchBucket":
         name = url.removeprefix(SCHEME).partition("/")[0]
         return f"there is no bucket {name!r} at {endpoint()}. Create it, or name another one"
-    if kind in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
+    if kind == _NOT_GIVEN:
+        return (
+            f"{what}: there are no credentials now, as who gives them for a time did not ({message}). Look "
+            "at the role's service, or at the credential_process"
+        )
+    if kind in ("NoCredentialsError", "PartialCredentialsError"):
         return (
             "there are no credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, or "
             "give the machine or pod a role"

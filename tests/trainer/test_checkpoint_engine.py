@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -21,6 +22,7 @@ from holdfast_trainer.checkpoint import CheckpointError, Saved, Saver, load_newe
 from holdfast_trainer.checkpoint import manifest as manifests
 from holdfast_trainer.checkpoint import stage as stages
 from holdfast_trainer.checkpoint.checksums import BLOCK, Running, Written, combine, sum_of
+from holdfast_trainer.checkpoint.errors import StorageUnavailable
 from holdfast_trainer.checkpoint.shares import share_out
 from holdfast_trainer.checkpoint.stage import Image, NotEnoughMemory, Stage
 from holdfast_trainer.checkpoint.storage import Storage
@@ -28,6 +30,7 @@ from holdfast_trainer.checkpoint.tensorfile import PAGE, Header, UnreadableFile
 from holdfast_trainer.checkpoint.tree import pack
 from holdfast_trainer.contract import RunDir
 from holdfast_trainer.memory import free_memory
+from holdfast_trainer.place import cannot_begin
 from holdfast_trainer.training_state import TrainingState
 
 # --------------------------------------------------------------------- checksums
@@ -444,6 +447,30 @@ def test_a_checkpoint_that_nobody_can_look_at_is_not_called_damaged(run: RunDir)
         with pytest.raises(CheckpointError, match=r"cannot be listed: .*Too many open files"):
             load_newest(run, 2, Alone())
     assert load_newest(run, 2, Alone())[1] == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOTCONN, errno.EHOSTDOWN, errno.ESTALE])
+def test_a_mount_whose_server_is_gone_is_waited_for_and_has_no_damage(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Of one whose FUSE program had ended all checkpoints were called damaged, and the message said to remove
+    them; where it was back for the next one, that was gone on from."""
+    saver = make_saver(run)
+    save(saver, 10)
+    save(saver, 20)
+    whole = os.preadv
+
+    def gone_for_step_20(fd: int, *arguments: Any) -> int:
+        if "step-00000020" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(code, os.strerror(code))
+        return whole(fd, *arguments)
+
+    monkeypatch.setattr(os, "preadv", gone_for_step_20)
+    with pytest.raises(
+        StorageUnavailable, match=r"step 20 cannot be loaded by rank 0: .* cannot be looked at"
+    ):
+        load_newest(run, 2, Alone())
+    assert isinstance(cannot_begin(run, OSError(code, os.strerror(code))), StorageUnavailable)
 
 
 def test_a_file_that_is_as_it_was_written_is_not_called_damaged(tmp_path: Path) -> None:

@@ -89,6 +89,11 @@ def _second_run(run: RunDir) -> str:
 
 def cannot_begin(run: RunDir, error: OSError | ValueError) -> CheckpointError:
     """Why an attempt cannot, whose run directory could not be written to or read; says what to do."""
+    if isinstance(error, OSError) and error.errno in contract.AWAY:
+        return StorageUnavailable(
+            f"run directory {run.path} does not answer: {error}. See to its server, or to its mount on this "
+            "machine; what was saved is still there"
+        )
     if may_pass(error):
         return StorageUnavailable(
             f"there is no room to begin in run directory {run.path}: {error}. Free some, or "

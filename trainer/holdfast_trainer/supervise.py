@@ -45,6 +45,7 @@ from pathlib import Path
 
 from .bounded_log import SECONDS, kept_to
 from .contract import (
+    AWAY,
     DEFAULT_TERMINATION_LOG,
     ENV_LOG_BYTES,
     ENV_TERMINATION_LOG,
@@ -305,10 +306,10 @@ def run(options: Options, *, in_place: bool = False) -> int:
 
 
 def could_not_begin(what: str, error: OSError) -> int:
-    """Tell that there is no room, or no right, for what is needed first; returns the exit code."""
+    """Tell that there is no room, no answer or no right for what is needed first; returns the exit code."""
     message = f"{what}: {error.strerror}"
     print(f"supervise: {message}", file=sys.stderr)
-    last = Termination("failed", 0, 0, message, storage_unavailable=error.errno in NO_ROOM)
+    last = Termination("failed", 0, 0, message, storage_unavailable=error.errno in NO_ROOM | AWAY)
     write_termination(_termination_log(), last)
     return EXIT_IO_ERROR
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 
-from ..contract import NO_ROOM
+from ..contract import AWAY, NO_ROOM
 
 
 class CheckpointError(Exception):
@@ -35,17 +35,17 @@ class StorageUnavailable(CheckpointError):
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Whether it, or what it came from, is a full disk or a store that does not answer."""
+    """Whether it, or what it came from, is a full disk or a store, or a mount, that does not answer."""
     while error is not None:
-        if isinstance(error, StorageUnavailable) or (isinstance(error, OSError) and error.errno in NO_ROOM):
+        if isinstance(error, StorageUnavailable):
+            return True
+        if isinstance(error, OSError) and error.errno in NO_ROOM | AWAY:
             return True
         error = error.__cause__
     return False
 
 
-_NOT_THE_FILE = frozenset(
-    (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
-)
+_NOT_THE_FILE = AWAY | {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """How the system says that it does not read a file for us, whatever is in it."""
 
 
@@ -54,7 +54,7 @@ def not_looked_at(where: object, error: OSError) -> CheckpointError | None:
     the disk cannot give them."""
     if error.errno not in _NOT_THE_FILE:
         return None
-    return CheckpointError(
+    return (StorageUnavailable if error.errno in AWAY else CheckpointError)(
         f"{where} cannot be looked at ({error.strerror}), which says nothing of what is in it: see to that, "
         "and start again"
     )

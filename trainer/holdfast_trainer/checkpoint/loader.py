@@ -9,7 +9,7 @@ from ..contract import RunDir
 from . import manifest as manifests
 from . import tensorfile
 from .bucket import Location
-from .errors import CheckpointError
+from .errors import CheckpointError, StorageUnavailable, may_pass
 from .errors import WrongConfiguration as WrongConfiguration
 from .manifest import BadManifest, Manifest, OtherVersion
 from .store import CheckpointStore, part_file
@@ -113,7 +113,8 @@ def _steps(store: CheckpointStore) -> list[int] | CheckpointError:
     except CheckpointError as error:
         return error
     except OSError as error:
-        return CheckpointError(f"the checkpoints in {store.place} cannot be listed: {error}")
+        kind = StorageUnavailable if may_pass(error) else CheckpointError
+        return kind(f"the checkpoints in {store.place} cannot be listed: {error}")
 
 
 def _try(

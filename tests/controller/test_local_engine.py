@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -545,6 +546,22 @@ def test_a_job_runs_in_its_working_directory_and_waits_for_one_that_is_not_there
             assert [line async for line in engine.logs(job, 1, 0)] == [str(home)]
 
     asyncio.run(story())
+
+
+def test_a_working_directory_whose_mount_hangs_holds_up_no_other_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller looked there for that job, for ever: it answered nobody, and did not end by Ctrl-C."""
+    back, usual = threading.Event(), os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: back.wait(300) if path == "/gone" else usual(path))
+    engine = local_engine(tmp_path)
+    for _ in range(3):
+        (why,) = engine.plan(waiting_job(workingDir="/gone")).reasons
+        assert why.startswith("spec.workingDir: the directory /gone does not answer: see to its mount")
+    assert sum(thread.name == "look" for thread in threading.enumerate()) == 1
+    assert engine.plan(waiting_job("other", workingDir=str(tmp_path))).reasons == ()
+    back.set()
+    wait_until(lambda: "no directory" in engine.plan(waiting_job(workingDir="/gone")).reasons[0], "an answer")
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ from .active import ActiveAttempt, MemoryKills
 from .asking import objections
 from .launch import ReplicaLaunch, Runtime, replica_launches, run_directory
 from .memory import parent_group
+from .places import why_not_entered
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Grant, Machine, Waiting, admit, never_fits, request_of, usage
 from .spawn import DIRECTORY_GONE, directory_gone, inherited, start_attempt
@@ -221,10 +222,8 @@ class LocalEngine:
         if limits:
             reasons += too_little_memory(job.spec)
         there = job.spec.working_dir
-        if there is not None and not (os.path.isdir(there) and os.access(there, os.X_OK)):
-            reasons += (
-                f"spec.workingDir: there is no directory {there} on this machine that jobs may enter",
-            )
+        if there is not None and (why := why_not_entered(there)):
+            reasons += (f"spec.workingDir: {why}",)
         if there is None and (gone := directory_gone()):
             reasons += (f"{gone}: {DIRECTORY_GONE}",)
         if not self._runtime.pytorch:

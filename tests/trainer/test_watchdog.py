@@ -221,6 +221,7 @@ def test_a_rank_whose_run_directory_hangs_or_fails_says_that_it_hangs(workshop: 
     said = assert_hung(gang, 0)
     assert re.search(r"rank 0 stands at .* wait_for_ever .*; its run directory does not answer$", said), said
     assert disk == "fails" or "ledger.py" in gang.texts(), "the log has all stacks"
+    assert gang.termination().storage_unavailable == (disk == "hangs"), "else it is the job's failure"
 
 
 @pytest.mark.slow

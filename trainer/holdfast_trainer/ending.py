@@ -194,8 +194,9 @@ class Ending:
             os._exit(0 if self._said == "finished" else EXIT_NOTICE)
 
     def hung(self, who: str, seconds: float, stands: str, stacks: str) -> None:
-        """No step has ended for `seconds`: the gang goes on no more. From any thread."""
-        patience = TELL_SECONDS
+        """No step has ended for `seconds`: the gang goes on no more. From any thread. Where the run directory
+        does not answer either, that is no fault of the job's."""
+        away = False
         if (journal := self.journal) is not None:
             rank, step = int(self._rank), (_answer_of(self.standing) or Standing()).step
             told = {"stacks": stacks} if stacks else {}
@@ -203,8 +204,9 @@ class Ending:
                 TELL_SECONDS,
                 lambda: journal.event("hang", rank=rank, step=step, seconds=seconds, stands=stands, **told),
             )
-            patience = HURRIED_SECONDS if isinstance(fault, TimeoutError) else TELL_SECONDS
-        if self.say("hung", f"no step for {seconds:.0f} s: {who}", patience=patience):
+            away = isinstance(fault, TimeoutError)
+        why, patience = f"no step for {seconds:.0f} s: {who}", HURRIED_SECONDS if away else TELL_SECONDS
+        if self.say("hung", why, storage_unavailable=away, patience=patience):
             _exit_now(1)
 
     @property

@@ -94,3 +94,22 @@ def test_auto_weighs_what_the_steps_felt_of_a_save(training: Training) -> None:
     assert training.due_after() < 100, "the steps felt nothing, but for what a busy machine stalls them"
     training.save(beside=3.0)
     assert training.due_after() > 100, "training stood still for as long as the disk took"
+
+
+def test_a_last_save_becomes_durable_though_a_peer_is_lost_meanwhile(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose part may be there by then: the rank waits for its own disk, and fails afterwards."""
+    answers = iter(([(False, False)], [True]))  # nothing is in flight; this step is to be saved
+
+    def gather(gang: Gang, value: object) -> object:
+        try:
+            return next(answers)
+        except StopIteration:
+            raise RuntimeError("Connection closed by peer") from None
+
+    training.step(1.0)
+    monkeypatch.setattr(Gang, "gather", gather)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        training.saves.now(training.steps)
+    assert training.saves.durable_step == training.steps

@@ -165,6 +165,17 @@ def test_a_training_whose_disk_hangs_before_its_last_save_says_so_and_ends(
     assert message.error.startswith(f"trained to step 20, but it is not durable: step 10 {said}")
 
 
+def test_the_others_hear_whose_disk_hangs_in_the_last_save(workshop: Workshop) -> None:
+    """They waited for that rank until they took it for gone, which was told as the reason."""
+    gang = workshop.start(ranks=2, steps=20, save_every=100, disk_at=9, disk="pwrite", disk_rank=1)
+    assert gang.wait() == [1, 1], gang.texts()
+    for rank in range(2):
+        message = gang.termination(rank)
+        assert message.storage_unavailable
+        assert "step 20 could not be saved: " in message.error
+        assert "has taken nothing of rank 1 for " in message.error
+
+
 def test_a_training_whose_last_save_is_durable_has_finished_though_old_ones_cannot_go(
     workshop: Workshop,
 ) -> None:

@@ -313,13 +313,11 @@ class Saves:
             self._make_way(step, left)
         timeout = PART_TIMEOUT_SECONDS if left is None else left
         self._saver.hurry(timeout)
-        fault = self._await_save(step)
+        stuck, fault = self._await_saves(step)
         mine = step != self.newest_step or self._saver.error is not None
-        asked = self._gang.gather((mine, fault is not None))
-        # Where one rank failed, all write again; where one's disk hangs, nobody can.
-        if any(failed for failed, _ in asked) and not any(stuck for _, stuck in asked):
+        if not stuck and any(self._gang.gather(mine)):  # where one rank failed, all write again
             self._begin(step, timeout, random)
-            fault = self._await_save(step)
+            stuck, fault = self._await_saves(step)
         if fault is None and (error := self._saver.error) is not None:
             fault = (StorageUnavailable if may_pass(error) else CheckpointError)(str(error))
         self._durable = None  # what an earlier try had to say of this step
@@ -329,12 +327,26 @@ class Saves:
         cause = (fault for fault in faults if isinstance(fault, StorageUnavailable))
         return next(cause, faults[0] if faults else None)  # others may just have waited in vain for that one
 
-    def _await_save(self, step: int) -> CheckpointError | None:
-        """Wait for the save in flight; why no longer, where it stands still and `step` is not durable."""
-        self._saver.join_while_it_moves(STUCK_SECONDS)
-        if not self._saver.busy or (step == self.newest_step and self._is_saved(step)):
-            return None
-        return self._stuck_fault()
+    def _await_saves(self, step: int) -> tuple[bool, CheckpointError | None]:
+        """Wait until no rank has a save in flight, or that of one stands still: whether that is so, and why
+        where it is this rank's. What is durable by then may stand still in the removal of old ones.
+
+        Collective, again and again: a rank that waits long for another's disk is not to take it for gone. Of
+        one that is gone the part may be there, so what is in flight is waited for all the same.
+        """
+        while True:
+            still = self._saver.stands_still(STUCK_SECONDS)
+            done = still and step == self.newest_step and self._is_saved(step)
+            try:
+                told = self._gang.gather((self._saver.busy and not done, still and not done))
+            except RuntimeError:
+                self._saver.join_while_it_moves(STUCK_SECONDS)
+                raise
+            if any(stuck for _, stuck in told):
+                return True, self._stuck_fault() if still and not done else None
+            if not any(busy for busy, _ in told):
+                return False, None
+            self._saver.join(TURN_SECONDS)
 
     def now_or_later(self, step: int, worth: float) -> CheckpointError | None:
         """As `now`; where what is in the way may pass, again and again for `worth` seconds. Collective.

@@ -28,7 +28,7 @@ from holdfast_controller.policy.lost_work import goodput, lost_steps, work_of
 from holdfast_trainer import ledger
 from holdfast_trainer import parallel as gangs
 from holdfast_trainer.account import Account
-from holdfast_trainer.checkpoint import Saved
+from holdfast_trainer.checkpoint import CheckpointError, Saved
 from holdfast_trainer.contract import (
     ATTEMPT_HEADER,
     ENV_ATTEMPT_UID,
@@ -655,3 +655,11 @@ def test_the_stages_of_a_rank_s_start_are_true_though_the_clock_is_set_meanwhile
     told = marks.durations()
     assert all(0 <= told[stage] < 60 for stage in ("rendezvous", "build", "load"))
     assert marks.told()["process_time"] == pytest.approx(ahead - told["import"], abs=60)
+
+
+def test_a_rank_that_cannot_write_where_rank_0_can_says_so(tmp_path: Path) -> None:
+    """As on another machine of a run in a bucket: it was a traceback."""
+    (tmp_path / "file").touch()
+    run, second = RunDir(tmp_path / "file" / "run"), gangs.Gang(1, 2, 0, torch.device("cpu"))
+    with pytest.raises(CheckpointError, match=r"run directory .*/file/run cannot be used: .*Not a directory"):
+        Account(run, 1, second, Place.read(run.path), profile=range(0), tensorboard=False)

@@ -44,10 +44,13 @@ class Account:
     ) -> None:
         """On rank 0 serves the port at once. `profile` are steps to trace, counted from 0.
 
-        Raises CheckpointError, StorageUnavailable where there is no room to say where it serves.
+        Raises CheckpointError where it cannot write there, StorageUnavailable where that may pass.
         """
         self._run_dir, self._attempt, self._gang = run_dir, attempt, gang
-        self.journal = Journal(run_dir, attempt, first=gang.rank == 0)
+        try:  # rank 0 could, maybe on another machine
+            self.journal = Journal(run_dir, attempt, first=gang.rank == 0)
+        except OSError as error:
+            raise cannot_begin(run_dir, error) from error
         self.telemetry = Telemetry(attempt, gang.world_size)
         self.spans = Spans(gang.device)
         first = gang.rank == 0

@@ -12,6 +12,7 @@ from aiohttp import web
 from small_apiserver import connected, meanwhile
 
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob
+from holdfast_controller.kube.objects import Objects
 from holdfast_controller.kube.observation import attempt_observation
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.queue_waits import FIRST_SECONDS, GROUP, put_aside, queue_waits
@@ -76,6 +77,43 @@ def asked(group: Any, workloads: list[Any], directory: Path) -> tuple[str, str]:
                     return waiting, await put_aside(connection, found)
 
     return asyncio.run(story())
+
+
+@pytest.mark.parametrize("queue", ["training", None])
+@pytest.mark.parametrize("answer", [200, 403, 404])
+def test_an_attempt_that_is_cleared_away_leaves_its_queue_at_once(
+    queue: str | None, answer: int, tmp_path: Path
+) -> None:
+    """One that was preempted, and deleted while its quota came back, was given that: the next attempt waited
+    until something else ended in the queue. Without Kueue, or its right, it goes as it did."""
+    job = JOB.model_copy(update={"spec": JOB.spec.model_copy(update={"queue": queue, "priority": None})})
+    made = attempt_manifests(job, 1, PodSettings(default_claim="runs")).attempt_object
+    made["metadata"] |= {"uid": "pytorch-job-1", "resourceVersion": "5"}
+    workloads = f"{GROUP}/v1beta2/namespaces/team/workloads"
+    deleted: list[tuple[str, Any]] = []
+
+    async def listed(request: web.Request) -> web.Response:
+        assert request.query["labelSelector"] == "kueue.x-k8s.io/job-uid=pytorch-job-1"
+        items = [{"metadata": {"name": "of-attempt-1", "uid": "workload-1"}}]
+        return web.json_response({"items": items} if answer == 200 else {"message": "no"}, status=answer)
+
+    async def delete(request: web.Request) -> web.Response:
+        deleted.append((request.path, (await request.json()).get("preconditions")))
+        return web.json_response({})
+
+    async def versions(_: web.Request) -> web.Response:
+        return web.json_response(PREFERRED)
+
+    async def story() -> None:
+        routes = web.get(GROUP, versions), web.get(workloads, listed), web.delete("/{path:.*}", delete)
+        async with connected(routes, tmp_path) as connection:
+            await Objects(connection, Pieces(connection)).clear(job, 1, made)
+
+    asyncio.run(story())
+    left = [(path, uid) for path, uid in deleted if path.startswith(workloads)]
+    expected = [(f"{workloads}/of-attempt-1", {"uid": "workload-1"})]
+    assert left == (expected if queue and answer == 200 else [])
+    assert deleted[0][1] == {"uid": "pytorch-job-1"}
 
 
 def test_an_attempt_with_a_queue_is_made_suspended_and_one_without_is_not() -> None:

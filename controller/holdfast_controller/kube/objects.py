@@ -23,6 +23,7 @@ from holdfast_controller.manifests import KINDS, Manifests, attempt_name, kind_o
 from .connection import MERGE_PATCH, Connection, Document
 from .last_words import ledger_name
 from .pieces import Pieces, attempt_of, object_path
+from .queue_waits import leave
 from .reflector import uid_of
 
 CONTENT = "holdfast.dev/content"
@@ -113,6 +114,7 @@ class Objects:
     async def clear(self, job: TrainingJob, attempt: int, attempt_object: Document) -> None:
         """All of an attempt that has its verdict, at once; its pods are to follow."""
         await self._delete_object(attempt_object, "Background")
+        await leave(self._connection, attempt_object)
         await self.clear_beside(job, attempt)
 
     async def clear_beside(self, job: TrainingJob, attempt: int) -> None:

@@ -1,4 +1,5 @@
-"""Why a queue does not admit an attempt, or wants it no more: what is in the Workload Kueue makes for it.
+"""Why a queue does not admit an attempt, or wants it no more: what is in the Workload Kueue makes for it. And
+out of that queue with one that has ended.
 
 An attempt with a queue is made suspended (manifests.py), and only Kueue ends that: where there is no Kueue,
 or it takes no notice of that kind, the job waits instead of running beside every quota, and says so.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from holdfast_controller.cluster import NotFound
 from holdfast_controller.manifests import PRIORITY_LABEL, QUEUE_LABEL
@@ -47,10 +49,25 @@ async def put_aside(connection: Connection, attempt_object: Document | None) -> 
     if attempt_object is None or not _is_in_queue(attempt_object):
         return ""
     try:
-        found = await _workloads(connection, attempt_object)
+        _, found = await _workloads(connection, attempt_object)
     except (NotFound, NotPermitted):  # there is no Kueue any more, or we may not read what it keeps
         return ""
     return policy.put_aside(_queue(attempt_object), found[0]) if found else ""
+
+
+async def leave(connection: Connection, attempt_object: Document) -> None:
+    """Take an attempt that was deleted out of its queue, and do not leave that to the garbage collector.
+
+    What waits there for the quota that it was preempted for may be given that while it is deleted: Kueue then
+    asks no more whether there is room for the next attempt, until something else ends in that queue.
+    """
+    if QUEUE_LABEL not in attempt_object["metadata"]["labels"]:
+        return
+    with suppress(NotFound, NotPermitted):
+        path, found = await _workloads(connection, attempt_object)
+        for workload in found:
+            options = {"preconditions": {"uid": uid_of(workload)}}
+            await connection.delete(f"{path}/{workload['metadata']['name']}", options)
 
 
 def _is_in_queue(attempt_object: Document) -> bool:
@@ -64,7 +81,7 @@ def _queue(attempt_object: Document) -> str:
 async def _why(connection: Connection, attempt_object: Document) -> str | None:
     queue = _queue(attempt_object)
     try:
-        found = await _workloads(connection, attempt_object)
+        _, found = await _workloads(connection, attempt_object)
     except NotFound:
         return NO_KUEUE.format(queue=queue)
     if not found:
@@ -73,9 +90,9 @@ async def _why(connection: Connection, attempt_object: Document) -> str | None:
     return queue_wait(queue, (found[0].get("status") or {}).get("conditions") or [])
 
 
-async def _workloads(connection: Connection, attempt_object: Document) -> list[Document]:
-    """One at most. Raises NotFound where there is no Kueue."""
+async def _workloads(connection: Connection, attempt_object: Document) -> tuple[str, list[Document]]:
+    """Where they are, and its own, one at most. Raises NotFound where there is no Kueue."""
     version = (await connection.get(GROUP))["preferredVersion"]["version"]
     path = f"{GROUP}/{version}/namespaces/{attempt_object['metadata']['namespace']}/workloads"
     listed = await connection.get(path, labelSelector=f"{OWNER_LABEL}={uid_of(attempt_object)}")
-    return list(listed["items"])
+    return path, list(listed["items"])

@@ -15,7 +15,7 @@ RUN := $(VENV)/bin/python
 BENCHMARKS := $(filter-out report,$(basename $(notdir $(wildcard bench/[a-z]*.py))))
 ARGS ?=
 
-.PHONY: help install demo up test test-quick test-fuzz test-faults verify format generate lock images bench cluster cluster-down clean
+.PHONY: help install demo up test test-quick test-fuzz test-faults test-nfs verify format generate lock images bench cluster cluster-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test-fuzz: install ## 5,000 requests made of the API's own description, against 
 test-faults: install ## every fault of tests/cluster/faults/table.py on three nodes, or those that FAULTS names; of TrainJobs with JOBS_KIND=TrainJob
 	@# A row of faults takes up to an hour: stacks are wanted just before its end (see test_faults.py).
 	@FAULTS="$${FAULTS:-all}" $(RUN) -m pytest -o faulthandler_timeout=3540 tests/cluster/test_faults.py $(ARGS)
+
+test-nfs: install ## two machines (kernels of User Mode Linux) train in a directory that they share over NFS; as root
+	@NFS=1 $(RUN) -m pytest tests/nfs $(ARGS)
 
 verify: install ## style, types, imports, lock file, generated files, Dockerfiles; shows all failures
 	@$(RUN) scripts/verify.py $(ARGS)

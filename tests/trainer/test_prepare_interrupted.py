@@ -154,9 +154,9 @@ def test_ctrl_c_while_workers_start_says_so_too(
 def test_a_worker_that_dies_is_told_with_a_remedy(
     untouched: tuple[Path, dict[str, bytes]], tmp_path: Path, processes: Processes
 ) -> None:
-    out = tmp_path / "out"
-    run = run_until(processes, command(untouched[0], out, "--workers", "2"), out, 1)
-    workers_of(processes)[0].kill()
+    words = command(untouched[0], tmp_path / "out", "--workers", "2")
+    run = processes.start(words, stderr=subprocess.PIPE)
+    wait_until(lambda: workers_of(processes), "a worker to be started")[0].kill()  # while there is work left
     _, told = run.communicate(timeout=300)
     assert run.returncode == 1
     assert "error: a worker process died, perhaps for want of memory; run the same command again" in told

@@ -30,6 +30,7 @@ import re
 import shutil
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args
@@ -358,7 +359,10 @@ def remove_unfinished(run: RunDir, attempt: int) -> int:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The JSON objects of a .jsonl file; [] where it is missing, and a torn last line is left out."""
-    return parse_lines(path.read_text(encoding="utf-8", errors="replace") if exists(path) else "")
+    with suppress(FileNotFoundError):  # its job may be deleted in this moment
+        if exists(path):
+            return parse_lines(path.read_text(encoding="utf-8", errors="replace"))
+    return []
 
 
 def parse_lines(text: str) -> list[dict[str, Any]]:

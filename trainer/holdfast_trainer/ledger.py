@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .checkpoint.spread import start_thread
 from .contract import RunDir, is_count, is_figure, line_of, read_lines
 from .records import EVENTS, Records
+from .within import start_thread
 
 TURN_SECONDS = 1.0
 """How long an append waits for those of other ranks: one that is frozen may hold them all up."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from .tee import Sink
+from .within import start_thread
 
 STILL_SECONDS = 10.0
 """So long a log is waited for that takes nothing."""
@@ -32,7 +33,7 @@ class Apart:
         self._over = False
         self._moved = time.monotonic()
         self._turn = threading.Condition()
-        self._thread = _started(self._run)
+        self._thread = start_thread(self._run, "disk")
 
     def __call__(self, data: bytes) -> None:
         if self._thread is None:
@@ -95,23 +96,3 @@ class Apart:
             while not self._waiting and not self._over:
                 self._turn.wait()
             return self._waiting[0] if self._waiting else b""
-
-
-def done_within(seconds: float, act: Callable[[], None]) -> bool:
-    """Do it; False where it takes longer, and goes on by itself."""
-    thread = _started(act)
-    if thread is None:
-        act()
-        return True
-    thread.join(seconds)
-    return not thread.is_alive()
-
-
-def _started(work: Callable[[], None]) -> threading.Thread | None:
-    """None where no thread can be had, as where a container may have no more processes."""
-    thread = threading.Thread(target=work, name="disk", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return None
-    return thread

@@ -56,8 +56,9 @@ from .contract import (
     write_termination,
 )
 from .kept_room import KeptFile, keep_room
-from .still_disk import Apart, done_within
+from .still_disk import Apart
 from .tee import MarkedLines, Sink, copy, write_all
+from .within import within
 
 USAGE = (
     "usage: python -m holdfast_trainer.supervise "
@@ -378,15 +379,10 @@ def record(exit_file: KeptFile | None, end: dict[str, float | None]) -> None:
     either, and what Python cannot write to sys.stderr would change that code."""
     if exit_file is None:
         return
-
-    def write() -> None:
-        try:
-            exit_file.write(json.dumps(end))
-        except OSError as error:
-            _warn(f"cannot write {exit_file.path}: {error.strerror}")
-
-    if not done_within(EXIT_SECONDS, write):
-        _warn(f"cannot write {exit_file.path}: its disk does not answer")
+    write = exit_file.write
+    fault = within(EXIT_SECONDS, lambda: write(json.dumps(end)))
+    if isinstance(fault, OSError):
+        _warn(f"cannot write {exit_file.path}: {fault.strerror or 'its disk does not answer'}")
 
 
 def _warn(what: str) -> None:

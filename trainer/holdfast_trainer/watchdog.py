@@ -39,10 +39,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from .checkpoint.spread import start_thread
 from .contract import RunDir, exists
 from .parallel import Gang
 from .schema import ConfigError
+from .within import start_thread
 
 AUTO_SECONDS = 600.0
 AUTO_STEPS = 30.0

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from ..contract import RunDir
+from ..within import start_thread
 from . import tensorfile
 from .bucket import Location
 from .checksums import Written
@@ -35,7 +36,7 @@ from .manifest import Manifest, version_of
 from .retention import Retention
 from .shares import Share, part_of
 from .snapshot import GpuWait, Snapshot, watch
-from .spread import start_thread, step_aside
+from .spread import step_aside
 from .stage import Image, NotEnoughMemory, Stage
 from .storage import Storage
 from .tensorfile import Header

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from ..within import start_thread
+
 T = TypeVar("T")
 
 
@@ -79,16 +81,6 @@ class Spread(Generic[T]):
             finally:  # its traceback leads here: what was worked on would stay until garbage is collected
                 self._errors = []
         return [self._results[number] for number in sorted(self._results)]
-
-
-def start_thread(work: Callable[[], object], name: str) -> threading.Thread | None:
-    """A running daemon thread; None where none can be started, as when the interpreter is ending."""
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return None
-    return thread
 
 
 def step_aside() -> None:

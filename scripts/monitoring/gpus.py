@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .panels import Panel, dashboard, figure, graph, table, text_box
+from .panels import WINDOW, Panel, dashboard, figure, graph, table, text_box
 from .queries import own
 
 UTILIZATION_GOAL = 0.85
@@ -24,7 +24,7 @@ def gpus() -> Panel:
         "holdfast-gpus",
         "Holdfast / GPUs",
         "Every GPU: free or held, busy or idle, its memory, power and errors, and who uses it.",
-        [*_now(), *_device(), *_health(), *_holders()],
+        [*_now(), *_device(), *_work(), *_health(), *_holders()],
         variables=[text_box("price", "Price of a GPU hour", "1")],
         span="now-24h",
     )
@@ -121,6 +121,41 @@ def _device() -> list[Panel]:
             ],
             unit="percentunit",
             highest=1,
+        ),
+    ]
+
+
+def _work() -> list[Panel]:
+    """What the hardware itself counts, from Hopper on: a GPU that is busy all the time can do little."""
+
+    def rate(counter: str) -> str:
+        return f"max by (gpu, uuid, instance) (rate(holdfast_gpu_{counter}_total[{WINDOW}]))"
+
+    named = "{{instance}} gpu {{gpu}}"
+    return [
+        graph(
+            "SMs and tensor cores",
+            "Share of time in which they had work, mean of all SMs. From Hopper on.",
+            [(rate("sm_active_seconds"), f"{named} SMs"), (rate("tensor_active_seconds"), f"{named} tensor")],
+            unit="percentunit",
+            highest=1,
+        ),
+        graph(
+            "Memory bandwidth",
+            "Share of what the GPU's memory can move. From Hopper on.",
+            [(rate("dram_active_seconds"), named)],
+            unit="percentunit",
+            highest=1,
+        ),
+        graph(
+            "PCIe and NVLink",
+            "By GPU, to it and from it. NVLink: all its links.",
+            [
+                (rate(f"{link}_{way}_bytes"), f"{named} {name} {way}")
+                for link, name in (("pcie", "PCIe"), ("nvlink", "NVLink"))
+                for way in ("sent", "received")
+            ],
+            unit="binBps",
         ),
     ]
 

@@ -114,12 +114,18 @@ def _graph(axes: Axes, panel: Panel, prometheus: Prometheus, begin: float, end: 
     if not lines:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color="grey")
     elif any(name for _, name in lines):
-        axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.1), ncols=4, frameon=False, fontsize=6)
+        room = panel["gridPos"]["w"] * _LETTERS_A_COLUMN
+        ncols = max(1, min(4, room // (max(len(name) for _, name in lines) + _LETTERS_A_COLUMN)))
+        axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.1), ncols=ncols, frameon=False, fontsize=6)
 
 
 def _ticks(top: float, unit: str) -> Locator:
     """Some five; of bytes at powers of two, which alone are round there."""
-    return MultipleLocator(2.0 ** math.ceil(math.log2(top / 5))) if unit == "bytes" else MaxNLocator(5)
+    return (
+        MultipleLocator(2.0 ** math.ceil(math.log2(top / 5)))
+        if unit in ("bytes", "binBps")
+        else MaxNLocator(5)
+    )
 
 
 def _stack(axes: Axes, lines: list[tuple[Series, str]], step: float, end: float) -> None:
@@ -219,10 +225,14 @@ def _scaled(value: float, base: float, names: tuple[str, ...]) -> str:
     return f"{value:.4g}{names[index]}"
 
 
+_LETTERS_A_COLUMN = 14
+"""Of a legend, in one of the dashboard's 24 columns; its sign takes as much."""
+_BYTES = (" B", " KiB", " MiB", " GiB", " TiB")
 _UNITS: dict[str, Callable[[float], str]] = {
     "percentunit": lambda value: f"{100 * value:.3g} %",
     "s": lambda value: f"{1000 * value:.3g} ms" if 0 < abs(value) < 1 else f"{value:.4g} s",
-    "bytes": lambda value: _scaled(value, 1024, (" B", " KiB", " MiB", " GiB", " TiB")),
+    "bytes": lambda value: _scaled(value, 1024, _BYTES),
+    "binBps": lambda value: _scaled(value, 1024, tuple(f"{name}/s" for name in _BYTES)),
     "watt": lambda value: f"{value:.4g} W",
     "celsius": lambda value: f"{value:.3g} °C",
     "ops": lambda value: f"{value:.3g}/s",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,9 +12,19 @@ import pynvml
 import pytest
 from processes import Processes
 from tests.exporter.conftest import Look
-from tests.nvml.stand_in import GIB, GPU_IS_LOST, CannotCompile, Process, Script, build, busy_gpu
+from tests.nvml.stand_in import (
+    GIB,
+    GPU_IS_LOST,
+    NO_PERMISSION,
+    CannotCompile,
+    Process,
+    Script,
+    build,
+    busy_gpu,
+)
 from waiting import wait_until
 
+from holdfast_controller.exporter.gpm import SHORTEST_SECONDS, Activity
 from holdfast_controller.exporter.nvml import NO_INSTANCE, _Card
 from holdfast_controller.exporter.series import families
 
@@ -56,6 +67,46 @@ def test_a_counter_that_wraps_between_two_scrapes_is_not_shown(script: Script, l
     for direction in ("sent", "received"):
         assert set(seen.by("gpu", f"pcie_{direction}_bytes_total")) == {"0"}
         assert set(seen.by("gpu", f"nvlink_{direction}_bytes_total")) == {"0", "1"}
+
+
+COUNTED = ("sm_active_seconds_total", "tensor_active_seconds_total", "dram_active_seconds_total")
+
+
+def test_what_the_hardware_counts_grows_with_time_however_often_it_is_looked_at(
+    script: Script, look: Look
+) -> None:
+    """Half of its SMs were busy all the time, a quarter with their tensor cores."""
+    del script.gpus[1].figures["gpm.2"]  # of a generation that does not count
+    for figures in (gpu.figures for gpu in script.gpus):
+        figures |= {"field.197.type": 1, "field.198.type": 1}
+    script.write()
+    began = time.monotonic()
+    assert look().all(COUNTED[0]) == [], "a first sample alone says nothing"
+    seen = wait_until(lambda: (found := look()).all(COUNTED[0]) and found, "a second sample to count")
+    least, most = SHORTEST_SECONDS, time.monotonic() - began
+    for name, share in zip(COUNTED, (0.5, 0.25, 0.4), strict=True):
+        assert set(seen.by("gpu", name)) == {"0"}
+        assert share * least <= seen.by("gpu", name)["0"] <= share * most, name
+    for name, rate in (("pcie_sent_bytes_total", 100 << 20), ("pcie_received_bytes_total", 200 << 20)):
+        assert set(seen.by("gpu", name)) == {"0"}, "its counter of 32 bits is not taken"
+        assert rate * least <= seen.by("gpu", name)["0"] <= rate * most, name
+
+    more = wait_until(
+        lambda: (found := look()).by("gpu", COUNTED[0])["0"] > 2 and found, "four seconds to be counted"
+    )
+    assert more.by("gpu", COUNTED[0])["0"] <= 0.5 * (time.monotonic() - began)
+
+
+def test_what_the_hardware_cannot_have_counted_is_left_out(script: Script, look: Look) -> None:
+    script.gpus[0].figures |= {"gpm.2": 4_294_967_295, "gpm.20": -1, "gpm.21": 10**15}
+    script.gpus[1].faults["gpm-sample"] = NO_PERMISSION
+    script.write()
+    look()
+    seen = wait_until(lambda: (found := look()).all(COUNTED[1]) and found, "a second sample to count")
+    assert seen.all(COUNTED[0]) == []
+    assert set(seen.by("gpu", COUNTED[1])) == {"0"}
+    assert seen.by("reading", "reading_missing", gpu="1", reason="permission_denied") == {"activity": 1}
+    assert seen.by("gpu", "utilization_ratio").keys() == {"0", "1"}
 
 
 def test_a_card_without_a_figure_has_no_series_of_it(script: Script, look: Look) -> None:
@@ -203,7 +254,7 @@ def test_samples_that_are_all_of_another_moment_are_no_rest(monkeypatch: pytest.
     alone = SimpleNamespace(pid=4242, usedGpuMemory=GIB, gpuInstanceId=NO_INSTANCE)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: [alone])
     monkeypatch.setattr(pynvml, "nvmlDeviceGetGraphicsRunningProcesses", lambda _: [])
-    card = _Card(None)
+    card = _Card(None, Activity())
     card.figures["utilization"] = 0.9
     assert card._processes() == [(4242, GIB, None, None)]
     card.figures["utilization"] = 0.0

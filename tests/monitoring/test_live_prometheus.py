@@ -63,7 +63,8 @@ def library(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    made = Script(tmp_path / "gpus.txt", [busy_gpu(0), busy_gpu(1, utilization=0)])
+    small = {"field.197.type": 1, "field.198.type": 1}  # as an H200's counters of PCIe are
+    made = Script(tmp_path / "gpus.txt", [busy_gpu(0, **small), busy_gpu(1, utilization=0, **small)])
     made.write()
     return made
 

@@ -8,6 +8,7 @@ The library reads a script, a file of lines `key value`, and reads it again when
     0.utilization 0:20 10:80             a curve: seconds since `start` (epoch) and value, straight between
     0.processes 4242:1073741824:25       pid, bytes (-1: not told), percent [, MIG instance]
     0.mig.0.uuid MIG-...                 and instance, slices, memory.total, memory.used
+    0.gpm.2 50                           metric 2 of what the hardware counts, gpm.c
     0.xids 1:79                          number of the event, Xid code; new numbers are new events
     0.fault.utilization 4                NVML's error 4 from this call of GPU 0; also `hang 30`, `crash`
     fault.init 9, 0.fault.any 15         of the library, of every call of a GPU
@@ -104,6 +105,11 @@ def busy_gpu(number: int, **figures: str | int) -> Gpu:
         "field.198": 7_000_000,
         "field.138": 2048,
         "field.139": 1024,
+        "gpm.2": 50,
+        "gpm.5": 25,
+        "gpm.10": 40,
+        "gpm.20": 100,
+        "gpm.21": 200,
     }
     return Gpu(f"GPU-{number:08x}-0000-0000-0000-000000000000", figures=every | figures)
 

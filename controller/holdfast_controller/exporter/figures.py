@@ -40,6 +40,23 @@ FIGURES = (
         "Share of NVML's last sample period in which the GPU's memory was read or written.",
         1,
     ),
+    *(
+        Figure(
+            name,
+            f"holdfast_gpu_{name}_seconds",
+            f"{words} Counted by the hardware, from Hopper on.",
+            1e10,
+            counter=True,
+        )
+        for name, words in (
+            (
+                "sm_active",
+                "Seconds in which an SM had work, mean of all SMs: grows by 1 a second when all are busy.",
+            ),
+            ("tensor_active", "Seconds in which an SM's tensor cores computed, mean of all SMs."),
+            ("dram_active", "Seconds that its traffic would take at the full bandwidth of the GPU's memory."),
+        )
+    ),
     Figure("memory_total", "holdfast_gpu_memory_total_bytes", "Memory of the GPU.", 2.0**46),
     Figure("memory_used", "holdfast_gpu_memory_used_bytes", "Memory in use, the driver's own too.", 2.0**46),
     Figure("power", "holdfast_gpu_power_watts", "Power draw of the board.", 20_000),
@@ -77,7 +94,7 @@ FIGURES = (
             counter=True,
         )
         for link, name, note in (
-            ("pcie", "PCIe", ""),
+            ("pcie", "PCIe", ", headers included"),
             ("nvlink", "NVLink", ", payload of all links"),
         )
         for direction in ("sent", "received")

@@ -1,4 +1,4 @@
-"""The only module that calls NVML, through `pynvml` (the package is nvidia-ml-py).
+"""All of NVML but what gpm.py asks it, through `pynvml` (the package is nvidia-ml-py).
 
 Nothing here waits by design: what NVML answers only after a pause (PCIe throughput over 20 ms) is read as
 a running counter instead. Everything may hang or crash nevertheless: reader.py runs it apart.
@@ -16,6 +16,7 @@ from typing import Any
 import pynvml
 
 from .figures import SLOWED
+from .gpm import Activity
 from .readings import Reason
 
 ALL_LINKS = 0xFFFFFFFF
@@ -31,7 +32,7 @@ RECENT_SECONDS = 2.0
 NO_INSTANCE = 0xFFFFFFFF
 _SMALL = (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, pynvml.NVML_VALUE_TYPE_SIGNED_INT)
 """In 32 bits a counter of bytes (nvml.h: "Value can be wrapped") begins anew every 4 GiB: what a link carries
-in a second. Between two scrapes nobody knows how often."""
+in a second. Between two scrapes nobody knows how often. An H200's are such; gpm.py counts its bytes."""
 
 Document = dict[str, Any]
 
@@ -87,11 +88,14 @@ class Nvml:
         except pynvml.NVMLError as error:
             raise NvmlFault(error, "initialising NVML") from error
         self._known: dict[int, Document] = {}
+        self._activities: dict[str, Activity] = {}
         self._events: Any = None
         self._watched: dict[int | None, str] = {}
         """UUID by the address that NVML knows a device by; it holds as long as the initialisation."""
 
     def close(self) -> None:
+        for activity in self._activities.values():
+            activity.close()
         try:
             pynvml.nvmlShutdown()
         except pynvml.NVMLError:
@@ -144,7 +148,8 @@ class Nvml:
         self._known[index] = document
         self._watch(document["uuid"], handle)
         try:
-            return {**document, **_Card(handle).document()}
+            activity = self._activities.setdefault(document["uuid"], Activity())
+            return {**document, **_Card(handle, activity).document()}
         except _Unusable as error:
             return {**document, "fault": error.reason}
 
@@ -164,8 +169,9 @@ class Nvml:
 class _Card:
     """One pass over one GPU. A figure that is refused is noted; a GPU that is lost ends the pass."""
 
-    def __init__(self, handle: Any):
+    def __init__(self, handle: Any, activity: Activity):
         self.handle = handle
+        self.activity = activity
         self.figures: dict[str, float] = {}
         self.missing: dict[str, str] = {}
 
@@ -186,6 +192,7 @@ class _Card:
         since_load = n.NVML_VOLATILE_ECC
         for name, kind in (("corrected", 0), ("uncorrected", 1)):
             self._figure(f"ecc_{name}", 1, n.nvmlDeviceGetTotalEccErrors, kind, since_load)
+        self.figures |= self._ask("activity", self.activity.read) or {}
         self._links()
         bits = self._ask("slowed", n.nvmlDeviceGetCurrentClocksEventReasons)
         mig = self._mig()

@@ -7,6 +7,7 @@ place, and a token sent there is his.
 from __future__ import annotations
 
 import ipaddress
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def listenable(host: str) -> str:
+    """`host`, but where this machine has no IPv6, its `::` (all addresses, of IPv4 too) is `0.0.0.0`."""
+    return "0.0.0.0" if host == "::" and not socket.has_dualstack_ipv6() else host
 
 
 def users_listening(host: str, port: int) -> set[int]:

@@ -29,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .cluster import HoldfastError
 from .data_directory import DataDirectory, ServerFile, make_token, read_token
-from .listeners import WILDCARDS
+from .listeners import WILDCARDS, listenable
 from .settings import DEFAULT_PORT, Settings
 
 log = structlog.get_logger(__name__)
@@ -160,6 +160,7 @@ def _need_open_files() -> None:
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises StartupError, naming the address and the remedy."""
+    host = listenable(host)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -171,6 +172,8 @@ def bind(host: str, port: int) -> socket.socket:
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         bound.bind(address)
         bound.listen(2048)
     except OSError as error:

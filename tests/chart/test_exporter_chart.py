@@ -31,6 +31,11 @@ def test_it_is_off_unless_it_is_asked_for(helm: Helm) -> None:
     assert "exporter" not in helm.render("--set=dashboards.enabled=false"), "a dashboard names its series"
 
 
+def test_it_listens_at_addresses_of_every_kind(helm: Helm) -> None:
+    program, *options = container(exporter(helm))["args"]
+    assert (program, options[0]) == ("exporter", "--host=::"), "which YAML takes for a key where it is bare"
+
+
 def test_it_may_list_pods_and_do_nothing_else(helm: Helm) -> None:
     assert exporter(helm)["ClusterRole"]["rules"] == [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
+import socket
 import stat
 import tempfile
 import threading
@@ -274,6 +276,18 @@ def test_an_address_that_is_not_ours() -> None:
     for host in ("no-such-host.invalid", "127.0..1", "x" * 64):
         with pytest.raises(StartupError, match=rf"cannot listen on '{host}': .*; give another --host"):
             bind(host, 0)
+
+
+@pytest.mark.parametrize("ipv6", [True, False])
+def test_all_addresses_are_those_of_ipv6_and_ipv4(monkeypatch: pytest.MonkeyPatch, ipv6: bool) -> None:
+    """As in the chart: there are clusters without IPv4, and nodes whose kernel has no IPv6."""
+    if ipv6 and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: ipv6)
+    with contextlib.closing(bind("::", 0)) as bound:
+        port = bound.getsockname()[1]
+        for host in ("127.0.0.1", "::1") if ipv6 else ("127.0.0.1",):
+            socket.create_connection((host, port), timeout=60).close()
 
 
 def test_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.request
 
 import pytest
@@ -93,3 +94,17 @@ def test_an_exporter_is_asked_as_it_answers() -> None:
         assert answer.headers["Content-Type"] == "application/json"
     assert USES.validate_json(text) == uses_of_jobs(seen)
     assert [one["busy"] for one in json.loads(text)] == [0.02, None]
+
+
+@pytest.mark.parametrize("ipv6", [True, False])
+def test_an_exporter_answers_at_an_address_of_either_family(
+    monkeypatch: pytest.MonkeyPatch, ipv6: bool
+) -> None:
+    """As in the chart: there are clusters without IPv4, and nodes whose kernel has no IPv6."""
+    if ipv6 and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: ipv6)
+    with served(lambda: snapshot(0.7, [], []), "::", 0) as port:
+        for host in ("127.0.0.1", "[::1]") if ipv6 else ("127.0.0.1",):
+            with urllib.request.urlopen(f"http://{host}:{port}/healthz") as answer:
+                assert answer.read() == b"ok\n"

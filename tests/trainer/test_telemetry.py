@@ -134,6 +134,30 @@ def test_an_address_of_another_machine_moves_the_metrics_too(caplog: pytest.LogC
         endpoint.close()
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::1"])
+def test_in_a_pod_it_is_heard_at_an_address_of_either_family(host: str) -> None:
+    """Pods of a cluster without IPv4 have none of that, and a controller of today gives them 0.0.0.0."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    endpoint = Endpoint(host, 0, CollectorRegistry, lambda: Telemetry(1, 1).progress)
+    try:
+        port = endpoint.address.rpartition(":")[2]
+        for address in {f"[::1]:{port}", endpoint.address}:
+            assert Progress.from_json(get(address, "/progress")).phase == "starting"
+        assert endpoint.address == (f"[::1]:{port}" if host == "::1" else f"127.0.0.1:{port}")
+    finally:
+        endpoint.close()
+
+
+def test_without_ipv6_it_is_heard_at_all_addresses_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    endpoint = Endpoint("0.0.0.0", 0, CollectorRegistry, lambda: Telemetry(1, 1).progress)
+    try:
+        assert Progress.from_json(get(endpoint.address, "/progress")).phase == "starting"
+    finally:
+        endpoint.close()
+
+
 def test_each_answer_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_ATTEMPT_UID, "0a1b/3")
     endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry, lambda: Telemetry(1, 1).progress)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,12 +26,21 @@ log = logging.getLogger(__name__)
 STEPS_BYTES = 1 << 20
 LEDGER_BYTES = 3 << 20
 """Some ten thousand checkpoints. A controller reads 4 MiB at most: of more it would know nothing new."""
+EVERYWHERE = "0.0.0.0"
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
+    def __init__(self, host: str, port: int, answer: type[BaseHTTPRequestHandler]) -> None:
+        if host == EVERYWHERE and socket.has_dualstack_ipv6():
+            host = "::"  # takes IPv4 as well: pods may have either, or both
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), answer)
+
     def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         # HTTPServer's own asks the name service for a name that nobody needs; that can take seconds.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
@@ -91,7 +101,7 @@ class Endpoint:
                 pass  # a line a scrape would drown the run's own log
 
         try:
-            self._server = _Server((host, port), Answer)
+            self._server = _Server(host, port, Answer)
         except OSError as error:
             self._server = _elsewhere(host, Answer)
             log.warning(
@@ -104,7 +114,9 @@ class Endpoint:
         """`host:port` to reach it on this machine."""
         host, port = self._server.server_address[:2]
         name = host.decode() if isinstance(host, bytes | bytearray) else host
-        return f"{'127.0.0.1' if name == '0.0.0.0' else name}:{port}"
+        if name in (EVERYWHERE, "::"):
+            return f"127.0.0.1:{port}"
+        return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -142,9 +154,9 @@ def some_steps(run: RunDir, attempt: int, offset: int) -> bytes:
 
 def _elsewhere(host: str, answer: type[BaseHTTPRequestHandler]) -> _Server:
     try:
-        return _Server((host, 0), answer)
+        return _Server(host, 0, answer)
     except OSError:  # the address itself is none of this machine's
-        return _Server(("127.0.0.1", 0), answer)
+        return _Server("127.0.0.1", 0, answer)
 
 
 def _say(error: OSError) -> str:

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector as PrometheusCollector
 from pydantic import TypeAdapter
 
 from holdfast_controller.cluster import GpuUse
+from holdfast_controller.listeners import listenable
 
 from .collector import Snapshot
 from .job_uses import uses_of_jobs
@@ -40,6 +41,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     registry: CollectorRegistry
     look: Callable[[], Snapshot]
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -76,6 +82,7 @@ class _Request(BaseHTTPRequestHandler):
 @contextmanager
 def served(look: Callable[[], Snapshot], host: str, port: int) -> Iterator[int]:
     """Serve what `look` finds on `host`; yields the port. Raises OSError where it cannot listen there."""
+    host = listenable(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     server_class = type("_Bound", (_Server,), {"address_family": family})
     server = server_class((host, port), _Request)

@@ -199,7 +199,7 @@ class ReplicaObservation:
     over_limit: str = ""
     """What the platform ended it for that it did itself, and what helps: its own disk was full."""
     not_started: str = ""
-    """Why its node could not start it, and what helps: it has ended, and nothing of it ever ran."""
+    """Why it could not be started on its node, and what helps: it has ended, and nothing of it ever ran."""
     exit_code: int | None = None
     exit_signal: int | None = None
     torchrun_said: str = ""

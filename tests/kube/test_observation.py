@@ -56,6 +56,22 @@ def beside_sidecar(one: Any) -> Any:
     return one
 
 
+def behind_init(name: str, state: Any, one: Any, started: bool = False) -> Any:
+    """With an init container that a webhook has put there, whose turn came before its own container's."""
+    one["status"].setdefault("initContainerStatuses", []).append(
+        {"name": name, "state": state, "started": started}
+    )
+    return one
+
+
+INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
+PLACED = {"type": "PodScheduled", "status": "True", "lastTransitionTime": NOON}
+FOREIGN = (
+    "an admission webhook has put {} into the pod: see whoever runs that, or have it leave the pods of jobs "
+    "alone"
+)
+
+
 CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
     ("runs", job(), pod(state=RUNNING), {"state": ReplicaState.RUNNING, "reason": ""}),
     (
@@ -226,6 +242,51 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         job(),
         beside_sidecar(pod(phase="Running", state=ended(1, BY_NOTICE))),
         {"state": ReplicaState.FAILED, "disrupted": False, "exit_code": 1},
+    ),
+    (
+        "the image of a mesh's proxy cannot be pulled",
+        job(),
+        behind_init(
+            "istio-proxy",
+            {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image mesh/proxy:1"}},
+            behind_init(
+                "istio-init",
+                ended(0, reason="Completed"),
+                pod(phase="Pending", state=INITIALIZING, conditions=[PLACED]),
+            ),
+        ),
+        {
+            "state": ReplicaState.PENDING,
+            "stuck": Verdict.IMAGE_PULL,
+            "reason": "init container istio-proxy: ImagePullBackOff: Back-off pulling image mesh/proxy:1; "
+            + FOREIGN.format("istio-proxy"),
+        },
+    ),
+    (
+        "a sidecar of a webhook ends as soon as it starts, again and again",
+        job(),
+        behind_init(
+            "vault-agent",
+            {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting it"}},
+            pod(phase="Pending", state=INITIALIZING, conditions=[PLACED]),
+        ),
+        {
+            "stuck": Verdict.UNSCHEDULABLE,
+            "reason": "init container vault-agent: CrashLoopBackOff: back-off 5m0s restarting it; "
+            + FOREIGN.format("vault-agent"),
+        },
+    ),
+    (
+        "an init container of a webhook is at work",
+        job(),
+        behind_init("vault-agent-init", RUNNING, pod(phase="Pending", state=INITIALIZING)),
+        {"state": ReplicaState.PENDING, "stuck": None, "reason": ""},
+    ),
+    (
+        "it runs beside a sidecar that fails",
+        job(),
+        behind_init("proxy", {"waiting": {"reason": "CrashLoopBackOff"}}, pod(state=RUNNING)),
+        {"state": ReplicaState.RUNNING, "stuck": None, "reason": ""},
     ),
     (
         "evicted for what it wrote itself",
@@ -532,6 +593,29 @@ def test_a_replica_that_its_node_could_not_start_found_no_place_and_says_why() -
         "has it (image)"
     )
     assert attempt_observation(1, 1, job(), pods[:1]).started_at is None
+
+
+def test_a_replica_whose_pod_a_webhook_has_spoilt_found_no_place_and_says_why() -> None:
+    """It ended "without a trace": a disruption, after which it was made again for ever."""
+    going = pod(0, "Failed", INITIALIZING, deleted=("2026-05-01T12:10:02Z", 0))
+    broken = behind_init(
+        "istio-validation",
+        ended(126, "iptables is not set up\n"),
+        behind_init("proxy", RUNNING, going, started=True),
+    )
+    peer = behind_init(
+        "istio-validation",
+        ended(137),
+        pod(1, "Failed", INITIALIZING, deleted=("2026-05-01T12:10:03Z", 0)),
+    )
+    killed = job(annotations={KILLED: NOON}, going=True)
+    said = "init container istio-validation ended with exit code 126: iptables is not set up"
+    assert verdict(killed, broken, peer) == (
+        Verdict.UNSCHEDULABLE,
+        f"replica 0: {said}; {FOREIGN.format('istio-validation')}",
+    )
+    failed = pod(0, "Failed", ended(1, Termination("failed", 8, 7, "ValueError: nan").to_json()))
+    assert verdict(killed, failed, peer) == (Verdict.FAILED, "replica 0: ValueError: nan")
 
 
 def test_a_stop_that_was_asked_for_is_a_suspension() -> None:

@@ -35,10 +35,12 @@ from holdfast_trainer.contract import Progress, Termination
 
 from .pending import Slow, stuck, why_pending
 from .pod_state import (
+    SIGNAL_BASE,
     Document,
     asked_to_go,
     condition_of,
     container_state,
+    ended_by_deletion,
     forced,
     index_of,
     is_disrupted,
@@ -69,7 +71,6 @@ _OVER_LIMIT = re.compile(
 _WRITE_ELSEWHERE = "write less to /tmp and /dev/shm, and what is large to the run directory"
 _DRILLED = {"kill": "killed", "node": "its node drained"}
 _LIMIT_REACHED = "the container reached its limit"
-_SIGNAL_BASE = 128
 
 
 def attempt_observation(
@@ -162,7 +163,7 @@ def _replica(
     code = end.get("exitCode") if end is not None else None
     well = code == 0 if end is not None else phase == "Succeeded"
     memory = end is not None and end.get("reason") == "OOMKilled" and not taken
-    by_signal = code is not None and _SIGNAL_BASE < code <= _SIGNAL_BASE + 64
+    by_signal = code is not None and SIGNAL_BASE < code <= SIGNAL_BASE + 64
     message = (end or {}).get("message") or ""
     return ReplicaObservation(
         index,
@@ -175,7 +176,7 @@ def _replica(
         over_limit=_over_limit(pod),
         not_started=explain_wait(why) if (why := unstartable(pod)) else "",
         exit_code=None if by_signal else code,
-        exit_signal=code - _SIGNAL_BASE if by_signal and code is not None else None,
+        exit_signal=code - SIGNAL_BASE if by_signal and code is not None else None,
         termination=Termination.from_json(message),
         ranks=rank_ends(message),
         ended_at=seconds((end or {}).get("finishedAt")) or asked_to_go(pod),
@@ -203,8 +204,7 @@ def _taken(pod: Document, ours: bool, attempt_object: Document | None) -> tuple[
     if _forgotten(pod):
         return True, f"NodeRestarted: its node, or the container runtime there, started anew{where}"
     if _annotation(pod, TAKEN) is None:
-        asked = asked_to_go(pod)
-        if asked is None or not _ended_by_deletion(pod, asked):
+        if asked_to_go(pod) is None or not _ended_by_deletion(pod):
             return False, ""
         if ours:
             return False, "Killed: by Holdfast, with its peers"
@@ -216,7 +216,7 @@ def _taken(pod: Document, ours: bool, attempt_object: Document | None) -> tuple[
 
 def _noticed(end: Document) -> bool:
     """Whether SIGTERM ended the container, or a rank of it that said nothing: its node may say yet why."""
-    return end.get("exitCode") == _SIGNAL_BASE + signal.SIGTERM or _rank_noticed(end)
+    return end.get("exitCode") == SIGNAL_BASE + signal.SIGTERM or _rank_noticed(end)
 
 
 def _rank_noticed(end: Document) -> bool:
@@ -233,24 +233,15 @@ def _over_limit(pod: Document) -> str:
     return f"Evicted: {said}; {_WRITE_ELSEWHERE}"
 
 
-def _ended_by_deletion(pod: Document, asked: float) -> bool:
-    """Whether its end came of its deletion, and not before it.
-
-    The kubelet's last delete takes the grace away, and with it the time of the first one: then only the way
-    in which it ended can tell. That tells more than times do, too: `asked` is by the apiserver's clock, and
-    the end by the node's.
-    """
+def _ended_by_deletion(pod: Document) -> bool:
+    """Whether its end came of its deletion, which was asked for, and not before it."""
     end = container_state(pod).get("terminated")
     if end is None:
         return True
     said = Termination.from_json(end.get("message") or "")
     if said is not None and said.outcome == "interrupted":
         return True
-    if _rank_noticed(end):
-        return True
-    if pod["metadata"].get("deletionGracePeriodSeconds"):
-        return (seconds(end.get("finishedAt")) or asked) >= asked
-    return bool(end.get("exitCode", 0) > _SIGNAL_BASE)
+    return _rank_noticed(end) or ended_by_deletion(pod, end)
 
 
 def _waiting(

@@ -12,6 +12,8 @@ from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
 Document = Mapping[str, Any]
 
+SIGNAL_BASE = 128
+"""An exit code above says that a signal ended it, and which."""
 _NOT_STARTED = ("StartError", "ContainerCannotRun")
 """As containerd says it, and Docker; others keep such a container waiting (pending.py)."""
 
@@ -60,13 +62,54 @@ def outlived(pod: Document) -> bool:
     return terminated(pod) and any("running" in state for state in states)
 
 
+def before_it(pod: Document) -> Document:
+    """The status of the init container that keeps its container from starting; empty where none does.
+
+    No pod of ours is made with one: an admission webhook has put it there.
+    """
+    if container_state(pod).keys() - {"waiting"}:
+        return {}
+    for status in pod["status"].get("initContainerStatuses") or []:
+        state = status.get("state") or {}
+        is_done = (state.get("terminated") or {}).get("exitCode") == 0
+        if not is_done and not ("running" in state and status.get("started")):  # that is a sidecar
+            found: Document = status
+            return found
+    return {}
+
+
 def unstartable(pod: Document) -> str:
-    """Why its container has ended without having run: its node could not start it. Empty otherwise."""
+    """Why its container has ended without having run, or never will: its node could not start it, or an init
+    container before it has failed. Empty otherwise."""
     end = container_state(pod).get("terminated") or {}
-    if end.get("reason") not in _NOT_STARTED:
+    if end.get("reason") in _NOT_STARTED:
+        where = f" (node {node_of(pod)})" if node_of(pod) else ""
+        return f"{end['reason']}{where}: {' '.join((end.get('message') or '').split())}".rstrip(": ")
+    first = before_it(pod)
+    failed = (first.get("state") or {}).get("terminated") or {}
+    if not failed or pod["status"].get("phase") != "Failed" or ended_by_deletion(pod, failed):
         return ""
-    where = f" (node {node_of(pod)})" if node_of(pod) else ""
-    return f"{end['reason']}{where}: {' '.join((end.get('message') or '').split())}".rstrip(": ")
+    said = " ".join((failed.get("message") or failed.get("reason") or "").split())
+    return f"{init_container(first)} ended with exit code {failed.get('exitCode')}: {said}".rstrip(": ")
+
+
+def init_container(status: Document) -> str:
+    return f"init container {status['name']}"
+
+
+def ended_by_deletion(pod: Document, end: Document) -> bool:
+    """Whether a container ended in that way because its pod was deleted, and not before.
+
+    The kubelet's last delete takes the grace away, and with it the time of the first one: then only the way
+    in which it ended can tell. That tells more than times do, too: one is by the apiserver's clock, and the
+    end by the node's.
+    """
+    asked = asked_to_go(pod)
+    if asked is None:
+        return False
+    if pod["metadata"].get("deletionGracePeriodSeconds"):
+        return (seconds(end.get("finishedAt")) or asked) >= asked
+    return bool(end.get("exitCode", 0) > SIGNAL_BASE)
 
 
 def started(pod: Document) -> datetime | None:

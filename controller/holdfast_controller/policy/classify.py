@@ -9,7 +9,8 @@ victims and never counted; the verdict comes from the first cause:
 4. a replica the platform took                  -> LostNode where its node went with it, else Disrupted;
    whose queue took it back for good             -> Suspended, and the job with it
    one evicted for what it wrote itself       -> Failed: as a disruption it would be tried again for ever
-   one whose node could not start it           -> Unschedulable, as where the node keeps it waiting
+   one whose node could not start it, or that somebody's init container did not let start
+                                                -> Unschedulable, as where the node keeps it waiting
    what Holdfast ended the attempt for         -> Hung, Unschedulable or ImagePull, as it put on record;
    a hang that a node explains which fell silent -> LostNode: its peers wait for it, and end on that
 5. a replica that got a notice and said so (`interrupted`), unless a rank had failed before it ended:

@@ -81,6 +81,11 @@ SCHEDULING = (
 _ALONE = r"(?<![\w.:@/-])"
 """Before a registry's status: what stands within a tag, a digest or a port is none."""
 STARTING = (
+    Remedy(
+        r"^init container ([\w.-]+)",
+        "an admission webhook has put {1} into the pod: see whoever runs that, or have it leave the pods of "
+        "jobs alone",
+    ),
     Remedy(r"^ErrImageNeverPull", "the image is not on the node, and the platform forbids to pull it"),
     Remedy(
         r"^(?:\w+: .*)?SignatureValidationFailed",

@@ -84,6 +84,9 @@ def test_the_controller_asks_it_whether_jobs_use_their_gpus(helm: Helm) -> None:
         for rule in documents["NetworkPolicy", "holdfast"]["spec"]["egress"]
         for peer in rule.get("to", ())
     ]
+    # Their addresses it has from a DNS, which on OpenShift listens at another port.
+    ports = documents["NetworkPolicy", "holdfast"]["spec"]["egress"][0]["ports"]
+    assert {port["port"] for port in ports if port["protocol"] == "UDP"} == {53, 5353}
     (alone,) = next(one for one in helm.documents() if one["kind"] == "Deployment")["spec"]["template"][
         "spec"
     ]["containers"]

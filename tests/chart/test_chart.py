@@ -238,6 +238,17 @@ def test_who_names_those_that_reach_the_controller_may_test_the_release_all_the_
     assert "from" not in open_to_all
 
 
+def test_where_the_controllers_have_nodes_the_test_of_the_release_has_one(helm: Helm) -> None:
+    """On a cluster whose other nodes are tainted, `helm test` waited for a place until its timeout."""
+    documents = helm.documents(
+        "--set=nodeSelector.pool=system,tolerations[0].key=CriticalAddonsOnly,tolerations[0].operator=Exists"
+    )
+    (test,) = of_kind(documents, "Pod")
+    (deployment,) = of_kind(documents, "Deployment")
+    for where in ("nodeSelector", "tolerations"):
+        assert test["spec"][where] == deployment["spec"]["template"]["spec"][where] != []
+
+
 def test_one_controller_can_always_be_drained(helm: Helm) -> None:
     (budget,) = of_kind(helm.documents(), "PodDisruptionBudget")
     assert budget["spec"]["maxUnavailable"] == 1

@@ -265,6 +265,37 @@ def test_a_network_that_keeps_the_controller_out_is_told_and_not_the_program_bla
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_mesh_that_keeps_the_controller_out_is_told_and_not_the_program_blamed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reset: bool
+) -> None:
+    """The proxy in a pod of a mesh takes every connection, and ends those that are not of the mesh."""
+
+    async def ends(writer: asyncio.StreamWriter) -> None:
+        if reset:
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, b"\x01" + b"\0" * 7
+            )
+
+    async def story() -> None:
+        async with (
+            answering(meshed=ends, heard=training(1)) as (places, port),
+            controller(tmp_path) as (_, pieces, jobs, endpoints),
+        ):
+            monkeypatch.setattr(endpoint, "DEFAULT_PORT", port)
+            for number, name in enumerate(places, start=1):
+                jobs.wrote(document(job(name), number))
+                pieces.pods.wrote(pod(job(name), places[name], number))
+            await wait_until_async(lambda: endpoints.kept_out_of(job("meshed"), 1) != "", "it to be told")
+            said = (
+                f"listens for rank 0 at {places['meshed']}:{port} ends the controller's connections without"
+            )
+            assert said in endpoints.kept_out_of(job("meshed"), 1)
+            assert endpoints.kept_out_of(job("heard"), 1) == ""
+
+    asyncio.run(story())
+
+
 def test_a_job_whose_rank_0_is_heard_no_more_is_looked_at_for_that(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -299,6 +330,7 @@ def test_a_job_whose_rank_0_is_heard_no_more_is_looked_at_for_that(
             assert 0.5 < seconds < 3.0
 
     monkeypatch.setattr(endpoint, "STILL_SECONDS", 0.5)
+    monkeypatch.setattr(endpoint, "KEPT_OUT_TRIES", 100)  # that is told of too, and is not the subject
     asyncio.run(story())
 
 

@@ -49,7 +49,8 @@ PROGRESS_LIMIT = 64 * 1024
 LEDGER_LIMIT = 4 * 1024 * 1024
 """Bytes of a ledger that are read; a longer one is left to those who can mount the run directory."""
 KEPT_OUT_TRIES = 3
-"""In a row, each without a connection, before it is told: the network of a pod may be a moment behind it."""
+"""In a row, each without a connection or an answer, before it is told: a pod's network may be a moment behind
+it."""
 FINAL = frozenset(phase for phase in Phase if phase.final)
 _NO_WAY = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EPERM, errno.EACCES))
 
@@ -167,24 +168,20 @@ class Endpoints:
             async with asyncio.timeout(WHOLE_SECONDS):
                 await self._hear(client, f"http://{place}", whose, pod["metadata"])
         except (aiohttp.ClientError, TimeoutError) as error:
-            why = _no_connection(error)
+            why = _kept_out(error, place)
             self._missed(whose, pod["metadata"], taken=isinstance(error, aiohttp.SocketTimeoutError))
         except Exception as error:  # whatever a job's own program answers must not end the others'
             log.warning(
                 "a pod's progress cannot be read", pod=pod["metadata"]["name"], error=repr(error)[:200]
             )
-        self._note_kept_out(whose, pod["metadata"], place, why)
+        self._note_kept_out(whose, pod["metadata"], why)
 
-    def _note_kept_out(self, whose: Attempt, meta: Document, place: str, why: str) -> None:
-        """`why` no connection was had; empty: one was, or there is nobody who would take it."""
+    def _note_kept_out(self, whose: Attempt, meta: Document, why: str) -> None:
+        """`why` nothing was heard; empty: something was, or there is nobody who would tell."""
         key = meta["namespace"], whose
         before, _ = self._kept_out.pop(key, (0, ""))
         if why:
-            said = (
-                f"the controller gets no connection to rank 0 at {place} ({why}): see whether a "
-                "NetworkPolicy of the namespace keeps it out"
-            )
-            self._kept_out[key] = before + 1, said
+            self._kept_out[key] = before + 1, why
         if (before + 1 == KEPT_OUT_TRIES) if why else (before >= KEPT_OUT_TRIES):
             self._pieces.wake(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
 
@@ -230,14 +227,24 @@ def _key(job: TrainingJob, attempt: int) -> Key:
     return job.metadata.namespace, (job.metadata.uid, attempt)
 
 
-def _no_connection(error: Exception) -> str:
-    """Why none was had, where the network or its rules are to blame. Of a program that serves nothing there,
-    as one without `Run`, the connection is refused."""
+def _kept_out(error: Exception, place: str) -> str:
+    """Why rank 0 at `place` was not heard, where the network or its rules are to blame; else empty. Of a
+    program that serves nothing there, as one without `Run`, the connection is refused."""
+    why = ""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return "no answer in time"
-    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno in _NO_WAY:
-        return os.strerror(error.os_error.errno)
-    return ""
+        why = "no answer in time"
+    elif isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno
+        why = os.strerror(number) if number in _NO_WAY else ""
+    elif isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+        return (
+            f"what listens for rank 0 at {place} ends the controller's connections without an answer: see "
+            "whether a service mesh of the namespace takes none but its own (strict mTLS)"
+        )
+    return why and (
+        f"the controller gets no connection to rank 0 at {place} ({why}): see whether a NetworkPolicy of the "
+        "namespace keeps it out"
+    )
 
 
 def _unpacked(ledger: bytes) -> list[dict[str, Any]]:

@@ -30,7 +30,15 @@ class _Values(BaseModel):
     )
 
 
+def _needs(*keys: str) -> ConfigDict:
+    """helm takes a null, as of a section with nothing but comments in it, for a key that is not there: not
+    even the default. These the chart cannot do without."""
+    return ConfigDict(json_schema_extra={"required": list(keys)})
+
+
 class Image(_Values):
+    model_config = _needs("repository")
+
     repository: str = Field(default="holdfast-controller", min_length=1)
     tag: str = Field(default="", description="By default the chart's appVersion.")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
@@ -38,6 +46,8 @@ class Image(_Values):
 
 
 class NetworkPolicy(_Values):
+    model_config = _needs("apiServerPorts")  # a rule without ports would let everything out
+
     enabled: bool = True
     from_: list[Document] = Field(default_factory=list, alias="from", description="NetworkPolicy peers.")
     api_server_ports: list[Port] = Field(default=[443, 6443], min_length=1)
@@ -50,6 +60,8 @@ class Monitoring(_Values):
 
 
 class Exporter(_Values):
+    model_config = _needs("kubeletDirectory")
+
     enabled: bool = False
     affinity: Document = Field(
         default={
@@ -92,8 +104,7 @@ class GpuSharing(_Values):
 
 
 class Dashboards(_Values):
-    # helm takes a null for a key that is not there, and without a label nobody finds a dashboard.
-    model_config = ConfigDict(json_schema_extra={"required": ["labels"]})
+    model_config = _needs("labels")  # without one nobody finds a dashboard
 
     enabled: bool = True
     labels: Labels = Field(default={"grafana_dashboard": "1"}, min_length=1)
@@ -123,6 +134,11 @@ class HttpRoute(_Values):
 
 class Values(_Values):
     """As values.yaml has them."""
+
+    model_config = _needs(
+        *("image", "jobs", "networkPolicy", "monitoring", "dashboards", "alerts", "exporter", "gpuSharing"),
+        *("ingress", "httpRoute", "logLevel"),
+    )
 
     replicas: int = Field(default=2, ge=1, le=10)
     image: Image = Field(default_factory=Image)

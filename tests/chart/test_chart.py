@@ -295,6 +295,9 @@ def test_the_controller_reads_what_helm_writes(helm: Helm, tmp_path: Path) -> No
         ("jobs.userId=0", "jobs/userId"),
         ("replicas=0", "replicas"),
         ("dashboards.labels=null", "missing property 'labels'"),
+        ("networkPolicy.apiServerPorts=null", "missing property 'apiServerPorts'"),
+        ("jobs=null", "missing property 'jobs'"),  # as of `jobs:` with nothing but comments below it
+        ("networkPolicy=null,exporter=null", "missing properties 'networkPolicy', 'exporter'"),
         ("ingress.enabled=true", "ingress.host is the name under which REST is to be reached"),
         ("ingress.enabled=true,ingress.host=a.example.org", "ingress.tlsSecret names the Secret"),
         ("httpRoute.enabled=true", "httpRoute.parentRefs names the Gateway"),

@@ -68,6 +68,32 @@ SAID = [
         "the claim of storage.claim has no volume: look at `kubectl describe pvc`",
     ),
     (
+        'Unschedulable: 0/2 nodes are available: persistentvolumeclaim "runs" bound to non-existent '
+        'persistentvolume "pv-7". not found',
+        "the claim runs has lost its volume: restore that, or name another claim (storage.claim)",
+    ),
+    (  # of a storage class that makes volumes for their first consumer
+        'SchedulerError: running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded',
+        "the claim of storage.claim has no volume: look at `kubectl describe pvc`",
+    ),
+    (
+        "Unschedulable: 0/3 nodes are available: 3 node(s) unavailable due to PersistentVolumeClaim with "
+        "ReadWriteOncePod access mode already in-use by another pod.",
+        "another pod has the claim of storage.claim, which one alone may: wait until that ends, or use a "
+        "claim of ReadWriteMany, without which replicas of one job keep each other out",
+    ),
+    (
+        "Unschedulable: 0/5 nodes are available: 1 Insufficient nvidia.com/gpu, 4 node(s) didn't match "
+        "PersistentVolume's node affinity.",
+        "the claim's volume lives in a zone that has no room: add nodes there, or use storage that all "
+        "zones reach",
+    ),
+    (
+        "Unschedulable: 0/5 nodes are available: 5 node(s) had volume node affinity conflict.",
+        "the claim's volume lives in a zone that has no room: add nodes there, or use storage that all "
+        "zones reach",
+    ),
+    (
         "Unschedulable: no nodes available to schedule pods",
         "the cluster has no node that is ready: add nodes",
     ),
@@ -148,10 +174,23 @@ SAID = [
         "resources), or have it raised",
     ),
     (
-        'FailedCreatePod: pods "a-1-worker-0" is forbidden: failed quota: q1: must specify limits.cpu for: '
-        "pytorch",
+        'FailedCreatePod: pods "a-1" is forbidden: failed quota: q1: must specify limits.memory for: pytorch',
         "the namespace's quota q1 is for pods that say what they take: give resources.cpu and "
         "resources.memory, or have a LimitRange say the rest",
+    ),
+    (  # whatever resources.cpu says, it is no limit
+        'FailedCreatePod: pods "a-1-worker-0" is forbidden: failed quota: q1: must specify '
+        "limits.memory for: pytorch; limits.cpu for: pytorch",
+        "the namespace's quota q1 is for pods with limits that no job gives: have a LimitRange give them, "
+        "none of them less than what a replica asks for",
+    ),
+    (
+        'FailedCreatePod: pods "a-1-worker-0" is forbidden: unable to validate against any security context '
+        'constraint: [provider "anyuid": Forbidden: not usable by user or serviceaccount, provider '
+        "restricted-v2: .spec.securityContext.fsGroup: Invalid value: []int64{65532}: 65532 is not an "
+        "allowed group]",
+        "OpenShift lets pods have a user of their own choosing where their account may: `oc adm policy "
+        "add-scc-to-user nonroot-v2 -z default -n NAMESPACE` allows it in the job's namespace",
     ),
     (
         'FailedCreatePod: pods "a-1-worker-0" is forbidden: maximum memory usage per Container is 100Mi, but '

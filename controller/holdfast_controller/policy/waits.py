@@ -35,11 +35,20 @@ SCHEDULING = (
         "make it again then, or name another one (storage.claim)",
     ),
     Remedy(
-        r"unbound immediate PersistentVolumeClaims",
+        r"persistentvolumeclaim \"([^\"]+)\" bound to non-existent persistentvolume",
+        "the claim {1} has lost its volume: restore that, or name another claim (storage.claim)",
+    ),
+    Remedy(
+        r"unbound immediate PersistentVolumeClaims|available persistent volumes to bind|binding volumes: ",
         "the claim of storage.claim has no volume: look at `kubectl describe pvc`",
     ),
     Remedy(
-        r"volume node affinity conflict",
+        r"ReadWriteOncePod access mode",
+        "another pod has the claim of storage.claim, which one alone may: wait until that ends, or use a "
+        "claim of ReadWriteMany, without which replicas of one job keep each other out",
+    ),
+    Remedy(  # in the words of older and newer Kubernetes
+        r"volume node affinity conflict|PersistentVolume's node affinity|no available volume zone",
         "the claim's volume lives in a zone that has no room: add nodes there, or use storage that all "
         "zones reach",
     ),
@@ -156,9 +165,19 @@ STARTING = (
 )
 MAKING = (
     Remedy(
+        r"unable to validate against any security context constraint",
+        "OpenShift lets pods have a user of their own choosing where their account may: `oc adm policy "
+        "add-scc-to-user nonroot-v2 -z default -n NAMESPACE` allows it in the job's namespace",
+    ),
+    Remedy(
         r"exceeded quota: ([\w.-]+)",
         "the namespace's quota {1} has no room for it: wait until others end, ask for less (replicas, gpus, "
         "resources), or have it raised",
+    ),
+    Remedy(
+        r"failed quota: ([\w.-]+): must specify .*limits\.(?:cpu|ephemeral-storage)",
+        "the namespace's quota {1} is for pods with limits that no job gives: have a LimitRange give them, "
+        "none of them less than what a replica asks for",
     ),
     Remedy(
         r"failed quota: ([\w.-]+): must specify",

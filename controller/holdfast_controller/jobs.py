@@ -9,9 +9,9 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from .breakdown import BreakdownOfStart, CostOfAttempt, GoodputOfAttempt, Placed, RecoverySeconds
 from .spec import (
@@ -93,6 +93,19 @@ class Verdict(StrEnum):
     """it could not begin: its run directory had no room, or the object store of that did not answer"""
 
 
+_VERDICTS = frozenset(Verdict)
+
+
+def _that_is_known(verdict: Any) -> Any:
+    """One that only a newer Holdfast gives, whose jobs are read after a rollback, is a disruption here: that
+    the attempt is over counts, its reason says why, and what it cost the job stands in `Status`."""
+    newer = isinstance(verdict, str) and verdict not in _VERDICTS
+    return Verdict.DISRUPTED if newer else verdict
+
+
+KnownVerdict = Annotated[Verdict, BeforeValidator(_that_is_known)]
+
+
 class AttemptRecord(Model):
     """One gang start of all replicas, as it is remembered."""
 
@@ -160,11 +173,11 @@ class AttemptRecord(Model):
         "nothing is known of its steps.",
     )
     goodput: GoodputOfAttempt = None
-    ending: Verdict | None = Field(
+    ending: KnownVerdict | None = Field(
         default=None,
         description="What Holdfast ends it for, where it could not go on and did not end by itself.",
     )
-    verdict: Verdict | None = Field(
+    verdict: KnownVerdict | None = Field(
         default=None,
         description="What its end was. None while it runs. Finished: all done. Disrupted, LostNode: the "
         "platform took a replica, which `status.disruptions` counts. Failed, OutOfMemory, "

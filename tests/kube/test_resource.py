@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_controller.cluster import Invalid
-from holdfast_controller.jobs import JobProgress, Phase, Spec, Status
+from holdfast_controller.jobs import JobProgress, Phase, Spec, Status, Verdict
 from holdfast_controller.kube.resource import decode, status_document
 
 
@@ -106,6 +106,17 @@ def test_a_status_of_a_newer_controller_is_read_without_what_is_new() -> None:
     assert document == before, "what the reflector holds is not ours to change"
     assert job.faults == ()
     assert (job.status.attempt, job.status.attempts[0].durable_step) == (2, 7)
+
+
+def test_a_verdict_of_a_newer_controller_hides_no_job() -> None:
+    """After a rollback a job with one was in no list, went on no more, and could not be deleted."""
+    attempts = [{"number": 1, "verdict": "Throttled", "reason": "its node was too hot"}, {"number": 2}]
+    job = decode(stored({"phase": "Running", "attempt": 2, "attempts": attempts}))
+    first, second = job.status.attempts
+    assert (first.verdict, first.reason) == (Verdict.DISRUPTED, "its node was too hot")
+    assert second.verdict is None
+    job = decode(stored({"phase": "Recovering", "attempt": 1, "attempts": [{"number": 1, "ending": "Hot"}]}))
+    assert (job.status.attempts[0].ending, job.status.attempts[0].verdict) == (Verdict.DISRUPTED, None)
 
 
 @pytest.mark.parametrize("phase", Phase)

@@ -24,6 +24,8 @@ SELECTOR = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
 
 Attempt = tuple[str, int]
 """The job's uid and the number."""
+_Key = tuple[str, str]
+"""Kind; `namespace/name`."""
 
 
 def pod_path(pod: Document) -> str:
@@ -140,9 +142,10 @@ class Pieces:
 
 
 def _pod(document: Document) -> Document:
-    """Without what the pod was asked to be, which is three quarters of it: what became of it counts."""
+    """Without what the pod was asked to be, which is three quarters of it: what became of it counts. Items of
+    a list do not say of which kind they are, those of a watch do."""
     node = (document.get("spec") or {}).get("nodeName")
-    return {**document, "spec": {"nodeName": node} if node else {}}
+    return {**document, "kind": "Pod", "spec": {"nodeName": node} if node else {}}
 
 
 def _attempt_object(kind: AttemptKind, document: Document) -> Document:
@@ -156,19 +159,23 @@ class _ByJob:
     """Objects by the uid of the job that their labels name."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, dict[str, Document]] = {}
+        self._objects: dict[str, dict[_Key, Document]] = {}
+        self._uids: dict[_Key, str] = {}
 
     def of(self, uid: str) -> list[Document]:
         return list(self._objects.get(uid, {}).values())
 
     def take(self, notice: Notice) -> None:
-        whose = attempt_of(notice.object)
-        if whose is None:
-            return
-        uid, key = whose[0], key_of(notice.object)
-        if notice.type != "DELETED":
-            self._objects.setdefault(uid, {})[key] = notice.object
-        elif (known := self._objects.get(uid)) is not None:
-            known.pop(key, None)
-            if not known:
+        key = str(notice.object["kind"]), key_of(notice.object)
+        whose = attempt_of(notice.object) if notice.type != "DELETED" else None
+        self._forget(key)  # by what its labels said before, which are anybody's to change
+        if whose is not None:
+            self._uids[key] = whose[0]
+            self._objects.setdefault(whose[0], {})[key] = notice.object
+
+    def _forget(self, key: _Key) -> None:
+        uid = self._uids.pop(key, None)
+        if uid is not None:
+            del self._objects[uid][key]
+            if not self._objects[uid]:
                 del self._objects[uid]

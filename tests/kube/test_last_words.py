@@ -149,7 +149,7 @@ class Server:
 
 @asynccontextmanager
 async def running(server: Server, tmp_path: Path) -> AsyncIterator[tuple[KubeEngine, LastWords, Endpoints]]:
-    app = web.Application()
+    app = web.Application(client_max_size=3 * 2**20)  # as an apiserver takes
     for path in (PODS, PYTORCH_JOB.resource.path, JOBS):
         app.router.add_get(path, server.list_or_watch)
     app.router.add_get("/api/v1/namespaces/team/pods/{pod}/log", server.log)
@@ -339,6 +339,32 @@ def test_the_last_lines_of_a_large_gang_outlive_its_pods(
                 await engine.keep_logs(gang, 1)
         (told,) = [line for line in said if "are not kept" in line["event"]]
         assert "etcdserver: request timed out" in told["error"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body")
+def test_last_lines_in_other_letters_are_kept_too(tmp_path: Path) -> None:
+    """Each has three bytes here, and of one byte too many the apiserver keeps nothing."""
+    spec = Spec(command=["python"], replicas=8, processes=64)
+    wide = JOB.model_copy(update={"spec": spec})
+    bar = "█" * (last_words.CHARACTERS - 100)
+
+    async def story() -> None:
+        server = Server(*(pod(index, "terminated") for index in range(8)))
+        server.job = wide
+        server.said = {
+            f"gpt-1-worker-{index}": [f"[rank {index * 64 + rank}] {bar}" for rank in range(64)]
+            for index in range(8)
+        }
+        async with running(server, tmp_path) as (engine, _, _):
+            await engine.keep_logs(wide, 1)
+        (kept,) = server.config_maps.values()
+        assert 700 * 1024 < sum(len(text.encode()) for text in kept["data"].values()) < 1024 * 1024
+        assert all(200_000 < len((server.tail(index) or "").encode()) < 256 * 1024 for index in range(8))
+        server.pods = {}
+        async with running(server, tmp_path) as (engine, _, _):
+            assert await lines_of(engine, wide, 511, tail=1) == [f"[rank 511] {bar}"]
 
     asyncio.run(story())
 

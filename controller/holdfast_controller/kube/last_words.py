@@ -50,8 +50,10 @@ LEDGER_CHARACTERS = 512 * 1024
 READ_SECONDS = 2.0
 """For the logs of all pods that are about to be deleted: a lost node never answers."""
 FOLLOW_SECONDS = 3600.0
-KEPT_CHARACTERS = 800 * 1024
-"""Of the last lines of all pods of an attempt together."""
+KEPT_BYTES = 800 * 1024
+"""Of the last lines of all pods of an attempt together, which are one ConfigMap."""
+NOTED_BYTES = 200 * 1024
+"""Of those of one pod: Kubernetes keeps 256 KiB of annotations."""
 KEEP_TRIES = 30
 KEEP_AGAIN_SECONDS = 1.0
 """Between two tries to keep a ledger: who could write it has it in memory alone."""
@@ -175,9 +177,9 @@ class LastWords:
         if not pods:
             return
         await self.read(pods)
-        most = KEPT_CHARACTERS // len(pods)
+        most = KEPT_BYTES // len(pods)
         tails = zip(pods, await asyncio.gather(*(self.tail_of(pod) for pod in pods)), strict=True)
-        data = {str(index_of(pod)): "\n".join(tail)[-most:] for pod, tail in tails if tail}
+        data = {str(index_of(pod)): _end_of("\n".join(tail), most) for pod, tail in tails if tail}
         with suppress(AlreadyExists):
             body = config_map(job, attempt, data, name=tails_name(job, attempt))
             await self._connection.post(_config_maps(job), body)
@@ -230,7 +232,7 @@ class LastWords:
     async def _note(self, pod: Document, said: _Said) -> None:
         """On the pod, for a controller that comes later."""
         async with said.noting:
-            text = said.text()
+            text = _end_of(said.text(), NOTED_BYTES)
             if not text or text == said.noted:
                 return
             said.noted = text
@@ -290,6 +292,11 @@ class LastWords:
         if attempt_of(kept) != (job.metadata.uid, attempt):
             raise NotFound(f"ConfigMap {job.metadata.namespace}/{name} is an earlier job's")
         return dict(kept.get("data") or {})
+
+
+def _end_of(text: str, most: int) -> str:
+    """So many bytes of it: a character may have four."""
+    return text.encode()[-most:].decode(errors="ignore")
 
 
 def _to_go(pod: Document) -> bool:

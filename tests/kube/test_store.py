@@ -25,6 +25,7 @@ from holdfast_controller.kube.events import EventLog
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import FINALIZER, JOBS
 from holdfast_controller.kube.store import IN_A_ROW, KubeStore
+from holdfast_controller.problem import Forbidden
 
 
 def made_by_kubectl(name: str = "gpt", namespace: str = "team", version: int = 5) -> dict[str, Any]:
@@ -282,3 +283,22 @@ def test_a_definition_that_is_not_there_is_told_once(tmp_path: Path) -> None:
 
     told = asyncio.run(story())
     assert told.count("the TrainingJob CRD is not installed") == told.count("POST /apis/holdfast.dev") == 1
+
+
+def test_what_a_policy_of_the_cluster_forbids_is_not_told_to_be_tried_again(tmp_path: Path) -> None:
+    """REST answered 503 with Retry-After, and a program that heeds that tried for ever."""
+    job = TrainingJob(metadata=Metadata(name="gpt", namespace="team"), spec=Spec(command=["true"]))
+    why = 'admission webhook "labels.example.org" denied the request: every job needs the label team'
+
+    async def refuse(_: web.Request) -> web.Response:
+        return web.json_response({"code": 403, "reason": "Forbidden", "message": why}, status=403)
+
+    async def story() -> None:
+        jobs = "/apis/holdfast.dev/v1alpha1/namespaces/team/trainingjobs"
+        routes = (web.post(jobs, refuse), web.delete(f"{jobs}/{{name}}", refuse))
+        async with store_of(Jobs(), tmp_path, *routes) as store:
+            for ask in (store.create(job), store.mark_deleted("team", "gpt")):
+                with pytest.raises(Forbidden, match="every job needs the label team"):
+                    await ask
+
+    asyncio.run(story())

@@ -5,8 +5,9 @@ Errors beside those of cluster.py::
     Unavailable
     ├── Expired          410: the resourceVersion is too old to watch or to page from; list again
     ├── Throttled        429: `retry_after` seconds, as the server asks
-    ├── NotPermitted     403: the controller's own rights do not reach, and its role must be mended; or a
-    │                    quota, an admission webhook and the like refuse it. 401: it is not known who it is
+    ├── NotPermitted     403: the controller's own rights do not reach, and its role must be mended; 401: it
+    │   │                is not known who it is
+    │   └── Refused      403: a quota, an admission webhook and the like do not take what is asked for
     └── NotLeader        another replica leads; nothing may be written by this one
 """
 
@@ -46,6 +47,10 @@ class NotPermitted(Unavailable):
     pass
 
 
+class Refused(NotPermitted):
+    pass
+
+
 class NotLeader(Unavailable):
     pass
 
@@ -76,7 +81,7 @@ def error_of(what: str, code: int, status: Mapping[str, Any], retry_after: str |
         )
     if code == 403:
         if not _RIGHTS.search(said):
-            return NotPermitted(f"{what}: the apiserver refuses it: {said}")
+            return Refused(f"{what}: the apiserver refuses it: {said}")
         return NotPermitted(
             f"{what}: the apiserver refuses the controller: {said}; give its account the right to do this"
         )

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 
 import structlog
 
@@ -30,8 +30,10 @@ from holdfast_controller.cluster import (
     NotFound,
 )
 from holdfast_controller.jobs import Status, TrainingJob
+from holdfast_controller.problem import Forbidden
 
 from .connection import JSON_PATCH, MERGE_PATCH, Connection, Document
+from .errors import Refused
 from .events import EventLog, reference
 from .idempotency import KEY_DIGEST, KeyRecords, digest_of
 from .reflector import Notice, Reflector, key_of, pages, uid_of, version_of
@@ -82,7 +84,8 @@ class KubeStore:
 
         async def create() -> Document:
             try:
-                return await self._connection.post(jobs_path(job.metadata.namespace), document)
+                with _answer_to_who_asks():
+                    return await self._connection.post(jobs_path(job.metadata.namespace), document)
             except AlreadyExists:
                 raise AlreadyExists.of(job) from None
 
@@ -116,7 +119,8 @@ class KubeStore:
             {"op": "add", "path": "/metadata/annotations", "value": meta.annotations},
             {"op": "add", "path": "/spec", "value": spec_document(job)},
         ]
-        return await self._replace(job, path_of(job), changes)
+        with _answer_to_who_asks():
+            return await self._replace(job, path_of(job), changes)
 
     async def replace_status(self, job: TrainingJob, status: Status, *events: Event) -> TrainingJob:
         version = job.metadata.resource_version
@@ -136,7 +140,8 @@ class KubeStore:
 
     async def mark_deleted(self, namespace: str, name: str) -> TrainingJob:
         try:
-            document = await self._connection.delete(job_path(namespace, name))
+            with _answer_to_who_asks():
+                document = await self._connection.delete(job_path(namespace, name))
         except NotFound:
             raise _no_job(namespace, name) from None
         if document.get("kind") != "Status":
@@ -315,6 +320,15 @@ class KubeStore:
         if notice.type == "DELETED":
             self._held.discard(job.metadata.uid)
         return Change(notice.type, job)
+
+
+@contextmanager
+def _answer_to_who_asks() -> Iterator[None]:
+    """What the cluster refuses whoever asks for it, it refuses through us too: to try again is no help."""
+    try:
+        yield
+    except Refused as error:
+        raise Forbidden(str(error)) from error
 
 
 def _no_job(namespace: str, name: str) -> NotFound:

@@ -141,6 +141,13 @@ SAID = [
         'CreateContainerConfigError: configmap "gpt-small-3" not found',
         "something that the pod mounts or reads is missing: restore it, or suspend and resume the job",
     ),
+    (  # a claim on an NFS export as it is by default: root on the node is nobody on the server
+        'CreateContainerConfigError: failed to create subPath directory for volumeMount "run" of container '
+        '"pytorch"',
+        "the node cannot make the job's directory on the volume of storage.claim: is that full, read-only or "
+        "not reached, or does its NFS server take root for nobody (root_squash), who may not write at the "
+        "top? Let everybody write there (chmod 1777), or export it with no_root_squash",
+    ),
     (  # as CRI-O and containerd say it
         "CreateContainerError: container create failed: executable file `python` not found in $PATH: No such "
         "file or directory",

@@ -123,6 +123,12 @@ STARTING = (
     ),
     Remedy(r"^InvalidImageName", "correct the image's name (image)"),
     Remedy(
+        r"^CreateContainerConfigError: failed to (?:create|prepare) subPath",
+        "the node cannot make the job's directory on the volume of storage.claim: is that full, read-only or "
+        "not reached, or does its NFS server take root for nobody (root_squash), who may not write at the "
+        "top? Let everybody write there (chmod 1777), or export it with no_root_squash",
+    ),
+    Remedy(
         r"^CreateContainerConfigError",
         "something that the pod mounts or reads is missing: restore it, or suspend and resume the job",
     ),

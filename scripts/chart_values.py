@@ -50,7 +50,7 @@ class NetworkPolicy(_Values):
 
     enabled: bool = True
     from_: list[Document] = Field(default_factory=list, alias="from", description="NetworkPolicy peers.")
-    api_server_ports: list[Port] = Field(default=[443, 6443], min_length=1)
+    api_server_ports: list[Port] = Field(default=[443, 6443, 8443, 16443], min_length=1)
 
 
 class Monitoring(_Values):

@@ -238,6 +238,13 @@ def test_who_names_those_that_reach_the_controller_may_test_the_release_all_the_
     assert "from" not in open_to_all
 
 
+def test_the_controllers_reach_the_apiserver_of_small_clusters_too(helm: Helm) -> None:
+    """A policy sees the port at which it listens itself. In MicroK8s they were never ready."""
+    (policy,) = of_kind(helm.documents(), "NetworkPolicy")
+    open_to_all = [rule["ports"] for rule in policy["spec"]["egress"] if "to" not in rule]
+    assert {443, 6443, 8443, 16443} < {port["port"] for ports in open_to_all for port in ports}
+
+
 def test_where_the_controllers_have_nodes_the_test_of_the_release_has_one(helm: Helm) -> None:
     """On a cluster whose other nodes are tainted, `helm test` waited for a place until its timeout."""
     documents = helm.documents(

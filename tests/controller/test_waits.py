@@ -228,6 +228,10 @@ SAID = [
         'FailedCreatePod: pods "a-1-worker-0" already exists',
         "something else has the name a-1-worker-0: it is made when that is gone",
     ),
+    (
+        "NodeShutdown (node gpu-7): Pod was rejected: Pod was rejected as the node is shutting down",
+        "",
+    ),
     ("Gang: waits for 3 more replicas", ""),
 ]
 

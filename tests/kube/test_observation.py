@@ -185,7 +185,13 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         "its node has less to give than the scheduler believed",
         job(),
         {**pod(phase="Failed", reason="OutOfcpu", message=REJECTED), "spec": {"nodeName": "gpu-7"}},
-        {"state": ReplicaState.FAILED, "disrupted": True, "reason": f"OutOfcpu: {REJECTED} (node gpu-7)"},
+        {
+            "state": ReplicaState.FAILED,
+            "disrupted": False,
+            "not_started": f"OutOfcpu (node gpu-7): {REJECTED}; the node does not take it, where the "
+            "scheduler sees room: see whether its GPUs and device plugin are well (`kubectl describe node "
+            "gpu-7`), or cordon it",
+        },
     ),
     (
         "its node restarts with less and rejects it: a notice has ended it, and why is not told yet",
@@ -593,6 +599,20 @@ def test_a_replica_that_its_node_could_not_start_found_no_place_and_says_why() -
         "has it (image)"
     )
     assert attempt_observation(1, 1, job(), pods[:1]).started_at is None
+
+
+def test_a_replica_that_its_node_does_not_take_costs_its_job_no_disruption() -> None:
+    """Nothing of it ran: one that its node's device plugin keeps out used up retries.disruptions."""
+    message = "Pod was rejected: Allocate failed due to no healthy devices present"
+    rejected = {
+        **pod(0, phase="Failed", reason="UnexpectedAdmissionError", message=message),
+        "spec": {"nodeName": "gpu-7"},
+    }
+    rejected["metadata"] |= {"deletionTimestamp": NOON, "deletionGracePeriodSeconds": 0}
+    peer = pod(1, phase="Failed", state=ended(137), deleted=("2026-05-01T12:10:03Z", 1))
+    found, said = verdict(job(annotations={KILLED: NOON}, going=True), rejected, peer)
+    assert found is Verdict.UNSCHEDULABLE
+    assert said.startswith(f"replica 0: UnexpectedAdmissionError (node gpu-7): {message}; the node does not")
 
 
 def test_a_replica_whose_pod_a_webhook_has_spoilt_found_no_place_and_says_why() -> None:

@@ -8,13 +8,13 @@ is the replica, whose end ends the attempt, and those that came after it have to
 restarted in place.
 
 Who ended a pod: the platform says so itself (a DisruptionTarget condition; a reason of the pod's own, such as
-Evicted, or OutOfcpu where its node rejects it), or somebody deleted it before we did. A node that rejects
-what runs there, as after its restart, says so a second or two after the container has ended: who was ended
-by a notice that nobody explains has not ended before the pod's phase says so too. Our own stops and kills
-are marked on the attempt object before they are done, and before that mark what somebody else has deleted
-is marked on the pod (`deleted_by_others`), for it is also deleted by us when the rest of its gang is. No
-time of ours is compared with one of the cluster, nor one node's with another's: where their clocks differ, a
-failure would pass for a disruption.
+Evicted, or OutOfcpu where its node rejects what ran there), or somebody deleted it before we did. A node that
+rejects what runs there, as after its restart, says so a second or two after the container has ended: who was
+ended by a notice that nobody explains has not ended before the pod's phase says so too. Our own stops and
+kills are marked on the attempt object before they are done, and before that mark what somebody else has
+deleted is marked on the pod (`deleted_by_others`), for it is also deleted by us when the rest of its gang is.
+No time of ours is compared with one of the cluster, nor one node's with another's: where their clocks differ,
+a failure would pass for a disruption.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from .pod_state import (
     forced,
     index_of,
     is_disrupted,
+    is_rejected,
     is_wanted,
     memory_limit,
     node_of,
@@ -199,6 +200,8 @@ def _taken(pod: Document, ours: bool, attempt_object: Document | None) -> tuple[
         condition = condition_of(pod, "DisruptionTarget")
         return True, f"{condition.get('reason', 'Disrupted')}: {condition.get('message', '')}".rstrip(": ")
     where = f" (node {node_of(pod)})" if node_of(pod) else ""
+    if is_rejected(pod):
+        return False, ""
     if reason := pod["status"].get("reason"):  # no end of its container's gives the pod itself one
         return True, f"{reason}: {str(pod['status'].get('message', '')).strip('. ')}".rstrip(": ") + where
     if _forgotten(pod):

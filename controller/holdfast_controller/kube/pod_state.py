@@ -79,18 +79,28 @@ def before_it(pod: Document) -> Document:
 
 
 def unstartable(pod: Document) -> str:
-    """Why its container has ended without having run, or never will: its node could not start it, or an init
-    container before it has failed. Empty otherwise."""
-    end = container_state(pod).get("terminated") or {}
+    """Why its container has ended without having run, or never will: its node rejects it or could not start
+    it, or an init container before it has failed. Empty otherwise."""
+    end, status = container_state(pod).get("terminated") or {}, pod["status"]
+    where = f" (node {node_of(pod)})" if node_of(pod) else ""
+    if is_rejected(pod):
+        return f"{status['reason']}{where}: {str(status['message']).strip('. ')}"
     if end.get("reason") in _NOT_STARTED:
-        where = f" (node {node_of(pod)})" if node_of(pod) else ""
         return f"{end['reason']}{where}: {' '.join((end.get('message') or '').split())}".rstrip(": ")
     first = before_it(pod)
     failed = (first.get("state") or {}).get("terminated") or {}
-    if not failed or pod["status"].get("phase") != "Failed" or ended_by_deletion(pod, failed):
+    if not failed or status.get("phase") != "Failed" or ended_by_deletion(pod, failed):
         return ""
     said = " ".join((failed.get("message") or failed.get("reason") or "").split())
     return f"{init_container(first)} ended with exit code {failed.get('exitCode')}: {said}".rstrip(": ")
+
+
+def is_rejected(pod: Document) -> bool:
+    """Whether its node does not take it, as one that has less to give than the scheduler believed. One that
+    is rejected while it runs, as after the kubelet's restart, is taken."""
+    status = pod["status"]
+    rejected = status.get("reason") and str(status.get("message", "")).startswith("Pod was rejected")
+    return bool(rejected) and not container_state(pod).keys() - {"waiting"} and not is_disrupted(pod)
 
 
 def init_container(status: Document) -> str:

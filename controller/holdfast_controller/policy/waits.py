@@ -121,6 +121,11 @@ STARTING = (
         "the node does not give a container its GPUs: see its driver and NVIDIA's container runtime there, "
         "or cordon it",
     ),
+    Remedy(
+        r"\(node (\S+)\): Pod was rejected(?!.*shutting down)",
+        "the node does not take it, where the scheduler sees room: see whether its GPUs and device plugin "
+        "are well (`kubectl describe node {1}`), or cordon it",
+    ),
     Remedy(r"^InvalidImageName", "correct the image's name (image)"),
     Remedy(
         r"^CreateContainerConfigError: failed to (?:create|prepare) subPath",

@@ -621,7 +621,7 @@ def test_a_replica_whose_pod_a_webhook_has_spoilt_found_no_place_and_says_why() 
     broken = behind_init(
         "istio-validation",
         ended(126, "iptables is not set up\n"),
-        behind_init("proxy", RUNNING, going, started=True),
+        behind_init("proxy", ended(143, at="2026-05-01T12:10:01Z"), going),
     )
     peer = behind_init(
         "istio-validation",

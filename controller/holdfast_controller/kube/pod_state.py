@@ -65,17 +65,23 @@ def outlived(pod: Document) -> bool:
 def before_it(pod: Document) -> Document:
     """The status of the init container that keeps its container from starting; empty where none does.
 
-    No pod of ours is made with one: an admission webhook has put it there.
+    No pod of ours is made with one: an admission webhook has put it there. Where one fails, those before it
+    that stay, as sidecars do, are ended after it.
     """
     if container_state(pod).keys() - {"waiting"}:
         return {}
+    left: list[Document] = []
     for status in pod["status"].get("initContainerStatuses") or []:
         state = status.get("state") or {}
         is_done = (state.get("terminated") or {}).get("exitCode") == 0
-        if not is_done and not ("running" in state and status.get("started")):  # that is a sidecar
-            found: Document = status
-            return found
-    return {}
+        if not is_done and not ("running" in state and status.get("started")):
+            left.append(status)
+    failed = [one for one in reversed(left) if "terminated" in (one.get("state") or {})]
+    return min(failed, key=_finished) if failed else next(iter(left), {})
+
+
+def _finished(status: Document) -> str:
+    return status["state"]["terminated"].get("finishedAt") or ""
 
 
 def unstartable(pod: Document) -> str:

@@ -45,6 +45,8 @@ class Jobs:
         self.version = 10
         self.asked: list[str] = []
         """Methods and paths, without lists and watches."""
+        self.changed: list[dict[str, Any]] = []
+        """By path, of each write but those of finalizers."""
         self._news: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     def replaced_by_kubectl(self, document: dict[str, Any]) -> None:
@@ -72,7 +74,11 @@ class Jobs:
         body, job = await request.json(), copy.deepcopy(self.items[request.match_info["name"]])
         if isinstance(body, list):
             given = {change["path"]: change["value"] for change in body}
-            version, job["status"] = given["/metadata/resourceVersion"], given["/status"]
+            version = given.pop("/metadata/resourceVersion")
+            self.changed.append(given)
+            for path, value in given.items():
+                *outer, last = path.split("/")[1:]
+                (job[outer[0]] if outer else job)[last] = value
         else:
             version, job["metadata"]["finalizers"] = (
                 body["metadata"]["resourceVersion"],
@@ -142,6 +148,30 @@ def test_a_job_whose_finalizer_kubectl_replace_removed_gets_it_back(tmp_path: Pa
             await store.replace_status(job, job.status.model_copy(update={"phase": Phase.RUNNING}))
         assert jobs.items["gpt"]["metadata"]["finalizers"] == [FINALIZER]
         assert jobs.items["gpt"]["status"]["phase"] == "Running"
+
+    asyncio.run(story())
+
+
+def test_a_suspension_leaves_a_spec_as_its_user_wrote_it(tmp_path: Path) -> None:
+    """Written anew as a whole, gpus: 1 became "1", of the controller, and the user's next server-side apply
+    was in conflict with that."""
+    document = made_by_kubectl()
+    document["spec"] |= {"gpus": 1, "config": {"lr": 1, "seed": 1}, "resources": {"cpu": 8}}
+    jobs = Jobs(document)
+
+    async def story() -> None:
+        async with store_of(jobs, tmp_path) as store:
+            job = await store.get("team", "gpt")
+            job = await store.replace_spec(
+                job.model_copy(update={"spec": job.spec.model_copy(update={"suspend": True})})
+            )
+            assert (job.spec.suspend, job.spec.gpus) == (True, "1")
+            config = {"lr": 1, "seed": True}  # which is equal to 1, and is another thing
+            await store.replace_spec(
+                job.model_copy(update={"spec": job.spec.model_copy(update={"config": config})})
+            )
+        assert jobs.changed == [{"/spec/suspend": True}, {"/spec/config": config}]
+        assert jobs.items["gpt"]["spec"]["gpus"] == 1
 
     asyncio.run(story())
 

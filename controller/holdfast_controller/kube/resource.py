@@ -7,6 +7,7 @@ without the keys that cannot be read, and says which they are (`TrainingJob.faul
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 from pydantic import ValidationError
@@ -74,6 +75,29 @@ def new_document(job: TrainingJob) -> Document:
 def spec_document(job: TrainingJob) -> Document:
     whole: Document = _whole(job.spec.model_dump(mode="json", by_alias=True, exclude=not_given(job.spec)))
     return whole
+
+
+def changes_to(document: Document, job: TrainingJob) -> list[Document]:
+    """What of the job is another thing than `document` says, as a JSON Patch. What means the same stays as
+    its user wrote it (gpus: 1, which is "1" to us): written by us, it would be in conflict with their next
+    server-side apply.
+    """
+    known = decode(document)
+    changes: list[Document] = []
+    for name in ("labels", "annotations"):
+        value = getattr(job.metadata, name)
+        if value != getattr(known.metadata, name):
+            changes.append({"op": "add", "path": f"/metadata/{name}", "value": value})
+    before, after = spec_document(known), spec_document(job)
+    for key in sorted(before | after):
+        told = [json.dumps(one.get(key), sort_keys=True) for one in (before, after)]  # in which 1 is not true
+        if told[0] == told[1]:
+            continue
+        if key in after:
+            changes.append({"op": "add", "path": f"/spec/{key}", "value": after[key]})
+        elif key in document["spec"]:
+            changes.append({"op": "remove", "path": f"/spec/{key}"})
+    return changes
 
 
 def status_document(status: Status) -> Document:

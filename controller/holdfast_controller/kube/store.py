@@ -40,13 +40,13 @@ from .reflector import Notice, Reflector, key_of, pages, uid_of, version_of
 from .resource import (
     FINALIZER,
     JOBS,
+    changes_to,
     decode,
     held,
     job_path,
     jobs_path,
     new_document,
     path_of,
-    spec_document,
     status_document,
 )
 
@@ -113,11 +113,10 @@ class KubeStore:
 
     async def replace_spec(self, job: TrainingJob) -> TrainingJob:
         meta = job.metadata
+        document = await self._get(meta.namespace, meta.name)
         changes: list[Document] = [
             {"op": "replace", "path": "/metadata/resourceVersion", "value": meta.resource_version},
-            {"op": "add", "path": "/metadata/labels", "value": meta.labels},
-            {"op": "add", "path": "/metadata/annotations", "value": meta.annotations},
-            {"op": "add", "path": "/spec", "value": spec_document(job)},
+            *changes_to(document, job),
         ]
         with _answer_to_who_asks():
             return await self._replace(job, path_of(job), changes)

@@ -213,15 +213,26 @@ def test_images_are_compared_by_their_full_names(
 
 @pytest.mark.parametrize(
     ("text", "amount"),
-    [("8", 8), ("500m", Fraction(1, 2)), ("1.5", Fraction(3, 2)), ("1Gi", 2**30), ("2k", 2000)],
+    [
+        ("8", 8),
+        ("500m", Fraction(1, 2)),
+        ("1.5", Fraction(3, 2)),
+        ("1Gi", 2**30),
+        ("2k", 2000),
+        ("15937500u", Fraction(255, 16)),  # as a kubelet tells it that keeps 62.5m of 16 cores
+        ("1e3", 1000),
+        ("5E", 5 * 10**18),
+        ("2Pi", 2**51),
+    ],
 )
 def test_quantities_are_exact(text: str, amount: Fraction) -> None:
     assert quantity(text) == amount
 
 
 def test_a_wrong_quantity_names_itself() -> None:
-    with pytest.raises(ValueError, match="'8 cores' is not a quantity"):
-        quantity("8 cores")
+    for text in ("8 cores", "1K", "1e", "1e999999999"):
+        with pytest.raises(ValueError, match=f"'{text}' is not a quantity"):
+            quantity(text)
 
 
 # ---------------------------------------------------------------------- settings

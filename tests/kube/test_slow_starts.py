@@ -155,6 +155,30 @@ def test_a_job_says_why_its_pod_does_not_start_and_what_would_help(name: str, tm
     asyncio.run(story())
 
 
+def test_a_job_says_which_container_of_a_webhooks_its_own_waits_for(tmp_path: Path) -> None:
+    """One that waits for a vault that is sealed held its GPUs, and nothing was said of it."""
+    pod, events = captured("slow-pull")
+    pod["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "PodInitializing"}}
+    state = {"running": {"startedAt": "2026-11-22T08:40:24Z"}}
+    pod["status"]["initContainerStatuses"] = [{"name": "vault-agent-init", "state": state}]
+    events.append({**events[-1], "reason": "Started", "message": "Container started"})
+
+    async def story() -> None:
+        world = World([pod], events)
+        async with watched(world, tmp_path) as (look, slow, pieces):
+            world.now += SLOW_SECONDS
+            await look()
+            seen = attempt_observation(1, 2, {"metadata": {}}, pieces.pods_of(JOB, 1), slow=slow.known)
+            assert seen.waiting == (
+                "replica 0: init container vault-agent-init is not done; an admission webhook has put "
+                "vault-agent-init into the pod: see whoever runs that, or have it leave the pods of jobs "
+                "alone"
+            )
+            assert seen.replicas[0].stuck is None, "it may be done any moment"
+
+    asyncio.run(story())
+
+
 def test_an_nfs_mount_is_told_with_its_end_and_its_remedy(tmp_path: Path) -> None:
     pod, events = captured("no-nfs-on-the-node")
 

@@ -54,7 +54,8 @@ def why_pending(pod: Document, slow: Slow) -> str:
         said = f"{init_container(first)}: {wait['reason']}: {wait.get('message', '')}"
         return explain_wait(said.rstrip(": "))
     if (start := _slow_start(pod, slow)) is not None:
-        return start.reason
+        first = before_it(pod) if not start.reason else {}
+        return explain_wait(f"{init_container(first)} is not done") if first else start.reason
     condition = condition_of(pod, "PodScheduled")
     if condition.get("status") != "False":
         return ""

@@ -29,12 +29,15 @@ FAILS = frozenset(
 about the node's DNS settings and the like, or stand in the pod's status too."""
 PULLING = "Pulling"
 """The one step of a start that may well take minutes."""
+STARTED = "Started"
+"""Of a container; of a pod that has not started it is one before its own."""
 _BEFORE = "Scheduled"
 
 
 @dataclass(frozen=True)
 class SlowStart:
-    """`reason` as it was told, with what would help; `fails`: it was tried and did not work."""
+    """`reason` as it was told, with what would help; empty where a container before its own has started, and
+    the pod's status says which. `fails`: it was tried and did not work."""
 
     reason: str
     fails: bool
@@ -46,6 +49,8 @@ def slow_start(events: Sequence[Event]) -> SlowStart | None:
     if not told or told[-1].reason == _BEFORE:
         return None
     last = told[-1]
+    if last.reason == STARTED:
+        return SlowStart("", fails=False)
     if last.reason not in FAILS and last.reason != PULLING:
         return None
     return SlowStart(explain_wait(f"{last.reason}: {' '.join(last.message.split())}"), last.reason in FAILS)

@@ -269,7 +269,9 @@ def test_a_network_that_keeps_the_controller_out_is_told_and_not_the_program_bla
 def test_a_mesh_that_keeps_the_controller_out_is_told_and_not_the_program_blamed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reset: bool
 ) -> None:
-    """The proxy in a pod of a mesh takes every connection, and ends those that are not of the mesh."""
+    """The proxy in a pod of a mesh takes every connection, and ends those that are not of the mesh, or says
+    what its policy is."""
+    denies = says("RBAC: access denied", "403 Forbidden")
 
     async def ends(writer: asyncio.StreamWriter) -> None:
         if reset:
@@ -279,7 +281,7 @@ def test_a_mesh_that_keeps_the_controller_out_is_told_and_not_the_program_blamed
 
     async def story() -> None:
         async with (
-            answering(meshed=ends, heard=training(1)) as (places, port),
+            answering(meshed=ends, denied=denies, heard=training(1)) as (places, port),
             controller(tmp_path) as (_, pieces, jobs, endpoints),
         ):
             monkeypatch.setattr(endpoint, "DEFAULT_PORT", port)
@@ -291,6 +293,13 @@ def test_a_mesh_that_keeps_the_controller_out_is_told_and_not_the_program_blamed
                 f"listens for rank 0 at {places['meshed']}:{port} ends the controller's connections without"
             )
             assert said in endpoints.kept_out_of(job("meshed"), 1)
+            await wait_until_async(
+                lambda: endpoints.kept_out_of(job("denied"), 1) != "", "that one to be told"
+            )
+            said = (
+                f"rank 0 at {places['denied']}:{port} answers the controller 403 Forbidden: see whether a po"
+            )
+            assert said in endpoints.kept_out_of(job("denied"), 1)
             assert endpoints.kept_out_of(job("heard"), 1) == ""
 
     asyncio.run(story())

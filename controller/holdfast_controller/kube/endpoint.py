@@ -241,6 +241,11 @@ def _kept_out(error: Exception, place: str) -> str:
             f"what listens for rank 0 at {place} ends the controller's connections without an answer: see "
             "whether a service mesh of the namespace takes none but its own (strict mTLS)"
         )
+    elif isinstance(error, aiohttp.ClientResponseError):
+        return (
+            f"what listens for rank 0 at {place} answers the controller {error.status} {error.message}: see "
+            "whether a policy of the namespace's service mesh keeps it out"
+        )
     return why and (
         f"the controller gets no connection to rank 0 at {place} ({why}): see whether a NetworkPolicy of the "
         "namespace keeps it out"
@@ -267,9 +272,11 @@ def pod_client(seconds: float) -> aiohttp.ClientSession:
 
 async def bounded_body(client: aiohttp.ClientSession, url: str, limit: int, whose: Attempt) -> bytes | None:
     """What is there of that attempt; None for an error, for more than `limit` bytes, and where another one
-    says that it is asked: it may have the address by now."""
+    says that it is asked: it may have the address by now. Raises aiohttp's error for a 403, not a rank's."""
     parts, size, uid = [], 0, uid_of_attempt(*whose)
     async with client.get(url, allow_redirects=False) as answer:
+        if answer.status == HTTPStatus.FORBIDDEN:
+            answer.raise_for_status()
         if answer.status != HTTPStatus.OK or answer.headers.get(ATTEMPT_HEADER, uid) != uid:
             return None
         async for part in answer.content.iter_any():

@@ -456,6 +456,33 @@ def test_ranks_take_turns_at_the_ledger_and_one_that_is_frozen_holds_up_nobody(
     assert [line["event"] for line in read_lines(run.ledger(1))] == ["failure", "stop", "hang"]
 
 
+def test_a_process_that_is_forked_while_a_line_is_written_holds_up_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data loader's worker has the file open for as long as it lives: each line waited a second for it."""
+    journal, run = Journal(RunDir(tmp_path), 1), RunDir(tmp_path)
+    whole, workers = os.fsync, list[int]()
+
+    def fork_meanwhile(fd: int) -> None:
+        workers.append(os.dup(fd))  # as a fork does: both have what is locked
+        whole(fd)
+
+    def wait(seconds: float) -> None:
+        pytest.fail("it waits for its turn")
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fork_meanwhile)
+            journal.event("checkpoint", step=5)
+        monkeypatch.setattr(ledger.time, "sleep", wait)
+        journal.event("stop")
+    finally:
+        for worker in workers:
+            os.close(worker)
+    assert workers
+    assert [line["event"] for line in read_lines(run.ledger(1))] == ["checkpoint", "stop"]
+
+
 # --------------------------------------------------------------- step by step
 
 

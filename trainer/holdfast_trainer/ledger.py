@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,9 @@ class _Lines:
             if self._sync:
                 os.fsync(fd)
         finally:
+            if self._sync:
+                with suppress(OSError):  # a data loader's worker that was forked meanwhile has the file too
+                    fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)  # NFS may tell only now that there is no room
         while self._in_hand and written >= len(self._in_hand[0]):
             written -= len(self._in_hand.popleft())
@@ -143,8 +147,8 @@ class _Lines:
 
 
 def _take_turn(fd: int) -> None:
-    """Until it is closed: nobody else appends, and NFS asks for the file's end anew. Where nothing knows of
-    locks it is done without."""
+    """Until it is given back: nobody else appends, and NFS asks for the file's end anew. Where nothing knows
+    of locks it is done without."""
     until = time.monotonic() + TURN_SECONDS
     while True:
         try:

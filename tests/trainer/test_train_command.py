@@ -172,18 +172,19 @@ def test_what_a_step_that_does_not_fit_is_told_to_set_can_be_set(config: Path, s
     check_world(load(config, [*words, f"train.micro_batch={told}"]), 2)
 
 
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.ECONNABORTED])
 @pytest.mark.parametrize("stream", [False, True])
 def test_data_that_a_file_server_does_not_give_now_is_tried_again(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stream: bool
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stream: bool, code: int
 ) -> None:
-    """Such as one that was started anew, which left stale handles: the job was over, as one whose
-    configuration no retry can mend."""
+    """Such as one that was started anew, which left stale handles, or a mount whose FUSE program ended while
+    it was asked: the job was over, as one whose configuration no retry can mend."""
     unreadable = config.parent / ("tokenizer.json" if stream else "data/index.json")
-    opened, reason = io.open, os.strerror(errno.ESTALE)
+    opened, reason = io.open, os.strerror(code)
 
     def stale(file: object, *words: Any, **options: Any) -> Any:
         if str(file) == str(unreadable):
-            raise OSError(errno.ESTALE, reason)
+            raise OSError(code, reason)
         return opened(file, *words, **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(io, "open", stale)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from .contract import is_directory
+from .contract import AWAY, is_directory
 from .schema import ConfigError, Range, from_mapping
 
 INDEX_FILE = "index.json"
@@ -38,23 +38,7 @@ class DataError(ValueError):
     """The prepared data can not be used; names the file, what was found, and the remedy."""
 
 
-_NOT_THE_DATA = frozenset(
-    {
-        errno.EIO,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-        errno.EAGAIN,
-        errno.ENOMEM,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOTCONN,
-        errno.ECONNREFUSED,
-        errno.ECONNRESET,
-        errno.ENETUNREACH,
-        errno.EHOSTUNREACH,
-        errno.EHOSTDOWN,
-    }
-)
+_NOT_THE_DATA = AWAY | {errno.EIO, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 """How the system says that it does not give a file now, whatever is in it."""
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from holdfast_trainer.account import Account
-from holdfast_trainer.checkpoint import Cadence, directory
+from holdfast_trainer.checkpoint import Cadence, directory, flight
 from holdfast_trainer.checkpoint.storage import Storage
 from holdfast_trainer.contract import RunDir, raise_fence
 from holdfast_trainer.exactness import Exactness
@@ -94,6 +96,34 @@ def test_auto_weighs_what_the_steps_felt_of_a_save(training: Training) -> None:
     assert training.due_after() < 100, "the steps felt nothing, but for what a busy machine stalls them"
     training.save(beside=3.0)
     assert training.due_after() > 100, "training stood still for as long as the disk took"
+
+
+def test_a_save_that_waits_for_the_end_of_a_long_step_is_not_told_to_hang(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one after which the loop validates for half an hour: its disk was said to have taken nothing, and
+    the next save was passed over."""
+    model, written, ahead = torch.nn.Linear(256, 256), threading.Event(), 0.0
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    training.saves.state = TrainingState({"model": model, "optimizer": optimizer}, 0)
+    whole = SlowDisk.sync
+
+    def sync(disk: SlowDisk, fd: int) -> None:
+        whole(disk, fd)
+        written.set()
+
+    monkeypatch.setattr(SlowDisk, "sync", sync)
+    monkeypatch.setattr(flight, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))
+    training.step(1.0)
+    assert training.saves.begin_in_turn(1)
+    assert written.wait(300)
+    ahead = 2000.0
+    training.step(2000.0)
+    assert training.saves.begin_in_turn(2)
+    assert training.account.telemetry.progress.save_fault is None
+    assert training.saves.newest_step == 2
+    training.saves.settle()
+    assert training.saves.settled_step() == 2
 
 
 def test_a_last_save_becomes_durable_though_a_peer_is_lost_meanwhile(

@@ -49,6 +49,7 @@ class Flight:
         """The training thread will wait no more; its GPU does `on_gpu`. `changed`: in words, why the copy is
         worth nothing."""
         self._changed, self._on_gpu = changed, on_gpu
+        self._moved = time.monotonic()  # until now it was not the disk that it waited for
         self._settled.set()
 
     @property

@@ -47,6 +47,22 @@ def test_a_stop_made_in_order_needs_no_deadline() -> None:
     assert not called.is_set()
 
 
+def test_a_notice_in_the_last_save_of_a_program_that_ends_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python 3.12 starts no thread by then: its handler broke off that save, and the run had failed."""
+
+    def refused(timer: threading.Timer) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Timer, "start", refused)
+    notice = Notice(60, lambda: None)
+    notice._receive(signal.SIGTERM, None)
+    assert notice.received
+    assert 0 < notice.remaining() <= 54, "what is left is known all the same"
+    notice.settle()
+
+
 def test_a_stop_is_agreed_on_at_the_exchange_after_the_notice() -> None:
     notice = Notice(60, lambda: None)
     exchange = Exchange(ALONE, notice)

@@ -102,7 +102,8 @@ class Notice:
         self._timer = threading.Timer(self._grace * (1 - RESERVE_SHARE), self._on_deadline)
         self._timer.daemon = True
         self._deadline = time.monotonic() + self._grace
-        self._timer.start()
+        with contextlib.suppress(RuntimeError):  # no more threads, as when the interpreter is ending
+            self._timer.start()
         return True
 
     @property

@@ -122,6 +122,10 @@ class MemoryStore:
         await self.replace_spec(job)
         self._put(self._find(job.metadata.namespace, job.metadata.name).with_faults(faults))
 
+    async def keep_by(self, job: TrainingJob, *finalizers: str) -> None:
+        """As others do, who see to something before it may go."""
+        self._put(self._find(job.metadata.namespace, job.metadata.name).with_keepers(finalizers))
+
     async def replace_status(self, job: TrainingJob, status: Status, *events: Event) -> TrainingJob:
         self._fuse.burn()
         stored = self._current(job)

@@ -271,13 +271,13 @@ class Reconciler:
         nothing."""
         await self._end(job, decision)
         if decision.remove:
-            if job.kept_by:
-                job, _ = await self._write(job, decision.status, decision.events)
             try:
                 await self._engine.delete(job)
             except HoldfastError as error:
                 await self._stays(job, could_not_delete(error))
                 raise
+            if job.kept_by:
+                job, _ = await self._write(job, decision.status, decision.events)
             await self._store.remove(job)
             return None
         job, left = await self._write(job, decision.status, decision.events)

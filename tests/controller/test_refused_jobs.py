@@ -293,6 +293,39 @@ def test_an_attempt_that_cannot_be_ended_says_why_and_is_tried_again(wish: str) 
     play(story)
 
 
+def test_a_job_that_others_keep_too_says_once_that_its_pieces_cannot_be_deleted() -> None:
+    """That, and that it stays until their finalizer is off, were told in turn: each pass wrote twice, with an
+    event, and what it wrote brought on the next."""
+
+    async def story(scene: Scene) -> None:
+        await scene.submit()
+        real = scene.engine.delete
+
+        async def refuse(job: TrainingJob) -> None:
+            raise Unavailable("failed calling webhook: connection refused")
+
+        scene.engine.delete = refuse  # type: ignore[method-assign]
+        await scene.store.keep_by(await scene.store.mark_deleted("default", "a"), "example.com/audit")
+        with pytest.raises(Unavailable):
+            await scene.look(9)
+        written = (await scene.store.get("default", "a")).metadata.resource_version
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await scene.look(1)
+        job = await scene.store.get("default", "a")
+        assert job.metadata.resource_version == written
+        assert job.status.message == (
+            "could not be deleted and is tried again: failed calling webhook: connection refused"
+        )
+        assert (await scene.told())[-1] == ("DeleteFailed", 1)
+
+        scene.engine.delete = real  # type: ignore[method-assign]
+        with pytest.raises(NotFound):
+            await scene.look()
+
+    play(story)
+
+
 def test_an_attempt_that_the_engine_does_not_take_starts_with_what_is_corrected_meanwhile() -> None:
     async def story(scene: Scene) -> None:
         real = scene.engine.start

@@ -181,6 +181,26 @@ def test_staged_files_are_the_files_written_tensor_by_tensor(tmp_path: Path) -> 
         assert staged.size == (tmp_path / "staged").stat().st_size
 
 
+def test_a_state_that_finds_no_room_to_be_staged_is_copied_a_tensor_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of what lies on a GPU was copied before the first byte was written: memory was short by then."""
+    copied, done = tensorfile.bytes_of, list[str]()
+
+    class Disk(Storage):
+        def write(self, fd: int, data: memoryview, offset: int) -> None:
+            done.append("written")
+            super().write(fd, data, offset)
+
+    def heard(tensor: torch.Tensor) -> memoryview:
+        done.append("copied")
+        return copied(tensor)
+
+    monkeypatch.setattr(tensorfile, "bytes_of", heard)
+    tensorfile.write(tmp_path / "file", *pack({"v": torch.rand(4), "w": torch.rand(9)}), Disk())
+    assert done == ["written", "copied", "written", "copied", "written"]
+
+
 def test_what_is_staged_already_is_written_while_the_rest_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four tensors, each a part: the first can be read before the last tensor is there."""
     monkeypatch.setattr(stages, "PART", 1 << 20)

@@ -14,6 +14,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,8 @@ def write(
     header, sums, offset = Header.of(skeleton, tensors), Running(), 0
     fd = files.create(path)
     try:
-        for view in (memoryview(header.text), *(bytes_of(tensors[name]) for name in header.offsets)):
+        # One after the other: what lies on a GPU is copied, and memory is short where this is called.
+        for view in chain((memoryview(header.text),), (bytes_of(tensors[name]) for name in header.offsets)):
             for start in range(0, len(view), BLOCK):
                 block = view[start : start + BLOCK]
                 sums.update(block)

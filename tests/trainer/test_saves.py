@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from holdfast_trainer import saves
 from holdfast_trainer.account import Account
-from holdfast_trainer.checkpoint import Cadence, directory, flight
+from holdfast_trainer.checkpoint import Cadence, directory, flight, stage
 from holdfast_trainer.checkpoint.storage import Storage
 from holdfast_trainer.contract import RunDir, raise_fence
 from holdfast_trainer.exactness import Exactness
@@ -124,6 +125,35 @@ def test_a_save_that_waits_for_the_end_of_a_long_step_is_not_told_to_hang(
     assert training.saves.newest_step == 2
     training.saves.settle()
     assert training.saves.settled_step() == 2
+
+
+def test_a_disk_that_hangs_holds_no_training_up_that_has_no_memory_to_stage_its_saves(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which waits for each save, and so it did for ever, with its watchdog told that all was well. What is
+    written once the disk is back must be no checkpoint: the state has changed by then."""
+    answers = threading.Event()
+    whole = SlowDisk.write
+
+    def hangs(disk: SlowDisk, fd: int, data: memoryview, offset: int) -> None:
+        assert answers.wait(300)
+        whole(disk, fd, data, offset)
+
+    monkeypatch.setattr(SlowDisk, "write", hangs)
+    monkeypatch.setattr(stage, "free_memory", lambda: 0)
+    monkeypatch.setattr(saves, "STUCK_SECONDS", 0.2)
+    training.step(1.0)
+    assert training.saves.begin_in_turn(1)
+    training.step(1.0)
+    assert training.saves.begin_in_turn(2), "it goes on without that one too"
+    fault = training.account.telemetry.progress.save_fault or ""
+    assert fault.startswith("step 1 could not be saved: ")
+    answers.set()
+    assert training.saves.settled_step() == 0
+    monkeypatch.setattr(saves, "STUCK_SECONDS", 300.0)
+    training.step(1.0)
+    assert training.saves.begin_in_turn(3)
+    assert training.saves.settled_step() == 3
 
 
 def test_a_last_save_becomes_durable_though_a_peer_is_lost_meanwhile(

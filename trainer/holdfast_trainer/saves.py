@@ -294,6 +294,7 @@ class Saves:
                 rank_0_only=rank_0_only,
                 lasting=self.state.lasting() if overlapped else None,
                 waited=waited,
+                patience=STUCK_SECONDS,
             )
         self._spans.add("checkpoint", stall)
         self.newest_step = step

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -195,6 +196,7 @@ class Saver:
         rank_0_only: Collection[str] | None = None,
         lasting: Mapping[int, torch.Tensor] | None = None,
         waited: float = 0.0,
+        patience: float = math.inf,
     ) -> float:
         """Begin to save `step`; returns the seconds that the caller was held up.
 
@@ -202,7 +204,7 @@ class Saver:
         tensors named there (by their path, "shared.parts...") are shared out among the ranks.
         The state may change when this returns, but for tensors in `lasting` (by address): these before
         `settle` is called, at the latest when they are to change. `waited`: seconds that the caller was
-        held up for this save before.
+        held up for this save before. `patience`: seconds that it is held up by a disk that stands still.
         Raises UnsupportedState where the state holds something that cannot be saved.
         """
         began = time.perf_counter() - waited
@@ -217,20 +219,31 @@ class Saver:
             image = self._stage.begin(header, share.tensors)
         except NotEnoughMemory as error:
             self._tell_memory(error)
-            self._write_from_the_state(step, share, began)
+            self._write_from_the_state(step, share, began, patience)
             return time.perf_counter() - began
         return self._write_from_an_image(step, image, header, share, lasting or {}, began)
 
-    def _write_from_the_state(self, step: int, share: Share, began: float) -> None:
+    def _write_from_the_state(self, step: int, share: Share, began: float, patience: float) -> None:
+        """Returns when that is done. Where the disk stands still it is given up: the state goes on, and what
+        would be written of it later is of no instant."""
         flight = self._flight = Flight(0)
         flight.settle()
 
         def whole(path: Location) -> Written:
-            return tensorfile.write(path, share.skeleton, share.tensors, self._writer.directory.files)
+            store = self._writer.directory
+            return tensorfile.write(path, share.skeleton, share.tensors, store.files, flight.advance)
 
         version = version_of(share.skeleton)
         job = Job(step, self._saves, whole, flight, began, share.division, version, blocking=True)
-        self._writer.write(job)
+        for device in {tensor.device for tensor in share.tensors.values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()  # that of the thread is another one
+        self._thread = start_thread(functools.partial(self._writer.write, job), "checkpoint")
+        if self._thread is None:
+            self._writer.write(job)
+        while self.busy and not self.stands_still(patience):
+            self.join(_LOOK_SECONDS)
+        if self.busy:
+            flight.give_up("its disk stood still, and the training went on without it")
 
     def _write_from_an_image(
         self,

@@ -108,9 +108,16 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def write(
-    path: Location, skeleton: Any, tensors: Mapping[str, torch.Tensor], storage: PartFiles | None = None
+    path: Location,
+    skeleton: Any,
+    tensors: Mapping[str, torch.Tensor],
+    storage: PartFiles | None = None,
+    heard: Callable[[int], None] = lambda count: None,
 ) -> Written:
-    """Write and fsync `path`, tensor by tensor, without a copy of the whole. Raises OSError."""
+    """Write and fsync `path`, tensor by tensor, without a copy of the whole. Raises OSError.
+
+    `heard` is told the bytes of each block that was written. What it raises ends the writing.
+    """
     files: PartFiles = storage or Storage()
     header, sums, offset = Header.of(skeleton, tensors), Running(), 0
     fd = files.create(path)
@@ -121,6 +128,7 @@ def write(
                 block = view[start : start + BLOCK]
                 sums.update(block)
                 files.write(fd, block, offset)
+                heard(len(block))
                 offset += len(block)
         files.sync(fd)
     finally:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import json
+import os
 import queue
 import re
 import signal
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -120,6 +124,25 @@ def test_a_rank_that_left_its_loop_alone_says_where_it_is_once_another_hangs(tmp
     assert mine.endswith(", out of its loop over run.steps")
     assert who == f"rank 0 stands at {mine}, rank 1 at loop.py:7 train"
     watchdog.stop()  # it would end this process by now
+
+
+def test_a_rank_whose_log_is_on_a_full_disk_says_that_it_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its watchdog died of the first line that it wrote there, and no word was left behind."""
+    run, told = RunDir(tmp_path), queue.Queue[str]()
+    run.attempt(1).mkdir(parents=True)
+    alone = parallel.Gang(0, 1, 0, torch.device("cpu"))
+    watchdog = Watchdog(run, 1, alone, HangAfter(0.1), lambda who, *more: told.put(who))
+
+    def full(*_: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with open("/dev/full", "wb") as disk:
+        monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=full, flush=full, fileno=disk.fileno))
+        watchdog.start()
+        assert told.get(timeout=60).startswith("every rank stands at ")
+        watchdog.stop()
 
 
 def threads(name: str) -> int:

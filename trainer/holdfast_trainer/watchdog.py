@@ -274,7 +274,7 @@ class Watchdog:
         self.telling = True
         faulthandler.dump_traceback_later(TELLING_SECONDS, exit=True)
         mine = f"{standing_of_main_thread()}{more}"
-        print(f"no step for {waited:.0f} s; all stacks of this rank:", file=sys.stderr, flush=True)
+        _print(f"no step for {waited:.0f} s; all stacks of this rank:")
         faulthandler.dump_traceback(all_threads=True)
         compared = self._asked(LOOK_SECONDS + peers_seconds, lambda: self._compared(mine, peers_seconds))
         who, kept = compared or (f"rank {self._rank} stands at {mine}; its run directory does not answer", "")
@@ -327,7 +327,13 @@ def write_stacks(path: Path, standing: str) -> None:
             faulthandler.dump_traceback(file, all_threads=True)
         temporary.rename(path)
     except OSError as error:
-        print(f"the stacks could not be written to {path}: {error}", file=sys.stderr)
+        _print(f"the stacks could not be written to {path}: {error}")
+
+
+def _print(line: str) -> None:
+    """Into the log, which may be on a full disk: there is more to be said elsewhere."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def read_standing(path: Path) -> str | None:

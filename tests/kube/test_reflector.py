@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import Invalid, NotFound, Unavailable
+from holdfast_controller.kube import reflector as reflectors
 from holdfast_controller.kube.connection import KubeconfigError, connect
 from holdfast_controller.kube.errors import Expired, NotPermitted, Throttled, error_of
 from holdfast_controller.kube.rate import RateLimit
@@ -179,12 +180,26 @@ def test_after_410_what_vanished_unheard_is_told_as_deleted(tell: Tell, how: str
     tell(before, story)
 
 
-def test_after_etcd_was_restored_from_a_backup_what_is_there_now_counts(tell: Tell) -> None:
+@pytest.mark.parametrize("breaks_off", [False, True])
+def test_after_etcd_was_restored_from_a_backup_what_is_there_now_counts(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch, breaks_off: bool
+) -> None:
     """Its versions are lower than those of what was there before, which were passed for newer until they had
-    caught up: each write was in conflict, fifty times a second."""
+    caught up: each write was in conflict, fifty times a second. Also where the first list of several pages
+    breaks off."""
+    pages, left = reflectors.pages, list[str]()
+
+    async def some(*arguments: Any) -> AsyncIterator[dict[str, Any]]:
+        async for page in pages(*arguments):
+            yield page
+            if left:
+                raise Unavailable(left.pop())
+
+    monkeypatch.setattr(reflectors, "pages", some)
 
     async def restored(response: Response) -> None:
         await response.start()
+        left.extend(["etcd has no leader"] if breaks_off else [])
         world.reflector.wrote(thing("c", 61))
         world.server.things, world.server.version = {"a": thing("a", 5)}, 7
         gone = {"kind": "Status", "code": 410, "message": "too old resource version"}

@@ -158,7 +158,7 @@ class Reflector:
 
     async def _list(self) -> None:
         listed: dict[str, Document] = {}
-        before = int(self._version or 0)
+        version = ""
         async with aclosing(pages(self._connection, self._path, self._selector)) as documents:
             async for page in documents:
                 for document in page["items"]:
@@ -166,9 +166,10 @@ class Reflector:
                     known = self._copy.get(key)
                     same = known is not None and version_of(known) == version_of(document)
                     listed[key] = known if known is not None and same else slim(document, self._keep)
-                self._version = page["metadata"]["resourceVersion"]
+                version = page["metadata"]["resourceVersion"]
                 self._alive()
-        self._compare(listed, restored=int(self._version or 0) < before)
+        before, self._version = self._version, version  # not while another page may not come
+        self._compare(listed, restored=int(version or 0) < int(before or 0))
         self.missing = False
         self._synced.set()
         self._answered.set()

@@ -34,8 +34,14 @@ EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", 
 RESERVED_ENV_PREFIXES = ("HOLDFAST_", "PET_", "TORCHELASTIC_")
 RESERVED_ENV = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Set by the platform; a job's env cannot name them."""
-MOST_CORES, MOST_GPUS = 1_000_000, 10_000
-"""Of a replica; more cannot be reckoned with."""
+MOST_CORES, MOST_GPUS, MOST_MEMORY = 1_000_000, 10_000, 1024.0
+"""Of a replica, memory in Ti; more cannot be reckoned with."""
+LONGEST_NUMBER = 32
+"""Characters; nor with more behind the point."""
+_IN_TI = {
+    **{unit: 1000.0**power / 1024**4 for power, unit in enumerate(("", "k", "M", "G", "T"))},
+    **{unit: 1024.0 ** (power - 4) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti"), 1)},
+}
 LOG_LIMIT = "1Gi"
 LOG_LIMIT_SAYS = (
     "Most that the log of a rank may take in the run directory: of a longer one the beginning and the newest "
@@ -177,14 +183,26 @@ class Resources(Model):
             raise ValueError(f"{text!r} is not a CPU quantity such as 8, 0.5 or 500m")
         if cores(text) > MOST_CORES:
             raise ValueError(f"{text[:20]}: more than {MOST_CORES} cores, which no machine has")
-        return text
+        return rounded(text)
 
     @field_validator("memory")
     @classmethod
     def _memory(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"[1-9]\d*(\.\d+)?(Ki|Mi|Gi|Ti|k|M|G|T)?", value):
+        if value is None:
+            return None
+        found = re.fullmatch(r"([1-9]\d*(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?", value)
+        if found is None:
             raise ValueError(f"{value!r} is not a memory quantity such as 64Gi or 512Mi")
-        return value
+        if float(found[1]) * _IN_TI[found[2] or ""] > MOST_MEMORY:
+            raise ValueError(f"{value[:20]}: more than {MOST_MEMORY:g}Ti, which no machine has")
+        return rounded(value)
+
+
+def rounded(number: str) -> str:
+    """As it came. Raises ValueError where it has more digits than anybody means."""
+    if len(number) > LONGEST_NUMBER:
+        raise ValueError(f"{number[:20]} goes on for {len(number)} characters: round it")
+    return number
 
 
 def cores(quantity: str) -> float:
@@ -346,7 +364,7 @@ class Spec(Model):
             raise ValueError(f"{text!r} is not a number of GPUs such as 0, 1, 4 or 0.25")
         if float(text) > MOST_GPUS:
             raise ValueError(f"{text[:20]}: more than {MOST_GPUS} GPUs, which no machine has")
-        amount = Fraction(text)
+        amount = Fraction(rounded(text))
         if amount > 1 and amount.denominator != 1:
             raise ValueError(f"{text} GPUs: only whole numbers above 1; a fraction is a share of one GPU")
         if 0 < amount < 1 and amount.numerator != 1:

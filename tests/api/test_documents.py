@@ -190,13 +190,27 @@ def test_half_a_character_is_refused(config: str, told: str) -> None:
 
 
 @pytest.mark.parametrize("digits", [9, 400, 5000])
-@pytest.mark.parametrize("key", ["gpus", "resources.cpu"])
+@pytest.mark.parametrize("key", ["gpus", "resources.cpu", "resources.memory"])
 def test_more_than_any_machine_has_is_refused_before_it_is_reckoned_with(key: str, digits: int) -> None:
-    """From 309 digits on it is no number that Python divides: the answer was 500, with a traceback."""
-    spec = {"gpus": f"gpus: '{'9' * digits}'", "resources.cpu": f"resources: {{cpu: '{'9' * digits}'}}"}[key]
-    (fault,) = faults_of(f"metadata: {{name: j}}\nspec: {{command: [x], {spec}}}")
-    assert fault.startswith(f"spec.{key}: {'9' * min(digits, 20)}: more than ")
+    """From 309 digits on it is no number that Python divides, from 4,301 on none that it reads: the answer
+    was 500, with a traceback."""
+    asked = f"{'9' * digits}{'Gi' if key == 'resources.memory' else ''}"
+    (fault,) = faults_of(asking(key, asked))
+    assert fault.startswith(f"spec.{key}: {asked[:20]}: more than ")
     assert fault.endswith(", which no machine has")
+
+
+@pytest.mark.parametrize("key", ["gpus", "resources.cpu", "resources.memory"])
+def test_a_number_whose_digits_never_end_is_refused(key: str) -> None:
+    """With more than 4,300 of them its attempt could not be made, and each look at the job failed."""
+    (fault,) = faults_of(asking(key, f"1.{'0' * 5000}"))
+    assert fault == f"spec.{key}: 1.000000000000000000 goes on for 5002 characters: round it"
+
+
+def asking(key: str, value: str) -> str:
+    section, _, name = key.rpartition(".")
+    asked = f"{section}: {{{name}: '{value}'}}" if section else f"{name}: '{value}'"
+    return f"metadata: {{name: j}}\nspec: {{command: [x], {asked}}}"
 
 
 @pytest.mark.parametrize("syntax", ["json", "yaml"])

@@ -296,9 +296,9 @@ def start_nodes(where: Site, kubectl: Kubectl, nodes: int, lease_seconds: int = 
             f"--node-lease-duration-seconds={lease_seconds}",
         ],
     )
+    marks = {"annotations": {FAKE: "fake"}, "labels": {"kubernetes.io/os": "linux"}}
     documents: list[dict[str, Any]] = [
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"node-{n}", "annotations": {FAKE: "fake"}}}
-        for n in range(nodes)
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"node-{n}", **marks}} for n in range(nodes)
     ]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
     kubectl.run("create", "-f", "-", document=text, seconds=300)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import difflib
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from .cluster import HoldfastError
 from .policy.gpu_request import SLICES_LABEL
 from .policy.half_placed import PLACE_SECONDS
-from .policy.placement import Provider
+from .policy.placement import DISRUPTED, Provider
 from .prices import Prices
 from .spec import LOG_LIMIT, LOG_LIMIT_SAYS, FrozenModel, Quantity
 
@@ -40,6 +40,40 @@ class Limits(FrozenModel):
     gpus: int | None = Field(default=None, ge=0, description="GPUs of one replica.")
     cpu: Quantity | None = Field(default=None, description="Cores of one replica.")
     memory: Quantity | None = Field(default=None, description="Memory of one replica.")
+
+
+class Toleration(FrozenModel):
+    """Of one taint, as in a pod. None is of all taints: with it a pod would be placed on nodes that are just
+    being taken back, and stay on those that fail."""
+
+    key: str = Field(min_length=1, description="Of the taint.")
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str = Field(default="", description="Of the taint, where the operator is Equal.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        default=None, description="Of the taint; none: all."
+    )
+    toleration_seconds: int | None = Field(
+        default=None, description="How long NoExecute is put up with; none: for ever."
+    )
+
+    @field_validator("key")
+    @classmethod
+    def _not_of_a_node_that_goes(cls, key: str) -> str:
+        if key == DISRUPTED:
+            raise ValueError("Karpenter puts this taint on a node that it takes away: leave it out")
+        return key
+
+    @model_validator(mode="after")
+    def _as_kubernetes_has_it(self) -> Self:
+        if self.operator == "Exists" and self.value:
+            raise ValueError("with operator Exists it may have no value")
+        if self.toleration_seconds is not None and self.effect != "NoExecute":
+            raise ValueError("tolerationSeconds is for the effect NoExecute")
+        return self
+
+    def document(self) -> dict[str, Any]:
+        """As it stands in a pod."""
+        return self.model_dump(by_alias=True, exclude_defaults=True) | {"operator": self.operator}
 
 
 class PodSettings(FrozenModel):
@@ -78,6 +112,13 @@ class PodSettings(FrozenModel):
         "domain; none: no label.",
     )
     image_pull_secrets: tuple[str, ...] = Field(default=(), description="Names of Secrets beside the jobs.")
+    node_selector: dict[str, str] = Field(
+        default_factory=lambda: {"kubernetes.io/os": "linux"},
+        description="Labels of the nodes that jobs may have, besides what they ask for.",
+    )
+    tolerations: tuple[Toleration, ...] = Field(
+        default=(), description="Taints that jobs put up with, besides those of spot nodes and of GPUs."
+    )
     default_claim: str = Field(
         default="", description="PersistentVolumeClaim for jobs that name none, in their own namespace."
     )
@@ -131,7 +172,8 @@ def load_pod_settings(path: Path) -> PodSettings:
 def _sentence(path: Path, fault: Any) -> str:
     place = ".".join(str(part) for part in fault["loc"]) or "the document"
     if fault["type"] == "extra_forbidden":
-        model = Limits if len(fault["loc"]) > 1 else PodSettings
+        inside: dict[str, type[FrozenModel]] = {"limits": Limits, "tolerations": Toleration, "prices": Prices}
+        model = inside[fault["loc"][0]] if len(fault["loc"]) > 1 else PodSettings
         known = [field.alias or name for name, field in model.model_fields.items()]
         near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
         return f"{path}: {place} is no setting" + (f"; did you mean {near[0]}?" if near else "")

@@ -115,7 +115,10 @@ def pod_template(
         spec["containers"][0]["workingDir"] = job.spec.working_dir
     if settings.image_pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
-    if accepted := tolerations(settings.provider, capacity, gpus):
+    if settings.node_selector:
+        spec["nodeSelector"] = dict(settings.node_selector)
+    accepted = tolerations(settings.provider, capacity, gpus)
+    if accepted := accepted + [one.document() for one in settings.tolerations]:
         spec["tolerations"] = accepted
     where = affinity(
         settings.provider,

@@ -28,11 +28,14 @@ ROOM = {"cpu": "2", "memory": "4Gi", "pods": "10"}
 
 
 def node(name: str, *, spot: bool) -> dict[str, Any]:
+    labels = {"kubernetes.io/os": "linux"} | (
+        {MARK.label: MARK.value} if spot else {}
+    )  # the first by its kubelet
     taints = [{"key": MARK.label, "value": MARK.value, "effect": "NoSchedule"}]
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": {MARK.label: MARK.value} if spot else {}},
+        "metadata": {"name": name, "labels": labels},
         "spec": {"taints": taints if spot else []},
     }
 

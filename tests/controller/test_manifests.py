@@ -16,7 +16,7 @@ from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.cluster import Invalid
 from holdfast_controller.jobs import AttemptRecord, TrainingJob
 from holdfast_controller.manifests import KINDS, Manifests, attempt_manifests, attempt_name
-from holdfast_controller.pod_settings import JobsKind, Limits, PodSettings
+from holdfast_controller.pod_settings import JobsKind, Limits, PodSettings, Toleration
 from holdfast_controller.pod_template import escaped
 from holdfast_controller.policy.placement import Provider
 
@@ -76,6 +76,12 @@ CASES = {
             allowed_images=("registry.example.org/team/*",),
             pod_labels=("team", "cost.example.org/*"),
             image_pull_secrets=("registry",),
+            node_selector={"kubernetes.io/os": "linux", "pool": "training"},
+            tolerations=(
+                Toleration(key="sku", value="gpu", effect="NoSchedule"),
+                Toleration(key="team", operator="Exists"),
+                Toleration(key="node.kubernetes.io/unreachable", effect="NoExecute", toleration_seconds=60),
+            ),
             nccl_environment={"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "eth0"},
             rdma_resources={"vpc.amazonaws.com/efa": "4"},
             shared_memory="64Gi",

@@ -254,6 +254,17 @@ def test_settings_are_read_by_the_names_of_the_chart(tmp_path: Path) -> None:
     [
         ("alowedImages: []", "alowedImages is no setting; did you mean allowedImages?"),
         ("limits: {gpu: 8}", "limits.gpu is no setting; did you mean gpus?"),
+        (
+            "tolerations: [{key: sku, values: gpu}]",
+            "tolerations.0.values is no setting; did you mean value?",
+        ),
+        ("prices: {perHours: []}", "prices.perHours is no setting; did you mean perHour?"),
+        ("tolerations: [{operator: Exists}]", "tolerations.0.key is"),
+        ("tolerations: [{key: ''}]", "tolerations.0.key is ''"),
+        ("tolerations: [{key: karpenter.sh/disrupted}]", "Karpenter puts this taint on a node that it takes"),
+        ("tolerations: [{key: a, operator: Exists, value: b}]", "with operator Exists it may have no value"),
+        ("tolerations: [{key: a, tolerationSeconds: 5}]", "tolerationSeconds is for the effect NoExecute"),
+        ("nodeSelector: {pool: 1}", "nodeSelector.pool is 1"),
         ("provider: gcp", "provider is 'gcp'"),
         ("kind: JobSet", "kind is 'JobSet': Input should be 'PyTorchJob' or 'TrainJob'"),
         ("sharedMemory: lots", "sharedMemory is 'lots'"),

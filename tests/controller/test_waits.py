@@ -37,13 +37,13 @@ SAID = [
     ),
     (
         "Unschedulable: 0/1 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}.",
-        "the taint nvidia.com/gpu keeps it away: choose another capacity, or take the taint off nodes that "
-        "are for it",
+        "the taint nvidia.com/gpu keeps it away: choose another capacity, let jobs put up with it (the "
+        "chart's jobs.tolerations), or take it off nodes that are for them",
     ),
     (
         "Unschedulable: 0/1 nodes are available: 1 node(s) had untolerated taint(s).",
-        "a taint keeps it away (`kubectl describe nodes` names it): choose another capacity, or take the "
-        "taint off nodes that are for it",
+        "a taint keeps it away (`kubectl describe nodes` names it): choose another capacity, let jobs put up "
+        "with it (the chart's jobs.tolerations), or take it off nodes that are for them",
     ),
     (
         "Unschedulable: 0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",

@@ -23,6 +23,8 @@ from holdfast_controller.jobs import Capacity
 
 from .gpu_request import SLICES_LABEL, WHOLE, GpuRequest
 
+DISRUPTED = "karpenter.sh/disrupted"
+
 
 class Provider(StrEnum):
     """Who takes nodes back."""

@@ -72,12 +72,13 @@ SCHEDULING = (
     ),
     Remedy(
         r"untolerated taint(?:\(s\))? \{([\w./-]+)",
-        "the taint {1} keeps it away: choose another capacity, or take the taint off nodes that are for it",
+        "the taint {1} keeps it away: choose another capacity, let jobs put up with it (the chart's "
+        "jobs.tolerations), or take it off nodes that are for them",
     ),
     Remedy(
         r"untolerated taint",
-        "a taint keeps it away (`kubectl describe nodes` names it): choose another capacity, or take the "
-        "taint off nodes that are for it",
+        "a taint keeps it away (`kubectl describe nodes` names it): choose another capacity, let jobs put up "
+        "with it (the chart's jobs.tolerations), or take it off nodes that are for them",
     ),
     Remedy(
         r"didn't match Pod's node affinity/selector",

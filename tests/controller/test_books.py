@@ -324,6 +324,39 @@ def test_an_attempt_that_is_ended_before_it_has_loaded_takes_no_step_back() -> N
     play(story)
 
 
+def test_attempts_that_are_taken_before_they_have_loaded_hide_nothing_of_what_was_durable() -> None:
+    """Each compiles for minutes on a spot node, serves step 0 meanwhile, and is gone. The job was told that
+    no step after 0 was durable, where 30 was; and nobody was told once an attempt went on from step 10."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        await scene.look()
+        engine.progress = Progress(1, 46, 100, 30, "training", resumed_step=0)
+        job = await scene.look()
+        engine.vanish(job, 1, 0)
+        engine.progress = None
+        await scene.look()
+        for number in (2, 3, 4):
+            engine.progress = Progress(number, 0, None, 0, "starting")
+            job = await scene.look(passes=3)
+            scene.now += timedelta(seconds=90)
+            engine.vanish(job, number, 0)
+            job = await scene.look()
+        records = job.status.attempts
+        assert [one.durable_step for one in records] == [30, 30, 30, 30, None], "it was there for all of them"
+        assert [one.lost_steps for one in records] == [16, 0, 0, 0, None]
+        engine.progress = Progress(5, 10, 100, 10, "training", resumed_step=10)
+        await scene.look(passes=3)
+        told = {event.reason: event.message for event in await scene.store.events("default", "a")}
+        assert told["NoProgress"].startswith(
+            "disrupted 4 times in a row with no step after 30 made durable: save more often"
+        )
+        assert told["ResumedEarlier"].startswith("attempt 5 goes on from step 10, though step 30 was durable")
+
+    play(story)
+
+
 def test_a_resume_on_something_else_is_told_once_and_stays_on_record() -> None:
     """Nobody has to read logs to know that the losses are not those of an untouched run."""
 

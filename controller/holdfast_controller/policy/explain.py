@@ -78,7 +78,8 @@ def edited_wrong(status: Status, spec: Spec) -> tuple[str, ...]:
     if not status.attempts or status.attempts[-1].verdict is not Verdict.CONFIG_ERROR:
         return ()
     *earlier, last = status.attempts
-    trained = [one for one in earlier if one.durable_step and one.made_of not in (None, last.made_of)]
+    saved = [one for one in earlier if one.durable_step and one.last_step]
+    trained = [one for one in saved if one.made_of not in (None, last.made_of)]
     if not trained or last.made_of != spec.of_attempt:
         return ()
     since = f"the spec was changed since attempt {trained[-1].number}, whose checkpoints are kept"

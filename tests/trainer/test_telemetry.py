@@ -572,10 +572,12 @@ def test_a_loop_that_tells_its_work_as_its_optimizer_steps_has_a_speed_in_betwee
     ("usual", "quiet", "still"),
     [(0.5, 29.0, False), (0.5, 31.0, True), (60.0, 500.0, False), (60.0, 700.0, True)],
 )
+@pytest.mark.parametrize("limit", [3600.0, None], ids=["in its loop", "after it"])
 def test_a_run_that_does_nothing_has_no_speed_until_it_goes_on(
-    usual: float, quiet: float, still: bool, tmp_path: Path
+    usual: float, quiet: float, still: bool, limit: float | None, tmp_path: Path
 ) -> None:
-    """One that hung was at full speed, with its time left, until it was ended for that."""
+    """One that hung was at full speed, with its time left, until it was ended for that; one that had done its
+    steps, and went on to evaluate its model, for as long as it took."""
     run, alone = RunDir(tmp_path), gangs.Gang(0, 1, 0, torch.device("cpu"))
     account = Account(run, 1, alone, Place.read(tmp_path), profile=range(0), tensorboard=False)
     telemetry = account.telemetry
@@ -597,9 +599,9 @@ def test_a_run_that_does_nothing_has_no_speed_until_it_goes_on(
     all_of_them = SERIES | set(RATES) - {"gpu_utilization"}
     step(1)
     step(2)
-    account.quiet = lambda: (quiet, 3600.0)
+    account.quiet = lambda: (quiet, limit)
     assert known() == (set() if still else all_of_them)
-    account.quiet = lambda: (0.0, 3600.0)
+    account.quiet = lambda: (0.0, limit)
     step(3)
     assert known() == all_of_them
     account.close(3)

@@ -76,6 +76,22 @@ def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
     assert clock.look(5) == 1
 
 
+@pytest.mark.parametrize("after", [HangAfter(), HangAfter(0.0)])
+def test_how_long_nothing_was_done_is_known_where_nobody_watches(after: HangAfter, tmp_path: Path) -> None:
+    """After the loop, and where hangs are not looked for: a run that did nothing there was at full speed."""
+    now = 100.0
+    gang = parallel.Gang(0, 1, 0, torch.device("cpu"))
+    watchdog = Watchdog(RunDir(tmp_path), 1, gang, after, lambda *told: None)
+    watchdog.start()
+    watchdog.stop()
+    watchdog._clock = Clock(lambda: now)
+    watchdog.beat()
+    now += 3600
+    assert watchdog.quiet() == (3600.0, None)
+    watchdog.beat(step=False)  # a part of a validation
+    assert watchdog.quiet() == (0.0, None)
+
+
 def test_whoever_is_watched_no_more_has_no_timer_left_that_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +131,7 @@ def test_a_rank_that_left_its_loop_alone_says_where_it_is_once_another_hangs(tmp
         watchdog.beat()
         watchdog.stop()
         watchdog.stand_by()
-        assert watchdog.quiet() == (None, None), "nothing is to be done by it"
+        assert watchdog.quiet()[1] is None, "nothing is to be done by it"
         if once_more:
             watchdog.stop()
             wait_until(lambda: threads("standing by") == 0, "the end of that")

@@ -62,7 +62,7 @@ class Account:
         """Of the time between two looks, on rank 0: the others' figures are not told."""
         self._wants_tensorboard = tensorboard and first
         self._endpoint: Endpoint | None = None
-        self.quiet: Callable[[], tuple[float | None, float | None]] = lambda: (None, None)
+        self.quiet: Callable[[], tuple[float, float | None]] = lambda: (0.0, None)
         """For how long no step was done, and how long that may be (see Watchdog.quiet)."""
         if first:
             self._endpoint = Endpoint(place.host, place.port, self._registry, self._progress, run_dir)
@@ -71,10 +71,10 @@ class Account:
             except OSError as error:
                 raise cannot_begin(run_dir, error) from error
 
-    def _still(self, quiet_seconds: float | None) -> bool:
+    def _still(self, quiet_seconds: float) -> bool:
         """Whether nothing was done for so long that what the newest steps took is no speed of now."""
         usual = self.telemetry.progress.step_seconds or 0.0
-        return quiet_seconds is not None and quiet_seconds > max(contract.STILL_SECONDS, STILL_STEPS * usual)
+        return quiet_seconds > max(contract.STILL_SECONDS, STILL_STEPS * usual)
 
     def _registry(self) -> CollectorRegistry:
         if self._still(self.quiet()[0]):

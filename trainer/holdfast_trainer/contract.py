@@ -423,7 +423,7 @@ class Progress:
     ranks together; `data_wait_fraction` is the share of step time spent waiting for data; `eta_seconds`
     covers the steps that are left, with validations and saves between them as often as there were so far.
     These, `mfu` and how busy the device is are None also where nothing was done for `STILL_SECONDS` and
-    for as long as ten steps take: a run that hangs has no speed.
+    for as long as ten steps take: a run that hangs has no speed, nor has one whose loop is over.
     """
 
     attempt: int
@@ -482,9 +482,10 @@ class Progress:
     updated: float = 0.0
     """Seconds since the epoch at which this was true."""
     quiet_seconds: float | None = dataclasses.field(default=None, compare=False)
-    """Since the last step or part of one, when this was asked; None where nobody watches them."""
+    """Since the last step or part of one, when this was asked."""
     quiet_limit: float | None = dataclasses.field(default=None, compare=False)
-    """From so many quiet seconds on the gang cannot help itself: its own watchdogs would have ended it."""
+    """From so many quiet seconds on the gang cannot help itself: its own watchdogs would have ended it. None
+    while these do not watch, as after the loop."""
     asked: float | None = dataclasses.field(default=None, compare=False)
     """Seconds since the epoch at which this was asked, by rank 0's clock, as all its times are."""
 

@@ -196,14 +196,16 @@ class Watchdog:
             if step:
                 self._longest = max(self._longest or 0.0, passed)
 
-    def quiet(self) -> tuple[float | None, float | None]:
-        """Seconds since the last beat, and those from which on nothing in this process will end it; for who
-        watches from outside. None of both while nobody watches."""
-        if self._thread is None or self._ended.is_set():
-            return None, None
+    def quiet(self) -> tuple[float, float | None]:
+        """Seconds since the last beat, and those from which on nothing in this process will end it, for who
+        watches from outside: None while nobody watches, as before the loop, after it, and where nobody is to.
+        """
         with self._lock:
-            limit = self._after.beyond_help(self._longest)
-            gap = 5 * min(LONGEST_LOOK_SECONDS, self._after.patience(self._longest) / 10)
+            gap = math.inf
+            limit: float | None = None
+            if self._thread is not None and not self._ended.is_set():
+                limit = self._after.beyond_help(self._longest)
+                gap = 5 * min(LONGEST_LOOK_SECONDS, self._after.patience(self._longest) / 10)
             return (0.0 if self._pauses else self._clock.look(gap)), limit
 
     @contextmanager

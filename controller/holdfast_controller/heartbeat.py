@@ -10,6 +10,7 @@ for the machine or the controller slept, counts for nothing.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from holdfast_trainer.contract import Progress
@@ -26,7 +27,7 @@ class Silence:
 
     seconds: float
     limit: float
-    """Seconds from which on the gang cannot help itself, as it said."""
+    """Seconds from which on the gang cannot help itself, as it said; infinite while nobody in it watches."""
     answers: bool = True
     """Whether the last ask was answered."""
     unanswered: int = 0
@@ -53,7 +54,8 @@ class Heartbeat:
     def answered(self, progress: Progress, now: float) -> None:
         """It told how it is."""
         self._looked, self._answers, self._unanswered, self._unheard = now, True, 0, 0.0
-        self._quiet, self._limit = progress.quiet_seconds or 0.0, progress.quiet_limit
+        self._quiet = progress.quiet_seconds or 0.0
+        self._limit = math.inf if progress.quiet_limit is None else progress.quiet_limit
 
     def missed(self, now: float, *, taken: bool) -> None:
         """No answer came; `taken`: its machine had taken the connection."""
@@ -64,7 +66,7 @@ class Heartbeat:
 
     @property
     def silence(self) -> Silence | None:
-        """None before it has told what would be too long."""
+        """None before it has told anything."""
         if self._limit is None:
             return None
         return Silence(self._quiet, self._limit, self._answers, self._unanswered, self._unheard)

@@ -46,10 +46,10 @@ STILL = [(10.0 + 20 * n, TAKEN) for n in range(5)]
     ("asks", "over"),
     [
         pytest.param([], None, id="nobody was asked yet"),
-        pytest.param(STILL, None, id="it never told what is too long"),
+        pytest.param(STILL, None, id="it never told anything"),
         pytest.param([(1, TOLD)], False, id="it answers"),
         pytest.param([(1, replace(TOLD, quiet_seconds=61.0))], True, id="it answers, and does no step"),
-        pytest.param([(1, replace(TOLD, quiet_limit=None)), *STILL], None, id="nobody watches its steps"),
+        pytest.param([(1, replace(TOLD, quiet_limit=None)), *STILL], False, id="nobody watches its steps"),
         pytest.param([(1, TOLD), (10, TAKEN), (20, TAKEN), (30, TAKEN)], False, id="for less than the bound"),
         pytest.param([(1, TOLD), *STILL], True, id="for longer than the bound"),
         pytest.param([(1, TOLD), (20, TAKEN), (45, TAKEN), (70, REFUSED)], False, id="too few proofs"),

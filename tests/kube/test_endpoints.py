@@ -305,15 +305,17 @@ def test_a_mesh_that_keeps_the_controller_out_is_told_and_not_the_program_blamed
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("limit", [600.0, None], ids=["hangs are looked for", "they are not"])
 def test_a_job_whose_rank_0_is_heard_no_more_is_looked_at_for_that(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    limit: float | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Once: nothing else of it changes, and how fast it is would be told for minutes as if it were so."""
+    """Once: nothing else of it changes, and how fast it is would be told for minutes as if it were so. With
+    hangSeconds: 0 nothing that it might be too long for is told, and it was."""
     answers = [True]
 
     async def there(writer: asyncio.StreamWriter) -> None:
         if answers[0]:
-            now = Progress(1, 7, 99, 0, "training", quiet_seconds=0.0, quiet_limit=600.0)
+            now = Progress(1, 7, 99, 0, "training", quiet_seconds=0.0, quiet_limit=limit)
             await says(now.to_json())(writer)
 
     async def story() -> None:

@@ -97,7 +97,7 @@ def _of_jobs() -> list[Alert]:
         ),
         Alert(
             "HoldfastDisruptedOften",
-            f"{counted('round(increase(holdfast_job_disruptions_total[1h]))')} > {OFTEN}",
+            f"{counted('holdfast_job_disruptions_total', '1h')} > {OFTEN}",
             "0m",
             "warning",
             f"{JOB} is disrupted often",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .panels import WINDOW, Panel, dashboard, figure, graph, table
-from .queries import mean, own
+from .queries import counted, mean, own
 
 TOP = 20
 """Jobs in a table."""
@@ -71,8 +71,8 @@ def _work() -> list[Panel]:
             "Disruptions and failures of all jobs",
             "In the last hour.",
             [
-                ("sum(round(increase(holdfast_job_disruptions_total[1h])))", "disruptions"),
-                ("sum(round(increase(holdfast_job_failures_total[1h])))", "failures"),
+                (f"sum({counted('holdfast_job_disruptions_total', '1h')})", "disruptions"),
+                (f"sum({counted('holdfast_job_failures_total', '1h')})", "failures"),
             ],
         ),
     ]

@@ -54,9 +54,12 @@ def jobs(expression: str) -> str:
     return f"max by (namespace, job) ({own(expression, 'namespace', 'job')})"
 
 
-def counted(expression: str) -> str:
-    """The same as a sum, of what was counted in a window: each controller tells of what came while it led."""
-    return f"sum by (namespace, job) ({own(expression, 'namespace', 'job')})"
+def counted(counter: str, window: str) -> str:
+    """By how much a counter of the controller rose in a window, by namespace and job. It is the job's, and
+    who leads next goes on with it: what comes as the lead passes on is a rise of neither alone, and where the
+    lead comes back, what came meanwhile is one of both."""
+    of_all = f"max by (namespace, job, exported_namespace, exported_job) ({counter})"
+    return jobs(f"round(increase(({of_all})[{window}:30s]))")
 
 
 def trainers(expression: str) -> str:

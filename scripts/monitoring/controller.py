@@ -115,14 +115,18 @@ def _jobs() -> Panel:
         return f"max by (namespace, job) ({own(series, 'namespace', 'job')})"
 
     worst = f"topk({TOP}, {by_job('holdfast_job_lost_steps')})"
+
+    def of_worst(series: str) -> str:
+        return f"{by_job(series)} and on (namespace, job) {worst}"
+
     return table(
         "What interruptions cost",
         f"The {TOP} jobs that lost most.",
         [
             (worst, "lost steps"),
-            (by_job("holdfast_job_disruptions_total"), "disruptions"),
-            (by_job("holdfast_job_failures_total"), "failures"),
-            (by_job("holdfast_job_goodput_ratio"), "goodput"),
-            (by_job("holdfast_job_recovery_seconds"), "newest recovery, s"),
+            (of_worst("holdfast_job_disruptions_total"), "disruptions"),
+            (of_worst("holdfast_job_failures_total"), "failures"),
+            (of_worst("holdfast_job_goodput_ratio"), "goodput"),
+            (of_worst("holdfast_job_recovery_seconds"), "newest recovery, s"),
         ],
     )

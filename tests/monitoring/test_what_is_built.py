@@ -205,3 +205,20 @@ def test_a_job_that_takes_a_deleted_one_s_name_was_not_disrupted(tmp_path: Path)
     attempts, disruptions = ("job", "marks", "Attempts"), ("job", "marks", "Disruptions")
     for minute, new, lost in ((4, None, None), (6, 1, 1), (9, None, None), (16, 1, None)):
         check_shown(tmp_path, series, minute, {attempts: new, disruptions: lost}, "count({})")
+
+
+def test_a_table_of_the_jobs_that_lost_most_has_no_others(tmp_path: Path) -> None:
+    """Of a thousand jobs each had a row, most of them with a cell for what it had lost that was empty."""
+    series = {
+        f'{name}{{exported_namespace="a",exported_job="gpt-{job}",namespace="hf",job="hf"}}': f"{job}x20"
+        for job in range(30)
+        for name in (
+            "holdfast_job_lost_steps",
+            "holdfast_job_disruptions_total",
+            "holdfast_job_goodput_ratio",
+        )
+    }
+    title = "What interruptions cost"
+    for column in ("lost steps", "disruptions", "goodput"):
+        check_shown(tmp_path, series, 2, {("controller", title, column): 20.0}, "count({})")
+        check_shown(tmp_path, series, 2, {("controller", title, column): 10.0}, "min({})")

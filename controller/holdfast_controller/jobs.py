@@ -358,8 +358,9 @@ class JobProgress(Model):
     )
     cpu_utilization: float | None = Field(
         default=None,
-        description="Share, from 0 to 1, that rank 0 used of the cores it may use, in the newest second "
-        "or two. None where it computes on a GPU.",
+        description="Of the cores that rank 0 computes on, the share that it used in the newest second or "
+        "two: above 1 where further threads of it, as those of a save, were busy beside. None where it "
+        "computes on a GPU.",
     )
     memory_bytes: int | None = Field(
         default=None,

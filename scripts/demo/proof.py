@@ -10,6 +10,10 @@ from holdfast_controller.jobs import TrainingJob
 Line = dict[str, Any]
 
 
+NOTICE = "given notice"
+"""What an attempt's reason says of it, be it that its ranks said nothing any more."""
+
+
 class Differs(Exception):
     """The proof does not hold, or the demo did not show what it is there to show."""
 
@@ -90,8 +94,9 @@ def _digest(ledger: dict[str, Any]) -> str:
 
 
 def notice_lost_steps(ledger: dict[str, Any]) -> int:
-    """Steps lost by attempts that were disrupted and could save first."""
-    return sum(a["lostSteps"] for a in ledger["attempts"] if a["outcome"] == "interrupted")
+    """Steps lost by attempts that were given notice, whether they could save in time or not."""
+    attempts = ledger["attempts"]
+    return sum(a["lostSteps"] for a in attempts if a["outcome"] == "interrupted" or NOTICE in a["reason"])
 
 
 def startup(evidence: Evidence) -> dict[str, float]:

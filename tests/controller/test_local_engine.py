@@ -36,7 +36,7 @@ from waiting import wait_until, wait_until_async
 from holdfast_controller.cluster import Invalid, ReplicaState, Unavailable
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid, shutdown_timeout
-from holdfast_controller.jobs import Metadata, TrainingJob, Verdict
+from holdfast_controller.jobs import AttemptRecord, Metadata, TrainingJob, Verdict
 from holdfast_controller.lines import LONGEST_LINE
 from holdfast_controller.local import asking, logs, process
 from holdfast_controller.local import engine as engine_module
@@ -45,6 +45,7 @@ from holdfast_controller.local.launch import Runtime, replica_environment, run_d
 from holdfast_controller.local.record import AttemptFiles, Launch
 from holdfast_controller.local.slots import Grant, Machine
 from holdfast_controller.policy.classify import classify
+from holdfast_controller.prices import NodePrice, Prices
 from holdfast_trainer.bounded_log import NOTE, HoledLog
 from holdfast_trainer.contract import RunDir, read_fence
 
@@ -278,6 +279,25 @@ def test_a_torchrun_that_starts_no_rank_is_quoted(tmp_path: Path) -> None:
             "replica 0: ended with exit code 1 before it had started a rank: "
             "ModuleNotFoundError: No module named 'torch_that_is_broken'"
         )
+
+    asyncio.run(story())
+
+
+def test_an_attempt_costs_what_it_has_though_its_job_asks_for_more_by_now(tmp_path: Path) -> None:
+    """Four replicas were asked for while two ran: from then on it had the price of four."""
+
+    async def story() -> None:
+        prices = Prices(per_hour=(NodePrice(price=8.0),))
+        engine = LocalEngine(tmp_path, Machine(8), runtime=TINY, prices=prices)
+        job = waiting_job()
+        job.status.attempts = [AttemptRecord(number=1, replicas=2, processes=1, gpus="0", grace_seconds=30.0)]
+        async with at_work(engine):
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            job.spec.replicas = 4
+            seen = await engine.observe(job, 1)
+            assert [place.price_per_hour for place in seen.places] == [1.0, 1.0]
+            await killed(engine, job)
 
     asyncio.run(story())
 

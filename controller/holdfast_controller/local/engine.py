@@ -368,8 +368,9 @@ class LocalEngine:
             return AttemptObservation(attempt, exists=False, gone=True)
         active.tend()
         seen = active.observe()
-        place = place_of(self._node(job.spec), job.spec, self._prices)
-        return replace(seen, places=(place,) * job.spec.replicas, placed_at=seen.started_at)
+        spec = job.as_of(attempt).spec
+        place = place_of(self._node(spec), spec, self._prices)
+        return replace(seen, places=(place,) * spec.replicas, placed_at=seen.started_at)
 
     def _node(self, spec: Spec) -> Node:
         """This machine as a node, cut into the slices that the job asks for."""

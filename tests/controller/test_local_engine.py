@@ -290,13 +290,35 @@ def test_an_attempt_costs_what_it_has_though_its_job_asks_for_more_by_now(tmp_pa
         prices = Prices(per_hour=(NodePrice(price=8.0),))
         engine = LocalEngine(tmp_path, Machine(8), runtime=TINY, prices=prices)
         job = waiting_job()
-        job.status.attempts = [AttemptRecord(number=1, replicas=2, processes=1, gpus="0", grace_seconds=30.0)]
+        job.status.attempts = [AttemptRecord(number=1, replicas=2, grace_seconds=30.0)]
         async with at_work(engine):
             await engine.start(job, 1)
             await ranks_up(engine, tmp_path, job)
             job.spec.replicas = 4
             seen = await engine.observe(job, 1)
             assert [place.price_per_hour for place in seen.places] == [1.0, 1.0]
+            await killed(engine, job)
+
+    asyncio.run(story())
+
+
+def test_what_runs_has_the_grace_that_it_was_started_with(tmp_path: Path) -> None:
+    """Its ranks plan their last save by that: with less, as the next attempt is to have, it was cut off."""
+
+    async def story() -> None:
+        engine, job = local_engine(tmp_path), waiting_job(grace_seconds=600.0)
+        job.status.attempts = [AttemptRecord(number=1, replicas=2, grace_seconds=600.0)]
+        async with at_work(engine):
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            job.spec.grace_seconds = 1.0
+            await engine.drill(job, 1, 0, DrillKind.NOTICE)
+            await engine.stop(job, 1)
+            files = AttemptFiles(run_directory(tmp_path, job), 1)
+            stop, drill = files.stop(), files.drill(0)
+            assert stop is not None
+            assert drill is not None
+            assert [round(one.deadline - one.time) for one in (stop, drill)] == [600, 600]
             await killed(engine, job)
 
     asyncio.run(story())

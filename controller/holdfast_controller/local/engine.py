@@ -384,7 +384,7 @@ class LocalEngine:
         if self._queue.pop(attempt_uid(job, attempt), None) is not None:
             self._keys.publish(job.key)
         elif (active := self._known(job, attempt)) is not None:
-            active.stop(job.spec.grace_seconds)
+            active.stop(job.as_of(attempt).spec.grace_seconds)
 
     async def kill(self, job: TrainingJob, attempt: int, *, stacks: bool = False) -> None:
         if self._queue.pop(attempt_uid(job, attempt), None) is not None:
@@ -398,7 +398,7 @@ class LocalEngine:
             raise NotReady(
                 f"attempt {attempt} of job {job.key} is not running, so no replica of it can be disrupted"
             )
-        active.drill(replica, kind, job.spec.grace_seconds)
+        active.drill(replica, kind, job.as_of(attempt).spec.grace_seconds)
         self._keys.publish(job.key)
 
     async def delete(self, job: TrainingJob) -> None:

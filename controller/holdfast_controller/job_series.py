@@ -63,7 +63,7 @@ class JobFigures:
     def of(cls, job: TrainingJob) -> JobFigures:
         spec, status, progress = job.spec, job.status, job.status.progress
         opened = job.as_of(status.attempt).spec
-        every = spec.checkpoint.every
+        every = opened.checkpoint.every
         recovery = newest_recovery(status.attempts)
         stages = recovery.breakdown.stages() if recovery and recovery.breakdown else {}
         meter = meter_of(status)

@@ -130,6 +130,9 @@ class AttemptRecord(Model):
     grace_seconds: float | None = Field(
         default=None, description="That its replicas have after a notice, likewise."
     )
+    checkpoint_every: str | None = Field(
+        default=None, description="How often it saves, as `spec.checkpoint.every`, likewise."
+    )
     placed: int | None = Field(
         default=None, description="How many replicas ran when it was given up because others had no place."
     )
@@ -542,7 +545,7 @@ class TrainingJob(Model):
         return self
 
     def as_of(self, attempt: int) -> TrainingJob:
-        """As that attempt was opened: with its nodes, size, GPUs and grace, where those are others.
+        """As that attempt was opened: with its nodes, size, GPUs, grace and saves, where those are others.
 
         A spec may be changed while an attempt runs, and what runs is not changed by that. What the record
         does not say (an older controller has opened it) is taken to be as the job asks now.
@@ -560,6 +563,9 @@ class TrainingJob(Model):
         changes: dict[str, Any] = {key: then for key, (then, now) in known.items() if then not in (None, now)}
         if record.gpus is not None and record.mig != self.spec.mig:
             changes["mig"] = record.mig
+        if record.checkpoint_every not in (None, self.spec.checkpoint.every):
+            saves = self.spec.checkpoint.model_copy(update={"every": record.checkpoint_every})
+            changes["checkpoint"] = saves
         if not changes:
             return self
         return self.model_copy(update={"spec": self.spec.model_copy(update=changes)})

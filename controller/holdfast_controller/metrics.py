@@ -20,7 +20,7 @@ schedule, start, import, rendezvous, build, load, first_step |
 | holdfast_job_cost | namespace, job, currency | of all attempts so far, where their nodes have prices |
 | holdfast_job_gpus | namespace, job | asked for, by all replicas; none of a job with `mig` |
 | holdfast_job_disruptions_allowed | namespace, job | where the job sets a budget |
-| holdfast_job_checkpoint_every_steps, _seconds | namespace, job | where the job sets one |
+| holdfast_job_checkpoint_every_steps, _seconds | namespace, job | of the newest attempt, where it has one |
 | holdfast_reconcile_seconds | | histogram of reconcile passes |
 | holdfast_reconcile_errors_total | | passes that ended in an error and are tried again |
 | holdfast_queue_depth | | jobs that wait for a reconcile pass |

@@ -12,11 +12,13 @@ from fakes import MemoryEngine, MemoryStore
 from scene import Scene, make, play, telling
 from waiting import wait_until_async
 
+from holdfast_controller.cli.description import _fact_rows
 from holdfast_controller.cluster import AttemptObservation, NotFound, Unavailable
 from holdfast_controller.job_series import JobFigures
 from holdfast_controller.jobs import Phase, TrainingJob, Verdict
 from holdfast_controller.policy.decide import SILENT_SECONDS
 from holdfast_controller.reconciler import Reconciler
+from holdfast_controller.spec import Checkpoint
 from holdfast_trainer.contract import Progress
 
 
@@ -417,6 +419,24 @@ def test_a_job_with_a_queue_is_not_called_admitted_before_its_queue_has() -> Non
         assert (job.status.phase, job.status.attempt) == (Phase.RECOVERING, 2)
         assert conditions(job) == {"Admitted": "False"}
         assert conditions(await scene.look(passes=1)) == {"Admitted": "True"}
+
+    play(story)
+
+
+def test_an_attempt_that_runs_saves_as_often_as_it_was_started_with() -> None:
+    """By that it is told when its newest checkpoint is late: once its job was edited to save more often from
+    the next attempt on, one that saved as it should raised a critical alert."""
+
+    async def story(scene: Scene) -> None:
+        await scene.submit(make(checkpoint={"every": "500"}))
+        job = await scene.change(checkpoint=Checkpoint(every="20"))
+        assert (job.spec.checkpoint.every, JobFigures.of(job).every_steps) == ("20", 500)
+        saves = dict(_fact_rows(job))["saves"]
+        assert saves == "every 500 steps, the newest 3 kept"
+        scene.engine.vanish(job, 1, 0)
+        scene.engine.end(job, 1, 1, 1)
+        job = await scene.look()
+        assert (job.status.attempt, JobFigures.of(job).every_steps) == (2, 20)
 
     play(story)
 

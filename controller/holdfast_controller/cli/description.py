@@ -94,12 +94,10 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
     yield "command", legible(shlex.join(spec.command))
     if spec.image:
         yield "image", spec.image
-    every = {"auto": "as often as measured costs allow"}.get(spec.checkpoint.every)
-    unit = "" if spec.checkpoint.every.endswith("s") else " steps"
-    yield (
-        "saves",
-        f"{every or f'every {spec.checkpoint.every}{unit}'}, the newest {spec.checkpoint.keep} kept",
-    )
+    saves = opened.checkpoint
+    every = {"auto": "as often as measured costs allow"}.get(saves.every)
+    unit = "" if saves.every.endswith("s") else " steps"
+    yield "saves", f"{every or f'every {saves.every}{unit}'}, the newest {saves.keep} kept"
     allowed = "any number" if spec.retries.disruptions is None else str(spec.retries.disruptions)
     yield "disruptions", f"{status.disruptions} ({allowed} allowed)"
     yield "failures", f"{status.failures} ({_many(spec.retries.failures, 'restart')} allowed)"

@@ -342,6 +342,7 @@ class _Deciding:
         record.processes = self.spec.processes_per_replica
         record.gpus, record.mig = self.spec.gpus, self.spec.mig
         record.grace_seconds = self.spec.grace_seconds
+        record.checkpoint_every = self.spec.checkpoint.every
         record.made_of = self.spec.of_attempt
 
     def _refused(self, reasons: Sequence[str]) -> Decision:

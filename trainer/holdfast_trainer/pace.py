@@ -20,15 +20,28 @@ SELDOM = ("validation", "checkpoint")
 
 @dataclass
 class _Seldom:
+    window: int
     times: int = 0
+    """One that goes on in the next step, as a save does, counts once."""
     seconds: float = 0.0
+    first: int = 0
+    """The step that the first one began in, counted as all here from the attempt's second on."""
     newest: int = 0
-    """The step of the newest one, counted as all here from the attempt's second on."""
+
+    def add(self, step: int, seconds: float) -> None:
+        self.seconds += seconds
+        if not self.times or step > self.newest + 1:
+            self.times, self.first, self.newest = self.times + 1, self.first or step, step
 
     def seconds_a_step(self, steps: int) -> float:
-        """After so many steps. One that is not overdue yet is no reason to think that they have become rarer:
-        of what comes every 100 steps this is the same after 150 as after 100."""
-        return self.seconds / max(self.newest, steps - self.newest / self.times)
+        """After so many steps. How far apart they come is known from the second one on: an attempt may have
+        begun just before the first, which until then is taken for one of more than a few steps. One that is
+        not overdue yet is no reason to think that they have become rarer: of what comes every 100 steps this
+        is the same after 150 as after 100."""
+        if self.times == 1:
+            return self.seconds / max(self.newest, steps - self.newest, self.window)
+        apart = (self.newest - self.first) / (self.times - 1)
+        return self.seconds / self.times / max(apart, steps - self.newest)
 
 
 class Newest(Generic[T]):
@@ -56,7 +69,7 @@ class Pace:
     """Of one attempt."""
 
     def __init__(self, window: int) -> None:
-        self._own = Newest[float](window)
+        self._own, self._window = Newest[float](window), window
         self._steps = -1
         self._seldom: dict[str, _Seldom] = {}
 
@@ -67,8 +80,7 @@ class Pace:
         self._own.add(max(0.0, wall_seconds - sum(found.values())))
         if self._steps:
             for phase, seconds in found.items():
-                one = self._seldom.setdefault(phase, _Seldom())
-                one.times, one.seconds, one.newest = one.times + 1, one.seconds + seconds, self._steps
+                self._seldom.setdefault(phase, _Seldom(self._window)).add(self._steps, seconds)
 
     def seconds_a_step(self) -> float:
         """Of those to come; at least one was added."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast_controller.api.ledger import account
 from holdfast_controller.cli.description import totals_line
-from holdfast_controller.jobs import AttemptRecord, Metadata, Spec, Status, TrainingJob, Verdict
+from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob, Verdict
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ZERO = NOW.timestamp() - 100
@@ -123,6 +123,35 @@ def test_attempts_that_the_status_has_forgotten_are_in_the_account() -> None:
     told = account(job(), LINES, STEPS)
     assert [attempt.attempt for attempt in told.attempts] == [1, 2, 3]
     assert told.totals.lost_steps == 8
+
+
+def test_what_forgotten_attempts_lost_is_in_the_sum_though_their_steps_are_out_of_reach() -> None:
+    """Of a job on a cluster that is over, or long, the ledger's lines alone are there, and its status has the
+    newest 20 attempts. Each was killed 10 steps after its save: of the oldest it was told that they had done
+    and saved nothing, and lost nothing, and the sum lacked them."""
+    lines, records = list[dict[str, Any]](), list[AttemptRecord]()
+    for number, saved in enumerate(range(50, 1250, 50), 1):
+        at = {"attempt": number, "time": ZERO + 100 * number}
+        lines += [
+            {"event": "attempt_start", **at, "world_size": 1, "resumed_step": saved - 50},
+            {"event": "first_step", **at, "step": saved - 49, "seconds": 1.0},
+            {"event": "checkpoint", **at, "step": saved},
+        ]
+        done = {"resumed_step": saved - 50, "last_step": saved + 10, "durable_step": saved, "checkpoints": 1}
+        records.append(AttemptRecord(number=number, verdict=Verdict.DISRUPTED, ended_at=NOW, **done))
+    there = job()
+    there.status = Status(phase=Phase.SUSPENDED, attempt=24, lost_steps=240, attempts=records[-20:])
+    told = account(there, lines, [])
+    shown = [(one.last_step, one.durable_step, one.lost_steps) for one in told.attempts]
+    assert shown[:5] == [
+        (None, 50, None),
+        (None, 100, None),
+        (None, 150, None),
+        (None, 200, None),
+        (260, 250, 10),
+    ]
+    assert (told.totals.attempts, told.totals.lost_steps) == (24, 240)
+    assert account(there, [], []).totals.lost_steps == 240, "nor are the lines there"
 
 
 def test_where_the_lines_are_out_of_reach_the_status_tells_what_it_remembers() -> None:

@@ -50,10 +50,14 @@ class AttemptAccount(Model):
         "with why.",
     )
     first_step: int | None = None
-    last_step: int | None = None
+    last_step: int | None = Field(
+        default=None,
+        description="None of a program that tells nothing of its steps, and where the attempt was killed, is "
+        "no longer remembered and its steps are out of reach.",
+    )
     durable_step: int | None = Field(default=None, description="Newest step covered by a checkpoint.")
     lost_steps: int | None = Field(
-        default=None, description="None while it runs, and of a program that tells nothing of its steps."
+        default=None, description="None while it runs, and where lastStep is not known."
     )
     checkpoints: int | None = Field(default=None, description="How many it made durable.")
     started_at: datetime | None = None
@@ -118,6 +122,11 @@ class _Evidence:
         return next((line for line in reversed(self.ledger) if line.get("event") == event), {})
 
     @property
+    def tells_its_end(self) -> bool:
+        """Whether its last step is in it: what was killed said nothing, but for the steps themselves."""
+        return bool(self.steps or self.line("stop"))
+
+    @property
     def last_sign(self) -> float | None:
         """Seconds since the epoch of its newest line."""
         times = [line.get("time") for line in (*self.ledger, *self.steps)]
@@ -143,8 +152,12 @@ def account(
         if attempt.ended_at is None:  # killed, and forgotten since
             attempt.ended_at = _moment(last_sign)
     unheard = lost_unheard(attempts)
+    untold = {number for number in numbers if number not in records and not evidence[number].tells_its_end}
     for index, attempt in enumerate(attempts):
-        _book(attempt, attempts[index + 1 :], unheard=unheard)
+        if attempt.attempt in untold:
+            attempt.last_step = None
+        else:
+            _book(attempt, attempts[index + 1 :], unheard=unheard)
         if index:
             before = lost_in(attempts[:index])
             _time_recovery(attempt, attempts[before], last_signs[before])
@@ -152,7 +165,13 @@ def account(
         job=job.key,
         phase=job.status.phase,
         attempts=attempts,
-        totals=_totals(job, attempts, now or datetime.now(UTC), unheard=unheard),
+        totals=_totals(
+            job,
+            attempts,
+            now or datetime.now(UTC),
+            unheard=unheard,
+            whole=not untold and len(attempts) >= job.status.attempt,
+        ),
         lines=list(lines),
     )
 
@@ -228,13 +247,17 @@ def _time_recovery(attempt: AttemptAccount, before: AttemptAccount, ended: float
     attempt.recovery_seconds = round(max(0.0, attempt.first_step_at.timestamp() - ended), 3)
 
 
-def _totals(job: TrainingJob, attempts: Sequence[AttemptAccount], now: datetime, *, unheard: bool) -> Totals:
+def _totals(
+    job: TrainingJob, attempts: Sequence[AttemptAccount], now: datetime, *, unheard: bool, whole: bool
+) -> Totals:
+    """`whole`: what each attempt of the job lost is in `attempts`; else the status remembers their sum."""
     started, ended = job.status.first_started_at, job.status.wall_ended_at
+    lost = sum(attempt.lost_steps or 0 for attempt in attempts)
     return Totals(
         attempts=max(job.status.attempt, len(attempts)),
         disruptions=job.status.disruptions,
         failures=job.status.failures,
-        lost_steps=None if unheard else sum(attempt.lost_steps or 0 for attempt in attempts),
+        lost_steps=None if unheard else lost if whole else max(lost, job.status.lost_steps),
         goodput=job.status.goodput,
         recovery_seconds=[a.recovery_seconds for a in attempts if a.recovery_seconds is not None],
         wall_seconds=max(0.0, ((ended or now) - started).total_seconds()) if started else None,

@@ -152,12 +152,14 @@ class _Gathered:
             self._checkpoints = self._checkpoints or 0
             self.durable(resumed, seconds)
         elif event == "first_step":
+            self.last.append(step)
             self.facts["first_step"] = _int(line, "step")
             self.facts["first_step_at"] = line["time"] if is_time(line.get("time")) else None
         elif event == "differs":  # of an attempt that had nothing to tell as it began
             self.facts["resume_differences"] = _texts([line.get("difference")])
         elif event == "checkpoint":
             self._checkpoints = (self._checkpoints or 0) + 1
+            self.last.append(step)
             self.durable(step, seconds, digest)
         elif event == "stop":
             self.durable(_int(line, "durable_step") or 0, seconds, digest)

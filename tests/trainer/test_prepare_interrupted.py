@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -124,8 +125,9 @@ def test_ctrl_c_says_how_to_continue(
     assert run.returncode == 130
     assert told.endswith(f"stopped; the same command continues in {out}\n")
     assert "Traceback" not in told
-    give(command(corpus, out), check=True)
+    done = give(command(corpus, out), check=True)
     assert contents(out) == expected
+    assert re.search(r"prepared \S+ in [\d.]+ s since it went on: ", done.stderr), "it took longer in all"
 
 
 def workers_of(processes: Processes) -> list[psutil.Process]:

@@ -81,7 +81,8 @@ def _build(request: Request, files: Sequence[SourceFile], state: State, started:
         _engine(request, files, tokenizer),
     )
     with ShardStore(request.out, dtype, request.shard_tokens, state) as store:
-        if state.next_unit:
+        went_on = bool(state.next_unit)
+        if went_on:
             say(f"continuing in {request.out}: {size_text(state.tally.text_bytes)} of text are done")
         tally = _encode_all(request, files, store, settings)
         shards = store.finish()
@@ -109,7 +110,7 @@ def _build(request: Request, files: Sequence[SourceFile], state: State, started:
     )
     write_text(request.out / INDEX_FILE, index.to_json())
     (request.out / STATE_FILE).unlink()
-    _tell(request, index, tally, time.monotonic() - started)
+    _tell(request, index, tally, time.monotonic() - started, went_on=went_on)
     return index
 
 
@@ -246,8 +247,9 @@ def _summary(index: TokenIndex) -> str:
     return f"{', '.join(parts)}, {each:.2f} bytes of text a token, vocabulary {index.vocab_size}, {size}"
 
 
-def _tell(request: Request, index: TokenIndex, tally: Tally, seconds: float) -> None:
-    say(f"prepared {request.out} in {seconds:.1f} s: {_summary(index)}")
+def _tell(request: Request, index: TokenIndex, tally: Tally, seconds: float, *, went_on: bool) -> None:
+    since = " since it went on" if went_on else ""
+    say(f"prepared {request.out} in {seconds:.1f} s{since}: {_summary(index)}")
     if not request.tokenizer and index.vocab_size < request.vocab_size:
         say(f"note: the text allows no more than {index.vocab_size} tokens of vocabulary")
     if tally.empty:

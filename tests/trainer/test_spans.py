@@ -105,6 +105,45 @@ def test_spans_of_one_phase_add_up() -> None:
     assert spans.collect() == {}
 
 
+def test_a_span_within_another_counts_once_and_none_apart_within_validation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batches of training and validation come from one function, with a span of its own: steps that hardly
+    waited were said to wait for data, for more than all of their time."""
+    now = 0.0
+    monkeypatch.setattr("holdfast_trainer.spans.time.perf_counter", lambda: now)
+    spans = Spans(torch.device("cpu"))
+
+    def batch() -> None:
+        nonlocal now
+        with spans.span("data"):
+            now += 5
+
+    with spans.span("validation"):
+        batch()
+        now += 30
+    with spans.span("forward"):
+        now += 2
+        batch()
+        now += 1
+    assert spans.waits.seconds == 5.0, "whose cores are looked at is the training"
+    spans.end_step()
+    assert spans.collect() == {"validation": 35.0, "data": 5.0, "forward": 3.0}
+
+
+def test_on_a_gpu_too_a_span_within_another_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    QueuedEvent.instead_of_cuda(monkeypatch)
+    for name in ("range_push", "range_pop"):
+        monkeypatch.setattr(torch.cuda.nvtx, name, lambda *_: None)
+    spans = Spans(torch.device("cuda"))
+    with spans.span("forward"), spans.span("data"):
+        pass
+    with spans.span("validation"), spans.span("data"):
+        pass
+    spans.end_step()
+    assert spans.collect() == pytest.approx({"forward": 0.02, "data": 0.01, "validation": 0.01})
+
+
 @pytest.mark.parametrize(
     ("computed", "queued", "took"),
     [

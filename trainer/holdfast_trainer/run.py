@@ -543,7 +543,8 @@ class Run:
 
     def span(self, phase: str) -> AbstractContextManager[None]:
         """Time a part of the step: data, forward, backward, optimizer, validation. Of `backward`, what DDP
-        waits for the exchange of gradients is told apart, as `communication`."""
+        waits for the exchange of gradients is told apart, as `communication`. One within another is no part
+        of that; within validation all is part of it."""
         self._saves.settle_if_copied()
         return self._account.spans.span(phase)
 

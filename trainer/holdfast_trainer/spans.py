@@ -50,19 +50,26 @@ class Spans:
 
     @contextmanager
     def span(self, phase: str) -> Iterator[None]:
-        """Time a part of the step; parts of one phase add up."""
+        """Time a part of the step; parts of one phase add up. One within another is no part of that, and all
+        that is within validation is part of it: a step waits for none of its data."""
         if self.off:
             yield
             return
         named = record_function(phase) if self.named else nullcontext()
-        waits = self.waits.measured() if phase == "data" else nullcontext()
+        validates = bool(self._parts) and self._parts[0][0] == "validation"
+        waits = self.waits.measured() if phase == "data" and not validates else nullcontext()
         with waits, named, torch.cuda.nvtx.range("{}", phase) if self.late else nullcontext():
-            around, self._parts = self._parts, [(phase, self._now())]
+            if validates:
+                yield
+                return
+            around, self._parts = self._parts, [(phase, began := self._now())]
             try:
                 yield
             finally:
-                self._close()
+                ended = self._close()
                 self._parts = around
+                if around:
+                    self._leave_out(began, ended)
 
     def turn(self, phase: str) -> None:
         """What is left of the span that is open, if one is, is of another phase; told from within what it
@@ -70,13 +77,22 @@ class Spans:
         if self._parts:
             self._parts.append((phase, self._now()))
 
-    def _close(self) -> None:
-        """Count each part of the open span, until the next one begins."""
-        for (phase, start), (_, end) in pairwise([*self._parts, ("", self._now())]):
+    def _close(self) -> Any:
+        """Count each part of the open span, until the next one begins; returns when the last one ended."""
+        ended = self._now()
+        for (phase, start), (_, end) in pairwise([*self._parts, ("", ended)]):
             if self.late:
                 self._events.append(_Timed(phase, start, end))
             else:
                 self.add(phase, end - start)
+        return ended
+
+    def _leave_out(self, start: Any, end: Any) -> None:
+        """What was between the two does not count in the open span."""
+        if self.late:
+            self._events.append(_Timed(self._parts[-1][0], start, end, -1))
+        else:
+            self._apart += end - start
 
     def _now(self) -> Any:
         """The GPU's time, or the CPU's, which stands still in what is told apart."""

@@ -518,7 +518,7 @@ def test_the_next_attempt_begins_with_no_failed_save_and_a_status_stays_bounded(
         await scene.look()
         engine.progress = Progress(1, 3, None, 0, "training", save_fault="x" * 5000)
         job = await scene.look()
-        assert job.status.message == f"step 3; step 0 is durable; {'x' * FAULT_CHARACTERS}"
+        assert job.status.message == f"step 3; nothing is durable yet; {'x' * FAULT_CHARACTERS}"
         (event,) = [e for e in await scene.store.events("default", "a") if e.reason == "SaveFailed"]
         assert event.message.endswith("tried, but nothing is durable yet")
         engine.vanish(job, 1, 0)

@@ -70,7 +70,7 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
     if progress:
         yield "step", step_bar(job)
         yield "loss", ", ".join(_loss_words(progress))
-        yield "saved", f"up to step {progress.durable_step}"
+        yield "saved", f"up to step {progress.durable_step}" if progress.durable_step else "nothing yet"
         if progress.save_fault and status.phase is Phase.RUNNING:
             yield "save failed", Text(progress.save_fault, "yellow")
         if status.phase == Phase.RUNNING:

@@ -51,7 +51,8 @@ def training(observation: AttemptObservation) -> str:
     total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
     fault = f"; {why}" if (why := save_fault(progress)) else ""
     since = f"; nothing was heard since: {observation.kept_out}" if observation.kept_out else ""
-    return f"step {progress.step}{total}; step {progress.durable_step} is durable{fault}{since}"
+    saved = f"step {progress.durable_step} is durable" if progress.durable_step else "nothing is durable yet"
+    return f"step {progress.step}{total}; {saved}{fault}{since}"
 
 
 def is_edited(record: AttemptRecord, spec: Spec) -> bool:

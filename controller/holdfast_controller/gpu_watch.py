@@ -90,7 +90,8 @@ class GpuWatch:
     def verdict(self, job: TrainingJob, attempt: int) -> GpuVerdict | None:
         """On an attempt of a job; None where it has no GPUs, or nobody has looked for long enough to miss
         its figures."""
-        if job.spec.gpus == "0" or self._began is None:
+        spec = job.as_of(attempt).spec
+        if spec.gpus == "0" or self._began is None:
             return None
         now = self._clock()
         record = job.status.record(attempt)
@@ -98,4 +99,4 @@ class GpuWatch:
         stretches = current(self._known.get((job.key, attempt), {}), opened_at, now, self._gap)
         if not stretches and now - self._began <= self._gap:
             return None
-        return judge(stretches, job.as_of(attempt).spec, now)
+        return judge(stretches, spec, now)

@@ -12,7 +12,7 @@ from waiting import wait_until_async
 
 from holdfast_controller.cluster import GpuUse, Unavailable
 from holdfast_controller.gpu_watch import GpuWatch
-from holdfast_controller.jobs import Condition, Metadata, Phase, Spec, Status, TrainingJob
+from holdfast_controller.jobs import AttemptRecord, Condition, Metadata, Phase, Spec, Status, TrainingJob
 from holdfast_controller.policy import idle
 from holdfast_controller.policy.decide import Evidence, decide
 from holdfast_controller.policy.idle import GpuVerdict, Standing
@@ -107,6 +107,15 @@ def test_who_asks_for_no_gpu_or_before_anybody_can_know_gets_none() -> None:
     assert Looks(Clock(), *[REST] * 9).verdict(a_job(gpus="0")) is None
     assert Looks(Clock()).verdict(a_job()) is None
     assert Looks(Clock(), [], []).verdict(a_job()) is None
+
+
+def test_what_runs_on_gpus_has_a_verdict_though_its_job_asks_for_none_by_now() -> None:
+    """The job was edited for its next attempt: until then an idle GPU was idle without a word."""
+    job = a_job(gpus="0")
+    job.status.attempts = [AttemptRecord(number=1, replicas=1, processes=1, gpus="1")]
+    verdict = Looks(Clock(), *[REST] * 7).verdict(job)
+    assert verdict is not None
+    assert (verdict.standing, verdict.all_idle) == (Standing.IDLE, True)
 
 
 def test_a_verdict_names_what_it_is_about_and_comes_in_time() -> None:

@@ -150,6 +150,18 @@ def test_what_was_fastest_is_chosen_and_everything_on_where_it_is_as_fast() -> N
         choose([row(AS_IT_IS, [], Settings())])
 
 
+def test_what_ran_out_of_memory_in_a_later_round_is_neither_chosen_nor_told_as_fast() -> None:
+    """It fitted once, just so: it was what to use, at the speed of that round, and no fault was shown."""
+    on = Settings(batch=16, fused=True)
+    rows = [row(AS_IT_IS, [10.0, 10.0], Settings()), row(ALL_ON, [30.0], on, "out of memory")]
+    assert choose(rows).settings == Settings()
+    found = Findings(rows=rows)
+    assert "| all on | out of memory in round 2 |  |" in as_markdown(found, "samples")
+    assert f"to use: {Settings().told()}: 1.00 times as fast as it is" in as_markdown(found, "samples")
+    rows[0].fault = "out of memory"
+    assert found.chosen is None
+
+
 def test_what_a_row_buys_is_told_against_what_the_text_below_the_table_says() -> None:
     """To compute activations again cost nothing, it seemed: against all off, and not as it is."""
     speeds = {AS_IT_IS: 20.0, ALL_OFF: 10.0, "compile": 15.0, ALL_ON: 40.0, "all on but compile": 30.0}

@@ -42,7 +42,7 @@ class Candidate:
 
 @dataclass
 class Measured:
-    """What rounds found of one candidate; a round that failed has no figure."""
+    """What rounds found of one candidate, until one failed."""
 
     candidate: Candidate
     speeds: list[float] = field(default_factory=list)
@@ -50,7 +50,12 @@ class Measured:
     memory: int = 0
     """Bytes of one rank at most."""
     fault: str = ""
-    """Why it has no figures."""
+    """Why the last round that was tried has no figure, and no other was."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it was measured, and did not fail in a later round, as where memory is just enough once."""
+        return bool(self.speeds) and not self.fault
 
     @property
     def speed(self) -> float:
@@ -86,7 +91,7 @@ def choose(measured: Sequence[Measured]) -> Candidate:
     Where leaving one out is faster than all on, it is left out. The row that was measured fastest wins over
     what follows from that, as combinations that nobody measured are a guess.
     """
-    fitting = [row for row in measured if row.speeds and not row.candidate.only_shown]
+    fitting = [row for row in measured if row.holds and not row.candidate.only_shown]
     if not fitting:
         raise ValueError("nothing was measured")
     by_name = {row.candidate.name: row for row in fitting}

@@ -24,8 +24,9 @@ HEADINGS = ("settings", "{unit}/s", "min", "max", "memory", "buys")
 def cells(row: Measured, factor: float | None) -> tuple[str, ...]:
     """One line of the table."""
     name = row.candidate.name
-    if not row.speeds:
-        return (name, row.fault or "not measured", "", "", "", "")
+    if not row.holds:
+        when = f" in round {len(row.speeds) + 1}" if row.speeds else ""
+        return (name, f"{row.fault}{when}" or "not measured", "", "", "", "")
     memory = f"{row.memory / 1e6:,.0f} MB"
     bought = "" if factor is None or name == AS_IT_IS else f"{factor:.2f}x"
     return (name, f"{row.speed:,.1f}", f"{min(row.speeds):,.1f}", f"{max(row.speeds):,.1f}", memory, bought)
@@ -117,7 +118,7 @@ def as_json(found: Findings, unit: str) -> str:
 
 def plot(found: Findings, unit: str, path: Path) -> bool:
     """Bars with their spread; false where matplotlib is not installed."""
-    rows = [row for row in found.rows if row.speeds]
+    rows = [row for row in found.rows if row.holds]
     if not rows:
         return False
     try:

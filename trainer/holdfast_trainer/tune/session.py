@@ -68,7 +68,7 @@ class Findings:
 
     @property
     def chosen(self) -> Candidate | None:
-        measured = any(row.speeds and not row.candidate.only_shown for row in self.rows)
+        measured = any(row.holds and not row.candidate.only_shown for row in self.rows)
         return choose(self.rows) if measured else None
 
 

@@ -60,7 +60,8 @@ class Metrics:
             "holdfast_reconcile_seconds",
             "Duration of a reconcile pass.",
             registry=self.registry,
-            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+            # One request to an apiserver that does not answer takes half a minute.
+            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
         )
         self.reconcile_errors = Counter(
             "holdfast_reconcile_errors", "Reconcile passes that ended in an error.", registry=self.registry

@@ -208,3 +208,12 @@ def test_a_file_that_cannot_be_written_is_told_once_and_ends_nothing(tmp_path: P
     (tmp_path / "missing").mkdir()
     file.write([])
     assert json.loads((tmp_path / "missing/prometheus-targets.json").read_text()) == []
+
+
+def test_a_pass_that_waits_for_an_apiserver_is_told_with_its_length() -> None:
+    """Prometheus knows a quantile only within the buckets: of half a minute it was told that it took ten
+    seconds at most."""
+    metrics = Metrics()
+    metrics.reconcile_seconds.observe(40.0)
+    found = {le: sample(metrics, "holdfast_reconcile_seconds_bucket", {"le": le}) for le in ("30.0", "100.0")}
+    assert found == {"30.0": 0, "100.0": 1}

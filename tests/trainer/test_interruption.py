@@ -132,6 +132,22 @@ def test_when_a_sum_begins_with_its_step(device: str, ranks: int, seconds: list[
     assert exchange.early is early
 
 
+def test_parts_that_ranks_tell_of_a_whole_add_up_to_it() -> None:
+    """Each of six ranks told a sixth of the samples and tokens: one less was counted, and of one none."""
+
+    class Six(Gang):
+        def sum_async(self, vector: torch.Tensor) -> Callable[[], torch.Tensor]:
+            return lambda: sum((vector for _ in range(5)), vector)
+
+    control: Any = object()
+    exchange = Exchange(Six(0, 6, 0, torch.device("cpu"), control), Notice(60, lambda: None))
+    exchange.count(1, 8192 / 6, 1 / 6)  # type: ignore[arg-type]
+    exchange.contribute(1)
+    counts = exchange.finish().counts
+    assert counts is not None
+    assert (counts.tokens, counts.samples) == (8192, 1)
+
+
 @pytest.mark.parametrize(
     ("losses", "message"),
     [

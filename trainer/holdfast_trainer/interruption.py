@@ -306,7 +306,8 @@ class Exchange:
         counts = None
         if counting := int(total[6]):
             step = self._counted_step or round(total[9] / counting)
-            counts = Counts(step, int(total[7]), int(total[8]))
+            # Parts of ranks add up to a little less than the whole, as six sixths do.
+            counts = Counts(step, round(total[7]), round(total[8]))
         return Agreed(
             stop=total[0] > 0 and total[13] == 0,
             save=total[1] > 0,

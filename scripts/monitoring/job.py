@@ -231,7 +231,7 @@ def _account() -> list[Panel]:
         graph("Lost work", "Steps done again.", [(one("holdfast_job_lost_steps"), "steps")], width=6),
         graph(
             "Recovery",
-            "The newest: from an attempt's end to the first step of the next, and what it went into.",
+            "The newest: from the last sign of life to the first step of the next attempt, by stages.",
             [
                 (one("holdfast_job_recovery_seconds"), "recovery"),
                 (f"max by (stage) ({of_job('holdfast_job_recovery_stage_seconds')})", "{{stage}}"),

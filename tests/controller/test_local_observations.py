@@ -9,20 +9,21 @@ from pathlib import Path
 import pytest
 from local_world import at_work, killed, local_engine, ranks_up, until, waiting_job
 
+from holdfast_controller.gang import attempt_uid
 from holdfast_controller.local import process
 from holdfast_controller.local.active import MemoryKills
 from holdfast_controller.local.launch import run_directory
-from holdfast_trainer.contract import Progress
+from holdfast_trainer.contract import ATTEMPT_HEADER, Progress
 
 
-async def serve(answers: list[str]) -> tuple[asyncio.Server, str]:
+async def serve(answers: list[str], *headers: str) -> tuple[asyncio.Server, str]:
     """An HTTP server that gives these answers one after the other, the last one for ever."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         body = (answers.pop(0) if len(answers) > 1 else answers[0]).encode()
-        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        writer.write(head.encode() + body)
+        lines = ("HTTP/1.1 200 OK", f"Content-Length: {len(body)}", "Connection: close", *headers, "", "")
+        writer.write("\r\n".join(lines).encode() + body)
         await writer.drain()
         writer.close()
 
@@ -54,6 +55,35 @@ def test_progress_is_asked_for_and_nonsense_is_no_news(
             await server.wait_closed()
             assert (await engine.observe(job, 1)).progress == true
             await killed(engine, job)
+
+    asyncio.run(story())
+
+
+def test_a_port_that_another_jobs_rank_has_by_now_tells_nothing_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has closed its port, as at its end, and the kernel has given the number away. Both jobs are at
+    their first attempt; the answer says whose it is."""
+    monkeypatch.setattr("holdfast_controller.local.progress.EVERY_SECONDS", 0.02)
+
+    async def story() -> None:
+        jobs = [waiting_job(name=name, replicas=1) for name in ("before", "now")]
+        told = Progress(1, 5, 100, 0, "training", loss=2.5)
+        header = f"{ATTEMPT_HEADER}: {attempt_uid(jobs[1], 1)}"
+        server, address = await serve([told.to_json()], header)
+        async with at_work(local_engine(tmp_path)) as engine:
+            for job in jobs:
+                await engine.start(job, 1)
+                await ranks_up(engine, tmp_path, job)
+            for job in jobs:  # in this order: whoever is told first has been asked as often
+                run_directory(tmp_path, job).progress_address(1).write_text(address)
+            seen = await until(engine, jobs[1], 1, "progress", lambda s: s.progress is not None)
+            assert seen.progress == told
+            assert (await engine.observe(jobs[0], 1)).progress is None
+            for job in jobs:
+                await killed(engine, job)
+        server.close()
+        await server.wait_closed()
 
     asyncio.run(story())
 

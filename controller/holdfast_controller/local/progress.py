@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import httpx
 import structlog
 
-from holdfast_trainer.contract import Progress
+from holdfast_trainer.contract import ATTEMPT_HEADER, Progress
 
 from .active import ActiveAttempt
 from .targets import TargetsFile
@@ -45,14 +45,15 @@ async def _ask(client: httpx.AsyncClient, attempt: ActiveAttempt, changed: Calla
         return
     try:
         async with asyncio.timeout(WHOLE_SECONDS):
-            progress = Progress.from_json(await _bounded(client, f"http://{address}/progress"))
+            answer = await _bounded(client, f"http://{address}/progress", attempt.launch.uid)
+            progress = None if answer is None else Progress.from_json(answer)
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError) as error:
         attempt.beat.missed(time.monotonic(), taken=isinstance(error, httpx.ReadTimeout))
     except Exception as error:  # whatever a job's own program answers must not end the others'
         log.warning("progress cannot be read", job=attempt.key, error=repr(error)[:200])
     else:
-        # Another attempt's port may be taken over by a process that is none of ours.
-        if progress.attempt != attempt.launch.attempt:
+        # Its port may have been taken over, by another job's rank 0 or a process that is none of ours.
+        if progress is None or progress.attempt != attempt.launch.attempt:
             return
         attempt.beat.answered(progress, time.monotonic())
         if progress != attempt.progress:
@@ -62,10 +63,13 @@ async def _ask(client: httpx.AsyncClient, attempt: ActiveAttempt, changed: Calla
         changed(attempt.key)
 
 
-async def _bounded(client: httpx.AsyncClient, url: str) -> str:
-    """What is there. Raises ValueError where it is more than `LIMIT` bytes."""
+async def _bounded(client: httpx.AsyncClient, url: str, uid: str) -> str | None:
+    """What is there; None where another attempt than this one answers. Raises ValueError where it is more
+    than `LIMIT` bytes."""
     body = b""
     async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
+        if answer.headers.get(ATTEMPT_HEADER, uid) != uid:
+            return None
         async for part in answer.aiter_raw():
             body += part
             if len(body) > LIMIT:

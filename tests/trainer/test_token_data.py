@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import gc
 import hashlib
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 
 from holdfast_trainer.data import DataError, TokenDataset
 from holdfast_trainer.permutation import epoch_keys, permute
+from holdfast_trainer.token_index import may_come
 
 CONTEXT = 8
 VOCABULARY = 1000
@@ -215,6 +218,20 @@ def test_a_flipped_bit_is_found_by_verify(prepared: Path) -> None:
     shard.write_bytes(content)
     open_data(prepared)
     assert f"shard {shard} is damaged: its SHA-256 is" in fault(prepared, verify=True)
+
+
+def test_a_disk_that_fails_while_it_is_verified_is_told_as_one(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as a traceback, nor as data that no later attempt would find."""
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(hashlib, "file_digest", failing)
+    with pytest.raises(DataError, match=r"shard .*bin cannot be read: Input/output error") as told:
+        open_data(prepared, verify=True)
+    assert may_come(told.value)
 
 
 def test_a_token_outside_of_the_vocabulary_never_reaches_the_model(prepared: Path) -> None:

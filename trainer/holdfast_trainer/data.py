@@ -173,8 +173,11 @@ def _open(directory: Path, index: TokenIndex, shard: Shard) -> NDArray[np.unsign
 
 
 def _verify(path: Path, shard: Shard) -> None:
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"shard {path} cannot be read: {error.strerror}") from error
     if found != shard.sha256:
         raise DataError(
             f"shard {path} is damaged: its SHA-256 is {found}, the index says {shard.sha256}: "

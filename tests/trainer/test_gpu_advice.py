@@ -183,8 +183,27 @@ def test_the_command_needs_neither_data_nor_device_and_says_so(
     assert "with train.parallel=fsdp and train.precision=fp32\n" in capsys.readouterr().out
     assert main([str(file), "--gpu-memory", "24", "--gpus", "3"]) == EXIT_CONFIG_ERROR
     assert "train.global_batch" in capsys.readouterr().err
-    assert main([str(file), "--gpu-memory", "0.5"]) == EXIT_CONFIG_ERROR
-    assert "--gpu-memory 0.5, --gpus 1: no such GPUs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--gpu-memory 0.5", "--gpu-memory 0.5"),
+        ("--gpu-memory 24 --gpus 0", "--gpus 0"),
+        ("--gpu-memory 24 --gpu-memory nan --gpu-memory 1e400", "--gpu-memory nan, --gpu-memory inf"),
+        ("--gpu-memory -1 --gpus -2", "--gpu-memory -1, --gpus -2"),
+    ],
+)
+def test_gpus_that_cannot_be_are_named(
+    words: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "gpt.yaml"
+    file.write_text(
+        "model: {vocab_size: 256, layers: 1, heads: 2, width: 32, context: 16}\n"
+        "data: {path: nowhere}\ntrain: {steps: 10, global_batch: 4}\n"
+    )
+    assert main([str(file), *words.split()]) == EXIT_CONFIG_ERROR
+    assert capsys.readouterr().err == f"error: {named}: no such GPUs\n"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -49,9 +50,11 @@ def advise(target: str, overrides: Sequence[str], arguments: argparse.Namespace)
     """Prints it; returns the exit status: 0, 1 where a GPU is too small, 78 where a word cannot be used."""
     try:
         config = load(Path(target), overrides)
-        wrong = [size for size in arguments.gpu_memory if room_of(size) <= 0]
-        if wrong or arguments.gpus < 1:
-            raise ConfigError(f"--gpu-memory {(wrong or [0])[0]:g}, --gpus {arguments.gpus}: no such GPUs")
+        wrong = [f"--gpu-memory {size:g}" for size in arguments.gpu_memory if not _can_be(size)]
+        if arguments.gpus < 1:
+            wrong.append(f"--gpus {arguments.gpus}")
+        if wrong:
+            raise ConfigError(f"{', '.join(wrong)}: no such GPUs")
         check_world(config, arguments.gpus)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -67,6 +70,11 @@ def advise(target: str, overrides: Sequence[str], arguments: argparse.Namespace)
         for size, one in found.items():
             print("\n" + _text(size, arguments.gpus, arguments.gpu_capability, one))
     return int(any(not isinstance(one, Recommended) for one in found.values()))
+
+
+def _can_be(gigabytes: float) -> bool:
+    """Whether a GPU of this size has room for a tensor, and the size is a number."""
+    return math.isfinite(gigabytes) and room_of(gigabytes) > 0
 
 
 def settings_line(config: Config, facts: Facts, need: Need) -> str:

@@ -4,8 +4,9 @@ A schema is a plain dataclass: its annotations are the types, `Annotated[int, Ra
 `Literal` names the choices, a field without a default is required. `from_mapping` walks schema and
 document together and gathers every fault before it raises, so one run shows all that is wrong.
 
-YAML is read as version 1.2 in one respect where version 1.1 (PyYAML) surprises people: `6e-4` is a
-number, not a string. A key written twice is an error instead of a silent win for the last.
+YAML is read as version 1.2 where version 1.1 (PyYAML) surprises people: `6e-4` is a number, not a string,
+and `1:30` is text, not the 90 that it comes to by sixties. `0100`, which is 64 in one and 100 in the other,
+is an error, and so is a key written twice, instead of a silent win for the last.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -63,6 +65,8 @@ class Range:
 
 
 Positive = Annotated[int, Range(1)]
+LARGEST_BITS = 128
+"""Of an integer."""
 SCALARS = {int: "an integer", float: "a number", bool: "true or false", str: "text", Path: "a path"}
 """What a key takes, in words."""
 
@@ -175,13 +179,16 @@ class _Walk:
         if hint is type(None) and value is None:
             return None
         if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            if math.isfinite(value):
-                return float(value)
-            return self.fail(path, f"must be a finite number, found {value}")
+            with suppress(OverflowError):  # an integer of hundreds of digits
+                if math.isfinite(value):
+                    return float(value)
+            return self.fail(path, f"must be a finite number, found {_show(value)}")
         if hint is Path and isinstance(value, (str, Path)) and str(value):
             return Path(value)
         is_bool_for_int = hint is int and isinstance(value, bool)
         if isinstance(hint, type) and isinstance(value, hint) and not is_bool_for_int:
+            if isinstance(value, int) and value.bit_length() > LARGEST_BITS:
+                return self.fail(path, f"must have at most {LARGEST_BITS} bits, found {_show(value)}")
             return value
         return self.fail(path, f"expected {_describe(hint)}, found {_show(value)}")
 
@@ -243,10 +250,16 @@ def _required(cls: Any) -> str:
 # ------------------------------------------------------------------------ YAML
 
 
+_DIGITS = "-+.0123456789"
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader that reads `6e-4` as a number, and tells where what looks like a value is none."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if node.tag == _INTEGER and (digits := _OCTAL.fullmatch(node.value)):
+            problem = f"{node.value!r:.40} has zeros before it, as octal numbers have; write {digits[1]:.40}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:
             return super().construct_object(node, deep)
         except ValueError:  # the date 2026-02-30, an integer of over 4,300 digits, `!!int abc`
@@ -255,9 +268,15 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
-_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_INTEGER, _TEXT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:str"
+_OCTAL = re.compile(r"[-+]?0[0_]*([1-7][0-7_]*)")
+_SIXTIES = re.compile(r"[-+]?\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?\Z")
+_Loader.yaml_implicit_resolvers = {
+    first: [*([(_TEXT, _SIXTIES)] if first in _DIGITS else []), *resolvers]  # the first that fits counts
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+\Z"), list("-+.0123456789")
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+\Z"), list(_DIGITS)
 )
 
 

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -491,6 +492,99 @@ def test_a_mount_whose_server_is_gone_is_waited_for_and_has_no_damage(
     ):
         load_newest(run, 2, Alone())
     assert isinstance(cannot_begin(run, OSError(code, os.strerror(code))), StorageUnavailable)
+
+
+def of_step(place: Path | int) -> str:
+    """The name of the checkpoint that a path or a descriptor is in; empty where it is in none."""
+    path = os.readlink(f"/proc/self/fd/{place}") if isinstance(place, int) else str(place)
+    return next((part for part in path.split("/") if part.startswith("step-")), "")
+
+
+def withhold(
+    monkeypatch: pytest.MonkeyPatch, withheld: Callable[[list[str]], bool], what: str = "data"
+) -> list[str]:
+    """Let reads of a checkpoint's `data` or `manifest` fail, as where a soft NFS mount has waited long enough
+    for its server, while `withheld` says so of what was asked for. Returns that, as it grows."""
+    asked: list[str] = []
+    preadv, read_text = os.preadv, Path.read_text
+
+    def ask(step: str) -> None:
+        if step and step not in asked[-1:]:
+            asked.append(step)
+        if step and withheld(asked):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def data(fd: int, *arguments: Any) -> int:
+        ask(of_step(fd))
+        return preadv(fd, *arguments)
+
+    def manifest(path: Path, *arguments: Any, **named: Any) -> str:
+        ask(of_step(path))
+        return read_text(path, *arguments, **named)
+
+    if what == "data":
+        monkeypatch.setattr(os, "preadv", data)
+    else:
+        monkeypatch.setattr(Path, "read_text", manifest)
+    return asked
+
+
+@pytest.mark.parametrize("what", ["data", "manifest"])
+def test_bytes_that_a_soft_mount_did_not_give_in_time_are_asked_for_again(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """They passed for damage: the step before was gone on from, and the newest was removed once there was a
+    newer one. Here the server is back before the older one is read."""
+    saver = make_saver(run)
+    save(saver, 10)
+    save(saver, 20)
+    asked = withhold(monkeypatch, lambda asked: len(asked) == 1, what)
+    loaded, skipped = load_newest(run, 2, Alone())
+    assert loaded is not None
+    assert (loaded.manifest.step, skipped) == (20, [])
+    assert asked == ["step-00000020", "step-00000010", "step-00000020"]
+
+
+def test_bytes_that_are_given_at_the_second_look_are_no_fault_of_the_jobs(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = make_saver(run)
+    save(saver, 10)
+    reads: list[int] = []
+
+    def first_fails(asked: list[str]) -> bool:
+        reads.append(len(asked))
+        return len(reads) == 1
+
+    withhold(monkeypatch, first_fails)
+    with pytest.raises(StorageUnavailable, match=r"as it was written, and cannot be loaded: .*Input/output"):
+        load_newest(run, 2, Alone())
+    loaded, _ = load_newest(run, 2, Alone())
+    assert loaded is not None
+
+
+def test_a_checkpoint_that_its_disk_has_lost_is_passed_over(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older one could be read between the two looks."""
+    saver = make_saver(run)
+    save(saver, 10)
+    save(saver, 20)
+    withhold(monkeypatch, lambda asked: asked[-1] == "step-00000020")
+    loaded, (skip,) = load_newest(run, 2, Alone())
+    assert loaded is not None
+    assert (loaded.manifest.step, skip.step) == (10, 20)
+    assert skip.reason == "rank 0: rank-0.safetensors: Input/output error"
+
+
+def test_where_no_checkpoint_is_given_the_job_waits(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a failure of the job's, which was told to remove its run directory."""
+    saver = make_saver(run)
+    save(saver, 10)
+    withhold(monkeypatch, lambda asked: True)
+    with pytest.raises(StorageUnavailable, match=r"none of the 1 checkpoints .*Input/output error.*server"):
+        load_newest(run, 2, Alone())
+    assert isinstance(cannot_begin(run, OSError(errno.EIO, os.strerror(errno.EIO))), StorageUnavailable)
 
 
 def test_a_file_that_is_as_it_was_written_is_not_called_damaged(tmp_path: Path) -> None:

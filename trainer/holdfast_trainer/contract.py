@@ -279,9 +279,10 @@ NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 """How the system says that a disk is full, or what its user may have of it."""
 AWAY = frozenset(
     (errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED, errno.ECONNRESET,
-     errno.ECONNREFUSED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENOLINK)
+     errno.ECONNREFUSED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENOLINK, errno.EIO)
 )  # fmt: skip
-"""How it says that a mount's server does not answer, or that the program behind it (FUSE) is gone."""
+"""How it says that a mount's server does not answer, or that the program behind it (FUSE) is gone. EIO: of an
+NFS mount with `soft`; and of a disk that fails, which may have lost that file alone."""
 
 
 def raise_fence(run: RunDir, attempt: int | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable
@@ -89,6 +90,10 @@ def _second_run(run: RunDir) -> str:
 
 def cannot_begin(run: RunDir, error: OSError | ValueError) -> CheckpointError:
     """Why an attempt cannot, whose run directory could not be written to or read; says what to do."""
+    if isinstance(error, OSError) and error.errno == errno.EIO:
+        return StorageUnavailable(
+            f"run directory {run.path} does not answer: {error}. See to its mount's server, or to its disk"
+        )
     if isinstance(error, OSError) and error.errno in contract.AWAY:
         return StorageUnavailable(
             f"run directory {run.path} does not answer: {error}. See to its server, or to its mount on this "

@@ -161,7 +161,7 @@ class Bucket:
             got: bytes = self._asked(ask, "get_object", key)
         except ObjectStoreAway as error:
             if type(error.__cause__).__name__ == MISMATCH:  # it came each time: so it lies there
-                raise OSError(errno.EIO, "its bytes are not those of its checksum", key) from error
+                raise OSError(errno.EBADMSG, "its bytes are not those of its checksum", key) from error
             raise
         return got
 

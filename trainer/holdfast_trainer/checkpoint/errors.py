@@ -10,7 +10,8 @@
 `BadManifest` and `UnreadableFile` say that bytes are not what was written; a load then takes an older
 checkpoint, but where a sound manifest is of a version that is not read here (`OtherVersion`): a load ends
 with that. An object store that does not answer says nothing of the bytes, nor does a file that the system
-does not let this process read (`not_looked_at`): a load ends with that.
+does not let this process read (`not_looked_at`): a load ends with that. What the system did not give
+(`not_given`) is asked for again once an older checkpoint could be read.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def may_pass(error: BaseException | None) -> bool:
     return False
 
 
-_NOT_THE_FILE = AWAY | {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-"""How the system says that it does not read a file for us, whatever is in it."""
+_NOT_THE_FILE = (AWAY - {errno.EIO}) | {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""How the system says that it does not read a file for us, whatever is in it. EIO is said by mounts, and by
+disks that have lost the file: see `not_given`."""
 
 
 def not_looked_at(where: object, error: OSError) -> CheckpointError | None:
@@ -58,6 +60,12 @@ def not_looked_at(where: object, error: OSError) -> CheckpointError | None:
         f"{where} cannot be looked at ({error.strerror}), which says nothing of what is in it: see to that, "
         "and start again"
     )
+
+
+def not_given(error: BaseException) -> bool:
+    """Whether it came of bytes that the system did not give this time (EIO): their disk has lost them, or the
+    server of an NFS mount with `soft` did not answer in time."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
 
 
 class ObjectStoreError(CheckpointError):

@@ -9,7 +9,7 @@ from ..contract import RunDir
 from . import manifest as manifests
 from . import tensorfile
 from .bucket import Location
-from .errors import CheckpointError, StorageUnavailable, may_pass
+from .errors import CheckpointError, StorageUnavailable, may_pass, not_given
 from .errors import WrongConfiguration as WrongConfiguration
 from .manifest import BadManifest, Manifest, OtherVersion
 from .store import CheckpointStore, part_file
@@ -51,6 +51,10 @@ class Skipped:
     reason: str
 
 
+class _NotGiven(str):
+    """Why a checkpoint cannot be used, where its bytes may be sound and were not given this time."""
+
+
 def has_checkpoint(run: RunDir, attempt: int, gang: Agreement) -> bool:
     """Whether the run has any, usable or not. Collective; raises CheckpointError where nobody can look."""
     return bool(_all_steps(open_store(run, attempt), gang))
@@ -67,10 +71,32 @@ def load_newest(
     work silently. Raises WrongConfiguration where the newest good one was written under another one, or by a
     Holdfast whose checkpoints are not read here: it is no damaged one, and to go back would lose its work.
     An object store that does not answer is no damage, nor is a file that the system does not let us read, or
-    that is whole and finds no memory: that raises ObjectStoreError or CheckpointError, on every rank.
+    that is whole and finds no memory: that raises ObjectStoreError or CheckpointError, on every rank. Nor are
+    bytes that were not given (EIO), until those of an older checkpoint were: then all are asked for again,
+    and what is still not given is lost. Where none are given, that raises StorageUnavailable.
     """
     store = open_store(run, attempt)
-    skipped: list[Skipped] = []
+    loaded, skipped, not_all_given = _newest(store, gang, config_hash, in_shards=in_shards)
+    if loaded is not None and not_all_given:
+        loaded = None  # its memory is wanted
+        loaded, skipped, not_all_given = _newest(store, gang, config_hash, in_shards=in_shards)
+    if loaded is not None or not skipped:
+        return loaded, skipped
+    reasons = "; ".join(f"step {s.step}: {s.reason}" for s in skipped)
+    none = f"none of the {len(skipped)} checkpoints in {store.place} can be used ({reasons}). "
+    if not_all_given:
+        raise StorageUnavailable(
+            f"{none}The server of their mount does not answer, or their disk fails: see to that. If it has "
+            "lost them, restore one from a backup, or remove the directory to start over"
+        )
+    raise CheckpointError(f"{none}Restore one from a backup, or remove the directory to start over")
+
+
+def _newest(
+    store: CheckpointStore, gang: Agreement, config_hash: str, *, in_shards: bool
+) -> tuple[Loaded | None, list[Skipped], bool]:
+    """What `load_newest` returns, and whether any was passed over as its bytes were not given."""
+    skipped, not_all_given = list[Skipped](), False
     for step in _all_steps(store, gang):
         loaded, fault = _try(store, step, gang, in_shards=in_shards)
         faults = gang.gather(fault)
@@ -86,17 +112,12 @@ def load_newest(
         first = next((f"rank {rank}: {f}" for rank, f in enumerate(faults) if f), None)
         if first is not None:
             skipped.append(Skipped(step, first))
+            not_all_given = not_all_given or any(isinstance(fault, _NotGiven) for fault in faults)
             continue
         assert loaded is not None
         _check_config(store, loaded.manifest, config_hash)
-        return loaded, skipped
-    if skipped:
-        reasons = "; ".join(f"step {s.step}: {s.reason}" for s in skipped)
-        raise CheckpointError(
-            f"none of the {len(skipped)} checkpoints in {store.place} can be used ({reasons}). "
-            "Restore one from a backup, or remove the directory to start over"
-        )
-    return None, []
+        return loaded, skipped, not_all_given
+    return None, skipped, not_all_given
 
 
 def _all_steps(store: CheckpointStore, gang: Agreement) -> list[int]:
@@ -130,7 +151,7 @@ def _try(
     except (CheckpointError, OtherVersion) as error:
         return None, error
     except (BadManifest, UnreadableFile, KeyError) as error:
-        return None, str(error)
+        return None, _NotGiven(error) if not_given(error) else str(error)
 
 
 def read_state(

@@ -87,7 +87,7 @@ class _Object:
 
 
 def _shorter() -> OSError:
-    return OSError(errno.EIO, "the file became shorter while it was read")
+    return OSError(errno.EBADMSG, "the file became shorter while it was read")
 
 
 @contextmanager

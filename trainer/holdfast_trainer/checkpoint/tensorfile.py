@@ -23,7 +23,7 @@ import torch
 from ..memory import huge_pages
 from .bucket import Location
 from .checksums import BLOCK, Running, Written, combine, sum_of
-from .errors import CheckpointError, not_looked_at
+from .errors import CheckpointError, StorageUnavailable, may_pass, not_looked_at
 from .scan import Bytes, Opened, UnreadableFile, opened, scan, size_of
 from .spread import Spread
 from .storage import PartFiles, Storage
@@ -237,7 +237,8 @@ def _not_loaded(path: Location, expected: Written, error: Exception) -> Checkpoi
     """What to raise where a file is whole; raises as `verify` where it is not, as damage says more than what
     it did to the header."""
     verify(path, expected)
-    return CheckpointError(f"{path} is as it was written, and cannot be loaded: {error}")
+    kind = StorageUnavailable if may_pass(error) else CheckpointError
+    return kind(f"{path} is as it was written, and cannot be loaded: {error}")
 
 
 def _fault(path: Location, error: OSError) -> CheckpointError | UnreadableFile:

@@ -216,6 +216,39 @@ def test_the_lines_of_the_page_make_an_own_loader_exact(workshop: Workshop, tmp_
     assert resumed.stop()["digest"] == untouched.history.stop()["digest"]
 
 
+SPARSE = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=2)
+model = run.wrap(torch.nn.Embedding(50, 4, sparse=True))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(int(sys.argv[1])):
+    drawn = torch.randint(0, 50, (6,), generator=torch.Generator().manual_seed(step))
+    loss = model(drawn).square().sum()
+    loss.backward()
+    run.log(loss=loss)
+    if step % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_sparse_gradients_that_add_up_over_steps_are_saved(workshop: Workshop, tmp_path: Path) -> None:
+    """As of an embedding that is trained by a part of its rows in each step; the first save ended the run."""
+    script = tmp_path / "sparse.py"
+    script.write_text(SPARSE)
+    untouched = workshop.start("untouched", script=script, arguments=["12"])
+    assert untouched.wait() == [0], untouched.texts()
+    for steps in ("3", "6", "12"):
+        resumed = workshop.finish(script=script, arguments=[steps])
+    assert [line["resumed_step"] for line in resumed.events("attempt_start")] == [0, 3, 6]
+    assert resumed.losses() == untouched.history.losses()
+    assert resumed.stop()["digest"] == untouched.history.stop()["digest"]
+
+
 FORGETFUL = """
 import sys
 import torch

@@ -73,20 +73,22 @@ class Unspent:
     def in_shards(self) -> bool:
         return any(hasattr(p, "placements") for p in self._parameters)
 
-    def gradients(self) -> dict[int, torch.Tensor]:
-        """By the number of their parameter; none where zero_grad(set_to_none=False) has cleared them."""
+    def gradients(self) -> dict[int, Any]:
+        """By the number of their parameter; none where zero_grad(set_to_none=False) has cleared them. For a
+        checkpoint: of a sparse one its parts."""
         if not self._carried:
             return {}
         found = {number: p.grad for number, p in enumerate(self._parameters) if p.grad is not None}
         # What is in shards would ask the other ranks, which may not ask.
-        carried = self.in_shards or any(bool(gradient.any()) for gradient in found.values())
-        return found if carried else {}
+        carried = self.in_shards or any(bool(_values(gradient).any()) for gradient in found.values())
+        return {number: _kept(gradient) for number, gradient in found.items()} if carried else {}
 
     def restore(self, gradients: Mapping[int, Any]) -> None:
         """Go on with what `gradients` gave."""
         parameters = self._parameters
         for number, gradient in gradients.items():
-            parameters[number].grad = shard_like(gradient, parameters[number]).to(parameters[number].device)
+            whole = _from_parts(gradient) if isinstance(gradient, Mapping) else gradient
+            parameters[number].grad = shard_like(whole, parameters[number]).to(parameters[number].device)
         self._carried = bool(gradients)
         self._ended_with = self._marks()
 
@@ -100,6 +102,27 @@ class Unspent:
 
 def _first(groups: Iterable[Iterable[torch.Tensor]]) -> torch.Tensor | None:
     return next((p.grad for p in chain.from_iterable(groups) if p.grad is not None), None)
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient._values() if gradient.is_sparse else gradient
+
+
+def _kept(gradient: torch.Tensor) -> Any:
+    """For a checkpoint. The parts of a sparse one are not coalesced, which adds up in another order."""
+    if not gradient.is_sparse:
+        return gradient
+    return {
+        "indices": gradient._indices(),
+        "values": gradient._values(),
+        "shape": tuple(gradient.shape),
+        "coalesced": gradient.is_coalesced(),
+    }
+
+
+def _from_parts(kept: Mapping[str, Any]) -> torch.Tensor:
+    parts = kept["indices"], kept["values"], kept["shape"]
+    return torch.sparse_coo_tensor(*parts, is_coalesced=kept["coalesced"], check_invariants=False)
 
 
 def _local(gradient: Any) -> torch.Tensor:

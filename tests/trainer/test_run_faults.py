@@ -83,6 +83,45 @@ for step in run.steps(9):
     assert [line["step"] for line in gang.history.events("checkpoint")] == [2]
 
 
+CATCHES = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=2)
+model = run.wrap(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+try:
+    for step in run.steps(9):
+        for _ in run.interruptible(range(sys.argv[1] == "validates")):
+            pass
+        loss = model(torch.ones(1, 2)).square().sum() * (float("nan") if step == 4 else 1)
+        optimizer.zero_grad()
+        loss.backward()
+        run.log(loss=loss)
+        optimizer.step()
+except Exception as error:
+    print("caught", error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", "validates"])
+def test_a_script_that_catches_what_its_loop_ended_with_has_not_finished(
+    workshop: Workshop, tmp_path: Path, how: str
+) -> None:
+    """As one that sends its errors elsewhere. The state that the message says is not saved was saved as the
+    program ended, and the job had succeeded."""
+    script = tmp_path / "catches.py"
+    script.write_text(CATCHES)
+    gang = workshop.start(ranks=2, script=script, arguments=[how])
+    assert gang.wait() == [EXIT_CONFIG_ERROR] * 2, gang.texts()
+    assert "caught step 5: the loss of rank 0 is nan" in gang.texts()
+    told = gang.termination()
+    assert (told.outcome, told.durable_step, told.config_error) == ("failed", 4, True)
+    assert [line["step"] for line in gang.history.events("checkpoint")] == [2, 4]
+
+
 def test_a_batch_that_its_script_cannot_describe_does_not_hide_the_loss(
     workshop: Workshop, tmp_path: Path
 ) -> None:

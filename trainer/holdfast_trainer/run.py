@@ -195,6 +195,8 @@ class Run:
         the steps of one before it."""
         self._ending.progress = lambda: account.telemetry.progress
         self._ending.standing = lambda: self._saves.standing(self._step)
+        self._fault: Exception | None = None
+        """What the loop itself has raised, if no step has ended since."""
         self._started_at = 0
         self._step_began = self._step_seconds = 0.0
         """When this step began, and what the one before took."""
@@ -363,6 +365,9 @@ class Run:
                 self._pass_on(total)
                 self._begin_step(total)
             self._complete()
+        except Exception as error:
+            self._fault = error
+            raise
         finally:  # also where the loop is left by `break`: what comes then is not ours to time, or to copy
             looks.remove()
             if not self._ending.forked:
@@ -461,7 +466,8 @@ class Run:
         self._saves.end_step()
         self._step += 1
         self._changed = False
-        self._ending.exit_status, self._ending.cut_step = None, False  # it was caught: the loop goes on
+        # Where the script caught that, it goes on.
+        self._fault, self._ending.exit_status, self._ending.cut_step = None, None, False
         self._losses.hear_counts(agreed)
         self._account.end_step(self._step, owes_counts=self._losses.owes_counts(self._step))
         self._losses.hear(agreed)
@@ -576,7 +582,11 @@ class Run:
             self._watchdog.beat(step=False)
             self._saves.settle_if_copied()
             self._losses.hear_counts(agreed)
-            self._losses.hear(agreed)
+            try:
+                self._losses.hear(agreed)
+            except Exception as error:
+                self._fault = error
+                raise
             if agreed.stop:
                 self._stop(random)
         self._account.telemetry.phase(before)
@@ -627,7 +637,10 @@ class Run:
 
     def _at_exit(self) -> None:
         """The program ended by itself; where it left the loop early, it did so of its own will, or as a rank
-        was told to end: that is taken for the reason, as what is begun again can be left again."""
+        was told to end: that is taken for the reason, as what is begun again can be left again. What the loop
+        has raised, such as that the loss is no number, ends the attempt also where the script has caught it."""
+        if self._fault is not None:
+            raise self._fault
         if self.total_steps is not None and not self._completed:
             if self._changed:
                 self._end_step(leaving=True)

@@ -733,3 +733,56 @@ def test_finished_counts_although_a_notice_came_last(workshop: Workshop) -> None
     assert gang.wait() == [0], gang.texts()
     message = gang.termination()
     assert (message.step, message.durable_step) == (20, 20)
+
+
+IN_A_THREAD = """
+import sys
+import threading
+import torch
+from holdfast_trainer.run import Run
+
+def begin():
+    global run, model, optimizer
+    run = Run(checkpoint_every=2)
+    model = run.wrap(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run.track(model=model, optimizer=optimizer)
+
+def train():
+    for step in run.steps(9):
+        if step == 5:
+            raise ZeroDivisionError("of a batch")
+        loss = model(torch.ones(1, 2)).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        run.log(loss=loss)
+        optimizer.step()
+
+if sys.argv[1] == "begins":
+    thread = threading.Thread(target=begin)
+else:
+    begin()
+    thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "ended_by", "steps"),
+    [
+        ("begins", "RuntimeError: make Run in the main thread, which alone hears of a notice", (0, 0)),
+        ("trains", "ZeroDivisionError: of a batch", (5, 4)),
+    ],
+)
+def test_what_ends_a_training_in_a_thread_ends_the_rank(
+    workshop: Workshop, tmp_path: Path, what: str, ended_by: str, steps: tuple[int, int]
+) -> None:
+    """Python goes on without the thread, and ends with status 0: the job had succeeded."""
+    script = tmp_path / "in_a_thread.py"
+    script.write_text(IN_A_THREAD)
+    gang = workshop.start(script=script, arguments=[what])
+    assert gang.wait() == [1], gang.texts()
+    told = gang.termination()
+    assert (told.outcome, told.step, told.durable_step) == ("failed", *steps)
+    assert ended_by in told.error

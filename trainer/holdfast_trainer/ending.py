@@ -70,6 +70,8 @@ class Ending:
         self._rank, self._local_rank = env.get("RANK", "0"), env.get("LOCAL_RANK", "0")
         self._termination = Path(env.get(contract.ENV_TERMINATION_LOG) or contract.DEFAULT_TERMINATION_LOG)
         self._pid = os.getpid()
+        self.thread = threading.current_thread()
+        """That which trains. What ends it is the rank's end, though Python would go on without it."""
         self._lock = threading.Lock()
         self._said: contract.Outcome | None = None
         self.journal: Journal | None = None
@@ -98,6 +100,7 @@ class Ending:
         """Listen for uncaught exceptions, `sys.exit` and the end of the program."""
         self._previous_hook, self._previous_exit = sys.excepthook, sys.exit
         sys.excepthook = self.fail
+        self._previous_thread_hook, threading.excepthook = threading.excepthook, self._fail_in_thread
         # Nothing else tells at exit whether a loop was left by `break` or by sys.exit("no such file").
         sys.exit = self._exit
         atexit.register(self._leave)
@@ -228,6 +231,12 @@ class Ending:
         finally:  # something has failed on the way: a hook before this one, or a log on a full disk
             self.say("failed", "".join(traceback.format_exception(kind, error, trace)))
             os._exit(1)
+
+    def _fail_in_thread(self, told: threading.ExceptHookArgs, /) -> None:
+        if told.thread is not self.thread or told.exc_value is None:
+            self._previous_thread_hook(told)
+        else:
+            self.fail(told.exc_type, told.exc_value, told.exc_traceback)
 
     def _fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
         if is_lost_peer(error):

@@ -29,6 +29,7 @@ import logging
 import operator
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -117,6 +118,10 @@ class Run:
         faulthandler.register(contract.STACK_SIGNAL, all_threads=False)
         self._ending = Ending()
         self._ending.install()
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "make Run in the main thread, which alone hears of a notice; the loop may be in another one"
+            )
         if not isinstance(config_hash, str):
             raise ConfigError(f"config_hash={config_hash!r} is no text: give one, such as a hexdigest()")
         place = Place.read(run_dir)
@@ -338,7 +343,7 @@ class Run:
                 "a loop over run.steps() is under way, and a step in it would be done twice: leave that one "
                 "first, by its end, break or close()"
             )
-        self._looping = True
+        self._looping, self._ending.thread = True, threading.current_thread()
         state, exactness = self._saves.state, self._exactness
         # The steps of all optimizers there are.
         looks = register_optimizer_step_pre_hook(lambda one, *_: exactness.look_at_optimizer(state, one))
@@ -638,7 +643,7 @@ class Run:
     def _at_exit(self) -> None:
         """The program ended by itself; where it left the loop early, it did so of its own will, or as a rank
         was told to end: that is taken for the reason, as what is begun again can be left again. What the loop
-        has raised, such as that the loss is no number, ends the attempt also where the script has caught it."""
+        has raised, such as that a loss is no number, is the end also where the script has caught it."""
         if self._fault is not None:
             raise self._fault
         if self.total_steps is not None and not self._completed:

@@ -67,6 +67,11 @@ def test_json_from_a_pipe_may_spell_a_character_by_two(holdfast: Holdfast) -> No
     assert "found invalid Unicode character escape" in holdfast("submit", "-", given=broken, code=1).stderr
 
 
+def test_a_variable_that_is_not_set_is_no_file(holdfast: Holdfast) -> None:
+    """It said `cannot read : Is a directory`."""
+    assert "the name of the job's file is empty" in holdfast("submit", "", code=1).stderr
+
+
 def test_what_get_prints_can_be_submitted(holdfast: Holdfast, job_file: Path) -> None:
     commit, run = "--set=metadata.labels.commit='12345e67'", "--set=spec.config.run='1e5'"
     holdfast("submit", str(job_file), commit, run)

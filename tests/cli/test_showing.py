@@ -302,6 +302,12 @@ def test_top_shows_each_job_and_the_sum(holdfast: Holdfast, server: Served, job_
     assert "██▒···········" in shown, "the saved part of the bar is solid, what a loss would take is light"
 
 
+@pytest.mark.parametrize("seconds", ["1e10", "nan"])
+def test_top_is_given_a_pause_that_can_be(holdfast: Holdfast, seconds: str) -> None:
+    """Of years it drew once and ended in a traceback, as no clock here counts so far."""
+    assert "'--interval'" in holdfast("top", "--interval", seconds, code=2).stderr
+
+
 def test_top_on_a_terminal_that_only_goes_on_shows_the_jobs_once(
     holdfast: Holdfast, server: Served, job_file: Path
 ) -> None:

@@ -191,6 +191,7 @@ def test_the_command_needs_neither_data_nor_device_and_says_so(
         ("--gpu-memory 0.5", "--gpu-memory 0.5"),
         ("--gpu-memory 24 --gpus 0", "--gpus 0"),
         ("--gpu-memory 24 --gpu-memory nan --gpu-memory 1e400", "--gpu-memory nan, --gpu-memory inf"),
+        ("--gpu-memory 1e300", "--gpu-memory 1e+300"),
         ("--gpu-memory -1 --gpus -2", "--gpu-memory -1, --gpus -2"),
     ],
 )

@@ -604,6 +604,7 @@ def test_what_fails_in_a_function_of_ones_own_is_not_blamed_on_its_name(
     [
         ([], "give CONFIG (or set HOLDFAST_CONFIG)"),
         (["a.yaml", "b.yaml"], "one configuration at a time, not a.yaml, b.yaml"),
+        (["a.yaml", "--seconds", "1e400"], "--seconds inf: a number from 0 on is needed"),
         (["a.yaml", "--rounds", "0"], "--rounds 0 --steps 3: at least 1 is needed"),
         (["a.py:make", "train.steps=3"], "train.steps=3: a function's settings are those of its Workload"),
     ],

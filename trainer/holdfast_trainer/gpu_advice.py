@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,8 @@ from .config import Config, ConfigError, check_world, load
 from .diagnosis import Facts
 from .memory_need import Need
 from .recommend import TENSOR_CORES_FOR_BF16, Recommended, larger_step, recommend, recommend_for, room_of
+
+LARGEST_GB = 1e9
 
 
 def add_gpus(parser: argparse.ArgumentParser) -> None:
@@ -73,8 +74,8 @@ def advise(target: str, overrides: Sequence[str], arguments: argparse.Namespace)
 
 
 def _can_be(gigabytes: float) -> bool:
-    """Whether a GPU of this size has room for a tensor, and the size is a number."""
-    return math.isfinite(gigabytes) and room_of(gigabytes) > 0
+    """Whether a GPU of this size has room for a tensor, and the size is a number of bytes."""
+    return abs(gigabytes) < LARGEST_GB and room_of(gigabytes) > 0
 
 
 def settings_line(config: Config, facts: Facts, need: Need) -> str:

@@ -67,6 +67,8 @@ def read_document(file: str) -> dict[str, Any]:
     from ..cluster import Invalid
     from ..documents import parse
 
+    if not file:
+        raise Invalid("the name of the job's file is empty, as where a shell's variable is not set")
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except FileNotFoundError:

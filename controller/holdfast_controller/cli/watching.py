@@ -40,7 +40,9 @@ def top(
     ] = False,
     selector: Selector = "",
     once: Annotated[bool, typer.Option("--once", help="Show it once and leave.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = FRAME_SECONDS,
+    interval: Annotated[
+        float, typer.Option(min=0.2, max=86400, help="Seconds between two looks.")
+    ] = FRAME_SECONDS,
 ) -> None:
     """Watch all jobs live: steps, speed, attempts, goodput. Ctrl-C leaves.
 

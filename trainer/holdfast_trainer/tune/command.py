@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import signal
 import sys
@@ -249,6 +250,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
     arguments = parser.parse_intermixed_args(argv)
     arguments.target, arguments.overrides = target_of(parser, arguments)
+    if not 0 <= arguments.seconds < math.inf:
+        parser.error(f"--seconds {arguments.seconds:g}: a number from 0 on is needed")
     if arguments.rounds < 1 or arguments.steps < 1:
         parser.error(f"--rounds {arguments.rounds} --steps {arguments.steps}: at least 1 is needed")
     if is_workload(arguments.target) and arguments.overrides:

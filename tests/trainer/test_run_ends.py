@@ -295,7 +295,7 @@ def train(step):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
 
-epoch = run.steps(6)
+epoch = iter(run.steps(6))
 for step in epoch:
     train(step)
     if step == 2:
@@ -313,7 +313,7 @@ for step in run.steps(6):
 
 
 def test_a_loop_in_a_loop_that_was_not_left_does_no_step_twice(workshop: Workshop, tmp_path: Path) -> None:
-    """A generator that somebody holds on to is not left by `break`: its step was done once more."""
+    """An iterator that somebody holds on to is not left by `break`: its step was done once more."""
     script = tmp_path / "nested.py"
     script.write_text(NESTED)
     gang = workshop.start(script=script)
@@ -321,6 +321,63 @@ def test_a_loop_in_a_loop_that_was_not_left_does_no_step_twice(workshop: Worksho
     assert "is under way, and a step in it would be done twice: leave that one first" in gang.texts()
     assert [f"goes on with {step}" in gang.texts() for step in range(6)] == [False] * 3 + [True] * 3
     assert gang.history.stop()["step"] == 6
+
+
+BAR = """
+import sys
+import time
+import torch
+from holdfast_trainer.run import Run
+
+class Bar:  # as tqdm
+    def __init__(self, iterable):
+        self.iterable = iterable
+    def __iter__(self):
+        for one in self.iterable:
+            yield one
+
+run = Run(checkpoint_every=100)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+bar = Bar(run.steps(10))
+for step in bar:
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    if step == 5:
+        break
+if sys.argv[1] == "goes on":
+    for step in bar:
+        print("goes on with", step, flush=True)
+if sys.argv[1] == "tests":
+    for batch in run.interruptible(range(10**6)):
+        print("tests", batch, flush=True)
+        time.sleep(0.05)
+if sys.argv[1] == "waits":
+    print("the loop is watched:", run._watchdog.quiet() != (None, None), flush=True)
+"""
+
+
+@pytest.mark.parametrize("then", ["waits", "goes on", "tests"])
+def test_a_loop_over_a_bar_that_is_kept_in_a_variable_is_left_by_break(
+    workshop: Workshop, tmp_path: Path, then: str
+) -> None:
+    """It passed for under way: what followed it counted as a step that hangs, and a notice in a test after it
+    waited for the step's end, in vain, so that no step of the attempt was saved."""
+    script = tmp_path / "bar.py"
+    script.write_text(BAR)
+    gang = workshop.start(script=script, arguments=[then])
+    if then == "tests":
+        gang.wait_for_text("tests 1")
+        gang.signal(NOTICE)
+    assert gang.wait() == [0], gang.texts()
+    told, steps = gang.termination(), 10 if then == "goes on" else 6
+    assert told.outcome == ("interrupted" if then == "tests" else "finished")
+    assert (told.step, told.durable_step) == (steps, steps)
+    if then == "waits":
+        assert "the loop is watched: False" in gang.texts()
+    assert [f"goes on with {step}" in gang.texts() for step in (5, 6)] == [False, then == "goes on"]
 
 
 FORKS = """

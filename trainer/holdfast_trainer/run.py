@@ -31,7 +31,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -62,6 +62,7 @@ from .prefetch import Prefetch
 from .redone import Redone
 from .resume import Marks, record_start, resume
 from .saves import Saves
+from .steps_left import StepsLeft
 from .training_state import TrainingState
 from .watchdog import HangAfter, Watchdog
 from .workers import fork_unless_chosen, require_no_worker
@@ -329,12 +330,15 @@ class Run:
 
     # ------------------------------------------------------------------- loop
 
-    def steps(self, total: int) -> Iterator[int]:
+    def steps(self, total: int) -> StepsLeft:
         """Indices of the steps that are left, from the resumed one to `total - 1`.
 
-        Between two of them checkpoints are taken and stops agreed on. Raises SystemExit(0) on an
-        agreed stop, Fenced where a newer attempt took over, TypeError where `total` is no whole number.
+        Between two of them checkpoints are taken and stops agreed on. To go through them raises SystemExit(0)
+        on an agreed stop, Fenced where a newer attempt took over, TypeError where `total` is no whole number.
         """
+        return StepsLeft(partial(self._loop, total))
+
+    def _loop(self, total: int) -> Generator[int]:
         total = _whole(total)
         if self._saves.state is None:
             raise RuntimeError("call track(model=..., optimizer=...) before steps(): nothing would be saved")

@@ -108,6 +108,7 @@ def test_without_a_file_the_overrides_are_the_whole_configuration() -> None:
             "checkpoint.every: 'often' is none of: auto, a number of steps (500), seconds",
         ),
         ("checkpoint.every=0", "checkpoint.every: 0 is none of: auto"),
+        ("checkpoint.every=" + "9" * 400 + "s", "checkpoint.every: '9999"),
         ("train.steps", "override 'train.steps': expected section.key=value, such as train.steps=200"),
         ("train.steps=[1", "'[1' is not a YAML value: line 1"),
     ],

@@ -167,7 +167,7 @@ class ValidationConfig:
 
 
 _WINDOW = re.compile(r"(\d+)-(\d+)")
-_EVERY = re.compile(r"auto|[1-9]\d*s?")
+_EVERY = re.compile(r"auto|[1-9]\d{0,17}s?")
 
 
 def parse_window(text: str) -> range:

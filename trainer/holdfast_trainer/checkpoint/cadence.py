@@ -43,7 +43,7 @@ class Cadence:
         value = str(text)
         if value == "auto":
             return cls()
-        if match := re.fullmatch(r"([1-9]\d*)(s?)", value):
+        if match := re.fullmatch(r"([1-9]\d{0,17})(s?)", value):
             number = int(match[1])
             return cls(seconds=float(number)) if match[2] else cls(steps=number)
         raise ConfigError(

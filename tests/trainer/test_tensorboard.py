@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +105,24 @@ def test_a_disk_that_fails_costs_the_figures_alone(tmp_path: Path, caplog: pytes
     (tmp_path / "file").write_text("")
     TensorBoard(tmp_path / "file" / "tensorboard", 1, 0).scalars(1, {"loss": 1.0})
     assert "no figures for TensorBoard: " in caplog.text
+
+
+def test_a_network_disk_that_is_full_at_the_end_costs_the_last_figures_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS says so when the file is closed. A training that had finished ended with status 1."""
+    board = TensorBoard(tmp_path, 1, 0)
+    close = os.close
+
+    def full(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", full)
+        board.close()
+    board.scalars(1, {"loss": 1.0})
+    assert "the last figures for TensorBoard are lost: Disk quota exceeded" in caplog.text
 
 
 def test_only_what_is_known_is_drawn() -> None:

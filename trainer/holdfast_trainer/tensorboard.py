@@ -112,8 +112,11 @@ class TensorBoard:
 
     def close(self) -> None:
         if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+            fd, self._fd = self._fd, None
+            try:
+                os.close(fd)
+            except OSError as error:  # NFS may tell only now that there is no room
+                log.warning("the last figures for TensorBoard are lost: %s", error.strerror)
 
 
 def _key(field: int, kind: int) -> bytes:

@@ -164,6 +164,44 @@ def test_sys_exit_with_a_status_is_no_success(workshop: Workshop) -> None:
     assert text.termination().error == "the program ended by sys.exit('no such file')"
 
 
+ENDS = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=2)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(9):
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    if step == 4:
+        exec(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "told"),
+    [
+        ("exit(3)", 3, "3"),
+        ("quit('no such file')", 1, "'no such file'"),
+        ("raise SystemExit(3)", 3, "3"),
+        ("raise SystemExit('no such file')", 1, "'no such file'"),
+    ],
+)
+def test_a_program_that_ends_with_a_status_in_another_way_has_not_finished_either(
+    workshop: Workshop, tmp_path: Path, how: str, status: int, told: str
+) -> None:
+    """Its job had succeeded, and the state that made it end so was saved."""
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS)
+    gang = workshop.start(script=script, arguments=[how])
+    assert gang.wait() == [status], gang.texts()
+    assert gang.termination() == Termination("failed", 4, 4, f"the program ended by sys.exit({told})")
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_loop_left_early_is_finished_with_what_it_did(workshop: Workshop, ranks: int) -> None:
     """`break` after the optimizer's turn: that step is done, and its state is what is saved."""

@@ -13,6 +13,7 @@ waited for no longer than so long.
 from __future__ import annotations
 
 import atexit
+import builtins
 import io
 import logging
 import os
@@ -27,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
-from . import contract
+from . import contract, in_place
 from .checkpoint import CheckpointError, Fenced, WrongConfiguration
 from .checkpoint.errors import StorageUnavailable
 from .contract import Progress, Termination
@@ -101,8 +102,10 @@ class Ending:
         self._previous_hook, self._previous_exit = sys.excepthook, sys.exit
         sys.excepthook = self.fail
         self._previous_thread_hook, threading.excepthook = threading.excepthook, self._fail_in_thread
-        # Nothing else tells at exit whether a loop was left by `break` or by sys.exit("no such file").
-        sys.exit = self._exit
+        # Nothing else tells at exit whether a loop was left by `break` or by sys.exit("no such file"); of a
+        # SystemExit that is raised otherwise, who runs the program in place does.
+        sys.exit = builtins.exit = builtins.quit = self._exit  # type: ignore[assignment]
+        in_place.on_exit = self._ended
         atexit.register(self._leave)
 
     @contextmanager
@@ -284,6 +287,11 @@ class Ending:
     def _exit(self, status: Any = None, /) -> NoReturn:
         self.exit_status, self.cut_step = status, self.in_step()
         self._previous_exit(status)
+
+    def _ended(self, status: Any) -> None:
+        """The program ended by a SystemExit with this, however that was raised."""
+        if status not in (None, 0):
+            self.exit_status = status
 
     def _leave(self) -> None:
         if self._said or self.forked:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 _PR_SET_NAME = 15
 _PR_SET_MM = 35
@@ -110,6 +110,8 @@ class _Map(ctypes.Structure):
     )
 
 
+on_exit: Callable[[Any], None] | None = None
+"""Told what a program's SystemExit has, of which its exit handlers hear nothing; set by the program."""
 _shown: list[object] = []
 """The memory that the kernel reads from: kept for as long as the process."""
 
@@ -238,6 +240,8 @@ def code_of(run: Callable[[], int]) -> int:
     try:
         return run()
     except SystemExit as left:
+        if on_exit is not None:
+            on_exit(left.code)
         return _code_of_exit(left)
     except BaseException as error:
         error.__traceback__ = _own_part(error.__traceback__)  # there are hooks that look here

@@ -11,6 +11,8 @@ import pytest
 
 from holdfast_trainer.checkpoint import Cadence
 from holdfast_trainer.config import Config, ConfigError, check_world, from_mapping, load
+from holdfast_trainer.place import run_directory
+from holdfast_trainer.prepare.command import build_parser
 from holdfast_trainer.schema import Range
 
 GOOD = """\
@@ -245,6 +247,18 @@ class Mine:
     names: dict[str, float] | None = None
     mode: Literal["a", 2] = "a"
     augment: Augment = Augment()
+
+
+def test_the_home_is_found_where_no_shell_has_put_it(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a file, or in Run(run_dir="~/runs/a"), which made a directory of the name ~."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read(file, "data.path=~/data").data.path == tmp_path / "data"
+    assert read(file, "data.path=~nobody-here/data").data.path == Path("~nobody-here/data")
+    assert run_directory("~/runs/a").path == tmp_path / "runs" / "a"
+    prepared = build_parser().parse_args(["--source=~/text", "--out=~/data"])
+    assert (prepared.source, prepared.out) == ([tmp_path / "text"], tmp_path / "data")
 
 
 def test_another_script_reads_its_own_dataclass() -> None:

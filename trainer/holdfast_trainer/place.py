@@ -18,7 +18,7 @@ from .contract import RunDir
 from .ledger import trained_before
 from .parallel import Gang
 from .records import Records
-from .schema import ConfigError
+from .schema import ConfigError, place_of
 from .utilization import process_age
 
 DEFAULT_RUN_DIR = "holdfast-run"
@@ -133,7 +133,7 @@ def run_directory(text: str) -> RunDir:
             f"the run directory {text!r}: give a path or s3://BUCKET/PREFIX; other stores are reached by "
             "their S3 interface, at AWS_ENDPOINT_URL"
         )
-    return RunDir(Path(text).absolute())
+    return RunDir(place_of(text).absolute())
 
 
 def grace_seconds() -> float:

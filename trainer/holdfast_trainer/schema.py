@@ -87,6 +87,15 @@ def from_mapping(
     return typing.cast("T", value)
 
 
+def place_of(text: str | Path) -> Path:
+    """The path that a person writes: `~` is the home, also where no shell has put that in its place, as in a
+    file, a script or `--out=~/data`."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # there is no such user
+        return Path(text)
+
+
 _FAULTY = object()
 """Stands for a value whose fault is already in the list."""
 
@@ -184,7 +193,7 @@ class _Walk:
                     return float(value)
             return self.fail(path, f"must be a finite number, found {_show(value)}")
         if hint is Path and isinstance(value, (str, Path)) and str(value):
-            return Path(value)
+            return place_of(value)
         is_bool_for_int = hint is int and isinstance(value, bool)
         if isinstance(hint, type) and isinstance(value, hint) and not is_bool_for_int:
             if isinstance(value, int) and value.bit_length() > LARGEST_BITS:

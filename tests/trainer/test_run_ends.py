@@ -881,3 +881,41 @@ def test_what_ends_a_training_in_a_thread_ends_the_rank(
     told = gang.termination()
     assert (told.outcome, told.step, told.durable_step) == ("failed", *steps)
     assert ended_by in told.error
+
+
+RESTORES = """
+import sys
+import copy
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = run.wrap(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+best = copy.deepcopy(model.state_dict())
+for step in run.steps(int(sys.argv[2])):
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).square().sum().backward()
+    optimizer.step()
+    if step == 4:
+        break
+if sys.argv[1] == "best":
+    model.load_state_dict(best)
+"""
+
+
+@pytest.mark.parametrize("what", ["best", "last"])
+def test_weights_that_are_put_back_after_early_stopping_are_told_to_be_no_steps(
+    workshop: Workshop, tmp_path: Path, what: str
+) -> None:
+    """The last save is made as the program ends: of the best weights with the optimizer of the last step. Who
+    went on to more steps trained on from there without a word."""
+    script = tmp_path / "restores.py"
+    script.write_text(RESTORES)
+    first = workshop.start(script=script, arguments=[what, "9"])
+    assert first.wait() == [0], first.texts()
+    history = workshop.finish(script=script, arguments=[what, "7"])
+    told = ["not deterministic: values that models were given after the end"] if what == "best" else []
+    assert history.events("attempt_start", 2)[0]["differences"] == told
+    assert history.events("attempt_start", 2)[0]["resumed_step"] == 5

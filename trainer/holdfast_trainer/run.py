@@ -656,6 +656,9 @@ class Run:
             for name in self._spoilt_gradients():
                 why = "have those of the step in which the loop was left, which a resume does again"
                 self._exactness.lose(f"gradients that {name} adds up", why)
+            if self._holds_other_models:
+                why = "of a loop that was left, such as its best ones, are saved as those of its last step"
+                self._exactness.lose("values that models were given after the end", why)
             if self._step < self.total_steps and any(self.gang.gather(self._notice.look())):
                 self._stop()
             self._complete()

@@ -10,7 +10,7 @@ from disks import fill
 from gangs import KILL, NOTICE, Gang, Workshop
 from waiting import wait_until
 
-from holdfast_trainer.contract import Progress
+from holdfast_trainer.contract import Progress, Termination
 
 
 def served(gang: Gang) -> Progress:
@@ -229,3 +229,44 @@ def test_a_rank_that_can_not_even_say_that_its_save_failed_holds_up_nobody(works
     assert 100 < gang.history.events("checkpoint")[0]["step"] < 200
     gang.signal(NOTICE)
     assert gang.wait() == [0, 0], gang.texts()
+
+
+VALIDATES_LAST = """
+import errno, os, sys, threading
+import torch
+from holdfast_trainer import saves
+from holdfast_trainer.checkpoint import directory
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=2, keep_best=1)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(4):
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).square().sum().backward()
+    optimizer.step()
+
+def look(run):
+    if sys.argv[1] == "hangs":
+        threading.Event().wait()
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+directory.checkpoint_steps, saves.STUCK_SECONDS = look, 0.5
+run.log(val_loss=1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("disk", "told"), [("fails", "Stale file handle"), ("hangs", "no answer within 0.5 s")]
+)
+def test_a_disk_that_is_lost_after_the_last_save_does_not_keep_a_run_from_ending(
+    workshop: Workshop, tmp_path: Path, disk: str, told: str
+) -> None:
+    """What was trained was durable, and the validation after it ended the run as failed, or never."""
+    script = tmp_path / "validates_last.py"
+    script.write_text(VALIDATES_LAST)
+    gang = workshop.start(script=script, arguments=[disk])
+    assert gang.wait() == [0], gang.texts()
+    assert gang.termination() == Termination("finished", 4, 4)
+    assert f"not weighed by the validation of step 4: {told}" in gang.texts().replace("[Errno 116] ", "")

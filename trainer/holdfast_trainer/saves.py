@@ -141,9 +141,16 @@ class Saves:
     def validated_last(self, step: int, loss: float) -> None:
         """Weigh again which checkpoints stay: the last one was validated after it had been saved. The ledger
         has that loss, should the run go on to more steps."""
-        if self._gang.rank == 0:
+        if self._gang.rank != 0:
+            return
+
+        def weigh() -> None:
             self._journal.event("validation", step=step, val_loss=loss)
             self._saver.prune()
+
+        # All is durable, and nobody watches any more: a disk that hangs or fails holds up no end.
+        if fault := within(STUCK_SECONDS, weigh):
+            log.warning("what stays was not weighed by the validation of step %d: %s", step, fault)
 
     def restart_clock(self) -> None:
         """The loop begins: a cadence in seconds counts from here."""

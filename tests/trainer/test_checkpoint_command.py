@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -165,6 +166,7 @@ def test_the_weights_of_a_ddp_run_load_into_the_bare_model(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain, packed = tmp_path / "weights.pt", tmp_path / "weights.safetensors"
+    packed.symlink_to(tmp_path / "elsewhere")
     assert main(["checkpoint", "export", str(runs / "ddp"), "--out", str(packed)]) == 0
     assert "the weights of 'model', step 10 of 2 ranks" in capsys.readouterr().out
     assert main(["checkpoint", "export", str(runs / "ddp"), "--out", str(plain), "--format", "torch"]) == 0
@@ -172,6 +174,7 @@ def test_the_weights_of_a_ddp_run_load_into_the_bare_model(
     network().load_state_dict(tensors)
     network().load_state_dict(same)
     assert all(torch.equal(tensors[name], same[name]) for name in same)
+    assert packed.is_symlink(), "the file was replaced, not the link to it, such as /dev/stdout"
     assert "step 10" in capsys.readouterr().out
 
 
@@ -202,6 +205,10 @@ def test_what_cannot_be_exported_is_said(
     assert f"{tmp_path / 'no' / 'w'} cannot be written: " in error(where, to=tmp_path / "no" / "w")
     assert f"--out {tmp_path} is a directory; name a file" in error(where, to=tmp_path)
     assert "--out . is a directory; name a file" in error(where, to=Path())
+    os.mkfifo(tmp_path / "device")
+    told = error(where, to=tmp_path / "device")
+    assert f"--out {tmp_path / 'device'} is there and is no file, which it would replace" in told
+    assert (tmp_path / "device").is_fifo(), "as root it would have replaced /dev/null for the whole machine"
     flip(parts_of(ddp, 10)[0])
     assert "is bad: rank-0" in error(where)
     assert "Name another step" in error(where)

@@ -134,6 +134,8 @@ def test_what_is_written_computes_the_same_and_comes_back(tmp_path: Path, bias: 
     model = GPT(config).eval()
     save_weights(model.state_dict(), config, tmp_path / "out")
     written = load_file(tmp_path / "out" / "model.safetensors")
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"], "whoever may read the one may read both"
     tokens = torch.randint(64, (3, 16))
     logits = model(tokens)[0]
     torch.testing.assert_close(published(written, tokens, 2, 2), logits.double(), rtol=1e-4, atol=1e-4)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from . import gpt2_weights, llama_weights
@@ -26,6 +25,7 @@ from .config import ConfigError, ModelConfig
 from .contract import exists, is_directory
 from .decoder import Decoder
 from .hf_layout import Layout
+from .weights_file import save_weights_file
 
 FILE, INDEX, SHAPE = "model.safetensors", "model.safetensors.index.json", "config.json"
 
@@ -228,9 +228,9 @@ def save_weights(
     directory.mkdir(parents=True, exist_ok=True)
     temporary = directory / f".{FILE}.{os.getpid()}.tmp"
     try:
-        save_file(to_published(weights, config), temporary, {"format": "pt"})
+        save_weights_file(to_published(weights, config), temporary, {"format": "pt"})
         os.replace(temporary, directory / FILE)
-    except SafetensorError as error:  # the library wraps what the file system said
+    except (OSError, SafetensorError) as error:  # the library wraps what the file system said
         raise OSError(f"{directory / FILE} cannot be written: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
-from ..contract import is_directory
+from ..contract import exists, is_directory
 from .errors import CheckpointError
 from .inspection import SHARED, Opened
 
@@ -36,20 +36,23 @@ def export(opened: Opened, out: Path, form: Format, *, part: str | None, everyth
     """
     if is_directory(out):
         raise CheckpointError(f"--out {out} is a directory; name a file, such as {out / 'gpt.safetensors'}")
+    if exists(out) and not out.is_file():
+        raise CheckpointError(f"--out {out} is there and is no file, which it would replace: name a file")
     parts = opened.shared()["parts"]
     if everything:
         what, body = f"all of {', '.join(parts)}", _everything(opened, parts, form)
     else:
         name = _choose(parts, part)
         what, body = f"the weights of {name!r}", dict(parts[name])
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    file = Path(os.path.realpath(out))  # what a link leads to, as /dev/stdout does, not the link
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         if form == "safetensors":
             metadata = {"format": "pt", "holdfast_step": str(opened.manifest.step)}
             save_file({key: value.contiguous() for key, value in body.items()}, temporary, metadata)
         else:
             torch.save(body, temporary)
-        os.replace(temporary, out)
+        os.replace(temporary, file)
     except OSError as error:
         raise CheckpointError(f"{out} cannot be written: {error.strerror or error}") from error
     except Exception as error:  # the library wraps what the file system said

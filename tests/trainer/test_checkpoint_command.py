@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -176,6 +177,17 @@ def test_the_weights_of_a_ddp_run_load_into_the_bare_model(
     assert all(torch.equal(tensors[name], same[name]) for name in same)
     assert packed.is_symlink(), "the file was replaced, not the link to it, such as /dev/stdout"
     assert "step 10" in capsys.readouterr().out
+
+
+def test_weights_that_are_taken_out_are_for_all_whom_the_umask_lets_read(
+    runs: Path, tmp_path: Path, processes: Processes
+) -> None:
+    """As safetensors they were their owner's alone, whatever the umask."""
+    command = [sys.executable, "-m", "holdfast_trainer", "checkpoint", "export", str(runs / "ddp"), "--out"]
+    for mask, mode in ((0o022, 0o644), (0o077, 0o600)):
+        out = tmp_path / f"{mask:o}.safetensors"
+        assert processes.start([*command, out], umask=mask).wait(60) == 0
+        assert stat.S_IMODE(out.stat().st_mode) == mode
 
 
 def test_all_of_a_checkpoint_can_be_taken_out(runs: Path, tmp_path: Path) -> None:

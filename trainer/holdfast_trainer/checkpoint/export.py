@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 
 from ..contract import exists, is_directory
+from ..weights_file import save_weights_file
 from .errors import CheckpointError
 from .inspection import SHARED, Opened
 
@@ -49,7 +49,7 @@ def export(opened: Opened, out: Path, form: Format, *, part: str | None, everyth
     try:
         if form == "safetensors":
             metadata = {"format": "pt", "holdfast_step": str(opened.manifest.step)}
-            save_file({key: value.contiguous() for key, value in body.items()}, temporary, metadata)
+            save_weights_file({key: value.contiguous() for key, value in body.items()}, temporary, metadata)
         else:
             torch.save(body, temporary)
         os.replace(temporary, file)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 from gangs import KILL, NOTICE, Gang, Workshop
+from processes import Processes
 from waiting import wait_until
 
 from holdfast_controller.policy.classify import lost_its_peer
-from holdfast_trainer.contract import Termination
+from holdfast_trainer.contract import RunDir, Termination
 from holdfast_trainer.ending import EXIT_NOTICE
 
 SLOW = {"steps": 100_000, "pause": 0.02, "save_every": 10_000}
@@ -370,6 +373,52 @@ def test_ctrl_c_saves_and_a_second_one_does_not_wait(workshop: Workshop) -> None
     assert hasty.wait() == [130]
     assert "step 41" not in hasty.ranks[0].text()
     assert hasty.termination().error == "interrupted from the keyboard"
+
+
+PRINTS_EACH_STEP = """
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(run_dir="run", checkpoint_every=100_000)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(100_000):
+    loss = model(torch.ones(2)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    run.log(loss=loss)
+    optimizer.step()
+    print("step", step, flush=True)
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_ctrl_c_saves_where_it_ends_first_what_reads_the_output(
+    processes: Processes, tmp_path: Path, unbuffered: str
+) -> None:
+    """As `python loop.py | tee log`: the loop's next print raised, and all since the last save was lost."""
+    (tmp_path / "loop.py").write_text(PRINTS_EACH_STEP)
+    loop = processes.start(
+        [sys.executable, "loop.py"],
+        cwd=tmp_path,
+        env={"PYTHONUNBUFFERED": unbuffered},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert loop.stdout is not None
+    assert loop.stderr is not None
+    with loop.stderr:
+        with loop.stdout:
+            assert any(line == "step 20\n" for line in loop.stdout)
+        loop.send_signal(signal.SIGINT)
+        told = loop.stderr.read()
+    assert loop.wait(60) == 0, told
+    saved = [step for step in RunDir(tmp_path / "run").checkpoints.iterdir() if step.name.startswith("step-")]
+    assert [f"stopped on notice after step {int(path.name[5:])}\n" for path in saved] == [
+        line.removeprefix("[rank 0] ") for line in told.splitlines(keepends=True) if "stopped" in line
+    ]
+    assert "Traceback" not in told
 
 
 LEAVES_BY_ITSELF = """

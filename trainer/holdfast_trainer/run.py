@@ -55,6 +55,7 @@ from .exactness import Exactness
 from .faults import data_ended, dead_worker, is_out_of_memory, not_deterministic, out_of_memory
 from .interruption import Exchange, Notice
 from .losses import Losses, number
+from .output import outlast_readers
 from .overflow import Overflow
 from .parallel import Gang, divide_alike, hear_waiting, join_gang, shard, wrap
 from .place import Place
@@ -136,6 +137,7 @@ class Run:
             self.gang = join_gang()
         self.rank, self.world_size, self.device = self.gang.rank, self.gang.world_size, self.gang.device
         self._marks.rendezvous = time.monotonic()
+        outlast_readers()
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             # Its encoding may have no characters for a path that the log names.
             sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,0 +1,57 @@
+"""Standard output and standard error that end no training.
+
+What reads a training's output may go first: `| tee log` ends by the Ctrl-C that asks the training to save, a
+terminal is closed, the disk of a log is full. A loop's next `print` raised then, in the middle of a step, and
+all since the newest checkpoint was lost. What standard output does not take goes to standard error instead,
+and what that does not take is dropped.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from .tee import write_all
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class _Lasting(io.FileIO):
+    def __init__(self, stream: io.TextIOWrapper, instead: int | None):
+        super().__init__(stream.fileno(), "w", closefd=False)
+        self.name = stream.name
+        self._instead = instead
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            taken = bytes(data)
+            if self._instead is not None:
+                with suppress(OSError):
+                    write_all(self._instead, taken)
+            return len(taken)
+
+
+def outlast_readers() -> None:
+    """Put such streams in the place of Python's own. Those that a program has put there stay."""
+    for name, instead in (("stdout", 2), ("stderr", None)):
+        stream = getattr(sys, name)
+        if stream is not getattr(sys, f"__{name}__") or not isinstance(stream, io.TextIOWrapper):
+            continue
+        with suppress(OSError):
+            stream.flush()
+        raw = _Lasting(stream, instead)
+        unbuffered = isinstance(stream.buffer, io.RawIOBase)
+        lasting = io.TextIOWrapper(
+            raw if unbuffered else io.BufferedWriter(raw),
+            encoding=stream.encoding,
+            errors=stream.errors,
+            newline="\n",
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, lasting)

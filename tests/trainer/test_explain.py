@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -99,3 +100,19 @@ def test_the_command_says_that_it_is_there() -> None:
     )
     assert shown.returncode == 2
     assert shown.stderr == "error: 'nonsense' is no setting; without a name all of them are shown\n"
+
+
+@pytest.mark.parametrize("words", [["explain"], ["-h"]], ids=str)
+def test_an_output_that_takes_no_more_ends_the_command_without_a_traceback(words: list[str]) -> None:
+    """As `| head` and `> FILE` on a full disk: each was a traceback."""
+    command = [sys.executable, "-m", "holdfast_trainer", *words]
+    reader, pipe = os.pipe()
+    os.close(reader)
+    unread = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(pipe)
+    assert (unread.returncode, unread.stderr) == (141, "")
+
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "error: the output could not be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)

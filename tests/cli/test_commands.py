@@ -287,6 +287,27 @@ def test_the_data_directory_leads_to_the_server(
     assert "has mode 0644" in holdfast("--data-dir", str(tmp_path), "get", code=1).stderr
 
 
+def test_a_data_directory_whose_controller_does_not_run_leads_to_no_other(
+    holdfast: Holdfast, server: Served, job_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A job was submitted to whoever answered at the usual address, and jobs were deleted there."""
+    monkeypatch.setattr("holdfast_controller.cli.connection.DEFAULT_SERVER", server.url)
+    monkeypatch.delenv("HOLDFAST_SERVER")
+    monkeypatch.delenv("HOLDFAST_DATA_DIR")
+    holdfast("submit", str(job_file))  # with a token that was given, as through kubectl port-forward
+    monkeypatch.delenv("HOLDFAST_TOKEN")
+    (tmp_path / "my jobs").mkdir()
+    (tmp_path / "my jobs" / "token").write_text(TOKEN)
+    (tmp_path / "my jobs" / "token").chmod(0o600)
+    told = holdfast("--data-dir", str(tmp_path / "my jobs"), "delete", "gpt-small", code=1).stderr
+    assert told == (
+        f"error: no controller runs with the data directory {tmp_path}/my jobs: start one with `holdfast "
+        f"--data-dir '{tmp_path}/my jobs' up`, or name the one that you mean with --server\n"
+    )
+    monkeypatch.setenv("HOLDFAST_TOKEN", TOKEN)
+    assert "gpt-small" in holdfast("get").stdout
+
+
 def listening(user: int, host: str, port: int = 0) -> socket.socket:
     """A listener of that user's; takes root."""
     os.seteuid(user)

@@ -91,7 +91,7 @@ def test_start_use_and_end(up: Up, tmp_path: Path) -> None:
     assert output.endswith("Stopped. No job runs.\n")
     gone = holdfast(tmp_path, "get")
     assert gone.returncode == 1
-    assert "no controller answers at" in gone.stderr
+    assert f"no controller runs with the data directory {data}: start one" in gone.stderr
 
 
 def test_a_second_controller_on_one_directory_or_port(up: Up, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,12 +86,25 @@ class Connection:
                 "start `holdfast up`, or name the controller that you mean with --server and --token-file"
             )
 
+    def _require_the_named_one(self) -> None:
+        """Raises DataDirectoryError where a data directory was named and none of its controller's files says
+        where that listens: whoever answers at the usual address is another one, with other jobs."""
+        if self.data_dir is None or self.server or self.token_file is not None or _token_in_environment():
+            return
+        if self.directory.read_server_file() is None:
+            raise DataDirectoryError(
+                f"no controller runs with the data directory {self.directory.path}: start one with "
+                f"`holdfast --data-dir {shlex.quote(str(self.directory.path))} up`, or name the one that you "
+                "mean with --server"
+            )
+
     def client(self, timeout: float = 10.0) -> Client:
         from ..client import Client
 
         def warned(text: str) -> None:
             typer.echo(f"warning: {text}", err=True)
 
+        self._require_the_named_one()
         server, token = self.address(), self.token()
         named = self.token_file is not None or _token_in_environment() is not None
 

@@ -115,8 +115,19 @@ def test_the_commands_that_it_says_come_next_can_be_copied(
 ) -> None:
     settings = load_settings(data_dir=tmp_path / "my jobs", listen_port=0)
     with claim(settings) as listening:
-        Voice().started(settings, listening)
+        voice = Voice()
+        voice.started(settings, listening)
     assert f"  holdfast --data-dir '{tmp_path}/my jobs' top\n" in capsys.readouterr().out
+    runs = Status(attempts=[AttemptRecord(number=1)])
+    a = TrainingJob(metadata=Metadata(name="a"), spec=Spec(command=["x"]), status=runs)
+    b = TrainingJob(metadata=Metadata(name="b"), spec=Spec(command=["x"], suspend=True))
+    voice.ended([a, b])
+    up = f"`holdfast --data-dir '{tmp_path}/my jobs' up`"
+    assert capsys.readouterr().out == (
+        f"Stopped. default/a goes on without the controller; {up} finds it again. default/b is still being "
+        f"suspended: it ends after a checkpoint, or under the next {up}; "
+        f"`holdfast --data-dir '{tmp_path}/my jobs' resume` lets a job go on then.\n"
+    ), "who typed `holdfast up` found no job"
 
 
 def test_it_refuses_a_wide_address_without_a_token(tmp_path: Path) -> None:
@@ -321,7 +332,7 @@ def test_what_waits_out_a_back_off_is_not_said_to_go_on(capsys: pytest.CaptureFi
     ended([job("a", None), job("b", Verdict.FAILED)])
     ended([job("b", Verdict.FAILED), job("c", Verdict.DISRUPTED)])
     assert capsys.readouterr().out.splitlines() == [
-        "Stopped. default/a goes on without the controller; `holdfast up` finds them again. "
+        "Stopped. default/a goes on without the controller; `holdfast up` finds it again. "
         "default/b starts again under the next `holdfast up`, after a back-off.",
         "Stopped. No job runs. "
         "default/b, default/c start again under the next `holdfast up`, after a back-off.",

@@ -28,11 +28,14 @@ StartController = Callable[["Settings", bool, "Voice"], None]
 class Voice:
     """What the controller tells the person who started it, on standard output; logs go to stderr."""
 
+    def __init__(self) -> None:
+        self._command = "holdfast"
+
     def started(self, settings: Settings, listening: Listening) -> None:
         """Where it answers, and the three commands to type next."""
-        command = "holdfast"
         if not is_default(settings.data_dir):
-            command += f" --data-dir {shlex.quote(str(settings.data_dir))}"
+            self._command += f" --data-dir {shlex.quote(str(settings.data_dir))}"
+        command = self._command
         token = listening.directory.token if listening.token else "none: whoever is on this machine may call"
         slots = f"{settings.cpu_slots} CPU slot{'' if settings.cpu_slots == 1 else 's'}"
         gpus = f"{len(settings.devices)} GPU{'' if len(settings.devices) == 1 else 's'}"
@@ -62,20 +65,21 @@ class Voice:
         if not going_on and not stopping:
             sentences.append("No job runs.")
         if going_on:
-            verb = "goes" if len(going_on) == 1 else "go"
+            verb, them = ("goes", "it") if len(going_on) == 1 else ("go", "them")
             sentences.append(
-                f"{_names(going_on)} {verb} on without the controller; `holdfast up` finds them again."
+                f"{_names(going_on)} {verb} on without the controller; `{self._command} up` finds {them} "
+                "again."
             )
         if resting:
             verb = "starts" if len(resting) == 1 else "start"
             sentences.append(
-                f"{_names(resting)} {verb} again under the next `holdfast up`, after a back-off."
+                f"{_names(resting)} {verb} again under the next `{self._command} up`, after a back-off."
             )
         if stopping:
             verb, they = ("is", "it ends") if len(stopping) == 1 else ("are", "they end")
             sentences.append(
                 f"{_names(stopping)} {verb} still being suspended: {they} after a checkpoint, or under the "
-                "next `holdfast up`; `holdfast resume` lets a job go on then."
+                f"next `{self._command} up`; `{self._command} resume` lets a job go on then."
             )
         _tell_if_heard(" ".join(sentences))
 

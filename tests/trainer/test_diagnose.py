@@ -434,6 +434,12 @@ def test_what_cannot_run_at_all(
         ([], "give CONFIG (or set HOLDFAST_CONFIG)"),
         (["a.yaml", "b.yaml"], "one configuration at a time, not a.yaml, b.yaml"),
         (["a.yaml", "--steps", "0"], "--steps 0: at least 1 is needed"),
+        (["mine.py"], "mine.py: name its function, too, such as mine.py:make"),
+        (["mine.py:make", "train.steps=3"], "train.steps=3: a function's settings are those of its Workload"),
+        (
+            ["mine.py:make", "--gpu-memory", "24"],
+            "--gpu-memory reckons from a configuration: what mine.py:make",
+        ),
     ],
 )
 def test_wrongly_asked(

@@ -23,9 +23,9 @@ from .gpu_advice import add_gpus, advise, settings_line
 from .memory_need import Need, memory_need
 from .run_facts import checkpoint_line, network_lines, time_line
 from .sizes import size_text
-from .target_words import add_target_words, target_of
+from .target_words import add_target_words, is_workload, target_of
 from .token_index import DataError
-from .tune.diagnose import diagnose_workload, is_workload
+from .tune.diagnose import diagnose_workload
 
 EPILOG = """examples:
   python -m holdfast_trainer diagnose gpt.yaml
@@ -54,6 +54,10 @@ def main(argv: Sequence[str]) -> int:
     target, overrides = target_of(parser, arguments)
     if arguments.steps < 1:
         parser.error(f"--steps {arguments.steps}: at least 1 is needed")
+    if arguments.gpu_memory and is_workload(target):
+        parser.error(
+            f"--gpu-memory reckons from a configuration: what {target} needs is measured where it runs"
+        )
     if arguments.gpu_memory:
         return advise(target, overrides, arguments)
     if "://" in arguments.run_dir:

@@ -22,9 +22,8 @@ from typing import Any, Literal, cast
 from .. import contract
 from ..config import Config, ConfigError, check_world, load
 from ..contract import exists, is_directory
-from ..target_words import add_target_words, target_of
+from ..target_words import add_target_words, is_workload, target_of
 from ..token_index import DataError
-from .diagnose import is_workload
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 """Ctrl-C, and torchrun's way of passing it on."""
@@ -254,10 +253,6 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--seconds {arguments.seconds:g}: a number from 0 on is needed")
     if arguments.rounds < 1 or arguments.steps < 1:
         parser.error(f"--rounds {arguments.rounds} --steps {arguments.steps}: at least 1 is needed")
-    if is_workload(arguments.target) and arguments.overrides:
-        parser.error(
-            f"{arguments.overrides[0]}: a function's settings are those of its Workload; change them there"
-        )
     return arguments
 
 

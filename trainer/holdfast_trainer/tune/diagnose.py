@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from .diagnosis import Explained, WorkloadFacts
 
 
-def is_workload(target: str) -> bool:
-    """Whether this names a function and not a configuration."""
-    return ":" in target and not target.endswith((".yaml", ".yml"))
-
-
 def diagnose_workload(target: str, directory: Path, steps: int, output: str) -> int:
     """Measures and tells; returns the exit status."""
     from ..parallel import join_gang  # torch, after what needs none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -15,10 +16,12 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 from served import Served, history, job_yaml
 from typed import Holdfast
 
 from holdfast_controller.cli.formats import figure
+from holdfast_controller.cli.tables import event_columns, table
 from holdfast_controller.cluster import Event
 
 
@@ -226,6 +229,18 @@ def test_events_are_all_shown_where_describe_has_the_newest(
     document = json.loads(holdfast("events", "default/gpt-small", "-o", "json").stdout)
     assert [item["message"] for item in document["items"]] == [event.message for event in told]
     assert document == yaml.safe_load(holdfast("events", "gpt-small", "-o", "yaml").stdout)
+
+
+@pytest.mark.parametrize("width", [34, 40, 80])
+def test_no_word_of_what_happened_is_cut_on_a_narrow_terminal(width: int) -> None:
+    """Of forty columns the end of each line of a message was beyond the edge."""
+    message = "attempt 1: replica 1: Drilled: given notice on request; 1 steps are to be done again"
+    event = {"time": "2026-11-27T21:00:00Z", "type": "Warning", "reason": "AttemptOpened", "count": 1}
+    screen = Console(width=width, file=io.StringIO())
+    screen.print(table(event_columns([{**event, "message": message}]), width))
+    assert isinstance(screen.file, io.StringIO)
+    said = message.split()
+    assert screen.file.getvalue().split()[-len(said) :] == said
 
 
 def test_what_a_program_told_its_terminal_is_not_done_to_that_of_a_reader(

@@ -116,12 +116,14 @@ def table(columns: Sequence[Column], width: int) -> Table:
     """Columns side by side under their titles, without rules."""
     kept = fit(columns, width)
     drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    left = width - sum(column.width + GAP for column in kept if not column.wraps)
     for column in kept:
         drawn.add_column(
             column.title,
             justify="right" if column.right else "left",
             no_wrap=not column.wraps,
-            min_width=column.width,
+            # What does not fit beside the others is cut at the terminal's edge; a sentence wraps before.
+            min_width=min(column.width, max(left, len(column.title))) if column.wraps else column.width,
             overflow="fold",
         )
     for row in zip(*(column.cells for column in kept), strict=True):
@@ -185,10 +187,10 @@ def _speed(job: TrainingJob, progress: JobProgress | None) -> list[Text]:
 
 def ledger_columns(attempts: Sequence[dict[str, Any]]) -> list[Column]:
     """One row an attempt, as `holdfast ledger` shows it."""
-    columns = [Column("ATTEMPT", 0, True), Column("VERDICT"), Column("RESUMED", 3, True)]
-    columns += [Column("FIRST", 4, True), Column("LAST", 0, True), Column("DURABLE", 0, True)]
-    columns += [Column("LOST", 0, True), Column("SAVES", 5, True), Column("RECOVERY", 1, True)]
-    columns += [Column("TIME", 2, True), Column("GOODPUT", 4, True), Column("REASON", 6, wraps=True)]
+    columns = [Column("ATTEMPT", 0, True), Column("VERDICT"), Column("RESUMED", 4, True)]
+    columns += [Column("FIRST", 5, True), Column("LAST", 0, True), Column("DURABLE", 1, True)]
+    columns += [Column("LOST", 0, True), Column("SAVES", 6, True), Column("RECOVERY", 2, True)]
+    columns += [Column("TIME", 3, True), Column("GOODPUT", 5, True), Column("REASON", 7, wraps=True)]
     for attempt in attempts:
         running = attempt is attempts[-1] and not attempt["endedAt"]
         where = "running" if attempt["startedAt"] else "waiting"

@@ -266,7 +266,8 @@ def test_a_wrong_token(holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("HOLDFAST_TOKEN", "wrong")
     assert "error: this token is not the controller's" in holdfast("get", code=1).stderr
     monkeypatch.delenv("HOLDFAST_TOKEN")
-    assert "`holdfast up` prints where it is" in holdfast("get", code=1).stderr
+    told = holdfast("get", code=1).stderr
+    assert "as `holdfast` does with --token-file or HOLDFAST_TOKEN; `holdfast up` prints where it is" in told
 
 
 def test_the_data_directory_leads_to_the_server(

@@ -106,7 +106,10 @@ def refuse_token(headers: Mapping[str, str], token: str) -> HoldfastError | None
     """Why these headers do not show the token, or None where they do."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if not given:
-        return Unauthorized("send the header `Authorization: Bearer TOKEN`; `holdfast up` prints where it is")
+        return Unauthorized(
+            "send the header `Authorization: Bearer TOKEN`, as `holdfast` does with --token-file or "
+            "HOLDFAST_TOKEN; `holdfast up` prints where it is"
+        )
     # compare_digest takes as long for a near miss as for a far one.
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
         return Unauthorized(

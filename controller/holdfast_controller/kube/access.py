@@ -114,8 +114,8 @@ class ClusterAccess:
         token = token.strip()
         if scheme.lower() != "bearer" or not token or len(token) > LONGEST_TOKEN:
             return Unauthorized(
-                "send the header `Authorization: Bearer TOKEN` with a token of this cluster, such as "
-                "`kubectl create token ACCOUNT` prints"
+                "send the header `Authorization: Bearer TOKEN`, as `holdfast` does with --token-file or "
+                "HOLDFAST_TOKEN, with a token of this cluster, such as `kubectl create token ACCOUNT` prints"
             )
         try:
             user = await self._user(token)

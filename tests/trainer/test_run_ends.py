@@ -37,12 +37,15 @@ def test_started_again_after_its_end_it_does_no_step(workshop: Workshop) -> None
     again = workshop.start(steps=12)
     assert again.wait() == [0], again.texts()
     history = again.history
+    where = history.run.path
+    told = f"all 12 steps were done before; to begin anew, use another run directory than {where}\n"
+    assert again.texts().count(told) == 1, "it ended at once, and nobody knew why"
     assert (history.steps(2), history.events("checkpoint", 2)) == ([], [])
     assert history.stop(2)["digest"] == history.stop(1)["digest"]
     assert last_words(again.ranks[0].text()) == last_words(first.ranks[0].text())
-    told = again.termination().progress
-    assert told is not None
-    assert (told.step, told.total_steps, told.eta_seconds) == (12, 12, 0), "its size is known all the same"
+    last = again.termination().progress
+    assert last is not None
+    assert (last.step, last.total_steps, last.eta_seconds) == (12, 12, 0), "its size is known all the same"
 
 
 OVER_RANGE = """
@@ -659,6 +662,7 @@ def test_another_model_is_refused(workshop: Workshop) -> None:
     assert message.config_error
     assert message.error.startswith("'model' is not what it was when the checkpoint of step 6 was written: ")
     assert "size mismatch for 0.weight" in message.error
+    assert message.error.endswith(f"or use a new run directory; this one is {gang.history.run.path}")
 
 
 def test_checkpoints_that_are_all_damaged_are_refused(workshop: Workshop) -> None:

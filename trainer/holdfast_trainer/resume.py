@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .account import Account
-from .checkpoint import Skipped, load_newest
+from .checkpoint import Skipped, WrongConfiguration, load_newest
 from .contract import RunDir, is_count, read_lines
 from .environment import differences
 from .ledger import useful_seconds
@@ -73,7 +73,10 @@ def resume(
     loaded, skipped = load_newest(run_dir, attempt, gang, config_hash, in_shards=state.in_shards)
     if loaded is None:
         return Resumed(skipped=tuple(skipped))
-    forgotten = state.restore(loaded)
+    try:
+        forgotten = state.restore(loaded)
+    except WrongConfiguration as error:
+        raise WrongConfiguration(f"{error}; this one is {run_dir.path}") from error
     manifest = loaded.manifest
     differing = differences(manifest.environment, environment)
     if manifest.world_size != gang.world_size:

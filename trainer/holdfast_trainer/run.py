@@ -371,6 +371,12 @@ class Run:
                 self._begin(total)
             else:
                 self._account.telemetry.nothing_left(total)
+                if self.rank == 0 and not self._completed and self._step == self._started_at == total > 0:
+                    log.info(
+                        "all %d steps were done before; to begin anew, use another run directory than %s",
+                        total,
+                        self.run_dir.path,
+                    )
             while self._step < total:
                 yield self._step
                 self._pass_on(total)

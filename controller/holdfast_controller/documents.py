@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from .cluster import Invalid
 from .jobs import API_VERSION, KIND, TrainingJob
 from .json_values import DEPTH_LIMIT, check_json, kind_of, summary
-from .spec import JOB_NAME_RULE, NAMESPACE_RULE
+from .spec import JOB_NAME_RULE, NAMESPACE_RULE, RULES
 from .yaml_text import Loader
 
 M = TypeVar("M", bound=BaseModel)
@@ -273,6 +273,10 @@ def _describe(fault: Any, location: tuple[int | str, ...], path: str, model: typ
     value = _short(fault["input"])
     if path in ("metadata.name", "metadata.namespace") and fault["type"].startswith("string_"):
         return f"{value} {JOB_NAME_RULE if path == 'metadata.name' else NAMESPACE_RULE}"
+    if fault["type"] == "string_pattern_mismatch" and (rule := RULES.get(fault["ctx"]["pattern"])):
+        return f"{value} {rule}"
+    if path == "spec.command" and isinstance(fault["input"], str):
+        return f"{value}: text stands where a list is needed, such as [python, train.py]"
     return f"{value}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
 
 

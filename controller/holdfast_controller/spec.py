@@ -25,11 +25,21 @@ JobName = Annotated[str, StringConstraints(pattern=JOB_NAME, min_length=1, max_l
 NAMESPACE = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 NAMESPACE_RULE = "is no namespace: lower-case letters, digits and '-', no '-' at the ends, at most 63"
 Namespace = Annotated[str, StringConstraints(pattern=NAMESPACE, min_length=1, max_length=63)]
-ObjectName = Annotated[
-    str, StringConstraints(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", min_length=1, max_length=253)
-]
+OBJECT_NAME = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"
+ObjectName = Annotated[str, StringConstraints(pattern=OBJECT_NAME, min_length=1, max_length=253)]
 Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
-EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
+ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME, max_length=128)]
+ABSOLUTE = r"^/"
+MIG_PROFILE = r"^[1-7]g\.[1-9][0-9]{0,2}gb(\.me)?$"
+RULES = {
+    NAMESPACE: "is no such name: lower-case letters, digits and '-', no '-' at the ends",
+    OBJECT_NAME: "is no such name: lower-case letters, digits, '-' and '.', first and last a letter or digit",
+    ENV_NAME: "is no variable's name: letters, digits and '_', first no digit",
+    ABSOLUTE: "is no absolute path, which begins with /",
+    MIG_PROFILE: "is no MIG profile, such as 1g.10gb",
+}
+"""What a value says that does not match its pattern."""
 
 RESERVED_ENV_PREFIXES = ("HOLDFAST_", "PET_", "TORCHELASTIC_")
 RESERVED_ENV = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -227,7 +237,7 @@ class Spec(Model):
     )
     working_dir: str | None = Field(
         default=None,
-        pattern=r"^/",
+        pattern=ABSOLUTE,
         max_length=4096,
         description="Directory that the command starts in, as an absolute path. Unless given it is the one "
         "in which `holdfast up` was started, or on a cluster the image's own.",
@@ -259,7 +269,7 @@ class Spec(Model):
     )
     mig: str | None = Field(
         default=None,
-        pattern=r"^[1-7]g\.[1-9][0-9]{0,2}gb(\.me)?$",
+        pattern=MIG_PROFILE,
         description="On a cluster whose GPUs are partitioned by MIG, the profile to ask for, such as "
         "`1g.10gb`, with `gpus: 1`: a part of a GPU with memory and faults of its own.",
     )

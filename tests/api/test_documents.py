@@ -72,6 +72,27 @@ GOOD = "metadata: {name: j}\nspec: {command: [python, t.py]}\n"
             "metadata: {name: j}\nspec: {command: [x], replicas: two}",
             "spec.replicas: 'two': input should be a valid integer",
         ),
+        (
+            "metadata: {name: j}\nspec: {command: python t.py}",
+            "spec.command: 'python t.py': text stands where a list is needed, such as [python, train.py]",
+        ),
+        (
+            "metadata: {name: j}\nspec: {command: [x], workingDir: ~/x}",
+            "spec.workingDir: '~/x' is no absolute path, which begins with /",
+        ),
+        (
+            "metadata: {name: j}\nspec: {command: [x], env: {B C: x}}",
+            "spec.env.B C: 'B C' is no variable's name",
+        ),
+        (
+            "metadata: {name: j}\nspec: {command: [x], queue: A B}",
+            "spec.queue: 'A B' is no such name: lower-case",
+        ),
+        (
+            "metadata: {name: j}\nspec: {command: [x], storage: {claim: A}}",
+            "spec.storage.claim: 'A' is no such",
+        ),
+        ("metadata: {name: j}\nspec: {command: [x], mig: big}", "spec.mig: 'big' is no MIG profile, such as"),
         ("metadata: {name: j}\nspec: {command: []}", "spec.command: []: list should have at least 1 item"),
         ("metadata: {name: j}\nspec: {command: [x], env: {RANK: '1'}}", "RANK is set by the platform"),
         ("metadata: {name: j}\nspec: {command: [x], gpus: 1.5}", "1.5 GPUs: only whole numbers above 1"),

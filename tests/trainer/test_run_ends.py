@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fresh_command import text_of
 from gangs import NOTICE, Workshop
+from processes import Processes
 from waiting import wait_until
 
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR, Termination, raise_fence
@@ -103,6 +104,15 @@ def test_what_the_log_has_no_characters_for_is_escaped(tmp_path: Path) -> None:
     text = text_of(["program"], tmp_path, (), PYTHONIOENCODING="ascii")
     assert "in run-\\u015f\n" in text
     assert "Traceback" not in text
+
+
+def test_a_run_whose_standard_error_is_closed_trains(processes: Processes, tmp_path: Path) -> None:
+    """As a starter of daemons leaves it: the run ended at once, and had no place to say why."""
+    (tmp_path / "program.py").write_text(UNHEARD)
+    command = ["sh", "-c", f"exec {sys.executable} program.py 2>&-"]
+    program = processes.start(command, cwd=tmp_path, stdout=subprocess.PIPE)
+    told, _ = program.communicate(timeout=60)
+    assert (program.returncode, told) == (0, "[rank 0] in run-ş\n")
 
 
 def test_an_exception_is_told_with_its_traceback(workshop: Workshop) -> None:

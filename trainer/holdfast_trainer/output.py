@@ -9,6 +9,7 @@ and what that does not take is dropped.
 from __future__ import annotations
 
 import io
+import os
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -37,9 +38,14 @@ class _Lasting(io.FileIO):
 
 
 def outlast_readers() -> None:
-    """Put such streams in the place of Python's own. Those that a program has put there stay."""
-    for name, instead in (("stdout", 2), ("stderr", None)):
+    """Put such streams in the place of Python's own. Those that a program has put there stay; one that was
+    closed, as `2>&-` leaves it, leads nowhere, where it had no place to tell an error at all."""
+    beside = None if sys.__stderr__ is None else 2  # of a closed one another file has got the number
+    for name, instead in (("stdout", beside), ("stderr", None)):
         stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # stays open
+            continue
         if stream is not getattr(sys, f"__{name}__") or not isinstance(stream, io.TextIOWrapper):
             continue
         with suppress(OSError):

@@ -116,6 +116,7 @@ class Run:
         fork_unless_chosen()
         self._marks = Marks()
         defer_compiler()
+        outlast_readers()
         faulthandler.enable()
         faulthandler.register(contract.STACK_SIGNAL, all_threads=False)
         self._ending = Ending()
@@ -137,7 +138,6 @@ class Run:
             self.gang = join_gang()
         self.rank, self.world_size, self.device = self.gang.rank, self.gang.world_size, self.gang.device
         self._marks.rendezvous = time.monotonic()
-        outlast_readers()
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             # Its encoding may have no characters for a path that the log names.
             sys.stdout.reconfigure(errors="backslashreplace")

@@ -264,6 +264,7 @@ SUSPENDED = AttemptRecord(number=2, verdict=Verdict.SUSPENDED, replicas=4, ended
         pytest.param(1, [ended(7), ended(None, 4, 31)], None, id="then all again"),
         pytest.param(4, [ended(7), ended(None, 2, 1)], None, id="it may not be that few any more"),
         pytest.param(1, [ended(7), SUSPENDED], None, id="resumed, it begins with all"),
+        pytest.param(1, [ended(9, 12)], None, id="since then it asks for fewer, and all of them had a place"),
     ],
 )
 def test_how_many_replicas_the_next_attempt_has(

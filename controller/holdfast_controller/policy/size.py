@@ -30,7 +30,7 @@ def next_replicas(spec: Spec, attempts: Sequence[AttemptRecord], now: datetime) 
         size for size in range(spec.replicas - 1, spec.min_replicas - 1, -1) if spec.replicas % size == 0
     ]
     newest = attempts[-1]
-    if newest.placed is not None:
+    if newest.placed is not None and newest.placed < spec.replicas:
         return next((size for size in fewer if size <= newest.placed), None)
     if newest.replicas not in fewer or newest.verdict is Verdict.SUSPENDED:
         return None

@@ -16,7 +16,7 @@ from scene import Scene, make, play
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import AttemptRecord, Phase, Spec, TrainingJob, Verdict
-from holdfast_controller.policy.half_placed import half_placed, seconds_left
+from holdfast_controller.policy.half_placed import half_placed, held_up_at, seconds_left
 from holdfast_controller.policy.size import next_replicas
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -76,6 +76,17 @@ def test_when_a_gang_is_given_up_that_holds_places_and_cannot_start(
     if given_up is not None:
         assert given_up.reason.startswith("it held places for 300 s and waited for replica 1: ")
     assert half_placed(STARTED, replace(seen, stopping=True), NOON + timedelta(seconds=9999)) is None
+
+
+def test_what_waits_for_a_node_holds_none_until_it_has_one() -> None:
+    """And from then on it has as long as any; nor does it wait longer for that another one is held up."""
+    late = NOON + timedelta(seconds=250)
+    record, held = STARTED.model_copy(), replace(NO_IMAGE, index=0, placed_at=late)
+    waits = AttemptObservation(1, True, False, (UP, NO_ROOM))
+    assert held_up_at(record, waits, NOON) is None
+    record.held_up_at = held_up_at(record, replace(waits, replicas=(held, UP)), late)
+    assert seconds_left(record, replace(waits, replicas=(held, UP)), late) == 300
+    assert seconds_left(record, replace(waits, replicas=(held, NO_ROOM, replace(UP, index=2))), late) == 50
 
 
 @pytest.mark.parametrize(

@@ -315,7 +315,7 @@ def replica(index: int, state: str = "Running", **facts: object) -> ReplicaObser
 
 def ends(*replicas: ReplicaObservation) -> float | None:
     seen = AttemptObservation(1, True, False, replicas)
-    return kill_at(seen, 1, grace_seconds=30, known_at=10, settle_seconds=1)
+    return kill_at(seen, 2, grace_seconds=30, known_at=10, settle_seconds=1)
 
 
 NOTICED = Termination("interrupted", 5, 5)
@@ -327,11 +327,22 @@ NOTICED = Termination("interrupted", 5, 5)
         pytest.param((replica(0), replica(1)), None, id="all run"),
         pytest.param((replica(0, "Pending"), replica(1, "Pending")), None, id="none is up yet"),
         pytest.param((replica(0), replica(1, "Succeeded", exit_code=0, ended_at=9)), None, id="one is done"),
+        pytest.param((replica(0), replica(1, ranks=(RankExit(2, 0, None, 9),))), None, id="one rank is done"),
         pytest.param(
             (replica(0), replica(1, "Failed", disrupted=True, ended_at=10)), 11, id="one is lost: settle"
         ),
         pytest.param(
             (replica(0), replica(1, ranks=(RankExit(1, 1, None, 10),))), 11, id="a rank failed: settle"
+        ),
+        pytest.param(
+            (replica(0), replica(1, "Failed", ended_at=12), replica(2, "Failed", ended_at=10)),
+            11,
+            id="one after the other is lost: settle after the first",
+        ),
+        pytest.param(
+            (replica(0, ranks=(RankExit(0, 0, None, 9),), termination=NOTICED), replica(1)),
+            40,
+            id="notice: a rank has saved, the others save",
         ),
         pytest.param(
             (replica(0), replica(1, "Failed", exit_code=1, ended_at=10, termination=NOTICED)),
@@ -340,7 +351,7 @@ NOTICED = Termination("interrupted", 5, 5)
         ),
         pytest.param(
             (
-                replica(0, ranks=(RankExit(0, 0, None, 12),)),
+                replica(0, ranks=(RankExit(0, 0, None, 11), RankExit(1, 0, None, 12))),
                 replica(1, "Failed", exit_code=1, ended_at=10, termination=NOTICED),
             ),
             12.3,

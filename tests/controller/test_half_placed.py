@@ -150,7 +150,12 @@ def take(scene: Scene, job: TrainingJob) -> None:
 def test_it_waits_with_its_budgets_whole_and_comes_back() -> None:
     async def story(scene: Scene) -> None:
         job = await scene.submit(make(replicas=2, retries={"failures": 0, "disruptions": 0}))
-        job = await leave_out(scene, job, 1)
+        scene.engine.leave_out(job, 1, 1)
+        scene.now += timedelta(seconds=301)
+        job = await scene.look(passes=1)
+        assert job.status.attempts[0].ending is Verdict.UNSCHEDULABLE
+        assert scene.engine.running(job.metadata.uid), "who finds it gone after a crash can read why"
+        job = await scene.look(passes=4)
         (first,) = job.status.attempts
         assert (first.verdict, first.ending) == (Verdict.UNSCHEDULABLE, Verdict.UNSCHEDULABLE)
         assert (job.status.phase, job.status.failures, job.status.disruptions) == (Phase.RECOVERING, 0, 0)
@@ -213,7 +218,8 @@ def test_a_pull_that_fails_after_long_is_waited_for_as_any(beside: tuple[Replica
         await pulls(**fails)
         scene.now += timedelta(seconds=301)
         job = await pulls(**fails)
-        assert job.status.attempts[0].verdict is Verdict.IMAGE_PULL
+        first = job.status.attempts[0]
+        assert (first.verdict, first.placed) == (Verdict.IMAGE_PULL, None), "there was a place for all of it"
 
     play(story)
 

@@ -75,6 +75,21 @@ def test_a_disruption_is_answered_at_once_and_peers_are_ended_soon() -> None:
     play(story)
 
 
+def test_an_attempt_that_ran_and_of_which_nothing_is_left_was_lost() -> None:
+    """As where somebody has deleted all of it: the next one has a number of its own."""
+
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(retries={"failures": 0}))
+        del scene.engine.attempts[job.metadata.uid, 1]
+        job = await scene.look()
+        first, _ = job.status.attempts
+        assert (first.verdict, first.reason) == (Verdict.DISRUPTED, "all that was known of it is gone")
+        assert (job.status.failures, job.status.disruptions) == (0, 1)
+        assert scene.engine.launched == [(job.metadata.uid, 1), (job.metadata.uid, 2)]
+
+    play(story)
+
+
 @pytest.mark.parametrize(("replicas", "kept"), [(8, False), (9, True)])
 def test_logs_that_status_has_no_room_for_are_kept_before_the_verdict(replicas: int, kept: bool) -> None:
     async def story(scene: Scene) -> None:

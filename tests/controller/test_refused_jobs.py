@@ -337,6 +337,9 @@ def test_an_attempt_that_the_engine_does_not_take_starts_with_what_is_corrected_
         with pytest.raises(NotReady):
             await scene.submit(replicas=4)
         scene.engine.start = real  # type: ignore[method-assign]
+        job = await scene.edit(replicas=9)
+        assert "cannot run as it is: asks for 9 slots" in job.status.message
+        assert not scene.engine.attempts, "what can never run is not even asked for"
         job = await scene.edit(replicas=3)
         (record,) = job.status.attempts
         (attempt,) = scene.engine.running(job.metadata.uid)

@@ -147,7 +147,8 @@ def take(scene: Scene, job: TrainingJob) -> None:
             scene.engine.vanish(job, attempt.number, replica)
 
 
-def test_it_waits_with_its_budgets_whole_and_comes_back() -> None:
+@pytest.mark.parametrize("left", [True, False], ids=["its pods are left", "nothing is left of it"])
+def test_it_waits_with_its_budgets_whole_and_comes_back(left: bool) -> None:
     async def story(scene: Scene) -> None:
         job = await scene.submit(make(replicas=2, retries={"failures": 0, "disruptions": 0}))
         scene.engine.leave_out(job, 1, 1)
@@ -155,6 +156,8 @@ def test_it_waits_with_its_budgets_whole_and_comes_back() -> None:
         job = await scene.look(passes=1)
         assert job.status.attempts[0].ending is Verdict.UNSCHEDULABLE
         assert scene.engine.running(job.metadata.uid), "who finds it gone after a crash can read why"
+        if not left:
+            del scene.engine.attempts[job.metadata.uid, 1]
         job = await scene.look(passes=4)
         (first,) = job.status.attempts
         assert (first.verdict, first.ending) == (Verdict.UNSCHEDULABLE, Verdict.UNSCHEDULABLE)
@@ -252,6 +255,18 @@ def test_a_job_that_may_have_fewer_replicas_goes_on_with_the_places_that_there_a
         job = await leave_out(scene, job, 1, 2, 3)
         assert "starts again after a back-off: 1 of 4 replicas ran" in job.status.message
         assert running() == [], "one is fewer than it may have: it gives the place back"
+
+    play(story)
+
+
+def test_fewer_replicas_that_fail_wait_as_all_would() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(replicas=4, minReplicas=2))
+        job = await leave_out(scene, job, 3)
+        assert job.status.attempts[-1].replicas == 2
+        job = await scene.end(1, 1)
+        assert (job.status.attempt, job.status.failures) == (2, 1)
+        assert job.status.message.startswith("starts again after a back-off")
 
     play(story)
 

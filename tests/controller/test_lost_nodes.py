@@ -36,6 +36,9 @@ def test_one_that_is_saving_has_its_grace_and_is_looked_at_again_when_it_may_be_
     assert decision.kill is None
     assert decision.requeue_after == pytest.approx(20 + LOST_SECONDS)
     assert decided(RUNS, RUNS).requeue_after is None
+    for known in (decision, decided(RUNS, RUNS)):
+        assert known.status.phase is Phase.RUNNING
+        assert known.status.attempts[0].detected_at is None, "the grace of its ranks counts from a loss"
 
 
 @pytest.mark.parametrize("stopping", [False, True], ids=["while it trains", "while it is suspended"])

@@ -172,3 +172,18 @@ def test_a_job_that_finished_before_it_was_put_aside_has_finished() -> None:
         assert (job.spec.suspend, job.status.phase) == (False, Phase.SUCCEEDED)
 
     asyncio.run(story())
+
+
+def test_a_job_that_was_put_aside_and_cannot_be_read_waits_with_its_spec_as_it_is() -> None:
+    """To suspend it would be to write over what its user wrote."""
+
+    async def story() -> None:
+        scene, engine = stage()
+        job = await scene.submit(make())
+        await scene.store.edited_past_our_checks(job, ("spec.gpus: '0.3' GPUs",))
+        taken_back(engine, job)
+        job = await scene.look(passes=3)
+        assert (job.spec.suspend, job.status.phase, job.status.attempt) == (False, Phase.QUEUED, 1)
+        assert job.status.attempts[-1].verdict is Verdict.SUSPENDED
+
+    asyncio.run(story())

@@ -124,6 +124,19 @@ def test_a_program_that_tells_nothing_of_its_steps_runs_all_the_same() -> None:
     play(story)
 
 
+def test_a_program_that_has_told_of_itself_is_starting_until_its_first_step() -> None:
+    """It may compile for longer than anybody waits for a word."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make())
+        engine.progress = Progress(1, 0, 90, 0, "starting", updated=scene.seconds())
+        scene.now += timedelta(seconds=SILENT_SECONDS)
+        assert (await scene.look()).status.phase is Phase.STARTING
+
+    play(story)
+
+
 def test_a_job_that_told_of_its_steps_before_does_not_run_as_long_as_it_tells_of_none() -> None:
     """DNS was down while its ranks looked for each other, for up to two hours: it was Running, and the user
     told to put `Run` into a loop that has it. Another program that is put in its place may well say nothing.
@@ -275,6 +288,7 @@ def test_failures_back_off_and_run_out() -> None:
         scene.now += timedelta(seconds=1)
         job = await scene.look()
         assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
+        assert job.status.next_start_at is None
         job = await scene.end(3, 1)
         assert job.status.phase is Phase.FAILED
         assert job.status.failures == 2
@@ -283,6 +297,19 @@ def test_failures_back_off_and_run_out() -> None:
             "(retries.failures: 1)"
         )
         assert await scene.reasons() == ["AttemptOpened", "Failed", "AttemptOpened", "Failed", "JobFailed"]
+
+    play(story)
+
+
+def test_who_resumes_a_job_waits_for_no_back_off() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.submit(make())
+        job = await scene.end(1, 1)
+        assert job.status.next_start_at is not None
+        job = await scene.change(suspend=True)
+        assert (job.status.phase, job.status.next_start_at) == (Phase.SUSPENDED, None)
+        job = await scene.change(suspend=False)
+        assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
 
     play(story)
 
@@ -306,6 +333,9 @@ def test_suspend_and_resume() -> None:
         assert job.status.observed_generation == 2
         assert job.status.attempts[0].verdict is Verdict.SUSPENDED
         assert (job.status.failures, job.status.disruptions) == (0, 0)
+        await scene.look()
+        told = [(one.reason, one.count) for one in await scene.store.events("default", "a")]
+        assert told == [("AttemptOpened", 1), ("Suspended", 1), ("Suspended", 1)], "the attempt, and the job"
         job = await scene.change(suspend=False)
         assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
         assert (await scene.end(0, 0)).status.phase is Phase.SUCCEEDED
@@ -460,9 +490,11 @@ def test_an_attempt_that_runs_holds_its_gpus_whatever_the_job_asks_for_meanwhile
     """By how many it holds the dashboards count, and whether all of them are idle is judged."""
 
     async def story(scene: Scene) -> None:
-        await scene.submit(make(gpus="4"))
-        job = await scene.change(gpus="1", mig="1g.10gb")
-        assert (job.spec.gpus, job.as_of(1).spec.gpus, job.as_of(1).spec.mig) == ("1", "4", None)
+        asked = (await scene.submit(make(gpus="4"))).spec
+        job = await scene.change(gpus="1", mig="1g.10gb", processes=2, grace_seconds=999.0)
+        made = job.as_of(1).spec
+        assert (job.spec.gpus, made.gpus, made.mig) == ("1", "4", None)
+        assert (made.processes_per_replica, made.grace_seconds) == (4, asked.grace_seconds)
         assert JobFigures.of(job).gpus == 8
         scene.engine.vanish(job, 1, 0)
         scene.engine.end(job, 1, 1, 1)

@@ -194,6 +194,18 @@ def test_a_step_that_fails_twice_alike_is_tried_with_the_spec_that_was_corrected
     play(story)
 
 
+def test_a_spec_that_was_changed_meanwhile_is_no_retry_for_a_failure() -> None:
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(retries={"failures": 0})
+        job = await scene.edit(config={"optim": {"lr": 1}})
+        for replica in (0, 1):
+            scene.engine.end(job, 1, replica, 1)
+        job = await scene.look()
+        assert (job.status.phase, job.status.attempt) == (Phase.FAILED, 1)
+
+    play(story)
+
+
 def test_a_configuration_that_was_wrong_from_the_beginning_is_final() -> None:
     async def story(scene: Scene) -> None:
         job = await scene.submit()
@@ -367,6 +379,7 @@ def test_an_attempt_that_waits_is_made_anew_when_its_spec_is_corrected(made: boo
         job = await scene.look(passes=5)
         (running,) = scene.engine.running(job.metadata.uid)
         assert (running.number, running.job.spec.image, len(running.replicas)) == (2, "correct:1", 2)
+        assert scene.engine.launched.count((job.metadata.uid, 1)) == made, "it is not started to be ended"
         first = job.status.attempts[0]
         assert first.reason == "its spec was changed while it waited; the next one is as it asks now"
         assert (job.status.failures, job.status.disruptions) == (0, 0)
@@ -379,7 +392,7 @@ def test_an_attempt_that_waits_is_made_anew_when_its_spec_is_corrected(made: boo
 @pytest.mark.parametrize(
     ("faults", "changes"),
     [
-        ((FAULT,), {}),
+        ((FAULT,), {"image": ""}),  # what cannot be read is left out
         ((), {"ttl_seconds_after_finished": 9, "retries": Retries(failures=7), "idle": Idle.STOP}),
         ((), {}),
     ],

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import AsyncIterator
+from datetime import timedelta
 
-from holdfast_controller.jobs import ATTEMPTS_KEPT, TAIL_RANKS, AttemptRecord, Status, Verdict
+import pytest
+from fakes import MemoryEngine
+from scene import Scene, make, play
+
+from holdfast_controller.jobs import ATTEMPTS_KEPT, TAIL_RANKS, AttemptRecord, Status, TrainingJob, Verdict
 from holdfast_controller.policy.tails import C_STACK_LINES, TAIL_BYTES, bound_tails, last_told
 from holdfast_controller.reconciler import TAIL_CHARACTERS
 
@@ -39,6 +44,29 @@ def test_a_status_stays_small_whatever_ranks_print(letter: str) -> None:
     assert known[-1].log_tail, "the newest attempt has some"
     written = Status(attempts=known).model_dump_json(by_alias=True).encode()
     assert len(written) < TAIL_BYTES + 64 * 1024
+
+
+class Talkative(MemoryEngine):
+    async def logs(
+        self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncIterator[str]:
+        yield "x" * TAIL_CHARACTERS
+
+
+def test_a_job_that_is_disrupted_for_ever_has_a_status_that_stays_small() -> None:
+    async def story(scene: Scene) -> None:
+        scene.run_on(Talkative(TAIL_RANKS, clock=scene.seconds))
+        job = await scene.submit(make(replicas=TAIL_RANKS))
+        for number in range(1, ATTEMPTS_KEPT + 3):
+            for replica in range(TAIL_RANKS):
+                scene.engine.vanish(job, number, replica)
+            await scene.look()
+            scene.now += timedelta(minutes=6)
+            job = await scene.look()
+        assert [record.number for record in job.status.attempts] == list(range(4, ATTEMPTS_KEPT + 4))
+        assert len(job.status.model_dump_json(by_alias=True).encode()) < TAIL_BYTES + 64 * 1024
+
+    play(story)
 
 
 def test_one_line_that_is_too_long_is_left_out() -> None:

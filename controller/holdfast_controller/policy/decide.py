@@ -294,8 +294,6 @@ class _Deciding:
         if stuck := standstill(self.status.attempts):
             stuck = f"{stuck}: {remedy(self.spec.capacity)}"
             self._tell("Warning", "NoProgress", stuck)
-        if self.spec.suspend:
-            return self._suspended()
         known = self.status.attempts
         wait = backoff(verdict, times_in_a_row(known, verdict), self.job.metadata.uid)
         if wait > 0 and not (record.placed and self._fewer(known)):  # for fewer there were places

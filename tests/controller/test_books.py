@@ -27,9 +27,9 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
         await scene.look()
         scene.now += timedelta(seconds=9.2)
         engine.lines += [
-            {"attempt": 1, "event": "attempt_start", "resumed_step": 0, "useful_seconds": 0.0},
+            {"attempt": 1, "event": "attempt_start", "resumed_step": 0, "useful_seconds": 0, "world_size": 4},
             {"attempt": 1, "event": "first_step", "time": started + 2, "step": 1},
-            {"attempt": 1, "event": "checkpoint", "step": 30, "useful_seconds": 3.0},
+            {"attempt": 1, "event": "checkpoint", "step": 30, "useful_seconds": 3.0, "digest": "3f"},
         ]
         engine.stepped += [{"attempt": 1, "step": n, "seconds": 0.5} for n in range(1, 48)]
         engine.progress = Progress(
@@ -50,6 +50,7 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
         job = await scene.look()
         first = job.status.attempts[0]
         assert (first.last_step, first.durable_step, first.lost_steps) == (47, 30, 17)
+        assert (first.first_step, first.checkpoints, first.digest, first.world_size) == (1, 1, "3f", 4)
         assert job.status.lost_steps == 17
         assert job.status.goodput == pytest.approx(3.0 / 100), "17 steps that have to be done again"
         engine.lines += [{"attempt": 2, "event": "attempt_start", "resumed_step": 40}]
@@ -168,10 +169,37 @@ def test_the_status_has_the_trainers_figures_and_those_that_go_with_a_step_follo
             resumed_step=0, epoch=0.5, loss_ema=2.5, grad_norm=0.75, memory_bytes=3_000_000_000,
         )  # fmt: skip
         assert figures(await scene.look()) == [40, 0.5, 2.5, 0.75, 3_000_000_000]
-        engine.stepped += [{"attempt": 1, "step": n, "seconds": 0.5} for n in range(1, 49)]
+        engine.stepped += [{"attempt": 1, "step": n, "seconds": 0.5, "loss": 96.0 - n} for n in range(1, 49)]
+        engine.stepped += [{"attempt": 1, "step": 40, "val_loss": 3.5}, {"attempt": 7, "step": 9, "loss": 1}]
         engine.progress = None
         engine.vanish(job, 1, 0)
-        assert figures(await scene.look()) == [48, 0.6, 2.5, 0.75, 3_000_000_000]
+        job = await scene.look()
+        assert figures(job) == [48, 0.6, 2.5, 0.75, 3_000_000_000]
+        assert job.status.progress is not None
+        assert (job.status.progress.loss, job.status.progress.val_loss) == (48.0, 3.5)
+        assert job.status.progress.eta_seconds is None, "there are steps left"
+
+    play(story)
+
+
+def test_what_a_trainer_tells_is_in_the_status_under_the_same_name() -> None:
+    figures = {
+        "loss": 2.5, "loss_ema": 2.75, "val_loss": 3.0, "grad_norm": 0.5, "epoch": 0.25,
+        "tokens_per_second": 1e6, "samples_per_second": 90.0, "data_wait_fraction": 0.125, "mfu": 0.375,
+        "gpu_utilization": 0.875, "cpu_utilization": 0.625, "memory_bytes": 9, "eta_seconds": 60.0,
+        "verdict": "computes", "checkpoints": 4, "durable_seconds": 7.5,
+    }  # fmt: skip
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        engine.progress = Progress(1, 46, 100, 40, "training", first_step=41, **figures)
+        progress = (await scene.look()).status.progress
+        assert progress is not None
+        told = progress.model_dump(exclude_none=True)
+        assert {name: told.pop(name, None) for name in figures} == figures
+        others = {"attempt", "step", "total_steps", "durable_step", "training_phase", "updated_at"}
+        assert told.keys() == others
 
     play(story)
 
@@ -192,6 +220,8 @@ def test_a_job_that_ended_while_no_controller_ran_has_the_goodput_of_its_own_tim
         scene.now = started + timedelta(seconds=3600)
         job = await scene.look()
         assert job.status.phase is Phase.SUCCEEDED
+        assert job.status.progress is not None
+        assert job.status.progress.eta_seconds == 0.0
         assert job.status.attempts[0].ended_at == started + timedelta(seconds=10)
         assert job.status.goodput == job.status.attempts[0].goodput == pytest.approx(0.8)
         totals = account(job, [], [], scene.now + timedelta(days=1)).totals

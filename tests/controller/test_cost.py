@@ -12,7 +12,7 @@ from series import sample
 from holdfast_controller.api.ledger import account
 from holdfast_controller.cli.description import totals_line
 from holdfast_controller.cli.starts import capacity, start_columns
-from holdfast_controller.cluster import AttemptObservation, Place
+from holdfast_controller.cluster import AttemptObservation, Place, ReplicaObservation, ReplicaState
 from holdfast_controller.job_series import JobFigures, job_series
 from holdfast_controller.jobs import AttemptRecord, Metadata, Spec, Status, TrainingJob, Verdict
 from holdfast_controller.metrics import Metrics
@@ -135,6 +135,15 @@ def run_attempt(status: Status, number: int, places: tuple[Place, ...], start: f
     Books(status, at(end)).close(record, Incident(Verdict.DISRUPTED, "evicted"), seen, (), ())
 
 
+def trains(status: Status, number: int, start: float, now: float) -> None:
+    """An attempt on a spot node at 36 USD an hour that tells of its steps."""
+    status.attempts.append(record := AttemptRecord(number=number, opened_at=at(start)))
+    progress = Progress(number, 5, 10, 0, "training", updated=at(now).timestamp())
+    place = Place("n1", "Spot", "t", 36.0, "USD")
+    seen = AttemptObservation(number, True, False, places=(place,), progress=progress, started_at=at(start))
+    Books(status, at(now)).take_progress(record, seen, ())
+
+
 def test_a_job_costs_what_its_attempts_cost_everywhere_alike() -> None:
     place = Place("n1", "Spot", "t", 36.0, "USD")
     job = TrainingJob(metadata=Metadata(name="gpt"), spec=spec())
@@ -150,6 +159,10 @@ def test_a_job_costs_what_its_attempts_cost_everywhere_alike() -> None:
     assert sample(metrics, "holdfast_job_cost", labels) == 2.0
     assert "2.00 USD" in str(totals_line(document["totals"]))
     assert str(start_columns(document["attempts"])[-1].cells[0]) == "1.00 USD"
+    trains(job.status, 3, 200, 300)
+    assert (job.status.cost, job.status.cost_currency) == (3.0, "USD"), "while it runs"
+    trains(first := Status(), 1, 0, 100)
+    assert (first.cost, first.cost_currency) == (1.0, "USD")
 
 
 def test_one_attempt_without_a_price_leaves_the_job_without_one() -> None:
@@ -166,6 +179,41 @@ def test_one_attempt_without_a_price_leaves_the_job_without_one() -> None:
         "-",
         "1.00 USD",
     ]
+    trains(job.status, 4, 300, 400)
+    assert (job.status.cost, job.status.cost_currency) == (None, None)
+
+
+def test_an_attempt_that_never_started_costs_nothing() -> None:
+    status = Status()
+    run_attempt(status, 1, (Place("n1", "Spot", "t", 36.0, "USD"),), 0, 100)
+    record = AttemptRecord(number=2, opened_at=at(100))
+    seen = AttemptObservation(2, exists=True, gone=True)
+    Books(status, at(900)).close(record, Incident(Verdict.UNSCHEDULABLE, "no node"), seen, (), ())
+    assert (status.cost, status.cost_currency, status.unpriced_attempts) == (1.0, "USD", 0)
+
+
+def test_a_gang_that_is_placed_one_by_one_costs_what_most_of_it_was_seen_to_cost() -> None:
+    status, record = Status(), AttemptRecord(number=1, opened_at=at(0))
+    status.attempts.append(record)
+    place = Place("n1", "Spot", "t", 36.0, "USD")
+    for count in (1, 3, 2):
+        seen = AttemptObservation(1, True, False, places=(place,) * count, started_at=at(0))
+        Books(status, at(1)).take_progress(record, seen, ())
+    assert record.whereabouts is not None
+    assert record.whereabouts.price_per_hour == 108.0
+
+
+def test_an_attempt_costs_until_the_last_of_it_has_ended() -> None:
+    status, record = Status(), AttemptRecord(number=1, opened_at=at(0))
+    status.attempts.append(record)
+    ends = [
+        ReplicaObservation(n, ReplicaState.FAILED, ended_at=end and at(end).timestamp())
+        for n, end in enumerate((100, 200, 50, None))
+    ]
+    places = (Place("n1", "Spot", "t", 36.0, "USD"),)
+    seen = AttemptObservation(1, True, True, tuple(ends), places=places, started_at=at(0))
+    Books(status, at(900)).close(record, Incident(Verdict.DISRUPTED, "evicted"), seen, (), ())
+    assert (status.cost, record.ended_at) == (2.0, at(200))
 
 
 def test_a_job_has_no_cost_while_it_runs_where_nobody_knows_the_price() -> None:

@@ -84,6 +84,7 @@ def test_an_attempt_that_ran_and_of_which_nothing_is_left_was_lost() -> None:
         job = await scene.look()
         first, _ = job.status.attempts
         assert (first.verdict, first.reason) == (Verdict.DISRUPTED, "all that was known of it is gone")
+        assert first.detected_at == first.ended_at == scene.now
         assert (job.status.failures, job.status.disruptions) == (0, 1)
         assert scene.engine.launched == [(job.metadata.uid, 1), (job.metadata.uid, 2)]
 
@@ -124,15 +125,18 @@ def test_a_program_that_tells_nothing_of_its_steps_runs_all_the_same() -> None:
     play(story)
 
 
-def test_a_program_that_has_told_of_itself_is_starting_until_its_first_step() -> None:
+@pytest.mark.parametrize("resumed", [0, 40])
+def test_a_program_that_has_told_of_itself_is_starting_until_its_first_step(resumed: int) -> None:
     """It may compile for longer than anybody waits for a word."""
 
     async def story(scene: Scene) -> None:
         engine = telling(scene)
         await scene.submit(make())
-        engine.progress = Progress(1, 0, 90, 0, "starting", updated=scene.seconds())
+        now = scene.seconds()
+        engine.progress = Progress(1, resumed, 90, resumed, "starting", resumed_step=resumed, updated=now)
         scene.now += timedelta(seconds=SILENT_SECONDS)
-        assert (await scene.look()).status.phase is Phase.STARTING
+        job = await scene.look()
+        assert (job.status.phase, job.status.attempts[0].first_step_at) == (Phase.STARTING, None)
 
     play(story)
 

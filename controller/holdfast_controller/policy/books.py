@@ -224,9 +224,7 @@ class Books:
     ) -> None:
         """All that is to be written down of an attempt that is over."""
         self.detected(record)
-        self._note_start(record, observation)
         work = work_of(record.number, ledger, steps, observation, self.status.progress)
-        self._note_work(record, work)
         self.judged(record, incident, work)
         self.take_progress(record, observation, ledger)
         self._settle_progress(record, work, steps)

@@ -224,6 +224,97 @@ CASES = [
     ),
     pytest.param((memory(0), node_silent(1)), Verdict.OUT_OF_MEMORY, "memory", id="memory, then its node"),
     pytest.param((saved(0), node_silent(1)), Verdict.DISRUPTED, "notice and saved", id="a notice before"),
+    pytest.param(
+        (replace(node_gone(0), ended_at=12.0), taken(1)), Verdict.DISRUPTED, "replica 1", id="taken later"
+    ),
+    pytest.param(
+        (replace(taken(0), termination=DONE), bad(1, CRASHED)),
+        Verdict.FAILED,
+        "nan in",
+        id="done, then taken",
+    ),
+    pytest.param(
+        (replace(ok(0, DONE), over_limit=FULL), bad(1, CRASHED)),
+        Verdict.FAILED,
+        "nan in",
+        id="done, and full",
+    ),
+    pytest.param(
+        (replace(ok(0, DONE), lost_node=True), bad(1, HUNG)),
+        Verdict.HUNG,
+        "no step",
+        id="done, then its node",
+    ),
+    pytest.param((ok(0, DONE, at=5), bad(1, CRASHED)), Verdict.FAILED, "nan in", id="one is done, one fails"),
+    pytest.param(
+        (bad(0, RESET, at=9), bad(1, CRASHED), ours(2)),
+        Verdict.FAILED,
+        "nan in",
+        id="a fault, and one silent",
+    ),
+    pytest.param(
+        (bad(0, RESET), replace(ours(1), ranks=(RankExit(1, None, 9, 12.0),))),
+        Verdict.DISRUPTED,
+        "replica 1 fell silent",
+        id="its ranks were killed with it",
+    ),
+    pytest.param(
+        (bad(0, RESET), replace(ours(1), ranks=(RankExit(1, None, 11, 9.0),))),
+        Verdict.FAILED,
+        "replica 1: rank 1 ended by SIGSEGV",
+        id="a rank of it had crashed",
+    ),
+    pytest.param(
+        (bad(0, RESET), replace(ours(1), ranks=(RankExit(1, 0, None, 9.0),))),
+        Verdict.FAILED,
+        "replica 0: RuntimeError",
+        id="its rank was done",
+    ),
+    pytest.param((replace(ours(0), termination=CRASHED),), Verdict.FAILED, "nan in", id="its word alone"),
+    pytest.param(
+        (replace(memory(0), exit_code=None), bad(1, RESET)),
+        Verdict.OUT_OF_MEMORY,
+        "memory",
+        id="no exit code",
+    ),
+    pytest.param(
+        (bad(0, HUNG), bad(1, CRASHED, at=7)),
+        Verdict.FAILED,
+        "replica 1: Va",
+        id="what failed before the hang",
+    ),
+    pytest.param(
+        (
+            replace(bad(0), ranks=(RankExit(0, 0, None, 5.0), RankExit(1, 7, None, 10.0))),
+            bad(1, CRASHED, at=7),
+        ),
+        Verdict.FAILED,
+        "replica 1: Va",
+        id="a rank that was done earlier is no cause",
+    ),
+    pytest.param(
+        (
+            replace(
+                bad(0), ranks=(RankExit(0, 0, None, 5.0), RankExit(1, 7, None, 8.0), RankExit(2, 1, None, 12))
+            ),
+            bad(1, CRASHED, at=9),
+        ),
+        Verdict.FAILED,
+        "replica 0: rank 1 ended with exit code 7",
+        id="the first of its ranks that failed",
+    ),
+    pytest.param(
+        (replace(saved(0), ranks=(RankExit(0, 0, None, 9.0), RankExit(1, 0, None, 12.0))), bad(1, CRASHED)),
+        Verdict.DISRUPTED,
+        "notice and saved",
+        id="a notice first, by the first rank that has saved",
+    ),
+    pytest.param(
+        (replace(saved(0), ranks=()), bad(1, CRASHED, at=1)),
+        Verdict.DISRUPTED,
+        "notice and saved",
+        id="a notice, and nobody knows when",
+    ),
     pytest.param((ours(0), ours(1)), Verdict.DISRUPTED, "nothing says who", id="no evidence at all"),
     pytest.param((), Verdict.DISRUPTED, "nothing says who", id="no replica at all"),
 ]

@@ -94,8 +94,6 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
         causes = [replica for replica in failures if not _only_lost_its_peer(replica)]
         first = min(causes or failures, key=_bad_end)
         return Incident(_kind(first), _say(first), first.index)
-    if noticed:
-        return Incident(Verdict.DISRUPTED, f"replica {noticed[0].index} was given notice", noticed[0].index)
     return Incident(Verdict.DISRUPTED, "it ended without a trace: nothing says who ended it")
 
 

@@ -16,7 +16,7 @@ from tests.kube.documents import FINISHED, NOON, RUNNING, SAVED, disruption, end
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import Unavailable
-from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob, Verdict
+from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, TrainingJob, Verdict
 from holdfast_controller.kube import nodes
 from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.engine import KubeEngine
@@ -222,10 +222,13 @@ def test_a_sidecar_that_does_not_end_holds_no_gpus_once_its_attempt_is_judged(tm
     """A mesh's webhook has put a proxy into each pod, which would run on until somebody deletes the job."""
     proxy = {"name": "istio-proxy", "state": RUNNING}
 
-    def named(name: str, verdict: Verdict | None, *, sidecar: bool) -> tuple[TrainingJob, dict[str, Any]]:
+    def named(
+        name: str, verdict: Verdict | None, *later: AttemptRecord, sidecar: bool = True
+    ) -> tuple[TrainingJob, dict[str, Any]]:
         metadata = Metadata(name=name, namespace="team", uid=f"uid-of-{name}")
         job = opened(submitted().model_copy(update={"metadata": metadata}))
         job.status.attempts[0].verdict = verdict
+        job.status.attempts.extend(later)
         one = has_finished(0)
         one["metadata"]["name"] = f"{name}-1-worker-0"
         one["status"]["phase"] = "Running"  # as kubelets tell it at first without a sidecar, too
@@ -235,11 +238,21 @@ def test_a_sidecar_that_does_not_end_holds_no_gpus_once_its_attempt_is_judged(tm
 
     async def story() -> None:
         known = [
-            named("not-judged", None, sidecar=True),
+            named("refused", Verdict.FINISHED),
+            named("not-judged", None),
             named("no-sidecar", Verdict.FINISHED, sidecar=False),
-            named("finished", Verdict.FINISHED, sidecar=True),
+            named("finished", Verdict.FINISHED),
+            named("goes-on", Verdict.DISRUPTED, AttemptRecord(number=2)),
         ]
         cluster = Cluster(known[0][0])
+        accept = cluster.delete
+
+        async def delete(request: web.Request) -> web.Response:
+            if request.match_info["name"] == "refused-1":
+                return web.json_response({"code": 403, "message": "a webhook says no"}, status=403)
+            return await accept(request)
+
+        cluster.delete = delete  # type: ignore[method-assign]
         cluster.objects[PODS] = [one for _, one in known]
         cluster.objects[PYTORCH_JOB.resource.path] = [
             of_attempt(job, {"metadata": {"name": f"{job.metadata.name}-1"}, "spec": {}}) for job, _ in known
@@ -257,8 +270,8 @@ def test_a_sidecar_that_does_not_end_holds_no_gpus_once_its_attempt_is_judged(tm
             for job, _ in known
         ]
         async with engine_of(cluster, tmp_path) as engine, meanwhile(engine.sweep()):
-            await wait_until_async(lambda: cluster.deleted, "the attempt to be removed")
-        assert cluster.deleted == ["finished-1"]
+            await wait_until_async(lambda: len(cluster.deleted) == 2, "the attempts to be removed")
+        assert cluster.deleted == ["finished-1", "goes-on-1"]
 
     asyncio.run(story())
 

@@ -7,9 +7,10 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,10 @@ from holdfast_trainer.checkpoint import (
     load_newest,
 )
 from holdfast_trainer.checkpoint import manifest as manifests
+from holdfast_trainer.checkpoint.stage import Image, Stage
 from holdfast_trainer.checkpoint.storage import Storage
 from holdfast_trainer.checkpoint.stores import admit
-from holdfast_trainer.checkpoint.tensorfile import Written
+from holdfast_trainer.checkpoint.tensorfile import Header, Written, write_image
 from holdfast_trainer.contract import MANIFEST, RunDir, raise_fence, read_fence
 
 # ------------------------------------------------------------ commit and prune
@@ -48,6 +50,42 @@ def test_a_save_is_loaded_again_and_old_ones_go(run: RunDir) -> None:
     assert (loaded.manifest.step, loaded.own, skipped) == (40, {"rng": 40}, [])
     assert loaded.shared["parts"]["w"].tolist() == [40.0] * 4
     assert told.saved[-1].digest == loaded.manifest.digest
+
+
+def test_a_save_waits_for_the_one_before_whose_memory_it_takes(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else that would be written of two steps, with checksums by which all is well."""
+    told, writing, goes_on = Told(), Event(), Event()
+    met: list[bool] = []
+
+    class Looking(Stage):
+        def begin(self, header: Header, tensors: Mapping[str, torch.Tensor]) -> Image:
+            met.append(writing.is_set())
+            if len(met) == 2:
+                goes_on.set()
+            return super().begin(header, tensors)
+
+    def held(*what: Any, **how: Any) -> Written:
+        writing.set()
+        assert goes_on.wait(60)
+        written = write_image(*what, **how)
+        writing.clear()
+        return written
+
+    saver = make_saver(run, told, keep=2, stage=Looking(), write_image=held)
+    saver.save(10, state(10.0), {"rng": 10})
+    assert writing.wait(60)
+    join = saver.join
+
+    def joined(timeout: float | None = None) -> None:
+        goes_on.set()
+        join(timeout)
+
+    monkeypatch.setattr(saver, "join", joined)
+    save(saver, 20)
+    assert met == [False, False]
+    assert ([saved.step for saved in told.saved], told.failed) == ([10, 20], [])
 
 
 def test_more_old_checkpoints_than_a_process_may_open_files_go_once_fewer_are_kept(run: RunDir) -> None:

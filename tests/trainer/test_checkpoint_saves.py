@@ -161,6 +161,16 @@ def test_a_bad_checkpoint_is_replaced_by_a_good_one_of_its_step(run: RunDir) -> 
     assert (loaded.manifest.step, skipped) == (20, [])
 
 
+def test_a_bad_checkpoint_is_none_of_those_that_are_kept(run: RunDir) -> None:
+    for step in (10, 20):
+        save(make_saver(run), step)
+    flip(run.checkpoint(20) / "rank-0.safetensors")
+    saver = make_saver(run, keep=2)
+    saver.bad_steps = {20}
+    save(saver, 30)
+    assert listing(run) == ["step-00000010", "step-00000030"]
+
+
 def test_nothing_to_keep_is_refused(run: RunDir) -> None:
     with pytest.raises(ValueError, match="keep=0: at least 1 checkpoint must be kept"):
         make_saver(run, keep=0)
@@ -240,6 +250,22 @@ def test_an_attempt_superseded_as_it_removes_old_checkpoints_says_so_and_ends(ru
     first.prune()
     assert told.failed == [f"10: attempt 1 was superseded by attempt 2: it may no longer write to {run.path}"]
     assert isinstance(first.error, Fenced), "for which the loop ends"
+
+
+def test_a_newer_attempt_that_comes_while_the_manifest_is_written_gets_no_checkpoint_of_the_older(
+    run: RunDir,
+) -> None:
+    """It may have looked already for what it goes on from; a slow disk takes seconds for the manifest."""
+
+    class Slow(Storage):
+        def replace_durably(self, path: Path, text: str) -> None:
+            super().replace_durably(path, text)
+            if path.name == MANIFEST:
+                raise_fence(run, 2)
+
+    with pytest.raises(Fenced, match="attempt 1 was superseded by attempt 2"):
+        save(make_saver(run, storage=Slow()), 20)
+    assert "step-00000020" not in listing(run)
 
 
 def test_a_writer_past_its_last_look_at_the_fence_has_nothing_left_to_rename(run: RunDir) -> None:

@@ -51,6 +51,34 @@ CASES = [
         id="torchrun ends the peer of a failed rank",
     ),
     pytest.param(
+        (facts(exit=Exit(39, 1), **ranks(RankExit(0, 3, None, 8), RankExit(1, None, KILL, 38))),),
+        {},
+        False,
+        "",
+        id="torchrun kills the peer of a failed rank, which did not end by SIGTERM",
+    ),
+    pytest.param(
+        (facts(exit=Exit(9, 1), **ranks(RankExit(0, None, TERM, 8))),),
+        {},
+        True,
+        "Killed: rank 0 got SIGTERM from outside",
+        id="kill of a rank",
+    ),
+    pytest.param(
+        (facts(exit=Exit(9, 1), **ranks(RankExit(0, None, KILL, 8.8))),),
+        {"killed": 8.5},
+        False,
+        "Killed: by Holdfast",
+        id="a rank that we killed",
+    ),
+    pytest.param(
+        (facts(exit=Exit(9, 1), **ranks(RankExit(0, None, KILL, 8)), lost=Lost(8, True, 512 << 20)),),
+        {},
+        False,
+        "OutOfMemory: it reached its limit of 512 MiB",
+        id="beyond its own limit",
+    ),
+    pytest.param(
         (facts(exit=Exit(9, 1), ranks=(RankExit(0, 0, None, 8),), ranks_started=2),),
         {},
         True,
@@ -139,6 +167,26 @@ def test_a_replica_that_falls_after_another_is_its_victim() -> None:
     assert second.reason == "Ended after rank 0"
 
 
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        pytest.param(facts(0, exit=Exit(9, 1), **ranks(RankExit(0, 3, None, 8))), "", id="a rank failed"),
+        pytest.param(facts(0, exit=Exit(8, 1)), "", id="torchrun failed before it had a rank"),
+        pytest.param(facts(0, exit=Exit(8, 0), **ranks(RankExit(0, 0, None, 8))), "Killed", id="it was done"),
+        pytest.param(
+            facts(0, exit=Exit(11, 1), **ranks(RankExit(0, 1, None, 10))), "Killed", id="it fails later"
+        ),
+        pytest.param(facts(0, running=True), "Killed", id="it runs"),
+    ],
+)
+def test_a_rank_that_was_told_to_end_was_taken_where_no_other_failed_before(
+    other: ReplicaFacts, reason: str
+) -> None:
+    told = facts(1, exit=Exit(9.5, 1), **ranks(RankExit(1, None, TERM, 9.2)))
+    seen = judge(AttemptFacts((other, told)))[1]
+    assert (seen.disrupted, seen.reason[:6]) == (bool(reason), reason)
+
+
 def test_an_agent_killed_from_outside_ends_after_its_victims() -> None:
     """torchrun takes a while to end; its own rank and the peer are gone before that is on record."""
     taken = facts(0, exit=Exit(9, None, KILL), **ranks(RankExit(0, None, KILL, 8.8)))
@@ -177,3 +225,28 @@ def test_states_and_times() -> None:
     seen = judge(AttemptFacts((facts(0, running=True), facts(1, exit=Exit(9, 0)), facts(2, exit=Exit(7, 1)))))
     assert [r.state for r in seen] == [ReplicaState.RUNNING, ReplicaState.SUCCEEDED, ReplicaState.FAILED]
     assert [r.ended_at for r in seen] == [None, 9, 7]
+    left = (facts(0, lost=Lost(8, False)), facts(1, drill=Drill(DrillKind.KILL, 7, 7)), facts(2))
+    assert [r.ended_at for r in judge(AttemptFacts(left, killed=6.0))] == [8, 7, 6], "as well as it is known"
+
+
+def test_what_a_replica_left_is_told_as_it_is() -> None:
+    message, crash = Termination("failed", 50, 40, "ValueError: nan"), RankExit(0, 1, None, 8)
+    drilled = Drill(DrillKind.KILL, 7, 7)
+    first, second, third = judge(
+        AttemptFacts(
+            (
+                facts(0, exit=Exit(9, 1), termination=message, **ranks(crash)),
+                facts(1, exit=Exit(9, None, KILL), lost=Lost(8, True), torchrun_said="hello"),
+                facts(2, lost=Lost(8, True), drill=drilled),
+            )
+        )
+    )
+    assert (first.exit_code, first.exit_signal, first.termination, first.ranks) == (
+        1,
+        None,
+        message,
+        (crash,),
+    )
+    assert (second.exit_code, second.exit_signal, second.torchrun_said) == (None, KILL, "hello")
+    memory = [one.out_of_memory for one in (first, second, third)]
+    assert memory == [False, True, False], "of what we killed for a drill the kernel's word says nothing"

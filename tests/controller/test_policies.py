@@ -358,6 +358,15 @@ NOTICED = Termination("interrupted", 5, 5)
             id="notice: all have saved, torchrun alone lingers",
         ),
         pytest.param(
+            (
+                replica(0, ranks=(RankExit(0, 0, None, 11), RankExit(1, 0, None, 12))),
+                replica(1),
+                replica(2, "Failed", exit_code=1, ended_at=10, termination=NOTICED),
+            ),
+            40,
+            id="notice: all of one have saved, those of another have not",
+        ),
+        pytest.param(
             (replica(0, "Failed", ended_at=10), replica(1, "Failed", ended_at=12)), 13, id="strays remain"
         ),
     ],

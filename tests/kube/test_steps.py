@@ -81,6 +81,23 @@ def test_all_attempts_are_read_page_by_page(tmp_path: Path, monkeypatch: pytest.
             read(3, pod())
 
 
+def test_a_program_that_answers_with_many_empty_lines_does_not_fill_the_controllers_memory(
+    tmp_path: Path,
+) -> None:
+    """Each of `{}` took sixty times as much as it has: 8 MiB of them all that the controller may have."""
+    run = RunDir(tmp_path)
+    for attempt in (1, 2):
+        run.attempt(attempt).mkdir(parents=True)
+        run.steps(attempt).write_text("{}\n" * 150_000)
+    with rank_0(run):
+        assert len(read(1, pod())) == 150_000
+        with pytest.raises(NotReady, match=f"team/gpt has more than 262144 lines of steps; {WHERE}"):
+            read(2, pod())
+        run.steps(1).write_text("{}\r" * 300_000 + "\n")
+        with pytest.raises(NotReady, match=f"rank 0 of team/gpt serves no steps; {WHERE}"):
+            read(1, pod())
+
+
 def test_what_cannot_be_read_is_said_with_the_place_where_it_lies(tmp_path: Path) -> None:
     for pods in ([], [pod("terminated")], [pod(index=1)]):
         with pytest.raises(NotReady, match=f"no rank 0 of team/gpt runs that could tell its steps; {WHERE}"):

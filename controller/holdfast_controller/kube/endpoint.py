@@ -48,6 +48,9 @@ PROGRESS_LIMIT = 64 * 1024
 """Bytes of an answer to `/progress`."""
 LEDGER_LIMIT = 4 * 1024 * 1024
 """Bytes of a ledger that are read; a longer one is left to those who can mount the run directory."""
+BYTES_OF_ONE = 32
+"""That an object or a list of an answer has at the least, on average, where it is a trainer's: parsed, each
+takes a hundred or two, and an answer of `{}` alone would take that for every three of its own."""
 KEPT_OUT_TRIES = 3
 """In a row, each without a connection or an answer, before it is told: a pod's network may be a moment behind
 it."""
@@ -271,9 +274,10 @@ def pod_client(seconds: float) -> aiohttp.ClientSession:
 
 
 async def bounded_body(client: aiohttp.ClientSession, url: str, limit: int, whose: Attempt) -> bytes | None:
-    """What is there of that attempt; None for an error, for more than `limit` bytes, and where another one
-    says that it is asked: it may have the address by now. Raises aiohttp's error for a 403, not a rank's."""
-    parts, size, uid = [], 0, uid_of_attempt(*whose)
+    """What is there of that attempt; None for an error, for more than `limit` bytes or more objects than have
+    room in these, and where another one says that it is asked: it may have the address by now. Raises
+    aiohttp's error for a 403, not a rank's."""
+    parts, size, objects, uid = [], 0, 0, uid_of_attempt(*whose)
     async with client.get(url, allow_redirects=False) as answer:
         if answer.status == HTTPStatus.FORBIDDEN:
             answer.raise_for_status()
@@ -281,7 +285,12 @@ async def bounded_body(client: aiohttp.ClientSession, url: str, limit: int, whos
             return None
         async for part in answer.content.iter_any():
             parts.append(part)
-            size += len(part)
-            if size > limit:
+            size, objects = size + len(part), objects + objects_in(part)
+            if size > limit or objects > limit // BYTES_OF_ONE:
                 return None
     return b"".join(parts)
+
+
+def objects_in(part: bytes) -> int:
+    """How many objects and lists begin in a part of an answer, or more where texts hold such signs."""
+    return part.count(b"{") + part.count(b"[")

@@ -16,7 +16,7 @@ from holdfast_controller.jobs import TrainingJob
 from holdfast_trainer.contract import DEFAULT_PORT, parse_lines
 
 from .connection import Document
-from .endpoint import bounded_body, pod_client
+from .endpoint import BYTES_OF_ONE, bounded_body, objects_in, pod_client
 from .pod_state import forced, index_of, running
 
 TIMEOUT_SECONDS = 10.0
@@ -31,7 +31,8 @@ LIMIT = 8 * 1024 * 1024
 async def read_steps(job: TrainingJob, pods: list[Document]) -> list[dict[str, Any]]:
     """All lines of all attempts, each with its "attempt". `pods` are the newest attempt's.
 
-    Raises NotReady where rank 0 does not run or answer, and where there is more than `LIMIT`.
+    Raises NotReady where rank 0 does not run or answer, and where there is more than `LIMIT`, or more lines
+    than have room in that.
     """
     rank_0 = next((pod for pod in pods if index_of(pod) == 0 and running(pod)), None)
     address = rank_0["status"].get("podIP") if rank_0 is not None else None
@@ -50,18 +51,25 @@ async def read_steps(job: TrainingJob, pods: list[Document]) -> list[dict[str, A
 
 async def _all_pages(client: aiohttp.ClientSession, url: str, job: TrainingJob) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    size, asked = 0, (job.metadata.uid, job.status.attempt)
+    size, objects, asked = 0, 0, (job.metadata.uid, job.status.attempt)
     for attempt in range(1, job.status.attempt + 1):
         offset = 0
         while page := await bounded_body(client, f"{url}?attempt={attempt}&offset={offset}", LIMIT, asked):
             offset += len(page)
-            size += len(page)
+            size, objects = size + len(page), objects + objects_in(page)
             if size > LIMIT:
                 raise NotReady(f"{job.key} has more than {LIMIT >> 20} MiB of steps; {_where(job)}")
-            found += [{**line, "attempt": attempt} for line in parse_lines(page.decode(errors="replace"))]
+            if objects > (most := LIMIT // BYTES_OF_ONE):
+                raise NotReady(f"{job.key} has more than {most} lines of steps; {_where(job)}")
+            found += await asyncio.to_thread(_lines, page, attempt)
         if page is None:
             raise NotReady(f"rank 0 of {job.key} serves no steps; {_where(job)}")
     return found
+
+
+def _lines(page: bytes, attempt: int) -> list[dict[str, Any]]:
+    """In a thread: a page may take seconds, and the lease is to be renewed meanwhile."""
+    return [{**line, "attempt": attempt} for line in parse_lines(page.decode(errors="replace"))]
 
 
 def run_directory(job: TrainingJob) -> str:

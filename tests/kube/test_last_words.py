@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -398,6 +399,36 @@ def test_of_a_pod_with_several_ranks_each_ones_last_lines_are_kept(now: int, tmp
         async with running(server, tmp_path) as (engine, _, _):
             assert await lines_of(engine, pair, 3) == ["[rank 3] all is well"], "from the ConfigMap"
             assert len(await lines_of(engine, pair, 2)) == last_words.LINES
+
+    asyncio.run(story())
+
+
+def test_lines_of_any_length_do_not_fill_the_controllers_memory_and_stay_their_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A progress bar is one long line, and a program that means harm may write a thousand of them."""
+    pair = JOB.model_copy(update={"spec": Spec(command=["python"], processes=2)})
+    bar = "[rank 1] " + "".join(f"{n:6}\r" for n in range(2000))
+
+    async def said(*_: Any, **__: Any) -> AsyncIterator[str]:
+        for number in range(last_words.LOOKED_AT - 1):
+            yield f"[rank 0] {number:100000}"
+        yield bar
+
+    async def story() -> None:
+        server = Server(pod(0))
+        server.job = pair
+        monkeypatch.setattr(last_words, "pod_lines", said)
+        async with running(server, tmp_path) as (_, words, _):
+            tracemalloc.start()
+            try:
+                await words.read(list(server.pods.values()))
+                kept, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert kept < 8 * 2**20, "of a hundred megabytes"
+            last = (server.tail(0) or "").split("\n")[-1]
+            assert last == "[rank 1] " + bar[-last_words.CHARACTERS :]
 
     asyncio.run(story())
 

@@ -23,7 +23,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 from holdfast_controller.cluster import AlreadyExists, HoldfastError, NotFound
 from holdfast_controller.jobs import ATTEMPTS_KEPT, TrainingJob
 from holdfast_controller.manifests import attempt_name, config_map
-from holdfast_controller.policy.tails import last_of_each
+from holdfast_controller.policy.tails import end_of, last_of_each
 from holdfast_trainer.contract import parse_lines
 
 from .connection import MERGE_PATCH, Connection, Document
@@ -44,6 +44,8 @@ CHARACTERS = 4000
 """Likewise."""
 LOOKED_AT = 1000
 """Lines of a pod with several ranks, among which those are that each of them said last."""
+LOOKED_AT_CHARACTERS = 64 * CHARACTERS
+"""Of these lines together: whoever writes them may make each as long as he likes."""
 LEDGER_FILE = "ledger.jsonl"
 LEDGER_CHARACTERS = 512 * 1024
 """Kubernetes keeps 1 MiB in a ConfigMap; of a longer ledger the newest lines are kept."""
@@ -224,10 +226,16 @@ class LastWords:
 
     async def _listen(self, pod: Document, to: deque[str], *, follow: bool) -> None:
         lines = pod_lines(self._connection, pod, tail=to.maxlen, follow=follow, over=lambda: True)
+        size = 0
         with suppress(NotFound):
             async with aclosing(lines):
                 async for line in lines:
-                    to.append(line)
+                    if len(to) == to.maxlen:
+                        size -= len(to.popleft())
+                    to.append(end_of(line, CHARACTERS))
+                    size += len(to[-1])
+                    while size > LOOKED_AT_CHARACTERS:
+                        size -= len(to.popleft())
 
     async def _note(self, pod: Document, said: _Said) -> None:
         """On the pod, for a controller that comes later."""

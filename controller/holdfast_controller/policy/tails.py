@@ -37,6 +37,14 @@ def rank_of(line: str, first: int) -> int:
     return int(mark[1]) if mark else first
 
 
+def end_of(line: str, characters: int) -> str:
+    """Its last ones, behind the mark of its rank, which is not counted."""
+    if len(line) <= characters:
+        return line
+    mark = _MARK.match(line)
+    return (mark[0] if mark else "") + line[-characters:]
+
+
 def last_told(lines: Sequence[str], count: int) -> list[str]:
     """The last `count` lines, without a C stack. Python 3.14 writes that of a process which crashes, or is
     ended as it hangs, below its own, which says more, and would be pushed out by it; the whole log has it."""
@@ -52,7 +60,7 @@ def last_of_each(lines: Iterable[str], first: int, count: int, characters: int) 
         rank = rank_of(said[number], first)
         if len(kept[rank]) == count or left[rank] <= 0:
             continue
-        said[number] = said[number][-left[rank] :]
+        said[number] = end_of(said[number], left[rank])
         left[rank] -= len(said[number]) + 1
         kept[rank].append(number)
     return [said[number] for number in sorted(number for numbers in kept.values() for number in numbers)]

@@ -52,6 +52,8 @@ _IN_TI = {
     **{unit: 1000.0**power / 1024**4 for power, unit in enumerate(("", "k", "M", "G", "T"))},
     **{unit: 1024.0 ** (power - 4) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti"), 1)},
 }
+DEEPEST_CONFIG = 100
+"""Mappings and lists within one another; from some 250 on nothing can write them as JSON any more."""
 LOG_LIMIT = "1Gi"
 LOG_LIMIT_SAYS = (
     "Most that the log of a rank may take in the run directory: of a longer one the beginning and the newest "
@@ -213,6 +215,21 @@ def rounded(number: str) -> str:
     if len(number) > LONGEST_NUMBER:
         raise ValueError(f"{number[:20]} goes on for {len(number)} characters: round it")
     return number
+
+
+def deeper_than(levels: int, value: object) -> bool:
+    """Whether mappings and lists lie deeper within one another; without recursion, however deep they are."""
+    here: list[Any] = [value]
+    for _ in range(levels + 1):
+        here = [
+            item
+            for holder in here
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(item, dict | list)
+        ]
+        if not here:
+            return False
+    return True
 
 
 def cores(quantity: str) -> float:
@@ -380,6 +397,13 @@ class Spec(Model):
         if 0 < amount < 1 and amount.numerator != 1:
             raise ValueError(f"{text} GPUs: a share is 1/N of a GPU, such as 0.5, 0.25 or 0.125")
         return str(int(amount)) if amount.denominator == 1 else text
+
+    @field_validator("config")
+    @classmethod
+    def _config(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if deeper_than(DEEPEST_CONFIG, value):
+            raise ValueError(f"nested deeper than {DEEPEST_CONFIG} levels")
+        return value
 
     @field_validator("env")
     @classmethod

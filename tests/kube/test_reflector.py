@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from holdfast_controller.kube.connection import KubeconfigError, connect
 from holdfast_controller.kube.errors import Expired, NotPermitted, Throttled, error_of
 from holdfast_controller.kube.rate import RateLimit
 from holdfast_controller.kube.reflector import Notice, Reflector, Timing
+from holdfast_controller.kube.resource import decode
 from holdfast_controller.metrics import WatchMetrics
 
 QUICK = Timing(watch_seconds=30, margin_seconds=1, first_retry_seconds=0.01, longest_retry_seconds=0.05)
@@ -353,6 +355,31 @@ def test_noise_and_a_server_that_is_down_are_said_and_got_over(tell: Tell) -> No
         server.script.extend([noise] * 10_000)
 
     tell(before, story)
+
+
+def test_a_job_that_is_nested_without_end_ends_neither_the_copy_nor_the_others(tell: Tell) -> None:
+    """The apiserver takes thousands of levels in a job's config; Python's parser ends at a thousand."""
+
+    def nested(levels: int) -> str:
+        return '{"a\\"]": [1, ' * levels + "2" + "]}" * levels
+
+    deep = thing("deep", 6, config=json.loads(nested(220)))
+
+    async def tells(response: Response) -> None:
+        await response.start()
+        event = json.dumps({"type": "MODIFIED", "object": thing("deep", 11, config=0, image="x")})
+        await response.send(event.replace('"config": 0', f'"config": {nested(2500)}') + "\n")
+        await response.event("MODIFIED", thing("other", 12))
+        await stay(response)
+
+    async def story(world: World) -> None:
+        await world.until(lambda: ("MODIFIED", "other", 12) in world.heard, "the job beside it")
+        assert ("ADDED", "deep", 6) in world.heard
+        job = decode(world.reflector.get("team/deep") or {})
+        assert job.faults[-1] == "spec.config: nested deeper than 100 levels"
+        assert job.spec.image == "x", "what stands behind it is read"
+
+    tell(script(tells, stay, things=(thing("other", 5), deep)), story)
 
 
 def test_what_we_wrote_is_read_back_before_the_watch_tells_it(tell: Tell) -> None:

@@ -92,6 +92,22 @@ def test_no_spec_whatsoever_hides_its_job(spec: dict[str, Any]) -> None:
     assert Spec.model_validate(job.spec.model_dump()) == job.spec
 
 
+def test_a_config_that_is_nested_without_end_does_not_hide_the_jobs_beside_it() -> None:
+    """The apiserver takes thousands of levels. Nobody can write them as JSON: lists of all jobs were none."""
+    config: dict[str, Any] = {}
+    for _ in range(3000):
+        config = {"a": [config]}
+    job = decode(stored(config=config))
+    assert job.faults == ("spec.config: nested deeper than 100 levels",)
+    assert job.spec.config == {}
+    assert job.model_dump_json()
+    at_most: Any = 1
+    for _ in range(100):
+        at_most = [at_most]
+    assert decode(stored(config={"a": at_most})).faults == ()
+    assert decode(stored(config={"a": [at_most]})).faults != ()
+
+
 def test_a_status_of_a_newer_controller_is_read_without_what_is_new() -> None:
     """During an upgrade and after a rollback two versions read what one wrote."""
     status = {

@@ -10,7 +10,6 @@ elsewhere.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from holdfast_controller.metrics import WatchMetrics
 from holdfast_trainer.contract import exists
 
 from .credentials import keep_fresh, why_none
+from .deep_json import parsed
 from .errors import NotLeader, Throttled, error_of
 from .rate import RateLimit
 from .server_clock import ServerClock
@@ -261,7 +261,7 @@ class Connection:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _unreachable(self.server, what, error) from error
         try:
-            document = json.loads(text or b"{}")
+            document = parsed(text or b"{}")
         except ValueError:
             document = None
         if response.status >= 400:

@@ -13,7 +13,6 @@ watch has caught up.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -26,6 +25,7 @@ from holdfast_controller.cluster import HoldfastError, NotFound, Unavailable
 from holdfast_controller.metrics import WatchMetrics
 
 from .connection import Connection, Document
+from .deep_json import parsed
 from .errors import Expired, Throttled
 from .slim import Keep, slim
 
@@ -237,7 +237,7 @@ class Reflector:
 
     def _hear(self, line: bytes) -> None:
         try:
-            event = json.loads(line)
+            event = parsed(line)
             kind, document = event["type"], event["object"]
         except (ValueError, KeyError, TypeError):
             raise Unavailable(f"the watch of {self._resource} sends no event but {line[:80]!r}") from None

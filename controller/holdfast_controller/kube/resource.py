@@ -136,7 +136,8 @@ def decode(document: Document) -> TrainingJob:
             return job.with_faults(tuple(faults)).with_keepers(_keepers(document))
         except ValidationError as error:
             found = error.errors(include_url=False)
-        readable = copy.deepcopy(body)
+        # What is within a key of the spec goes or stays whole; copied, a deep one would be too deep.
+        readable = {**body, "spec": dict(body["spec"]), "status": copy.deepcopy(body["status"])}
         for fault in found:
             _leave_out(readable, fault["loc"], unknown=fault["type"] == "extra_forbidden")
         readable["spec"].setdefault("command", ["false"])

@@ -21,14 +21,12 @@ from pydantic import BaseModel, ValidationError
 
 from .cluster import Invalid
 from .jobs import API_VERSION, KIND, TrainingJob
-from .json_values import DEPTH_LIMIT, check_json, kind_of, summary
+from .json_values import DEPTH_LIMIT, FAULTS_TOLD, NODE_LIMIT, check_json, kind_of, summary
 from .spec import JOB_NAME_RULE, NAMESPACE_RULE, RULES
 from .yaml_text import Loader
 
 M = TypeVar("M", bound=BaseModel)
 
-NODE_LIMIT = 100_000
-"""Values in one document after aliases are expanded."""
 CHARACTER_LIMIT = 1024 * 1024
 """Characters of all its keys and values, counted so too; the API reads no longer document anyway."""
 SERVER_OWNED = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
@@ -204,7 +202,7 @@ def to_job(document: Mapping[str, Any], namespace: str | None = None) -> Trainin
         body["metadata"] = metadata
     job = _valid(TrainingJob, body)
     if faults := _label_faults(job.metadata.labels):
-        raise Invalid(summary(faults), faults)
+        raise Invalid(summary(faults, len(faults)), faults[:FAULTS_TOLD])
     return job
 
 
@@ -234,7 +232,7 @@ def _valid(model: type[M], body: object) -> M:
         return model.model_validate(body)
     except ValidationError as error:
         faults = describe_faults(error, model)
-        raise Invalid(summary(faults), faults) from None
+        raise Invalid(summary(faults, error.error_count()), faults) from None
 
 
 def _wrong_kind(document: Mapping[str, Any]) -> list[str]:
@@ -246,9 +244,10 @@ def _wrong_kind(document: Mapping[str, Any]) -> list[str]:
 
 
 def describe_faults(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """A line for each fault of a validation: path, what is wrong, the value, the nearest right key."""
+    """A line for each of the first faults of a validation: path, what is wrong, the value, the nearest right
+    key."""
     lines = []
-    for fault in error.errors(include_url=False):
+    for fault in error.errors(include_url=False)[:FAULTS_TOLD]:
         location = tuple(part for part in fault["loc"] if part != "[key]")
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
         lines.append(f"{path or 'document'}: {_describe(fault, location, path, model)}")

@@ -8,23 +8,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
 
 from .cluster import Invalid
 
 DEPTH_LIMIT = 100
+NODE_LIMIT = 100_000
+"""Values in one document, its aliases expanded."""
+FAULTS_TOLD = 100
+"""Of one document: nobody reads more, and to find the nearest right key for each takes a while."""
 INTEGERS = range(-(2**63), 2**63)
 """Kubernetes keeps all others as floats, and Python refuses to write those of thousands of digits."""
 SHOWN = 80
 
 
 def check_json(document: object) -> None:
-    """Raises Invalid with a line for each fault."""
-    if faults := list(_faults(document, "", 0)):
-        raise Invalid(summary(faults), faults)
+    """Raises Invalid with a line for each fault, at most `FAULTS_TOLD`."""
+    if more_values_than(NODE_LIMIT, document):
+        raise Invalid(f"too many values; at most {NODE_LIMIT}: put large tables into files beside the data")
+    if faults := list(islice(_faults(document, "", 0), FAULTS_TOLD)):
+        raise Invalid(summary(faults, len(faults)), faults)
 
 
-def summary(faults: list[str]) -> str:
-    return faults[0] if len(faults) == 1 else f"{len(faults)} faults; the first: {faults[0]}"
+def summary(faults: list[str], count: int) -> str:
+    """`faults` are the first of so many."""
+    if count == 1:
+        return faults[0]
+    least = "at least " if count == FAULTS_TOLD else ""
+    return f"{least}{count} faults; the first: {faults[0]}"
+
+
+def more_values_than(most: int, document: object) -> bool:
+    """Whether it holds more of them, mappings and lists counted too; it is looked through no further."""
+    count, left = 1, [document]
+    while left and count <= most:
+        holder: Any = left.pop()
+        if isinstance(holder, Mapping | list):
+            count += len(holder)
+            left += holder.values() if isinstance(holder, Mapping) else holder
+    return count > most
 
 
 def kind_of(value: object) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from .attempt_kind import CONFIG_MAPS, AttemptKind, Document
 from .cluster import Invalid
 from .jobs import API_VERSION, KIND, TrainingJob
+from .json_values import NODE_LIMIT, more_values_than
 from .pod_settings import PodSettings
 from .pod_template import CONFIG_FILE, attempt_labels, pod_template
 from .policy.refusals import refusals
@@ -71,10 +72,13 @@ def attempt_manifests(job: TrainingJob, attempt: int, settings: PodSettings) -> 
     """What one attempt needs. Raises Invalid where the cluster's operator does not allow the job."""
     job = job.as_of(attempt)
     faults = [*refusals(job, settings), *unstartable(job.spec), *too_little_memory(job.spec)]
-    config = dump(job.spec.config)
-    if len(config.encode()) > CONFIG_LIMIT // 2:
+    many = more_values_than(NODE_LIMIT, job.spec.config)
+    config = "" if many else dump(job.spec.config)  # of a million it takes ten seconds, at each look
+    size = len(config.encode())
+    if many or size > CONFIG_LIMIT // 2:
+        has = f"more than {NODE_LIMIT} values" if many else f"{size} bytes"
         faults.append(
-            f"spec.config has {len(config.encode())} bytes and may have {CONFIG_LIMIT // 2}: "
+            f"spec.config has {has} and may have {CONFIG_LIMIT // 2} bytes: "
             "put large tables into files beside the data"
         )
     if faults:

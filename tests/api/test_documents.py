@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from holdfast_controller.api.selection import Selection, parse_selector
 from holdfast_controller.cluster import Invalid
 from holdfast_controller.documents import parse, to_job
+from holdfast_controller.json_values import check_json
 from holdfast_controller.yaml_text import dump
 from holdfast_trainer.schema import parse_scalar
 
@@ -132,6 +133,27 @@ def test_all_faults_are_told_at_once() -> None:
     assert len(faults) == 5
     assert "metadata.nmae: unknown key; did you mean 'name'?" in faults
     assert "spec.gpu: unknown key; did you mean 'gpus'?" in faults
+
+
+def test_a_document_that_is_wrong_in_every_key_is_refused_in_a_few_words() -> None:
+    """To seek the nearest right key for each took eight seconds, in which nobody else was served."""
+    spec = {"command": ["x"], **{f"k{number}": 0 for number in range(90_000)}}
+    with pytest.raises(Invalid, match=r"^90000 faults; the first: spec\.k0: unknown key; ") as caught:
+        to_job({"metadata": {"name": "j"}, "spec": spec})
+    assert len(caught.value.errors) == 100
+    labels = {f"-{number}": "" for number in range(1000)}
+    with pytest.raises(Invalid, match=r"^1000 faults; ") as caught:
+        to_job({"metadata": {"name": "j", "labels": labels}, "spec": {"command": ["x"]}})
+    assert len(caught.value.errors) == 100
+    with pytest.raises(Invalid, match=r"^at least 100 faults; the first: a: a set cannot be kept") as caught:
+        check_json({f"{'a' * number}": {1} for number in range(1, 1000)})
+    assert len(caught.value.errors) == 100
+
+
+def test_json_has_no_more_values_than_yaml_may_have() -> None:
+    body = b'{"metadata": {"name": "j"}, "spec": {"command": ["x"], "config": {"a": [%s0]}}}'
+    with pytest.raises(Invalid, match="too many values; at most 100000: put large tables into files"):
+        to_job(parse(body % (b"0," * 99_999), "body", "json"))
 
 
 def test_a_small_document_cannot_stand_for_a_large_one() -> None:

@@ -376,6 +376,7 @@ def test_two_attempts_never_share_a_name(
             "spec.resources.memory is 64, in which no replica can start: write the unit, as in 64Gi",
         ),
         ({"config": {"table": "x" * 600_000}}, PodSettings(), "spec.config has 600008 bytes"),
+        ({"config": {"table": [0] * 700_000}}, PodSettings(), "spec.config has more than 100000 values"),
     ],
 )
 def test_a_job_that_the_cluster_does_not_take_is_told_why(

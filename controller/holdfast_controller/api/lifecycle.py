@@ -10,10 +10,10 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -37,6 +37,8 @@ from .backend import At, Backend, Found, InNamespace, Named
 from .selection import Selection, WatchFilter, page, parse_selector, select
 from .shapes import DrillRequest, DrillResult, ListMetadata, PlanDocument, TrainingJobList
 from .streams import PING_SECONDS, until_closing
+
+T = TypeVar("T")
 
 router = APIRouter(tags=["jobs"])
 
@@ -73,11 +75,19 @@ def _document(body: bytes, headers: Headers, holds: str) -> dict[str, Any]:
     )
 
 
-async def _parsed(body: bytes, headers: Headers, holds: str = KIND) -> dict[str, Any]:
+def _job(body: bytes, headers: Headers, namespace: str) -> TrainingJob:
+    return to_job(_document(body, headers, KIND), namespace)
+
+
+def _drill(body: bytes, headers: Headers) -> DrillRequest:
+    return validate(DrillRequest, _document(body, headers, "drill") if body.strip() else {})
+
+
+async def _read(read: Callable[..., T], body: bytes, *others: object) -> T:
     """A megabyte of YAML takes seconds to parse: the other requests need not wait for it."""
     if len(body) <= SMALL_BODY:
-        return _document(body, headers, holds)
-    return await asyncio.to_thread(_document, body, headers, holds)
+        return read(body, *others)
+    return await asyncio.to_thread(read, body, *others)
 
 
 @router.post(
@@ -102,8 +112,7 @@ async def submit(
 ) -> Any:
     """Submit a job. It is refused where it could never run on this engine, with every reason."""
     body = await request.body()
-    document = await _parsed(body, request.headers)
-    job = to_job(document, namespace)
+    job = await _read(_job, body, request.headers, namespace)
     plan = at.engine.plan(job)
     if not plan.reasons:
         plan = replace(plan, reasons=await at.engine.objections(job))
@@ -260,7 +269,7 @@ async def _set_suspend(at: Backend, namespace: str, name: str, value: bool) -> T
 async def drill(at: At, job: Found, request: Request) -> Any:
     """Disrupt a replica of the running attempt; without a body a random one, without notice."""
     body = await request.body()
-    asked = validate(DrillRequest, await _parsed(body, request.headers, "drill") if body.strip() else {})
+    asked = await _read(_drill, body, request.headers)
     attempt = job.status.attempt
     there = job.as_of(attempt).spec.replicas
     if asked.replica is not None and asked.replica >= there:

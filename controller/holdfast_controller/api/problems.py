@@ -25,7 +25,8 @@ class Problem(BaseModel):
     detail: str = Field(description="What is wrong here and what to do about it.")
     instance: str = Field(description="The request's path.")
     errors: list[str] = Field(
-        default_factory=list, description="One line a fault, each with the path of the offending key."
+        default_factory=list,
+        description="One line for each fault, the first 100, with the path of the offending key.",
     )
 
 

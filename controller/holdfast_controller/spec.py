@@ -16,6 +16,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
+from holdfast_trainer.contract import DEEPEST, deeper_than
+
 JOB_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 JOB_NAME_RULE = (
     "is no name: lower-case letters, digits and '-', first a letter, last no '-', at most 50 characters"
@@ -52,8 +54,6 @@ _IN_TI = {
     **{unit: 1000.0**power / 1024**4 for power, unit in enumerate(("", "k", "M", "G", "T"))},
     **{unit: 1024.0 ** (power - 4) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti"), 1)},
 }
-DEEPEST_CONFIG = 100
-"""Mappings and lists within one another; from some 250 on nothing can write them as JSON any more."""
 LOG_LIMIT = "1Gi"
 LOG_LIMIT_SAYS = (
     "Most that the log of a rank may take in the run directory: of a longer one the beginning and the newest "
@@ -215,21 +215,6 @@ def rounded(number: str) -> str:
     if len(number) > LONGEST_NUMBER:
         raise ValueError(f"{number[:20]} goes on for {len(number)} characters: round it")
     return number
-
-
-def deeper_than(levels: int, value: object) -> bool:
-    """Whether mappings and lists lie deeper within one another; without recursion, however deep they are."""
-    here: list[Any] = [value]
-    for _ in range(levels + 1):
-        here = [
-            item
-            for holder in here
-            for item in (holder.values() if isinstance(holder, dict) else holder)
-            if isinstance(item, dict | list)
-        ]
-        if not here:
-            return False
-    return True
 
 
 def cores(quantity: str) -> float:
@@ -401,8 +386,8 @@ class Spec(Model):
     @field_validator("config")
     @classmethod
     def _config(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if deeper_than(DEEPEST_CONFIG, value):
-            raise ValueError(f"nested deeper than {DEEPEST_CONFIG} levels")
+        if deeper_than(DEEPEST, value):
+            raise ValueError(f"nested deeper than {DEEPEST} levels")
         return value
 
     @field_validator("env")

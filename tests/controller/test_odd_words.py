@@ -102,6 +102,16 @@ def test_lines_nested_without_end_are_left_out() -> None:
     assert parse_lines("[" * 100_000 + '\n{"step": 1, "loss": NaN}\n') == [{"step": 1, "loss": None}]
 
 
+@pytest.mark.parametrize("deep", ["[" * 300 + "]" * 300, '{"a":' * 300 + "1" + "}" * 300])
+def test_lines_that_can_be_read_but_not_be_written_again_are_left_out_too(deep: str) -> None:
+    """REST answered 500; and where 985 levels could be read just so, what keeps a ledger beside its
+    attempt could not write it, and ended every controller."""
+    at_most = "[" * 99 + "]" * 99
+    lines = parse_lines(f'{{"step": 1, "x": {deep}}}\n{{"step": 2, "x": {at_most}}}\n')
+    assert [line["step"] for line in lines] == [2]
+    assert json.loads(at_most) == lines[0]["x"]
+
+
 def test_a_training_whose_validation_overflows_is_carried_to_its_end() -> None:
     """As fp16 can have it; the training's own loss is a number all the while."""
 

@@ -203,6 +203,12 @@ def test_what_went_wrong_is_said(output: Output, kind: type[HoldfastError], said
         outcome("gpt-1", output)
 
 
+def test_a_container_that_answers_nested_without_end_is_told_as_any_other_that_is_no_python() -> None:
+    said = Output(said="[" * 100_000, status={"status": "Success"})
+    with pytest.raises(Invalid, match=r"is no Python 3\.9 or newer"):
+        outcome("gpt-1", said)
+
+
 def test_messages_are_put_together_by_their_channel() -> None:
     output = Output()
     for message in (

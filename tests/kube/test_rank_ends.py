@@ -49,7 +49,9 @@ def test_a_program_that_knows_of_no_notices_was_deleted_when_it_ended_by_one() -
     [
         "[1]", '{"rank": 1}', '{"rank": "1", "signal": 9, "ended": 1}', '{"rank": 1, "ended": 1}',
         '{"rank": 1, "signal": 9, "ended": NaN}', '{"rank": 1, "signal": 9, "code": 1, "ended": 1}',
-        '{"rank": 1, "signal": [9], "ended": 1}',
+        '{"rank": 1, "signal": [9], "ended": 1}', "[" * 4000,
+        f'{{"rank": 1, "signal": 9, "ended": {"1" * 400}}}',
+        f'{{"rank": 1, "signal": 9, "ended": 1, "peak_bytes": {"1" * 400}}}',
     ],
 )  # fmt: skip
 def test_what_somebody_else_wrote_into_the_message_counts_for_nothing(message: str) -> None:

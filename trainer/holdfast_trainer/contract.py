@@ -394,9 +394,27 @@ def _parsed(text: str) -> Any:
     """Of a text that a program of anybody's may have written; a figure that is not finite is None, as
     nothing that we write can hold it. Raises ValueError."""
     try:
-        return _DECODER.decode(text)
+        value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"not JSON that can be read: {text[:40]!r}") from None
+    if text.count("{") + text.count("[") > DEEPEST and deeper_than(DEEPEST, value):
+        raise ValueError(f"nested deeper than {DEEPEST} levels: {text[:40]!r}")
+    return value
+
+
+def deeper_than(levels: int, value: object) -> bool:
+    """Whether mappings and lists lie deeper within one another; without recursion, however deep they are."""
+    here: list[Any] = [[value]]
+    for _ in range(levels + 2):
+        here = [
+            item
+            for holder in here
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(item, dict | list)
+        ]
+        if not here:
+            return False
+    return True
 
 
 def _finite(digits: str) -> float | None:
@@ -404,6 +422,8 @@ def _finite(digits: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+DEEPEST = 100
+"""Mappings and lists within one another: from some 250 on nothing can write them as JSON again."""
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
 """One for all lines: to make it takes longer than to read one."""
 

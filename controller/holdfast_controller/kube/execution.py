@@ -83,7 +83,7 @@ def outcome(name: str, output: Output) -> Document:
         told = json.loads(output.said.strip().rpartition("\n")[2])
         if not isinstance(told, dict):
             raise TypeError(f"{told!r} is no object")
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise Invalid(
             f"{name}: `python` in its image is no Python 3.9 or newer: it answers {output.said[-80:]!r} to a "
             "program; drills freeze and oom, and stacks, need one"

@@ -8,9 +8,9 @@ pod can write there: what is not whole counts for nothing.
 from __future__ import annotations
 
 import json
-import math
 
 from holdfast_controller.cluster import RankExit
+from holdfast_trainer.contract import is_count, is_time
 
 
 def rank_ends(message: str) -> tuple[RankExit, ...]:
@@ -18,9 +18,9 @@ def rank_ends(message: str) -> tuple[RankExit, ...]:
     try:
         told = json.loads(message)
         end = RankExit.from_document(told["rank"], told)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ()
     how = [number for number in (end.code, end.signal) if number is not None]
-    whole = all(type(number) is int for number in (end.rank, *how, end.peak_bytes or 0))
-    known = type(end.ended) in (int, float) and math.isfinite(end.ended)
+    whole = all(is_count(number) for number in (end.rank, *how, end.peak_bytes or 0))
+    known = is_time(end.ended)
     return (end,) if whole and known and len(how) == 1 else ()

@@ -248,13 +248,14 @@ def test_what_a_program_told_its_terminal_is_not_done_to_that_of_a_reader(
 ) -> None:
     """The screen of whoever asked why a job had failed was cleared, and what came next was red."""
     holdfast("submit", str(job_file))
-    tail = "\x1b[31mred, to the end\n\x1b[2J\x1b[Hcleared\x1b]0;named\x07\n\x1bcreset\ncut short\x1b["
+    tail = "\x1b[31mred, to the end\n\x1b[2J\x1b[Hcleared\x1b]0;named\x07\n\x9b2J\x1bcreset\ncut short\x1b["
     server.set_status(
         "gpt-small", phase="Failed", attempt=1,
         attempts=[{"number": 1, "verdict": "Failed", "log_tail": {"0": tail}}],
     )  # fmt: skip
     shown = holdfast("describe", "gpt-small").stdout
     assert "\x1b" not in shown
+    assert "\x9b" not in shown, "the same in one character, which many terminals take as well"
     for part in ("  red, to the end", "  cleared", "reset", "  cut short"):
         assert part in shown, shown
 

@@ -129,8 +129,12 @@ def test_a_training_whose_validation_overflows_is_carried_to_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", ["\x1b[1;31mno ink\x1b[0m", "no\x1b]0;named\x07 ink\n\x1b[0m", "\x1b[2J\x1bcno ink\n\x1b["]
-)
+    "error",
+    [
+        "\x1b[1;31mno ink\x1b[0m", "no\x1b]0;named\x07 ink\n\x1b[0m", "\x1b[2J\x1bcno ink\n\x1b[",
+        "\x9b2J\x9d0;named\x9cno ink", "all is well\nno\x00 ink\x08\x7f\x85",
+    ],
+)  # fmt: skip
 def test_what_an_error_tells_its_terminal_is_no_reason(error: str) -> None:
     """Of one with colours the reason was the code that ends them: nothing to read, wherever it was shown."""
     word = Termination.from_json(Termination("failed", 3, 2, error).to_json())

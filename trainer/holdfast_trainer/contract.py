@@ -566,8 +566,12 @@ def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
 
 
-_TO_A_TERMINAL = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(\x07|\x1b\\)?|[ -/]*[0-~]?)")
-"""Colours, where the cursor goes, the window's title (ECMA-48)."""
+_TO_A_TERMINAL = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+)
+"""Colours, where the cursor goes, the window's title (ECMA-48), each also as one character of its own, and
+all other control characters but the ends of lines and tabs."""
 
 
 def legible(text: str) -> str:

@@ -93,7 +93,7 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
     yield "size", f"{number}, {ranks}, {device}"
     yield "command", legible(shlex.join(spec.command))
     if spec.image:
-        yield "image", spec.image
+        yield "image", legible(spec.image)
     saves = opened.checkpoint
     every = {"auto": "as often as measured costs allow"}.get(saves.every)
     unit = "" if saves.every.endswith("s") else " steps"
@@ -220,4 +220,4 @@ def _coloured(output: str) -> Text:
     """A program's colours stay, and end with it; what else it tells its terminal (to be cleared, say, or to
     have another name) is not for whoever looks at it here."""
     text = Text.from_ansi(output)
-    return text if "\x1b" not in text.plain else Text(text.plain.replace("\x1b", ""))
+    return text if (plain := legible(text.plain)) == text.plain else Text(plain)

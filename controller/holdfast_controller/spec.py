@@ -132,8 +132,8 @@ class Checkpoint(Model):
     def _every(cls, value: object) -> str:
         text = str(value)
         if not re.fullmatch(r"auto|[1-9]\d*|[1-9]\d*s", text):
-            raise ValueError(f"{text!r} is none of: auto, a number of steps (500), seconds (90s)")
-        return text
+            raise ValueError(f"{text[:40]!r} is none of: auto, a number of steps (500), seconds (90s)")
+        return rounded(text)
 
 
 class Retries(Model):

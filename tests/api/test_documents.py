@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from holdfast_controller.api.selection import Selection, parse_selector
 from holdfast_controller.cluster import Invalid
 from holdfast_controller.documents import parse, to_job
+from holdfast_controller.job_series import JobFigures
 from holdfast_controller.json_values import check_json
 from holdfast_controller.yaml_text import dump
 from holdfast_trainer.schema import parse_scalar
@@ -248,6 +249,16 @@ def test_a_number_whose_digits_never_end_is_refused(key: str) -> None:
     """With more than 4,300 of them its attempt could not be made, and each look at the job failed."""
     (fault,) = faults_of(asking(key, f"1.{'0' * 5000}"))
     assert fault == f"spec.{key}: 1.000000000000000000 goes on for 5002 characters: round it"
+
+
+@pytest.mark.parametrize("unit", ["", "s"])
+def test_a_job_cannot_save_so_seldom_that_no_number_says_it(unit: str) -> None:
+    """On one machine such a job was taken, and ended its controller, at each start again: no series could
+    tell how often it saves."""
+    (fault,) = faults_of(asking("checkpoint.every", "9" * 5000 + unit))
+    assert fault.startswith("spec.checkpoint.every: 99999999999999999999 goes on for 500")
+    job = to_job(parse(asking("checkpoint.every", "9" * 31 + unit).encode(), "job.yaml"))
+    assert JobFigures.of(job).every_steps == (None if unit else int("9" * 31))
 
 
 def asking(key: str, value: str) -> str:

@@ -11,7 +11,7 @@ handed out in parts, whole characters each. What the trainer itself shows of a l
 mark of its rank, is less (holdfast_trainer/tee.py), so no part of that is taken for another rank's."""
 
 
-_HEAD = re.compile(r"==> attempt (\d+) <==")
+_HEAD = re.compile(r"==> attempt ([0-9]{1,9}) <==")
 
 
 def head_of(attempt: int) -> str:

@@ -10,7 +10,15 @@ from fakes import MemoryEngine
 from scene import Scene, make, play
 
 from holdfast_controller.jobs import ATTEMPTS_KEPT, TAIL_RANKS, AttemptRecord, Status, TrainingJob, Verdict
-from holdfast_controller.policy.tails import C_STACK_LINES, TAIL_BYTES, bound_tails, last_told
+from holdfast_controller.lines import attempt_of, head_of
+from holdfast_controller.policy.tails import (
+    C_STACK_LINES,
+    TAIL_BYTES,
+    bound_tails,
+    last_of_each,
+    last_told,
+    rank_of,
+)
 from holdfast_controller.reconciler import TAIL_CHARACTERS
 
 
@@ -35,6 +43,16 @@ def test_the_oldest_go_first_and_of_one_attempt_the_last_ranks() -> None:
     known = attempts(3, "12345678", ranks=2)  # ten bytes each, with their quotes
     bound_tails(known, limit=35)
     assert [sorted(record.log_tail) for record in known] == [[], ["0"], ["0", "1"]]
+
+
+def test_a_rank_or_an_attempt_that_no_number_says_is_a_line_like_any_other() -> None:
+    """Anybody's program can print what looks like our marks: such a one ended every controller."""
+    many = "9" * 5000
+    assert rank_of(f"[rank {many}] x", 2) == 2
+    assert rank_of("[rank 639999] x", 2) == 639_999
+    assert last_of_each([f"[rank {many}] x", "[rank 3] y"], 2, 1, 10) == ["9999999] x", "[rank 3] y"]
+    assert attempt_of(f"==> attempt {many} <==") is None
+    assert attempt_of(head_of(17)) == 17
 
 
 @pytest.mark.parametrize("letter", ["x", "ж", "漢", "\x1b", '"'])

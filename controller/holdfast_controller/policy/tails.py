@@ -24,7 +24,7 @@ TAIL_BYTES = 128 * 1024
 C_STACK_LINES = 40
 """So many at most does Python 3.14 write of a C stack, of which it tells 32 calls."""
 
-_MARK = re.compile(r"\[rank (\d+)\] ")
+_MARK = re.compile(r"\[rank ([0-9]{1,6})\] ")
 _C_STACK = re.compile(
     r"(?:\[rank \d+\] )?(?:Current thread's C stack trace \(|  Binary file \".*\[0x[0-9a-f]+\]$|"
     r"  <(?:truncated rest of calls|cannot get C stack on this system)>)"

@@ -115,6 +115,14 @@ def test_a_gang_that_its_quota_keeps_out_says_so(
     assert observation.waiting == f"replica 0 (and 1 more replicas): {SAID}"
 
 
+def test_what_an_event_would_do_to_a_terminal_does_not_come_into_a_jobs_message(tmp_path: Path) -> None:
+    """Who may edit a namespace may write Events there, and whoever looks at all jobs reads of them."""
+    _, event = refusal(PYTORCH_JOB, 2)
+    event["message"] = f"\x1b[2J{event['message']}\x9b31m"
+    observation, _ = seen([], [event], {"conditions": [CREATED]}, tmp_path)
+    assert observation.waiting == f"replica 0 (and 1 more replicas): {SAID}"
+
+
 def test_a_gang_whose_names_a_quota_refuses_says_that_it_cannot_meet(tmp_path: Path) -> None:
     """All its pods run and wait for the address of the first one, for hours; it is not their script."""
     pods = [of_attempt(JOB, pod(index, state=RUNNING)) for index in range(2)]

@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast_controller.cluster import AlreadyExists, Conflict, Event, NotFound
 from holdfast_controller.jobs import API_VERSION, KIND, TrainingJob
+from holdfast_trainer.contract import legible
 
 from .connection import MERGE_PATCH, Connection, Document
 from .errors import NotPermitted
@@ -135,6 +136,7 @@ def _document(name: str, about: dict[str, str], event: Event) -> Document:
 
 
 def _event(document: dict[str, Any]) -> Event:
+    """Whoever may write Events could have them tell something to the terminal of who reads them."""
     times = (
         (document.get("series") or {}).get("lastObservedTime"),
         document.get("eventTime"),
@@ -144,8 +146,8 @@ def _event(document: dict[str, Any]) -> Event:
     return Event(
         datetime.fromisoformat(next(time for time in times if time)),
         document.get("type") or "Normal",
-        document.get("reason") or "",
-        document.get("message") or "",
+        legible(document.get("reason") or ""),
+        legible(document.get("message") or ""),
         int(document.get("count") or 1),
     )
 

@@ -153,8 +153,15 @@ class Reconciler:
                     self._wrote.pop(key, None)
                     self._moved.pop(key, None)
                 else:
-                    self._metrics.jobs[key] = JobFigures.of(change.job)
+                    self._note_figures(change.job)
                 self._wake(key)
+
+    def _note_figures(self, job: TrainingJob) -> None:
+        try:
+            self._metrics.jobs[job.key] = JobFigures.of(job)
+        except Exception as error:  # one job's trouble must not end the others'
+            self._metrics.jobs.pop(job.key, None)
+            log.error("a job has no figures", job=job.key, error=repr(error)[:200], exc_info=True)
 
     async def _follow_attempts(self) -> None:
         async with aclosing(cast("Any", self._engine.changes())) as keys:

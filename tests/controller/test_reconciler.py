@@ -16,6 +16,7 @@ from holdfast_controller.cli.description import _fact_rows
 from holdfast_controller.cluster import AttemptObservation, NotFound, Unavailable
 from holdfast_controller.job_series import JobFigures
 from holdfast_controller.jobs import Phase, TrainingJob, Verdict
+from holdfast_controller.metrics import Metrics
 from holdfast_controller.policy.decide import SILENT_SECONDS
 from holdfast_controller.reconciler import Reconciler
 from holdfast_controller.spec import Checkpoint
@@ -641,5 +642,36 @@ def test_a_log_that_never_comes_takes_no_time_from_the_others(monkeypatch: pytes
         job = await scene.look(passes=3)
         silent = "(its log could not be read: no answer in time)"
         assert job.status.attempts[0].log_tail == {"0": "rank 0", "1": silent, "2": "rank 2"}
+
+    asyncio.run(story())
+
+
+def test_a_job_whose_figures_cannot_be_told_is_carried_on_and_so_are_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever is odd about it: it ended the loop that all jobs have in common."""
+    figures = JobFigures.of
+
+    def of(job: TrainingJob) -> JobFigures:
+        if job.metadata.name == "odd":
+            raise OverflowError("int too large to convert to float")
+        return figures(job)
+
+    monkeypatch.setattr(JobFigures, "of", of)
+
+    async def story() -> None:
+        store, metrics = MemoryStore(), Metrics()
+        reconciler = Reconciler(store, MemoryEngine(), metrics=metrics)
+        working = asyncio.create_task(reconciler.run())
+        for name in ("odd", "other"):
+            await store.create(make(name))
+
+        async def begun() -> bool:
+            return all([(await store.get("default", name)).status.attempt == 1 for name in ("odd", "other")])
+
+        await wait_until_async(begun, "both to be carried on")
+        await wait_until_async(lambda: set(metrics.jobs) == {"default/other"}, "the figures of the other")
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
     asyncio.run(story())

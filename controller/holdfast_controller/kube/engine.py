@@ -44,6 +44,7 @@ from . import ranks
 from .connection import MERGE_PATCH, Connection, Document
 from .endpoint import Endpoints
 from .evidence import Evidence
+from .going_on import going_on
 from .last_words import LastWords, has_ended
 from .nodes import Nodes
 from .objects import Objects
@@ -185,12 +186,16 @@ class KubeEngine:
     async def sweep(self) -> None:
         """Keep what pods that go have said, let go of what nobody needs, and ask why others wait. Until
         cancelled."""
+        works = {
+            "last words": self.last_words.run,
+            "evidence": self._evidence.sweep,
+            "slow starts": self._slow_starts.run,
+            "queue waits": self._queue_waits.run,
+            "unmade": self._unmade.run,
+        }
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.last_words.run())
-            group.create_task(self._evidence.sweep())
-            group.create_task(self._slow_starts.run())
-            group.create_task(self._queue_waits.run())
-            group.create_task(self._unmade.run())
+            for what, work in works.items():
+                group.create_task(going_on(what, work))
 
     def run_directory(self, job: TrainingJob) -> str:
         return run_directory(job)

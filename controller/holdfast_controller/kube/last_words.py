@@ -336,3 +336,5 @@ async def _harmless(work: Callable[[Document], Awaitable[None]], pod: Document) 
         await work(pod)
     except (HoldfastError, TimeoutError) as error:
         log.info("its last words are not kept", pod=pod["metadata"]["name"], error=str(error) or "no answer")
+    except Exception:  # whatever a job's own program has written must not end the others' controller
+        log.exception("its last words cannot be read", pod=pod["metadata"]["name"])

@@ -274,7 +274,10 @@ class Reflector:
         ):
             del self._written[key]
         for listener in list(self._listeners):
-            listener(notice)
+            try:
+                listener(notice)
+            except Exception:  # what it makes of one object must not end the copy of all
+                log.exception("a listener failed", resource=self._resource, object=key)
 
     def _alive(self) -> None:
         self._heard = time.monotonic()

@@ -84,6 +84,39 @@ def test_a_full_disk_is_a_fault_until_there_is_room_again(tmp_path: Path) -> Non
         asyncio.run(story(disk))
 
 
+def test_a_full_disk_does_not_keep_a_job_whose_files_fill_it(tmp_path: Path) -> None:
+    """To delete it takes a few writes before its files go: they have room that was kept for them."""
+
+    async def story(disk: Path) -> None:
+        async with opened(disk / "jobs.db") as store:
+            for name in ("a", "b"):
+                await store.create(job(name))
+            fill(disk / "filler")
+            more = (store.create(job(f"more-{number}")) for number in itertools.count())
+            with pytest.raises(Unavailable, match="the disk is full; free some space"):
+                await until_refused(more)
+            going = await store.mark_deleted("default", "a")
+            assert going.metadata.deletion_timestamp is not None
+            for number in range(5):
+                going = await store.replace_status(going, Status(phase=Phase.RUNNING, attempt=number))
+            fill(disk / "more")  # somebody else's file takes what is left of it
+            more = (store.create(job(f"again-{number}")) for number in itertools.count())
+            with pytest.raises(Unavailable, match="the disk is full"):
+                await until_refused(more)
+            with pytest.raises(Unavailable, match="the disk is full"):
+                await store.mark_deleted("default", "b")
+            (disk / "filler").unlink()
+            await store.remove(going)
+            fill(disk / "filler")
+            more = (store.create(job(f"more-{number}")) for number in itertools.count(1000))
+            with pytest.raises(Unavailable, match="the disk is full"):
+                await until_refused(more)
+            assert (await store.mark_deleted("default", "b")).metadata.name == "b", "room was kept anew"
+
+    with small_disk(tmp_path / "disk") as disk:
+        asyncio.run(story(disk))
+
+
 def refusal(path: Path) -> str:
     async def story() -> None:
         async with opened(path):

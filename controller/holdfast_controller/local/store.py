@@ -33,6 +33,7 @@ from holdfast_controller.cluster import (
 from holdfast_controller.jobs import Status, TrainingJob
 from holdfast_controller.spec import not_given
 
+from .reserve import Reserve
 from .watch import Watchers
 
 SCHEMA_VERSION = 1
@@ -71,6 +72,10 @@ EVENTS_KEPT = 200
 KEYS_KEPT_SECONDS = 24 * 3600.0
 
 
+class _NoRoom(Unavailable):
+    """The disk is full."""
+
+
 class LocalStore:
     """A JobStore (cluster.py) in one file. Make it with `open`, end it with `close`."""
 
@@ -80,6 +85,8 @@ class LocalStore:
         self._lock = lock
         self._turn = asyncio.Lock()
         self._watchers = Watchers()
+        self._reserve = Reserve(path.with_name(f"{path.name}.reserve"))
+        self._reserve.keep()
         self.fault: str | None = None
         """Of the newest write, as a full disk."""
 
@@ -164,6 +171,14 @@ class LocalStore:
         return stored.model_copy(deep=True)
 
     async def mark_deleted(self, namespace: str, name: str) -> TrainingJob:
+        try:
+            return await self._mark_deleted(namespace, name)
+        except _NoRoom:
+            if not self._reserve.give():
+                raise
+            return await self._mark_deleted(namespace, name)
+
+    async def _mark_deleted(self, namespace: str, name: str) -> TrainingJob:
         async with self._write() as db:
             job = _decode(await self._row(db, namespace, name))
             if job.metadata.deletion_timestamp is not None:
@@ -180,6 +195,7 @@ class LocalStore:
             await cursor.close()
         if gone:
             self._watchers.publish(Change("DELETED", job.model_copy(deep=True)))
+            self._reserve.keep()  # its files have made room
 
     async def watch(self, namespace: str | None = None) -> AsyncIterator[Change]:
         # No await from here until the subscription: no change falls between the two.
@@ -392,7 +408,7 @@ def _unavailable(path: Path, error: Exception) -> Unavailable:
             "under way go on (the log says how to end them), and a job submitted again starts afresh"
         )
     if "full" in text:
-        return Unavailable(f"cannot write {path}: the disk is full; free some space, nothing is lost so far")
+        return _NoRoom(f"cannot write {path}: the disk is full; free some space, nothing is lost so far")
     if "readonly" in text or "unable to open" in text:
         return Unavailable(f"cannot write {path}: {text}; check who owns it and the directory's permissions")
     return Unavailable(f"cannot use {path}: {text}")

@@ -133,7 +133,7 @@ class Checkpoint(Model):
         text = str(value)
         if not re.fullmatch(r"auto|[1-9]\d*|[1-9]\d*s", text):
             raise ValueError(f"{text[:40]!r} is none of: auto, a number of steps (500), seconds (90s)")
-        return rounded(text)
+        return in_few_digits(text)
 
 
 class Retries(Model):
@@ -195,7 +195,7 @@ class Resources(Model):
             raise ValueError(f"{text!r} is not a CPU quantity such as 8, 0.5 or 500m")
         if cores(text) > MOST_CORES:
             raise ValueError(f"{text[:20]}: more than {MOST_CORES} cores, which no machine has")
-        return rounded(text)
+        return in_few_digits(text)
 
     @field_validator("memory")
     @classmethod
@@ -207,10 +207,10 @@ class Resources(Model):
             raise ValueError(f"{value!r} is not a memory quantity such as 64Gi or 512Mi")
         if float(found[1]) * _IN_TI[found[2] or ""] > MOST_MEMORY:
             raise ValueError(f"{value[:20]}: more than {MOST_MEMORY:g}Ti, which no machine has")
-        return rounded(value)
+        return in_few_digits(value)
 
 
-def rounded(number: str) -> str:
+def in_few_digits(number: str) -> str:
     """As it came. Raises ValueError where it has more digits than anybody means."""
     if len(number) > LONGEST_NUMBER:
         raise ValueError(f"{number[:20]} goes on for {len(number)} characters: round it")
@@ -376,7 +376,7 @@ class Spec(Model):
             raise ValueError(f"{text!r} is not a number of GPUs such as 0, 1, 4 or 0.25")
         if float(text) > MOST_GPUS:
             raise ValueError(f"{text[:20]}: more than {MOST_GPUS} GPUs, which no machine has")
-        amount = Fraction(rounded(text))
+        amount = Fraction(in_few_digits(text))
         if amount > 1 and amount.denominator != 1:
             raise ValueError(f"{text} GPUs: only whole numbers above 1; a fraction is a share of one GPU")
         if 0 < amount < 1 and amount.numerator != 1:

@@ -184,7 +184,8 @@ def test_who_took_a_pod_is_written_down_once_while_the_operator_is_down(tmp_path
 
 def test_the_mark_of_a_stop_that_nobody_carries_out_goes_with_the_wish(tmp_path: Path) -> None:
     """A controller died between the mark and the first pod. Left there, it would have whatever ends the
-    resumed attempt booked as a stop on request, at no cost; that of a job to be suspended stays."""
+    resumed attempt booked as a stop on request, at no cost; that of a job to be suspended stays, and one that
+    has reached a pod. What somebody labels so in another namespace is none."""
 
     def named(name: str, suspend: bool) -> TrainingJob:
         metadata = Metadata(name=name, namespace="team", uid=f"uid-of-{name}")
@@ -198,16 +199,22 @@ def test_the_mark_of_a_stop_that_nobody_carries_out_goes_with_the_wish(tmp_path:
         metadata = {"name": f"{job.metadata.name}-1", "annotations": {STOPPED: "2026-05-01T12:00:00Z"}}
         return of_attempt(job, {"metadata": metadata, "spec": {}})
 
+    def going(job: TrainingJob, **metadata: str) -> dict[str, Any]:
+        one = of_attempt(job, pod(0, "Failed", ended(143), deleted=(NOON, 10)))
+        one["metadata"] |= {"name": f"{job.metadata.name}-1-worker-0", **metadata}
+        return one
+
     async def story() -> None:
-        jobs = [named("stays", suspend=True), named("goes-on", suspend=False)]
-        cluster = Cluster(jobs[1], pod(0, state=RUNNING))
+        jobs = [named("reached", False), named("stays", suspend=True), named("goes-on", suspend=False)]
+        cluster = Cluster(jobs[-1], pod(0, state=RUNNING))
         cluster.objects[PYTORCH_JOB.resource.path] = [marked(job) for job in jobs]
         cluster.objects[JOBS] = [stored(job) for job in jobs]
+        cluster.objects[PODS] += [going(jobs[0]), going(jobs[-1], namespace="another")]
         changes: list[tuple[str, Any]] = []
 
         async def mark(request: web.Request) -> web.Response:
             changes.append((request.match_info["name"], (await request.json())["metadata"]))
-            return web.json_response({**marked(jobs[1]), "kind": "PyTorchJob"})
+            return web.json_response({**marked(jobs[-1]), "kind": "PyTorchJob"})
 
         cluster.mark = mark  # type: ignore[method-assign]
         async with engine_of(cluster, tmp_path) as engine, meanwhile(engine.sweep()):

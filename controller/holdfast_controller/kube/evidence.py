@@ -75,7 +75,7 @@ class Evidence:
         if job is None or "deletionTimestamp" in job["metadata"] or job["spec"].get("suspend"):
             return False
         whose = attempt_of(attempt_object)
-        return all(is_wanted(pod) for pod in self._pieces.pods.all() if attempt_of(pod) == whose)
+        return whose is not None and all(map(is_wanted, self._pieces.pods_of(decode(job), whose[1])))
 
     async def _unmark(self, attempt_object: Document) -> None:
         path, version = object_path(attempt_object), attempt_object["metadata"]["resourceVersion"]

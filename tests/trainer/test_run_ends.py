@@ -406,7 +406,7 @@ if sys.argv[1] == "tests":
         print("tests", batch, flush=True)
         time.sleep(0.05)
 if sys.argv[1] == "waits":
-    print("the loop is watched:", run._watchdog.quiet() != (None, None), flush=True)
+    print("the loop is watched:", run._watchdog.quiet()[1] is not None, flush=True)
 """
 
 

@@ -18,11 +18,9 @@ class Reserve:
 
     def keep(self) -> None:
         """Where the disk has no room for it there is none, which is no error."""
-        if self._path.exists():
-            return
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except OSError:
+        except OSError:  # also where it is there
             return
         try:
             os.posix_fallocate(file, 0, BYTES)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..contract import exists, is_directory
+from ..contract import exists, is_directory, is_file
 from ..weights_file import save_weights_file
 from .errors import CheckpointError
 from .inspection import SHARED, Opened
@@ -36,7 +36,7 @@ def export(opened: Opened, out: Path, form: Format, *, part: str | None, everyth
     """
     if is_directory(out):
         raise CheckpointError(f"--out {out} is a directory; name a file, such as {out / 'gpt.safetensors'}")
-    if exists(out) and not out.is_file():
+    if exists(out) and not is_file(out):
         raise CheckpointError(f"--out {out} is there and is no file, which it would replace: name a file")
     parts = opened.shared()["parts"]
     if everything:

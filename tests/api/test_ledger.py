@@ -173,6 +173,20 @@ def test_where_the_lines_are_out_of_reach_the_status_tells_what_it_remembers() -
     assert (told.totals.goodput, told.totals.lost_steps, told.lines) == (0.5, 0, [])
 
 
+def test_the_digest_is_that_of_the_newest_checkpoint_where_the_lines_end_before_it() -> None:
+    """As on Kubernetes, where the end of a job is not always heard in time: by step 12 stood the digest of
+    step 8, and two runs that end in the same bits seemed to differ."""
+    there = job(Verdict.FINISHED)
+    (record,) = there.status.attempts
+    record.durable_step, record.digest = 12, "d12"
+    lines = [{**LINES[2], "digest": "d8"}]
+    (told,) = account(there, lines, []).attempts
+    assert (told.durable_step, told.digest) == (12, "d12")
+    record.durable_step, record.digest = 8, None
+    (told,) = account(there, lines, []).attempts
+    assert (told.durable_step, told.digest) == (8, "d8")
+
+
 def test_a_first_step_is_where_the_status_has_it_whatever_clock_the_trainer_had() -> None:
     """A clock was an hour ahead: status and describe knew better, and the ledger had it an hour to come."""
     known = job(None)

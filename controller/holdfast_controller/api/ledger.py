@@ -205,9 +205,15 @@ def _attempt(number: int, seen: _Evidence, record: AttemptRecord | None) -> Atte
         whereabouts=known.whereabouts,
         cost=known.cost,
         goodput=known.goodput,
-        digest=work.digest or known.digest,
+        digest=_of_newest(work, known),
         outcome=work.outcome or known.outcome,
     )
+
+
+def _of_newest(work: Work, known: AttemptRecord) -> str | None:
+    """The digest of the newest durable step, which the lines may end before."""
+    before = (work.durable_step or 0) < (known.durable_step or 0)
+    return (known.digest or work.digest) if before else (work.digest or known.digest)
 
 
 def _start_of(number: int, work: Work) -> Breakdown | None:

@@ -16,6 +16,7 @@ from tests.nvml.stand_in import (
     GIB,
     GPU_IS_LOST,
     NO_PERMISSION,
+    UNKNOWN,
     CannotCompile,
     Process,
     Script,
@@ -107,6 +108,25 @@ def test_what_the_hardware_cannot_have_counted_is_left_out(script: Script, look:
     assert set(seen.by("gpu", COUNTED[1])) == {"0"}
     assert seen.by("reading", "reading_missing", gpu="1", reason="permission_denied") == {"activity": 1}
     assert seen.by("gpu", "utilization_ratio").keys() == {"0", "1"}
+
+
+def test_a_counter_that_cannot_be_read_this_time_is_not_replaced_by_another_that_began_elsewhere(
+    script: Script, look: Look
+) -> None:
+    """Its rate would have a leap in it, there and back."""
+    for figures in (gpu.figures for gpu in script.gpus):
+        del figures["field.198"]
+    script.write()
+    look()
+    wait_until(lambda: look().all(COUNTED[1]), "a second sample to count")
+    assert look().value("pcie_sent_bytes_total", gpu="0") == 5_000_000
+    assert look().value("pcie_received_bytes_total", gpu="0") not in (None, 7_000_000), "it has the one alone"
+    script.gpus[0].faults["fields"] = UNKNOWN
+    script.write()
+    seen = look()
+    for direction in ("sent", "received"):
+        assert set(seen.by("gpu", f"pcie_{direction}_bytes_total")) == {"1"}
+    assert seen.by("reading", "reading_missing", gpu="0") == {"links": 1}
 
 
 def test_a_card_without_a_figure_has_no_series_of_it(script: Script, look: Look) -> None:

@@ -34,7 +34,7 @@ GIB = 1 << 30
 COMPILER = {"cc": "gcc", "/usr/include/stdio.h": "libc6-dev"}
 """What must be there, and Debian's package that brings it."""
 
-DRIVER_NOT_LOADED, NO_PERMISSION, GPU_IS_LOST = 9, 4, 15
+DRIVER_NOT_LOADED, NO_PERMISSION, GPU_IS_LOST, UNKNOWN = 9, 4, 15, 999
 
 
 class CannotCompile(Exception):

@@ -222,11 +222,16 @@ class _Card:
             self.figures[name] = value * unit
 
     def _links(self) -> None:
+        """One that could not be read this time is not replaced by that of gpm.py, which began elsewhere."""
         asked = [(number, scope) for number, scope, _ in LINK_FIELDS.values()]
         values = self._ask("links", pynvml.nvmlDeviceGetFieldValues, asked)
+        if "links" in self.missing:
+            self.figures = {name: value for name, value in self.figures.items() if name not in LINK_FIELDS}
         for value, (name, (_, _, unit)) in zip(values or (), LINK_FIELDS.items(), strict=False):
             if value.nvmlReturn == pynvml.NVML_SUCCESS and value.valueType not in _SMALL:
                 self.figures[name] = value.value.ullVal * unit
+            elif value.nvmlReturn not in {pynvml.NVML_SUCCESS, *_NOT_THERE}:
+                self.figures.pop(name, None)
 
     def _processes(self) -> list[tuple[int, float | None, float | None, int | None]] | None:
         """(pid, bytes, SM share, MIG instance) of each process with a context; None where not told."""

@@ -38,6 +38,12 @@ def listenable(host: str) -> str:
     return "0.0.0.0" if host == "::" and not socket.has_dualstack_ipv6() else host
 
 
+def hear_ipv4_too(bound: socket.socket) -> None:
+    """With one of IPv6, whatever is the system's own choice; before it is bound."""
+    if bound.family == socket.AF_INET6:
+        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+
+
 def users_listening(host: str, port: int) -> set[int]:
     """The user ids of those that `host`, an address of this machine or `localhost`, leads to; empty where
     nobody listens, or where the kernel does not say."""

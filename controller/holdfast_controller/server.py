@@ -29,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .cluster import HoldfastError
 from .data_directory import DataDirectory, ServerFile, make_token, read_token
-from .listeners import WILDCARDS, listenable
+from .listeners import WILDCARDS, hear_ipv4_too, listenable
 from .settings import DEFAULT_PORT, Settings
 
 log = structlog.get_logger(__name__)
@@ -172,8 +172,7 @@ def bind(host: str, port: int) -> socket.socket:
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        hear_ipv4_too(bound)
         bound.bind(address)
         bound.listen(2048)
     except OSError as error:

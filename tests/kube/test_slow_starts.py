@@ -22,6 +22,7 @@ from small_apiserver import connected, meanwhile
 from structlog.testing import capture_logs
 from waiting import wait_until_async
 
+from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob, Verdict
 from holdfast_controller.kube.inquiry import AGAIN_SECONDS, SPEAKERS, Inquiry
 from holdfast_controller.kube.observation import attempt_observation
@@ -140,19 +141,21 @@ async def watched(world: World, directory: Path) -> AsyncIterator[tuple[Look, In
                 yield partial(slow.look, own), slow, pieces
 
 
+async def after_a_look(pod: dict[str, Any], events: list[dict[str, Any]], place: Path) -> AttemptObservation:
+    """What is seen of the pod once it was asked why it does not start."""
+    world = World([pod], events)
+    async with watched(world, place) as (look, slow, pieces):
+        world.now += SLOW_SECONDS
+        await look()
+        return attempt_observation(1, 2, {"metadata": {}}, pieces.pods_of(JOB, 1), slow=slow.known)
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in CAPTURED.glob("*.json")))
 def test_a_job_says_why_its_pod_does_not_start_and_what_would_help(name: str, tmp_path: Path) -> None:
     pod, events = captured(name)
 
-    async def story() -> None:
-        world = World([pod], events)
-        async with watched(world, tmp_path) as (look, slow, pieces):
-            world.now += SLOW_SECONDS
-            await look()
-            seen = attempt_observation(1, 2, {"metadata": {}}, pieces.pods_of(JOB, 1), slow=slow.known)
-            assert seen.waiting.startswith(f"replica 0: {SAID[name]}")
-
-    asyncio.run(story())
+    seen = asyncio.run(after_a_look(pod, events, tmp_path))
+    assert seen.waiting.startswith(f"replica 0: {SAID[name]}")
 
 
 def test_a_job_says_which_container_of_a_webhooks_its_own_waits_for(tmp_path: Path) -> None:
@@ -163,20 +166,12 @@ def test_a_job_says_which_container_of_a_webhooks_its_own_waits_for(tmp_path: Pa
     pod["status"]["initContainerStatuses"] = [{"name": "vault-agent-init", "state": state}]
     events.append({**events[-1], "reason": "Started", "message": "Container started"})
 
-    async def story() -> None:
-        world = World([pod], events)
-        async with watched(world, tmp_path) as (look, slow, pieces):
-            world.now += SLOW_SECONDS
-            await look()
-            seen = attempt_observation(1, 2, {"metadata": {}}, pieces.pods_of(JOB, 1), slow=slow.known)
-            assert seen.waiting == (
-                "replica 0: init container vault-agent-init is not done; an admission webhook has put "
-                "vault-agent-init into the pod: see whoever runs that, or have it leave the pods of jobs "
-                "alone"
-            )
-            assert seen.replicas[0].stuck is None, "it may be done any moment"
-
-    asyncio.run(story())
+    seen = asyncio.run(after_a_look(pod, events, tmp_path))
+    assert seen.waiting == (
+        "replica 0: init container vault-agent-init is not done; an admission webhook has put "
+        "vault-agent-init into the pod: see whoever runs that, or have it leave the pods of jobs alone"
+    )
+    assert seen.replicas[0].stuck is None, "it may be done any moment"
 
 
 def test_an_nfs_mount_is_told_with_its_end_and_its_remedy(tmp_path: Path) -> None:

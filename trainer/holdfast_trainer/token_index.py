@@ -38,7 +38,7 @@ class DataError(ValueError):
     """The prepared data can not be used; names the file, what was found, and the remedy."""
 
 
-_NOT_THE_DATA = AWAY | {errno.EIO, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+_NOT_THE_DATA = AWAY | {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 """How the system says that it does not give a file now, whatever is in it."""
 
 

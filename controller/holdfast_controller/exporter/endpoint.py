@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector as PrometheusCollector
 from pydantic import TypeAdapter
 
 from holdfast_controller.cluster import GpuUse
-from holdfast_controller.listeners import listenable
+from holdfast_controller.listeners import hear_ipv4_too, listenable
 
 from .collector import Snapshot
 from .job_uses import uses_of_jobs
@@ -43,8 +43,7 @@ class _Server(ThreadingHTTPServer):
     look: Callable[[], Snapshot]
 
     def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        hear_ipv4_too(self.socket)
         super().server_bind()
 
 

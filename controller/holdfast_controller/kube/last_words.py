@@ -181,7 +181,7 @@ class LastWords:
         await self.read(pods)
         most = KEPT_BYTES // len(pods)
         tails = zip(pods, await asyncio.gather(*(self.tail_of(pod) for pod in pods)), strict=True)
-        data = {str(index_of(pod)): _end_of("\n".join(tail), most) for pod, tail in tails if tail}
+        data = {str(index_of(pod)): _last_bytes("\n".join(tail), most) for pod, tail in tails if tail}
         with suppress(AlreadyExists):
             body = config_map(job, attempt, data, name=tails_name(job, attempt))
             await self._connection.post(_config_maps(job), body)
@@ -240,7 +240,7 @@ class LastWords:
     async def _note(self, pod: Document, said: _Said) -> None:
         """On the pod, for a controller that comes later."""
         async with said.noting:
-            text = _end_of(said.text(), NOTED_BYTES)
+            text = _last_bytes(said.text(), NOTED_BYTES)
             if not text or text == said.noted:
                 return
             said.noted = text
@@ -302,8 +302,8 @@ class LastWords:
         return dict(kept.get("data") or {})
 
 
-def _end_of(text: str, most: int) -> str:
-    """So many bytes of it: a character may have four."""
+def _last_bytes(text: str, most: int) -> str:
+    """Whole characters, of which one may have four."""
     return text.encode()[-most:].decode(errors="ignore")
 
 

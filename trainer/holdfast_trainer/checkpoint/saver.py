@@ -240,8 +240,7 @@ class Saver:
         self._thread = start_thread(functools.partial(self._writer.write, job), "checkpoint")
         if self._thread is None:
             self._writer.write(job)
-        while self.busy and not self.stands_still(patience):
-            self.join(_LOOK_SECONDS)
+        self.join_while_it_moves(patience)
         if self.busy:
             flight.give_up("its disk stood still, and the training went on without it")
 

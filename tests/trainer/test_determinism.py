@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import warnings
 from pathlib import Path
 from typing import Literal
@@ -27,6 +28,7 @@ FLASH = (
     "torch.use_deterministic_algorithms(True, warn_only=False)."
 )
 
+CPU = torch.device("cpu")
 CHOICES: tuple[bool | Literal["strict"], ...] = (False, True, "strict")
 
 TRAINS = """
@@ -179,8 +181,9 @@ def test_torch_is_asked_so_that_attention_can_repeat_its_bits(strict: bool) -> N
 def test_cudnn_looks_for_its_fastest_kernels_where_bits_need_not_be_repeated() -> None:
     try:
         for deterministic in CHOICES:
-            choose_kernels(deterministic)
+            choose_kernels(deterministic, CPU)
             assert torch.backends.cudnn.benchmark is (deterministic is False)
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"  # a GPU may come later
     finally:
         make_deterministic()
 
@@ -192,8 +195,8 @@ def test_kernels_are_chosen_for_a_while_and_are_then_as_they_were() -> None:
 
     expected = {False: (0, True, True), True: (1, False, True), "strict": (2, False, False)}
     for around, then in itertools.product(CHOICES, repeat=2):
-        with with_kernels(around):
-            with with_kernels(then):
+        with with_kernels(around, CPU):
+            with with_kernels(then, CPU):
                 assert asked() == expected[then]
             assert asked() == expected[around]
     assert asked()[0] == 0

@@ -242,6 +242,37 @@ def test_the_fused_loss_repeats_its_bits_and_agrees_with_torchs(gpu: dict[str, s
     assert set(fit) == {""}
 
 
+PRODUCTS = """
+import hashlib, sys, torch
+from holdfast_trainer.determinism import choose_kernels, make_deterministic
+there = torch.device("cuda", 0)
+if sys.argv[1] == "once":
+    choose_kernels("strict", there)
+else:
+    make_deterministic(strict=True)
+drawn, bits = torch.Generator(there).manual_seed(1), hashlib.sha256()
+for dtype in (torch.bfloat16, torch.float16, torch.float32):
+    for left, inner, right in ((4096, 768, 3072), (768, 16_384, 768), (100, 50_257, 96), (64, 100_000, 64)):
+        a = torch.randn(left, inner, device=there, generator=drawn).to(dtype)
+        b = torch.randn(right, inner, device=there, generator=drawn).to(dtype)
+        for product in (a @ b.t(), torch.nn.functional.linear(a, b, b[:, 0])):
+            bits.update(product.view(torch.uint8).cpu().numpy().tobytes())
+print(bits.hexdigest())
+"""
+
+
+def test_products_have_the_same_bits_however_often_torch_reads_what_makes_them_repeat(
+    gpu: dict[str, str],
+) -> None:
+    def bits(reads: str) -> str:
+        command = [sys.executable, "-c", PRODUCTS, reads]
+        said = subprocess.run(command, env={**os.environ, **gpu}, capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stderr
+        return said.stdout
+
+    assert bits("once") == bits("each time")
+
+
 def test_tune_tells_what_tf32_buys(gpu: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "holdfast_trainer", "tune", str(write_config(tmp_path)), "-o=json"]
     command += ["--rounds=1", "--steps=1", "--seconds=0", "--no-compile", f"--out={tmp_path / 'out'}"]

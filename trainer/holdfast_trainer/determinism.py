@@ -18,13 +18,17 @@ from typing import Literal, TextIO
 
 import torch
 
+WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
+REPEATS = ":4096:8"
+"""32 MiB, with which cuBLAS repeats its bits; on a Hopper GPU torch takes as much without being asked."""
+HOPPER = 9
 SIGNS = ("does not have a deterministic implementation", "defaults to a non-deterministic algorithm")
 """Of torch's warnings: of an operation that has no other kernel, and of attention."""
 
 
 def make_deterministic(*, strict: bool = False) -> None:
     """An operation that has no deterministic kernel raises RuntimeError (`strict`), or warns."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault(WORKSPACES, REPEATS)
     _ask(2 if strict else 1)
     torch.backends.cudnn.benchmark = False
     if strict:
@@ -32,17 +36,34 @@ def make_deterministic(*, strict: bool = False) -> None:
         torch._C._set_deterministic_fill_uninitialized_memory(False)
 
 
-def choose_kernels(deterministic: bool | Literal["strict"]) -> None:
+def choose_kernels(deterministic: bool | Literal["strict"], device: torch.device) -> None:
     """As `Run` is asked. False: cuDNN measures its kernels for each shape and takes the fastest; runs may
     round differently."""
     if deterministic:
         make_deterministic(strict=deterministic == "strict")
+        _have_it_read_once(device)
     else:
         torch.backends.cudnn.benchmark = True
 
 
+def _have_it_read_once(device: torch.device) -> None:
+    """Where that changes no workspace, torch before 2.12 is kept from reading WORKSPACES at every product.
+
+    It does so by a regular expression (parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp),
+    30 us or more of the host each, which may then be too slow for the GPU: see docs/figures.md. Whether bits
+    repeat it asks at the first product alone.
+    """
+    reads_once = hasattr(torch._C, "_cuda_setCublasWorkspaceSize")
+    if device.type != "cuda" or torch.version.hip or reads_once or os.environ.get(WORKSPACES) != REPEATS:
+        return
+    if torch.cuda.get_device_capability(device)[0] == HOPPER:
+        square = torch.ones(8, 8, device=device)
+        torch.mm(square, square)
+        del os.environ[WORKSPACES]
+
+
 @contextmanager
-def with_kernels(deterministic: bool | Literal["strict"]) -> Iterator[None]:
+def with_kernels(deterministic: bool | Literal["strict"], device: torch.device) -> Iterator[None]:
     """As `choose_kernels` has it in a process that asked for nothing before, until the block ends; but cuBLAS
     keeps the workspaces that it was first told of."""
     asked, measures = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
@@ -50,7 +71,7 @@ def with_kernels(deterministic: bool | Literal["strict"]) -> Iterator[None]:
     try:
         _ask(0)
         torch._C._set_deterministic_fill_uninitialized_memory(True)
-        choose_kernels(deterministic)
+        choose_kernels(deterministic, device)
         yield
     finally:
         _ask(asked)

@@ -72,7 +72,7 @@ def probe(config: Config, directory: Path, *, steps: int) -> Facts | None:
 
 def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
     settings = config.train
-    choose_kernels(settings.kernels)
+    choose_kernels(settings.kernels, gang.device)
     compute = precision(settings.precision, gang.device, gang)
     if settings.threads:
         torch.set_num_threads(settings.threads)

@@ -156,7 +156,7 @@ class Run:
         self.environment["deterministic"] = deterministic
         if self.rank == 0:  # which alone keeps it, and compares
             self.environment["Holdfast's code"] = own_code()
-        choose_kernels(deterministic)
+        choose_kernels(deterministic, self.device)
         if deterministic:
             hear_of_operations(self._exactness.lose)
         require_alike(self.gang, {**(alike or {}), "the seed": seed, "the configuration's hash": config_hash})

@@ -79,7 +79,7 @@ class Outcome:
 
 def measure(build: Build, settings: Settings, gang: Gang, effort: Effort) -> Outcome:
     """Collective. A combination that fails is told as a fault, and never ends the others."""
-    kernels = with_kernels(settings.deterministic)
+    kernels = with_kernels(settings.deterministic, gang.device)
     with _threads(settings.threads), with_tf32(gang.device, settings.tf32), kernels:
         alone = Outcome()
         if gang.world_size > 1:

@@ -32,7 +32,7 @@ from .workload import Workload
 def probe_workload(workload: Workload, directory: Path, gang: Gang, effort: Effort) -> WorkloadFacts:
     """Collective; checkpoints would go to `directory`. Raises ConfigError where its settings cannot be
     measured, CannotMeasure of the disk."""
-    with with_kernels(workload.settings.deterministic):
+    with with_kernels(workload.settings.deterministic, gang.device):
         return _probe(workload, directory, gang, effort)
 
 

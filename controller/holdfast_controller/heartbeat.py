@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from holdfast_trainer.contract import Progress
+from holdfast_trainer.contract import STILL_SECONDS, Progress
 
 PROOFS = 3
 """Connections that were taken and not answered; more are refused once the kernel's queue of them is full."""
@@ -34,6 +34,11 @@ class Silence:
     """Connections since the last answer that were taken and not answered."""
     unheard: float = 0.0
     """Those of `seconds` that have passed since the last answer."""
+
+    @property
+    def outdates(self) -> bool:
+        """Whether the last answer is too old to tell how fast it is now."""
+        return self.unheard > STILL_SECONDS
 
     @property
     def over(self) -> bool:

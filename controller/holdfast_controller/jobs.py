@@ -382,6 +382,11 @@ class JobProgress(Model):
     updated_at: datetime | None = Field(
         default=None, description="When these figures were taken: older where no controller can renew them."
     )
+    unheard_since: datetime | None = Field(
+        default=None,
+        description="Since when rank 0 has not answered, though it should: how fast it is and how long it "
+        "takes is not told after half a minute of that. None while it answers.",
+    )
 
 
 class Status(Model):

@@ -41,8 +41,6 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from holdfast_trainer.contract import STILL_SECONDS
-
 from .cluster import AttemptObservation
 from .job_series import JobFigures, job_series
 from .jobs import utcnow
@@ -75,10 +73,10 @@ class Metrics:
             self.registry.register(_Slots(slots))
 
     def looked_at(self, key: str, observation: AttemptObservation | None) -> None:
-        """A job was looked at; where its rank 0 is not heard, how fast it is by now nobody knows."""
+        """A job was looked at; where its rank 0 was not heard yet, how fast it is by now nobody knows. Of one
+        that is heard no more the status tells no speed."""
         known = self.jobs.get(key)
-        progress, silence = (observation.progress, observation.silence) if observation else (None, None)
-        unheard = progress is None or (silence is not None and silence.unheard > STILL_SECONDS)
+        unheard = observation is None or observation.progress is None
         if known is not None and known.unheard != unheard:
             self.jobs[key] = replace(known, unheard=unheard)
 

@@ -128,6 +128,7 @@ def test_how_fast_a_job_is_whose_rank_0_is_not_heard_is_not_told() -> None:
 
         async def told(progress: Progress | None, silence: Silence | None) -> list[str]:
             job = await scene.look()
+            scene.now += timedelta(seconds=2)  # figures are written once a second
             engine.progress, engine.attempts[job.metadata.uid, 1].silence = progress, silence
             metrics.jobs[job.key] = JobFigures.of(await scene.look())
             await scene.look()

@@ -18,6 +18,7 @@ from misbehaving_apiserver import Server, misbehaving
 from small_apiserver import connected_to
 from waiting import wait_until_async
 
+from holdfast_controller import heartbeat
 from holdfast_controller.cluster import NotReady
 from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob
@@ -339,8 +340,12 @@ def test_a_job_whose_rank_0_is_heard_no_more_is_looked_at_for_that(
             await wait_until_async(lambda: unheard() > 3.0, "some rounds without an answer")
             (seconds,) = (one for one in woken if one)  # at nought it was heard
             assert 0.5 < seconds < 3.0
+            woken.clear()
+            answers[0] = True
+            await wait_until_async(lambda: woken, "it to be looked at, for it is heard again")
+            assert woken == [0.0]
 
-    monkeypatch.setattr(endpoint, "STILL_SECONDS", 0.5)
+    monkeypatch.setattr(heartbeat, "STILL_SECONDS", 0.5)
     monkeypatch.setattr(endpoint, "KEPT_OUT_TRIES", 100)  # that is told of too, and is not the subject
     asyncio.run(story())
 

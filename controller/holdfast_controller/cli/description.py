@@ -129,6 +129,9 @@ def _loss_words(progress: JobProgress) -> Iterator[str]:
 def _speed_words(job: TrainingJob) -> Iterator[str]:
     progress, idle = job.status.progress, idle_from(job.status)
     assert progress is not None
+    if progress.unheard_since is not None:
+        yield f"not known: rank 0 has not answered for {formats.age(progress.unheard_since)}"
+        return
     if progress.tokens_per_second is not None:
         yield f"{formats.count(progress.tokens_per_second)} tokens/s"
     elif progress.samples_per_second is not None:

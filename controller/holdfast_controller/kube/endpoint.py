@@ -27,7 +27,7 @@ from holdfast_controller.gang import uid_of_attempt
 from holdfast_controller.heartbeat import Heartbeat, Silence
 from holdfast_controller.jobs import Phase, TrainingJob
 from holdfast_controller.pod_template import JOB_LABEL
-from holdfast_trainer.contract import ATTEMPT_HEADER, DEFAULT_PORT, STILL_SECONDS, Progress, parse_lines
+from holdfast_trainer.contract import ATTEMPT_HEADER, DEFAULT_PORT, Progress, parse_lines
 
 from .clocks import Clocks, Key
 from .connection import Document
@@ -203,8 +203,9 @@ class Endpoints:
         progress = self._clocks.heard((namespace, whose), progress, time.time())
         now = time.monotonic()
         beat = heard.beats.setdefault(attempt, Heartbeat(now))
+        again = beat.silence is not None and beat.silence.outdates
         beat.answered(progress, now)
-        if progress == before and (beat.silence is None or not beat.silence.over):
+        if progress == before and not again and (beat.silence is None or not beat.silence.over):
             return
         heard.progress[attempt] = progress
         if before is None or before.durable_step != progress.durable_step or before.phase != progress.phase:
@@ -222,7 +223,7 @@ class Endpoints:
         beat.missed(time.monotonic(), taken=taken)
         if before is None or beat.silence is None:
             return
-        if beat.silence.over or before.unheard <= STILL_SECONDS < beat.silence.unheard:
+        if beat.silence.over or beat.silence.outdates > before.outdates:
             self._pieces.wake(heard.key)
 
 

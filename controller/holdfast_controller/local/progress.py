@@ -48,15 +48,20 @@ async def _ask(client: httpx.AsyncClient, attempt: ActiveAttempt, changed: Calla
             answer = await _bounded(client, f"http://{address}/progress", attempt.launch.uid)
             progress = None if answer is None else Progress.from_json(answer)
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError) as error:
+        before = attempt.beat.silence
         attempt.beat.missed(time.monotonic(), taken=isinstance(error, httpx.ReadTimeout))
+        after = attempt.beat.silence
+        if before is not None and after is not None and after.outdates > before.outdates:
+            changed(attempt.key)
     except Exception as error:  # whatever a job's own program answers must not end the others'
         log.warning("progress cannot be read", job=attempt.key, error=repr(error)[:200])
     else:
         # Its port may have been taken over, by another job's rank 0 or a process that is none of ours.
         if progress is None or progress.attempt != attempt.launch.attempt:
             return
+        again = attempt.beat.silence is not None and attempt.beat.silence.outdates
         attempt.beat.answered(progress, time.monotonic())
-        if progress != attempt.progress:
+        if again or progress != attempt.progress:
             attempt.progress = progress
             changed(attempt.key)
     if attempt.beat.silence is not None and attempt.beat.silence.over:

@@ -6,7 +6,7 @@ Keeps a status that is being made for one decision (decide.py); no decision is m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from holdfast_controller.cluster import AttemptObservation
@@ -19,11 +19,13 @@ from .explain import save_fault
 from .lost_work import Line, Work, goodput, lost_steps, told, work_of
 from .recovery import breakdown, lost_in, recovery_seconds
 
-OF_ONE_ATTEMPT = (
+OF_NOW = (
     "tokens_per_second", "samples_per_second", "data_wait_fraction", "mfu", "gpu_utilization",
-    "cpu_utilization", "memory_bytes", "eta_seconds", "verdict",
+    "cpu_utilization", "eta_seconds", "verdict",
 )  # fmt: skip
-"""Of a progress, what is true of the attempt alone that told it, and not of where the job stands."""
+"""Of a progress, what is true only while it is told."""
+OF_ONE_ATTEMPT = (*OF_NOW, "memory_bytes", "unheard_since")
+"""What is true of the attempt alone that told it, and not of where the job stands."""
 
 
 class Books:
@@ -58,6 +60,7 @@ class Books:
         if self.status.progress is not None and progress.resumed_step is None and not progress.step:
             return  # it has not looked yet what it goes on from: the job stands where it stood
         before = self._stood_there(progress)
+        since = self._unheard_since(record, observation)
         self.status.progress = JobProgress(
             attempt=progress.attempt,
             step=progress.step,
@@ -82,14 +85,30 @@ class Books:
             eta_seconds=progress.eta_seconds,
             verdict=progress.verdict,
             updated_at=when,
+            unheard_since=since,
         )
+        if since is not None:
+            self._drop(OF_NOW)
 
     def tells_nothing(self, record: AttemptRecord) -> None:
         """The attempt runs and is of a program that tells no steps: how fast another one was is not told of
         it."""
         known = self.status.progress
         if known is not None and known.attempt != record.number:
-            self.status.progress = known.model_copy(update=dict.fromkeys(OF_ONE_ATTEMPT))
+            self._drop(OF_ONE_ATTEMPT)
+
+    def _drop(self, figures: Sequence[str]) -> None:
+        if self.status.progress is not None:
+            self.status.progress = self.status.progress.model_copy(update=dict.fromkeys(figures))
+
+    def _unheard_since(self, record: AttemptRecord, observation: AttemptObservation) -> datetime | None:
+        """What is on record of it stays: counted anew each time it would be another moment each time."""
+        if observation.silence is None or not observation.silence.outdates:
+            return None
+        known = self.status.progress
+        if known is not None and known.attempt == record.number and known.unheard_since is not None:
+            return known.unheard_since
+        return self.now - timedelta(seconds=observation.silence.unheard)
 
     def _stood_there(self, progress: Progress) -> JobProgress | None:
         """What is known of the step that an attempt goes on from, while it has done none itself: it may have
@@ -227,6 +246,7 @@ class Books:
         work = work_of(record.number, ledger, steps, observation, self.status.progress)
         self.judged(record, incident, work)
         self.take_progress(record, observation, ledger)
+        self._drop(["unheard_since"])
         self._settle_progress(record, work, steps)
         ends = [replica.ended_at for replica in observation.replicas if replica.ended_at is not None]
         if ends:

@@ -174,7 +174,7 @@ class _Deciding:
         elif observation.stopping:  # and since then the job was resumed
             self._phase(Phase.RECOVERING, "AttemptEnding", explain.RESUMED)
         elif record.first_step_at is not None:
-            self._phase(Phase.RUNNING, "Training", explain.training(observation))
+            self._phase(Phase.RUNNING, "Training", explain.training(observation, self.status.progress))
         else:
             left = self._left_to_report(record, observation)
             if left is None or left > 0:

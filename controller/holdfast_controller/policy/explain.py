@@ -43,14 +43,18 @@ def unreported(observation: AttemptObservation) -> str:
     return UNREPORTED
 
 
-def training(observation: AttemptObservation) -> str:
+def training(observation: AttemptObservation, told: JobProgress | None) -> str:
     """Of an attempt that does steps."""
     progress = observation.progress
     if progress is None:
         return "training"
     total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
     fault = f"; {why}" if (why := save_fault(progress)) else ""
-    since = f"; nothing was heard since: {observation.kept_out}" if observation.kept_out else ""
+    since = ""
+    if observation.kept_out:
+        since = f"; nothing was heard since: {observation.kept_out}"
+    elif told is not None and told.unheard_since is not None:
+        since = f"; rank 0 has not answered since {told.unheard_since:%Y-%m-%d %H:%M:%S} UTC"
     saved = f"step {progress.durable_step} is durable" if progress.durable_step else "nothing is durable yet"
     return f"step {progress.step}{total}; {saved}{fault}{since}"
 

@@ -293,7 +293,7 @@ def idle_from(status: Status) -> datetime | None:
         return None
     if status.phase is not Phase.RUNNING:
         return datetime.min.replace(tzinfo=UTC)
-    if progress is None or progress.updated_at is None or _has_speed(progress):
+    if progress is None or progress.updated_at is None or _has_speed(progress) or progress.unheard_since:
         return None
     return progress.updated_at + timedelta(seconds=STILL_SECONDS)
 

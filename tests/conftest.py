@@ -114,6 +114,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
     return (yield)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> None:
+    workers.note_made(fixturedef, request)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    workers.end_group(item, nextitem)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[object]:
     """Where a test of the cluster fails, keep the components' logs and events before they go."""

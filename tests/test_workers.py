@@ -111,6 +111,35 @@ def test_who_looks_on_or_has_chosen_tests_has_them_in_one_process(
     assert {worker for worker, _ in told} == {"none"}
 
 
+CLUSTER_OF_A_SESSION = """
+import pathlib
+@pytest.fixture(scope="session")
+def cluster():
+    yield
+    pathlib.Path("cluster-ended").touch()
+@pytest.mark.cluster
+@pytest.mark.parametrize("number", range(3))
+def test_nodes(cluster, number):
+    assert not pathlib.Path("cluster-ended").exists()
+    tell()
+"""
+ENGINE_THAT_WAITS = """
+import pathlib
+import local_world
+from waiting import wait_until
+engine = local_world.local_engine
+def test_the_cluster_has_ended():
+    wait_until(pathlib.Path("cluster-ended").exists, "the cluster to end", 60)
+    tell()
+"""
+
+
+def test_a_cluster_ends_with_the_tests_that_need_it_and_not_with_the_last_of_all(tmp_path: Path) -> None:
+    project(tmp_path, a=CLUSTER_OF_A_SESSION, b=ENGINE_THAT_WAITS, c=QUICK, d=QUICK, e=QUICK)
+    told = [test for _, test in run(tmp_path)]
+    assert "test_b.py::test_the_cluster_has_ended" in "\n".join(told)
+
+
 LEAVES = """
 import subprocess
 import sys

@@ -40,7 +40,11 @@ _FIRST = (NODES, ONE_MACHINE, CONTROL_PLANE)
 """In this order, the longest before the others."""
 ENGINES = ("local_world", "one_machine")
 """Modules that start local engines."""
+OF_GROUPS = ("live", "cluster", "control_plane")
+"""Fixtures of a whole session that no test asks for but those of one group."""
 
+_made: list[tuple[pytest.FixtureDef[object], pytest.FixtureRequest]] = []
+"""Of OF_GROUPS, in their order."""
 _INPUT = "groups"
 _DIRECTORY = pytest.StashKey[Path]()
 
@@ -92,6 +96,25 @@ def arrange(items: list[pytest.Item], there: Path) -> None:
 
     items.sort(key=rank)
     there.write_text(json.dumps({item.nodeid: group for item, group in groups.items()}))
+
+
+def note_made(fixture: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> None:
+    """A fixture is being made."""
+    if fixture.argname in OF_GROUPS:
+        _made.append((fixture, request))
+
+
+def end_group(item: pytest.Item, following: pytest.Item | None) -> None:
+    """After the last test of a group its clusters end, which take a tenth of two cores though nobody asks
+    them for anything. A test that asks for one nevertheless has it started again."""
+    group = group_of(item)
+    if following is None or group is None or group_of(following) == group:
+        return
+    if not hasattr(item.config, "workerinput"):
+        return  # this process has all tests, and may come back to the group
+    while _made:
+        fixture, request = _made.pop()
+        fixture.finish(request)
 
 
 def group_of(item: pytest.Item) -> str | None:

@@ -53,10 +53,16 @@ class NetworkPolicy(_Values):
     api_server_ports: list[Port] = Field(default=[443, 6443, 8443, 16443], min_length=1)
 
 
+class Credentials(_Values):
+    name: str = ""
+    key: str = Field(default="token", min_length=1)
+
+
 class Monitoring(_Values):
     enabled: bool = True
     interval: str = Field(default="15s", pattern=r"^[0-9]+(ms|s|m)$")
     labels: Labels = Field(default_factory=dict)
+    credentials: Credentials = Credentials()
 
 
 class Exporter(_Values):

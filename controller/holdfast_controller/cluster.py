@@ -238,7 +238,7 @@ class AttemptObservation:
     """A stop was asked for (suspend, delete) and is under way."""
     progress: Progress | None = None
     silence: Silence | None = None
-    """How rank 0 has not been heard of; None where nobody has asked it, or it does not tell."""
+    """How rank 0 has not been heard of; None where nobody has asked it."""
     kept_out: str = ""
     """What keeps rank 0 from being asked, in a sentence; empty where nothing does."""
     nameless: str = ""

@@ -68,10 +68,12 @@ class Heartbeat:
         self._quiet, self._unheard = self._quiet + passed, self._unheard + passed
         self._looked, self._answers = now, False
         self._unanswered += taken
+        if self._limit is None:
+            self._limit = math.inf
 
     @property
     def silence(self) -> Silence | None:
-        """None before it has told anything."""
+        """None before it was asked."""
         if self._limit is None:
             return None
         return Silence(self._quiet, self._limit, self._answers, self._unanswered, self._unheard)

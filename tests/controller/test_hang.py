@@ -46,7 +46,7 @@ STILL = [(10.0 + 20 * n, TAKEN) for n in range(5)]
     ("asks", "over"),
     [
         pytest.param([], None, id="nobody was asked yet"),
-        pytest.param(STILL, None, id="it never told anything"),
+        pytest.param(STILL, False, id="it never told anything"),
         pytest.param([(1, TOLD)], False, id="it answers"),
         pytest.param([(1, replace(TOLD, quiet_seconds=61.0))], True, id="it answers, and does no step"),
         pytest.param([(1, replace(TOLD, quiet_limit=None)), *STILL], False, id="nobody watches its steps"),

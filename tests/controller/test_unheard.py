@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -13,6 +14,7 @@ from holdfast_controller.cli.description import describe_job
 from holdfast_controller.heartbeat import Silence
 from holdfast_controller.jobs import JobProgress, Phase, TrainingJob
 from holdfast_controller.policy.lost_work import idle_from
+from holdfast_controller.reconciler import Reconciler
 from holdfast_trainer.contract import Progress
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -84,5 +86,37 @@ def test_what_is_told_of_a_job_whose_rank_0_answers_no_more() -> None:
         job = await scene.end(1)
         assert job.status.phase is not Phase.RUNNING
         assert told(job).unheard_since is None, "that it does not answer has its reason now"
+
+    play(story)
+
+
+def test_what_is_told_of_a_job_whose_rank_0_answers_a_controller_that_comes_after_not_at_all() -> None:
+    """As where the chart's upgrade came with the network policy that keeps it out: for hours the job had its
+    speed and the time left as of before, and `training` for all that was said of it."""
+
+    async def story(scene: Scene) -> None:
+        scene.now = NOON
+        engine = telling(scene)
+        job = await scene.submit(make(replicas=1))
+        attempt = engine.attempts[job.metadata.uid, 1]
+        engine.progress, attempt.silence = FAST, ANSWERS
+        await scene.look()
+
+        scene.now += timedelta(hours=1)
+        scene.reconciler = Reconciler(scene.store, engine, clock=lambda: scene.now)
+        engine.progress, attempt.silence = None, None
+        job = await scene.look()
+        assert job.status.message == "step 46 of 100; step 40 is durable"
+        assert (told(job).tokens_per_second, told(job).unheard_since) == (1000.0, None), "nobody asked yet"
+
+        scene.now += timedelta(seconds=40)
+        attempt.silence = Silence(40.0, math.inf, False, 0, unheard=40.0)
+        job = await scene.look()
+        assert told(job).unheard_since == NOON + timedelta(hours=1)
+        assert (told(job).tokens_per_second, told(job).eta_seconds) == (None, None)
+        assert (told(job).step, told(job).memory_bytes) == (46, 3 * 10**9)
+        assert job.status.message == (
+            "step 46 of 100; step 40 is durable; rank 0 has not answered since 2026-01-01 13:00:00 UTC"
+        )
 
     play(story)

@@ -350,6 +350,34 @@ def test_a_job_whose_rank_0_is_heard_no_more_is_looked_at_for_that(
     asyncio.run(story())
 
 
+def test_a_job_whose_rank_0_only_a_controller_before_this_one_has_heard_is_looked_at_for_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def silent(writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async def story() -> None:
+        gone = job("gone")
+        async with (
+            answering(gone=silent) as (places, port),
+            controller(tmp_path) as (_, pieces, jobs, endpoints),
+        ):
+            monkeypatch.setattr(endpoint, "DEFAULT_PORT", port)
+            woken: list[str] = []
+            monkeypatch.setattr(pieces, "wake", woken.append)
+            jobs.wrote(document(gone, 1))
+            pieces.pods.wrote(pod(gone, places["gone"], 1))
+            await wait_until_async(lambda: gone.key in woken, "it to be looked at")
+            silence = endpoints.silence_of(gone, 1)
+            assert silence is not None
+            assert silence.outdates
+            assert not silence.over
+
+    monkeypatch.setattr(heartbeat, "STILL_SECONDS", 0.5)
+    monkeypatch.setattr(endpoint, "KEPT_OUT_TRIES", 100)  # that is told of too, and is not the subject
+    asyncio.run(story())
+
+
 def test_every_replica_of_the_controller_forgets_what_nobody_needs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -215,12 +215,13 @@ class Endpoints:
         self._pieces.wake(key)
 
     def _missed(self, whose: Attempt, meta: Document, *, taken: bool) -> None:
-        heard = self._heard.get((meta["namespace"], whose[0]))
-        beat = None if heard is None else heard.beats.get(whose[1])
-        if heard is None or beat is None:
-            return
+        """Counted also where only a controller before this one has heard it."""
+        key = f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}"
+        heard = self._heard.setdefault((meta["namespace"], whose[0]), _Heard(key))
+        now = time.monotonic()
+        beat = heard.beats.setdefault(whose[1], Heartbeat(now))
         before = beat.silence
-        beat.missed(time.monotonic(), taken=taken)
+        beat.missed(now, taken=taken)
         if before is None or beat.silence is None:
             return
         if beat.silence.over or beat.silence.outdates > before.outdates:

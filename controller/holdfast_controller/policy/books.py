@@ -47,6 +47,7 @@ class Books:
         self._note_recovery(record, work)
         said = told(observation)
         if not said:
+            self._hear_no_more(record, observation)
             return
         progress = said[-1]
         if record.first_step_at is None and progress.step > (record.resumed_step or 0):
@@ -100,6 +101,13 @@ class Books:
     def _drop(self, figures: Sequence[str]) -> None:
         if self.status.progress is not None:
             self.status.progress = self.status.progress.model_copy(update=dict.fromkeys(figures))
+
+    def _hear_no_more(self, record: AttemptRecord, observation: AttemptObservation) -> None:
+        """What is known of the attempt it told a controller before this one, which it may not answer."""
+        known, since = self.status.progress, self._unheard_since(record, observation)
+        if known is not None and known.attempt == record.number and since is not None:
+            self.status.progress = known.model_copy(update={"unheard_since": since})
+            self._drop(OF_NOW)
 
     def _unheard_since(self, record: AttemptRecord, observation: AttemptObservation) -> datetime | None:
         """What is on record of it stays: counted anew each time it would be another moment each time."""

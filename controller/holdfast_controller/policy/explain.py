@@ -44,8 +44,9 @@ def unreported(observation: AttemptObservation) -> str:
 
 
 def training(observation: AttemptObservation, told: JobProgress | None) -> str:
-    """Of an attempt that does steps."""
-    progress = observation.progress
+    """Of an attempt that does steps; `told`: what it has told of them, be it to a controller before this."""
+    known = told if told is not None and told.attempt == observation.attempt else None
+    progress = observation.progress or known
     if progress is None:
         return "training"
     total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
@@ -53,8 +54,8 @@ def training(observation: AttemptObservation, told: JobProgress | None) -> str:
     since = ""
     if observation.kept_out:
         since = f"; nothing was heard since: {observation.kept_out}"
-    elif told is not None and told.unheard_since is not None:
-        since = f"; rank 0 has not answered since {told.unheard_since:%Y-%m-%d %H:%M:%S} UTC"
+    elif known is not None and known.unheard_since is not None:
+        since = f"; rank 0 has not answered since {known.unheard_since:%Y-%m-%d %H:%M:%S} UTC"
     saved = f"step {progress.durable_step} is durable" if progress.durable_step else "nothing is durable yet"
     return f"step {progress.step}{total}; {saved}{fault}{since}"
 
@@ -96,7 +97,7 @@ def verdict(record: AttemptRecord) -> str:
     return f"attempt {record.number}: {record.reason}"
 
 
-def save_fault(progress: Progress) -> str | None:
+def save_fault(progress: Progress | JobProgress) -> str | None:
     """What the trainer says of a save that failed, if the newest did; bounded, as a status is."""
     return progress.save_fault[:FAULT_CHARACTERS] if progress.save_fault else None
 

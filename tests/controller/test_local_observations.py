@@ -80,6 +80,7 @@ def test_a_port_that_another_jobs_rank_has_by_now_tells_nothing_of_the_one_befor
             seen = await until(engine, jobs[1], 1, "progress", lambda s: s.progress is not None)
             assert seen.progress == told
             assert (await engine.observe(jobs[0], 1)).progress is None
+            await until(engine, jobs[0], 1, "silence", lambda s: s.silence and s.silence.unheard > 0)
             for job in jobs:
                 await killed(engine, job)
         server.close()

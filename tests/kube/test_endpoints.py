@@ -350,16 +350,28 @@ def test_a_job_whose_rank_0_is_heard_no_more_is_looked_at_for_that(
     asyncio.run(story())
 
 
+async def silent(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        pytest.param(silent, id="nobody"),
+        pytest.param(says("upstream connect error", "503 Service Unavailable"), id="its mesh"),
+        pytest.param(training(1, 7), id="an attempt of another job"),
+        pytest.param(says("<html>"), id="no progress"),
+    ],
+)
 def test_a_job_whose_rank_0_only_a_controller_before_this_one_has_heard_is_looked_at_for_that(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    instead: Answer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def silent(writer: asyncio.StreamWriter) -> None:
-        writer.close()
+    """Nor is it heard where something else answers in its place, as the service mesh of its pod."""
 
     async def story() -> None:
         gone = job("gone")
         async with (
-            answering(gone=silent) as (places, port),
+            answering(gone=instead) as (places, port),
             controller(tmp_path) as (_, pieces, jobs, endpoints),
         ):
             monkeypatch.setattr(endpoint, "DEFAULT_PORT", port)

@@ -169,7 +169,9 @@ class Endpoints:
         why = ""
         try:
             async with asyncio.timeout(WHOLE_SECONDS):
-                await self._hear(client, f"http://{place}", whose, pod["metadata"])
+                told = await self._hear(client, f"http://{place}", whose, pod["metadata"])
+            if not told:
+                self._missed(whose, pod["metadata"], taken=False)
         except (aiohttp.ClientError, TimeoutError) as error:
             why = _kept_out(error, place)
             self._missed(whose, pod["metadata"], taken=isinstance(error, aiohttp.SocketTimeoutError))
@@ -177,6 +179,7 @@ class Endpoints:
             log.warning(
                 "a pod's progress cannot be read", pod=pod["metadata"]["name"], error=repr(error)[:200]
             )
+            self._missed(whose, pod["metadata"], taken=False)
         self._note_kept_out(whose, pod["metadata"], why)
 
     def _note_kept_out(self, whose: Attempt, meta: Document, why: str) -> None:
@@ -188,15 +191,16 @@ class Endpoints:
         if (before + 1 == KEPT_OUT_TRIES) if why else (before >= KEPT_OUT_TRIES):
             self._pieces.wake(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
 
-    async def _hear(self, client: aiohttp.ClientSession, base: str, whose: Attempt, meta: Document) -> None:
-        """Raises aiohttp's errors, TimeoutError, and whatever comes of parsing what is no progress."""
+    async def _hear(self, client: aiohttp.ClientSession, base: str, whose: Attempt, meta: Document) -> bool:
+        """Whether it was rank 0 that answered, and not something in its place, as its service mesh with an
+        error. Raises aiohttp's errors, TimeoutError, and whatever comes of parsing what is no progress."""
         text = await bounded_body(client, f"{base}/progress", PROGRESS_LIMIT, whose)
         if text is None:
-            return
+            return False
         progress = Progress.from_json(text.decode(errors="replace"))
         namespace, (uid, attempt) = meta["namespace"], whose
         if progress.attempt != attempt:
-            return
+            return False
         key = f"{namespace}/{meta['labels'][JOB_LABEL]}"
         heard = self._heard.setdefault((namespace, uid), _Heard(key))
         before = heard.progress.get(attempt)
@@ -206,13 +210,14 @@ class Endpoints:
         again = beat.silence is not None and beat.silence.outdates
         beat.answered(progress, now)
         if progress == before and not again and (beat.silence is None or not beat.silence.over):
-            return
+            return True
         heard.progress[attempt] = progress
         if before is None or before.durable_step != progress.durable_step or before.phase != progress.phase:
             ledger = await bounded_body(client, f"{base}/ledger", LEDGER_LIMIT, whose)
             if ledger is not None:
                 heard.ledger = await asyncio.to_thread(zlib.compress, ledger, 1)
         self._pieces.wake(key)
+        return True
 
     def _missed(self, whose: Attempt, meta: Document, *, taken: bool) -> None:
         """Counted also where only a controller before this one has heard it."""

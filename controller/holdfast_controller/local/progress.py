@@ -46,7 +46,10 @@ async def _ask(client: httpx.AsyncClient, attempt: ActiveAttempt, changed: Calla
     try:
         async with asyncio.timeout(WHOLE_SECONDS):
             answer = await _bounded(client, f"http://{address}/progress", attempt.launch.uid)
-            progress = None if answer is None else Progress.from_json(answer)
+        progress = Progress.from_json(answer)
+        # Its port may have been taken over, by another job's rank 0 or a process that is none of ours.
+        if progress.attempt != attempt.launch.attempt:
+            raise ValueError(f"{address} is of attempt {progress.attempt}")
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError) as error:
         before = attempt.beat.silence
         attempt.beat.missed(time.monotonic(), taken=isinstance(error, httpx.ReadTimeout))
@@ -56,9 +59,6 @@ async def _ask(client: httpx.AsyncClient, attempt: ActiveAttempt, changed: Calla
     except Exception as error:  # whatever a job's own program answers must not end the others'
         log.warning("progress cannot be read", job=attempt.key, error=repr(error)[:200])
     else:
-        # Its port may have been taken over, by another job's rank 0 or a process that is none of ours.
-        if progress is None or progress.attempt != attempt.launch.attempt:
-            return
         again = attempt.beat.silence is not None and attempt.beat.silence.outdates
         attempt.beat.answered(progress, time.monotonic())
         if again or progress != attempt.progress:
@@ -68,13 +68,13 @@ async def _ask(client: httpx.AsyncClient, attempt: ActiveAttempt, changed: Calla
         changed(attempt.key)
 
 
-async def _bounded(client: httpx.AsyncClient, url: str, uid: str) -> str | None:
-    """What is there; None where another attempt than this one answers. Raises ValueError where it is more
-    than `LIMIT` bytes."""
+async def _bounded(client: httpx.AsyncClient, url: str, uid: str) -> str:
+    """What is there. Raises ValueError where another attempt than this one answers, or with more than `LIMIT`
+    bytes."""
     body = b""
     async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
         if answer.headers.get(ATTEMPT_HEADER, uid) != uid:
-            return None
+            raise ValueError(f"{url} is another attempt's")
         async for part in answer.aiter_raw():
             body += part
             if len(body) > LIMIT:

@@ -387,6 +387,34 @@ def test_attempts_that_are_taken_before_they_have_loaded_hide_nothing_of_what_wa
     play(story)
 
 
+def test_an_attempt_that_began_anew_and_was_taken_before_anybody_looked_had_nothing_durable() -> None:
+    """Its checkpoints were removed. That it resumed from step 0 is heard at its end alone: its record said
+    that step 30 was durable in it, and of the next one that it went on from less than it had."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        await scene.look()
+        engine.progress = Progress(1, 46, 100, 30, "training", resumed_step=0)
+        job = await scene.look()
+        engine.vanish(job, 1, 0)
+        engine.progress = None
+        job = await scene.look(passes=3)
+        engine.lines = [{"event": "attempt_start", "attempt": 2, "resumed_step": 0, "time": scene.seconds()}]
+        engine.vanish(job, 2, 0)
+        job = await scene.look(passes=3)
+        assert [one.durable_step for one in job.status.attempts] == [30, 0, None]
+        engine.progress = Progress(3, 10, 100, 0, "training", resumed_step=0)
+        await scene.look(passes=3)
+        told = [
+            one.message for one in await scene.store.events("default", "a") if one.reason == "ResumedEarlier"
+        ]
+        assert len(told) == 1
+        assert told[0].startswith("attempt 2 goes on from step 0, though step 30 was durable in attempt 1")
+
+    play(story)
+
+
 def test_a_resume_on_something_else_is_told_once_and_stays_on_record() -> None:
     """Nobody has to read logs to know that the losses are not those of an untouched run."""
 

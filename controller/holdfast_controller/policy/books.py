@@ -293,7 +293,7 @@ class Books:
         if work is not None:
             record.last_step = work.last_step
             record.durable_step = work.durable_step
-            if work.durable_step is not None and _did_not_begin(record):
+            if work.durable_step is not None and work.resumed_step is None and _did_not_begin(record):
                 record.durable_step = self._durable_before(record) or 0
             record.checkpoints, record.outcome, record.digest = work.checkpoints, work.outcome, work.digest
             if work.last_sign is not None:

@@ -185,6 +185,12 @@ def test_the_digest_is_that_of_the_newest_checkpoint_where_the_lines_end_before_
     record.durable_step, record.digest = 8, None
     (told,) = account(there, lines, []).attempts
     assert (told.durable_step, told.digest) == (8, "d8")
+    record.durable_step = 12  # of a controller that knew it from the one before, which is gone
+    (told,) = account(there, lines, []).attempts
+    assert (told.durable_step, told.digest) == (12, None)
+    record.durable_step, record.digest = 4, "d4"
+    (told,) = account(there, [LINES[2]], []).attempts
+    assert (told.durable_step, told.digest) == (8, None)
 
 
 def test_a_first_step_is_where_the_status_has_it_whatever_clock_the_trainer_had() -> None:

@@ -211,9 +211,12 @@ def _attempt(number: int, seen: _Evidence, record: AttemptRecord | None) -> Atte
 
 
 def _of_newest(work: Work, known: AttemptRecord) -> str | None:
-    """The digest of the newest durable step, which the lines may end before."""
-    before = (work.durable_step or 0) < (known.durable_step or 0)
-    return (known.digest or work.digest) if before else (work.digest or known.digest)
+    """The digest of the newest durable step, which the lines may end before; None where that of an older one
+    alone is known."""
+    lines, status = work.durable_step or 0, known.durable_step or 0
+    if lines == status:
+        return work.digest or known.digest
+    return work.digest if lines > status else known.digest
 
 
 def _start_of(number: int, work: Work) -> Breakdown | None:

@@ -115,6 +115,15 @@ def test_a_run_whose_standard_error_is_closed_trains(processes: Processes, tmp_p
     assert (program.returncode, told) == (0, "[rank 0] in run-ş\n")
 
 
+def test_a_run_whose_program_has_closed_standard_output_trains(processes: Processes, tmp_path: Path) -> None:
+    """As one does that is a daemon: the run ended with an error of its own."""
+    last = "print('nobody hears')\nprint('done', file=sys.stderr)\n"
+    (tmp_path / "program.py").write_text(f"import sys\nsys.stdout.close()\n{UNHEARD}{last}")
+    program = processes.start([sys.executable, "program.py"], cwd=tmp_path, stderr=subprocess.PIPE)
+    _, told = program.communicate(timeout=60)
+    assert (program.returncode, told) == (0, "done\n")
+
+
 def test_an_exception_is_told_with_its_traceback(workshop: Workshop) -> None:
     gang = workshop.start(ranks=2, steps=40, fail_at=13, fail_rank=1)
     assert gang.wait() == [1, 1], gang.texts()

@@ -12,7 +12,7 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from .tee import write_all
 
@@ -39,14 +39,15 @@ class _Lasting(io.FileIO):
 
 def outlast_readers() -> None:
     """Put such streams in the place of Python's own. Those that a program has put there stay; one that was
-    closed, as `2>&-` leaves it, leads nowhere, where it had no place to tell an error at all."""
-    beside = None if sys.__stderr__ is None else 2  # of a closed one another file has got the number
+    closed, by `2>&-` or by the program, leads nowhere, where it had no place to tell an error at all."""
+    beside = None if _is_closed(sys.__stderr__) else 2  # of a closed one another file has got the number
     for name, instead in (("stdout", beside), ("stderr", None)):
         stream = getattr(sys, name)
-        if stream is None:
+        own = getattr(sys, f"__{name}__")
+        if stream is None or (stream is own and _is_closed(own)):
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # stays open
             continue
-        if stream is not getattr(sys, f"__{name}__") or not isinstance(stream, io.TextIOWrapper):
+        if stream is not own or not isinstance(stream, io.TextIOWrapper):
             continue
         with suppress(OSError):
             stream.flush()
@@ -61,3 +62,7 @@ def outlast_readers() -> None:
             write_through=stream.write_through,
         )
         setattr(sys, name, lasting)
+
+
+def _is_closed(own: TextIO | None) -> bool:
+    return own is None or own.closed

@@ -182,18 +182,19 @@ class TokenStream:
         tokens = sum(number for _, number in took)
         return sum(seconds for seconds, _ in took) / tokens if tokens else None
 
-    def _make(self) -> _Chunk:
+    def _make(self, ahead: Iterator[_Chunk]) -> _Chunk:
+        """`ahead`: as it was when this was asked for. The thread may come to it after another `_go_to`."""
         began = time.perf_counter()
-        chunk = next(self._ahead)
+        chunk = next(ahead)
         self._took = [*self._took[-KEPT:], (time.perf_counter() - began, len(chunk.tokens))]
         return chunk
 
     def _next_chunk(self) -> _Chunk:
         """From the first call on one is being encoded; what cannot be is said by every further call."""
         if self._coming is None:
-            self._coming = self._thread.submit(self._make)
+            self._coming = self._thread.submit(self._make, self._ahead)
         chunk = self._coming.result()
-        self._coming = self._thread.submit(self._make)
+        self._coming = self._thread.submit(self._make, self._ahead)
         return chunk
 
     def _read(self, place: Place, expected: str | None) -> Iterator[_Chunk]:

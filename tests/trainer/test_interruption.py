@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -32,6 +33,9 @@ def test_the_deadline_comes_before_the_kill() -> None:
     notice._receive(signal.SIGTERM, None)
     assert notice.received
     assert notice.remaining() <= 0.18
+    assert notice._timer is not None
+    assert notice._timer.interval == pytest.approx(0.18), "last words take the rest"
+    assert notice._timer.daemon, "a program that ends by itself does not wait for it"
     assert called.wait(300)
     assert notice.remaining() == 0.0
 
@@ -60,6 +64,50 @@ def test_a_notice_in_the_last_save_of_a_program_that_ends_is_no_fault(
     notice._receive(signal.SIGTERM, None)
     assert notice.received
     assert 0 < notice.remaining() <= 54, "what is left is known all the same"
+    notice.settle()
+
+
+@pytest.mark.parametrize(
+    ("signals", "hasty"),
+    [
+        pytest.param(["INT"], False, id="its thread was faster"),
+        pytest.param(["TERM", "INT"], False, id="the first Ctrl-C after a notice"),
+        pytest.param(["TERM", "TERM", "INT"], False, id="nor after two"),
+        pytest.param(["INT", "TERM"], False, id="torchrun sends the one and then the other"),
+        pytest.param(["INT", "INT"], True, id="a second Ctrl-C"),
+        pytest.param(["TERM", "INT", "INT"], True, id="also after a notice"),
+    ],
+)
+def test_a_second_ctrl_c_and_nothing_else_breaks_off_what_is_being_saved(
+    signals: list[str], hasty: bool
+) -> None:
+    notice = Notice(60, lambda: None)
+    assert notice._begin(), "the thread that waits for signals may come before the handler"
+    raised = []
+    for name in signals:
+        try:
+            notice._receive(signal.Signals[f"SIG{name}"], None)
+            raised.append(False)
+        except KeyboardInterrupt:  # which would end pytest
+            raised.append(True)
+    assert raised == [*(False for _ in signals[1:]), hasty]
+    notice.settle()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGCHLD])
+@pytest.mark.parametrize("looks", [True, False], ids=["looks", "waits"])
+def test_a_signal_is_known_from_the_wakeup_descriptor(number: signal.Signals, looks: bool) -> None:
+    """The thread waits there while the main one is in C; who looks first need not wait for it."""
+    notice = Notice(60, lambda: None)
+    notice._waking, notice._wakeup = socket.socketpair()
+    with notice._waking, notice._wakeup:
+        assert not notice.look()
+        notice._wakeup.send(bytes([signal.SIGWINCH, number]))
+        if looks:
+            assert notice.look() is (number != signal.SIGCHLD)
+        notice._wakeup.shutdown(socket.SHUT_WR)
+        notice._watch()
+        assert notice.received is (number != signal.SIGCHLD)
     notice.settle()
 
 
@@ -146,6 +194,108 @@ def test_parts_that_ranks_tell_of_a_whole_add_up_to_it() -> None:
     counts = exchange.finish().counts
     assert counts is not None
     assert (counts.tokens, counts.samples) == (8192, 1)
+
+
+def test_work_that_is_told_as_samples_alone_counts() -> None:
+    exchange = Exchange(ALONE, Notice(60, lambda: None))
+    exchange.count(1, 0, 3)
+    exchange.contribute(1)
+    assert exchange.finish().counts == (1, 0, 3)
+
+
+def test_a_sum_that_has_begun_takes_no_more_in() -> None:
+    """The optimizer of a second model has its turn in the same step: what was told first was counted by
+    nobody."""
+    exchange = Exchange(ALONE, Notice(60, lambda: None))
+    exchange.count(1, 10, 1)
+    exchange.contribute(1)
+    exchange.count(1, 5, 1)
+    exchange.contribute(1)
+    assert exchange.finish().counts == (1, 10, 1)
+    assert [agreed.counts for agreed in exchange.drain(1)] == [(1, 5, 1)]
+
+
+def test_what_was_told_of_a_step_that_is_done_anew_counts_once() -> None:
+    exchange = Exchange(ALONE, Notice(60, lambda: None))
+    for step in (1, 2):
+        exchange.offer_loss(step, float(step))
+        exchange.count(step, 10, 1)
+    exchange.take_back(2)
+    exchange.offer_loss(2, 2.5)
+    exchange.count(2, 10, 1)
+    told = [(agreed.loss, agreed.counts) for agreed in exchange.drain(2)]
+    assert told == [((1, 1.0), (1, 10, 1)), ((2, 2.5), (2, 10, 1))]
+
+
+def test_of_two_norms_of_a_step_the_newest_is_told() -> None:
+    exchange = Exchange(ALONE, Notice(60, lambda: None))
+    exchange.offer_norm(1, 4.0)
+    exchange.offer_norm(1, 2.0)
+    exchange.contribute(1)
+    assert exchange.finish().grad_norm == 2.0
+
+
+def two_exchanges() -> list[Exchange]:
+    """Of two ranks; what both have begun to tell is what either hears."""
+    told: dict[int, torch.Tensor] = {}
+
+    class Member(Gang):
+        def sum_async(self, vector: torch.Tensor) -> Callable[[], torch.Tensor]:
+            told[self.rank] = vector
+            return lambda: told[0] + told[1]
+
+    control: Any = object()
+    members = [Member(rank, 2, 0, torch.device("cpu"), control) for rank in (0, 1)]
+    return [Exchange(member, Notice(60, lambda: None)) for member in members]
+
+
+def test_a_stop_waits_for_the_rank_on_which_none_may_be() -> None:
+    """There it would be in the middle of a step, or of a validation with other weights."""
+    noticed, other = two_exchanges()
+    noticed._notice._receive(signal.SIGTERM, None)
+    for waits in (True, False):
+        noticed.contribute(1)
+        other.contribute(1, waits=waits)
+        assert (noticed.finish().stop, other.finish().stop) == (not waits, not waits)
+    noticed._notice.settle()
+
+
+def test_a_loss_is_the_mean_of_those_that_told_one_and_what_is_broken_has_its_step() -> None:
+    """One rank tells a norm alone; the other's loss was halved by it."""
+    first, second = two_exchanges()
+    first.offer_loss(4, 3.0, 1.0)
+    second.offer_norm(4, float("inf"))
+    first.contribute(5)
+    second.contribute(5)
+    agreed = first.finish()
+    assert (agreed.loss, agreed.told, agreed.broken) == ((4, 3.0), 2, 4)
+    assert second.finish().loss is None
+    second.offer_loss(5, float("nan"))
+    first.contribute(6)
+    second.contribute(6)
+    assert first.finish().broken == 5, "told by the other rank alone"
+
+
+def test_counts_are_of_the_step_that_they_were_told_of() -> None:
+    """By the rank itself, or by those that told any."""
+    first, second = two_exchanges()
+    second.count(3, 10, 1)
+    for one in (first, second):
+        one.contribute(4)
+    assert [one.finish().counts for one in (first, second)] == [(3, 10, 1), (3, 10, 1)]
+    first.count(4, 10, 1)
+    second.count(6, 10, 1)
+    for one in (first, second):
+        one.contribute(6)
+    assert [one.finish().counts for one in (first, second)] == [(4, 20, 2), (6, 20, 2)]
+
+
+def test_a_step_is_as_long_as_ranks_take_for_it_on_average() -> None:
+    """On many ranks a sum that began with its step was begun at its end, as for steps of half a minute."""
+    first, second = two_exchanges()
+    for one in (first, second):
+        one.contribute(1, seconds=0.3)
+    assert [one.finish() and one.early for one in (first, second)] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,12 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
         manifests.read(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["0", "null", "[1]", "{}", '"text"'])
+def test_what_is_json_and_no_manifest_is_named(text: str) -> None:
+    with pytest.raises(BadManifest, match="not a manifest"):
+        Manifest.from_json(text)
+
+
 @pytest.mark.parametrize("length", [0, 1, 100, -1])
 def test_a_torn_manifest_is_found(length: int) -> None:
     with pytest.raises(BadManifest):
@@ -289,6 +295,9 @@ def test_a_manifest_that_another_holdfast_wrote_is_not_called_damaged() -> None:
     told = "whole, but written by another Holdfast: .*'from_the_future'"
     with pytest.raises(OtherVersion, match=told):
         Manifest.from_json(written_with(from_the_future=1))
+    for missing in ("digest", "files", "config_hash"):
+        with pytest.raises(OtherVersion, match="whole, but written by another Holdfast"):
+            Manifest.from_json(written_with(**{missing: None}))
 
 
 def test_the_digest_is_of_the_state_alone() -> None:
@@ -297,7 +306,12 @@ def test_the_digest_is_of_the_state_alone() -> None:
     later = dataclasses.replace(MANIFEST, time=1.0, attempt=9, environment={})
     assert later.digest == MANIFEST.digest
     files = {**MANIFEST.files, "rank-1.safetensors": Written(12345, "cd" * 32)}
-    assert dataclasses.replace(MANIFEST, files=files).digest != MANIFEST.digest
+    two = dataclasses.replace(MANIFEST, files=files)
+    assert two.digest != MANIFEST.digest
+    in_the_order_that_ranks_came = dict(reversed(files.items()))
+    assert dataclasses.replace(MANIFEST, files=in_the_order_that_ranks_came).digest == two.digest
+    exchanged = dict(zip(files, reversed(files.values()), strict=True))
+    assert dataclasses.replace(MANIFEST, files=exchanged).digest != two.digest, "each rank has the other's"
 
 
 # ------------------------------------------------------------- random, cadence

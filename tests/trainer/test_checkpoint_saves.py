@@ -23,16 +23,21 @@ from holdfast_trainer.checkpoint import (
     CheckpointDirectory,
     CheckpointError,
     Fenced,
+    Saved,
     Saver,
     WrongConfiguration,
     load_newest,
 )
 from holdfast_trainer.checkpoint import manifest as manifests
+from holdfast_trainer.checkpoint.flight import Flight
+from holdfast_trainer.checkpoint.retention import Retention
 from holdfast_trainer.checkpoint.stage import Image, Stage
 from holdfast_trainer.checkpoint.storage import Storage
+from holdfast_trainer.checkpoint.store import part_record
 from holdfast_trainer.checkpoint.stores import admit
 from holdfast_trainer.checkpoint.tensorfile import Header, Written, write_image
-from holdfast_trainer.contract import MANIFEST, RunDir, raise_fence, read_fence
+from holdfast_trainer.checkpoint.writer import Job, Writer
+from holdfast_trainer.contract import MANIFEST, RunDir, exists, raise_fence, read_fence
 
 # ------------------------------------------------------------ commit and prune
 
@@ -216,6 +221,78 @@ def test_what_the_disk_does_not_explain_is_a_failed_save_too(
 
 
 # ---------------------------------------------------------------------- fencing
+
+
+def test_a_save_is_told_to_be_durable_before_older_ones_go(run: RunDir) -> None:
+    """A disk that hangs in a removal held the news of a checkpoint up for as long."""
+    seen: list[tuple[list[str], int]] = []
+
+    def note(saved: Saved) -> None:
+        assert saver.known is not None
+        seen.append((listing(run), saver.known.step))
+
+    saver = Saver(run, attempt=1, rank=0, world_size=1, keep=1, on_saved=note)
+    save(saver, 10)
+    save(saver, 20)
+    assert seen == [(["step-00000010"], 10), (["step-00000010", "step-00000020"], 20)]
+    assert listing(run) == ["step-00000020"]
+
+
+def test_a_part_is_not_reported_before_it_is_known_to_be_of_one_instant(run: RunDir) -> None:
+    """Rank 0 would have made it a checkpoint when its rank learns that what was copied had been changed."""
+    record, reported, failed = part_record(1), list[bool](), list[str]()
+
+    class Watched(Flight):
+        def await_settled(self) -> float:
+            reported.append(exists(partial() / record))
+            return super().await_settled()
+
+    def partial() -> Path:
+        (path,) = run.checkpoints.iterdir()
+        return path
+
+    def write(place: Any) -> Written:
+        place.write_text("part")
+        return Written(4, "0" * 64)
+
+    writer = Writer(
+        run,
+        attempt=1,
+        rank=1,
+        world_size=2,
+        config_hash="",
+        retention=Retention(1),
+        earlier={},
+        environment={},
+        on_saved=lambda saved: None,
+        on_failed=lambda step, error: failed.append(str(error)),
+        storage=None,
+    )
+    flight = Watched(4)
+    flight.settle("the model was changed")
+    writer.write(Job(10, 1, write, flight, 0.0))
+    assert reported == [False]
+    assert "the model was changed" in json.loads((partial() / record).read_text())["error"]
+    assert failed[0].startswith("step 10 could not be saved: the model was changed")
+
+
+def test_an_attempt_that_was_superseded_does_not_begin_to_write(run: RunDir) -> None:
+    """It would take room and bandwidth of the newer one's, for each of its saves until it ends."""
+    made: list[str] = []
+
+    class Watched(Storage):
+        def make_directory(self, path: Path) -> None:
+            made.append(path.name)
+            super().make_directory(path)
+
+    saver = Saver(run, attempt=1, rank=0, world_size=1, keep=1, storage=Watched())
+    save(saver, 10)
+    before = list(made)
+    assert before
+    raise_fence(run, 2)
+    with pytest.raises(Fenced):
+        save(saver, 20)
+    assert made == before
 
 
 def test_a_late_writer_is_fenced_and_harms_nothing(run: RunDir) -> None:

@@ -120,6 +120,7 @@ def test_beside_a_disk_that_hangs_lines_take_no_more_memory_than_they_may(
     for step in range(7, 101):
         journal.steps([{"step": step}])
     assert journal.unwritten == 95
+    assert len(journal._steps._late) == 20
     disk.answers.set()
     journal.event("stop")
     assert steps_of(run) == [1, 2, 3, 4, 5, 6, *range(81, 101)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -22,12 +23,15 @@ def taken(due: datetime) -> ReplicaObservation:
     return ReplicaObservation(1, ReplicaState.RUNNING, reason, disrupted=True, due=due.timestamp())
 
 
-def decided(*replicas: ReplicaObservation, stopping: bool = False) -> Decision:
-    record = AttemptRecord(number=1, started_at=NOON, first_step_at=NOON)
-    status = Status(phase=Phase.RUNNING, attempt=1, attempts=[record])
+def decided(*replicas: ReplicaObservation, stopping: bool = False, waiting: str = "") -> Decision:
+    began = None if waiting else NOON
+    record = AttemptRecord(number=1, started_at=began, first_step_at=began)
+    status = Status(phase=Phase.QUEUED if waiting else Phase.RUNNING, attempt=1, attempts=[record])
     spec = Spec(command=["true"], replicas=2, suspend=stopping)
     job = TrainingJob(metadata=Metadata(name="a"), spec=spec, status=status)
-    seen = AttemptObservation(1, exists=True, gone=False, replicas=replicas, stopping=stopping)
+    seen = AttemptObservation(
+        1, exists=True, gone=False, replicas=replicas, waiting=waiting, stopping=stopping
+    )
     return decide(job, seen, Evidence(), NOON)
 
 
@@ -46,3 +50,17 @@ def test_one_whose_grace_is_long_over_is_given_up_with_its_attempt(stopping: boo
     decision = decided(RUNS, taken(NOON - timedelta(seconds=LOST_SECONDS)), stopping=stopping)
     assert decision.kill == 1
     assert decision.status.attempts[0].verdict is None, "it has one when nothing of it can write any more"
+
+
+def test_one_whose_node_fell_silent_before_it_had_started_is_given_up_too() -> None:
+    """As while a large image was pulled: its job waited for ever, and with it all its GPUs."""
+    waits = "replica 1: DeletionByTaintManager: its node is silent"
+    going = replace(taken(NOON + timedelta(seconds=20)), state=ReplicaState.PENDING)
+    decision = decided(going, waiting=waits)
+    assert (decision.kill, decision.status.phase, decision.status.message) == (None, Phase.QUEUED, waits)
+    assert decision.requeue_after == pytest.approx(20 + LOST_SECONDS), "nobody else will tell of it"
+
+    lost = replace(going, due=NOON.timestamp() - LOST_SECONDS)
+    decision = decided(lost, waiting=waits)
+    assert (decision.kill, decision.status.phase) == (1, Phase.RECOVERING)
+    assert "replica 1 is gone (DeletionByTaintManager: its node is silent)" in decision.status.message

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fakes import MemoryEngine, MemoryStore
 
-from holdfast_controller.cluster import NotFound, NotReady, Unavailable
+from holdfast_controller.cluster import AttemptObservation, NotFound, NotReady, Unavailable
 from holdfast_controller.jobs import Metadata, Phase, Spec, TrainingJob, Verdict
 from holdfast_controller.reconciler import Reconciler
 from holdfast_controller.spec import Idle, Retries
@@ -413,5 +413,33 @@ def test_an_attempt_that_waits_is_left_alone_where_its_spec_is_changed_otherwise
             1,
             None,
         )
+
+    play(story)
+
+
+def test_a_job_that_waits_for_an_operator_may_be_corrected_meanwhile() -> None:
+    """There is nothing to be ended: it was for as long as the operator was missing, and waited no more."""
+
+    async def story(scene: Scene) -> None:
+        here = scene.engine.observe
+        why = "waits for the operator"
+
+        async def missing(job: TrainingJob, attempt: int) -> AttemptObservation:
+            return AttemptObservation(attempt, exists=True, gone=False, waiting=why)
+
+        async def start(job: TrainingJob, attempt: int) -> None:
+            """It does not know such objects."""
+
+        started, scene.engine.start = scene.engine.start, start  # type: ignore[method-assign]
+        scene.engine.observe = missing  # type: ignore[method-assign]
+        await scene.submit(replicas=3)
+        job = await scene.edit(replicas=2)
+        assert (job.status.phase, job.status.message) == (Phase.QUEUED, why)
+        assert job.status.attempts[0].detected_at is None, "nothing of it was lost"
+        scene.engine.start = started  # type: ignore[method-assign]
+        scene.engine.observe = here  # type: ignore[method-assign]
+        job = await scene.look()
+        (running,) = scene.engine.running(job.metadata.uid)
+        assert (running.number, len(running.replicas), job.status.attempt) == (1, 2, 1)
 
     play(story)

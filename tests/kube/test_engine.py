@@ -396,3 +396,23 @@ def test_a_pod_that_was_given_notice_has_its_grace_whatever_time_the_controller_
         assert cluster.graces[:2] == [1, 1], "no pod of it is deleted by force"
 
     asyncio.run(story())
+
+
+def test_a_replica_whose_node_fell_silent_while_it_was_being_made_holds_up_no_job(tmp_path: Path) -> None:
+    """Its image was being pulled: nobody tells how it ended, and its job was Queued for ever."""
+
+    async def story() -> None:
+        job, now = opened(submitted()), datetime.now(UTC)
+        due = f"{now + timedelta(seconds=30):%Y-%m-%dT%H:%M:%SZ}"
+        made = {"waiting": {"reason": "ContainerCreating"}}
+        silent = disruption("DeletionByTaintManager", "its node is silent")
+        cluster = Cluster(job, pod(0, "Pending", made, conditions=[silent], deleted=(due, 30)))
+        async with engine_of(cluster, tmp_path) as engine:
+            seen = await engine.observe(job, 1)
+        killed = []
+        for seconds in (0, 85, 95):
+            decision = decide(job, seen, Evidence(), now + timedelta(seconds=seconds))
+            killed.append((decision.status.phase, decision.kill))
+        assert killed == [(Phase.QUEUED, None), (Phase.QUEUED, None), (Phase.RECOVERING, 1)]
+
+    asyncio.run(story())

@@ -165,10 +165,9 @@ class _Deciding:
             self._give_up(record, observation)
         if record.ending is not None:
             return self._end_it(record)
-        if observation.waiting:
+        if observation.waiting and at is None:
             self._phase(Phase.QUEUED, "Waiting", observation.waiting)
-            given_up = seconds_left(record, observation, self.now, self.place_seconds) if at is None else None
-            return self._done(requeue_after=given_up)
+            return self._come_back(seconds_left(record, observation, self.now, self.place_seconds))
         if at is not None:
             self._phase(Phase.RECOVERING, "AttemptEnding", explain.ending(observation))
         elif observation.stopping:  # and since then the job was resumed
@@ -180,7 +179,7 @@ class _Deciding:
             if left is None or left > 0:
                 self._phase(Phase.STARTING, "Starting", explain.starting(observation))
                 given_up = seconds_left(record, observation, self.now, self.place_seconds)
-                return self._done(requeue_after=given_up if left is None else left)
+                return self._come_back(given_up if left is None else left)
             self.books.tells_nothing(record)
             self._phase(Phase.RUNNING, "Unreported", explain.unreported(observation))
         return self._with_kill(record, at)
@@ -245,12 +244,18 @@ class _Deciding:
     def _with_kill(self, record: AttemptRecord, at: float | None, stop: int | None = None) -> Decision:
         """Kill what is left of a broken attempt from `at` on (see `_kill_at`); else come back for it."""
         if at is None:
-            lost = lost_at(self.observation) if self.observation is not None else None
-            return self._done(stop=stop, requeue_after=lost and lost - self.now.timestamp())
+            return self._come_back(stop=stop)
         left = at - self.now.timestamp()
         if left > 0:
             return self._done(stop=stop, requeue_after=left)
         return self._done(stop=stop, kill=record.number, requeue_after=0.5)
+
+    def _come_back(self, seconds: float | None = None, stop: int | None = None) -> Decision:
+        """In so many seconds, and before that once a replica that does not end is to be given up."""
+        lost = lost_at(self.observation) if self.observation is not None else None
+        due = [] if lost is None else [lost - self.now.timestamp()]
+        after = min(due if seconds is None else [*due, seconds], default=None)
+        return self._done(stop=stop, requeue_after=after)
 
     # ------------------------------------------------------- one attempt ended
 

@@ -45,6 +45,8 @@ def _by_ends(
     known_at: float,
     settle_seconds: float,
 ) -> float | None:
+    if not observation.replicas:
+        return None  # nothing of it could be made yet
     ends = [end for replica in observation.replicas if (end := trouble_at(replica)) is not None]
     running = [replica for replica in observation.replicas if replica.state is ReplicaState.RUNNING]
     if not running and all(replica.state is not ReplicaState.PENDING for replica in observation.replicas):

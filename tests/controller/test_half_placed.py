@@ -147,6 +147,25 @@ def take(scene: Scene, job: TrainingJob) -> None:
             scene.engine.vanish(job, attempt.number, replica)
 
 
+def test_a_gang_that_loses_a_replica_while_it_waits_for_another_was_disrupted() -> None:
+    """What is being ended already is not given up as well: nobody would count that it was taken."""
+
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(replicas=3, minReplicas=1))
+        scene.engine.leave_out(job, 1, 2)
+        await scene.look()
+        scene.now += timedelta(seconds=299.5)
+        scene.engine.vanish(job, 1, 0)
+        await scene.look()
+        scene.now += timedelta(seconds=1)
+        job = await scene.look(passes=4)
+        first = job.status.attempts[0]
+        assert (first.verdict, first.ending, first.placed) == (Verdict.DISRUPTED, None, None)
+        assert (job.status.attempt, job.status.disruptions) == (2, 1)
+
+    play(story)
+
+
 @pytest.mark.parametrize("left", [True, False], ids=["its pods are left", "nothing is left of it"])
 def test_it_waits_with_its_budgets_whole_and_comes_back(left: bool) -> None:
     async def story(scene: Scene) -> None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from fakes import MemoryEngine, MemoryStore
 from waiting import wait_until_async
 
-from holdfast_controller.cluster import GpuUse, Unavailable
+from holdfast_controller.cluster import (
+    AttemptObservation,
+    GpuUse,
+    ReplicaObservation,
+    ReplicaState,
+    Unavailable,
+)
 from holdfast_controller.gpu_watch import GpuWatch
 from holdfast_controller.jobs import AttemptRecord, Condition, Metadata, Phase, Spec, Status, TrainingJob
 from holdfast_controller.policy import idle
 from holdfast_controller.policy.decide import Evidence, decide
+from holdfast_controller.policy.decision import Decision
 from holdfast_controller.policy.idle import GpuVerdict, Standing
 from holdfast_controller.reconciler import Reconciler
 
@@ -300,3 +308,24 @@ def test_a_job_that_cannot_be_read_whole_is_not_rewritten() -> None:
         assert not decide(broken, seen, Evidence(gpus=verdict), clock.now).suspend
 
     asyncio.run(story())
+
+
+def test_only_an_attempt_that_is_to_go_on_is_stopped_for_idle_gpus() -> None:
+    """One that has lost a member is ended soon and followed by another; and who has resumed his job while it
+    still saved does not find it suspended again."""
+    job = a_job(replicas=2)
+    job.status.attempt = 1
+    job.status.attempts = [AttemptRecord(number=1, opened_at=START, started_at=START, first_step_at=START)]
+    all_idle = Evidence(gpus=GpuVerdict(Standing.IDLE, "2 of 2 GPUs not used", all_idle=True, decided_in=5.0))
+    up = ReplicaObservation(0, ReplicaState.RUNNING)
+    taken = ReplicaObservation(1, ReplicaState.FAILED, disrupted=True, ended_at=START.timestamp())
+
+    def decided(*replicas: ReplicaObservation, stopping: bool = False) -> Decision:
+        seen = AttemptObservation(1, exists=True, gone=False, replicas=replicas, stopping=stopping)
+        return decide(job, seen, all_idle, START + timedelta(minutes=5))
+
+    runs = decided(up, replace(up, index=1))
+    assert (runs.suspend, runs.requeue_after) == (True, 5.0)
+    for rests in (decided(up, taken), decided(up, replace(up, index=1), stopping=True)):
+        assert not rests.suspend
+        assert not idle.to_be_stopped(rests.status)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -371,6 +371,97 @@ def test_a_job_that_is_resumed_while_it_still_stops_is_not_said_to_train_until_i
         job = await scene.look()
         assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
         assert job.status.attempts[0].verdict is Verdict.SUSPENDED
+
+    play(story)
+
+
+class NoticedEngine(SavingEngine):
+    """Keeps how often an attempt was asked to stop, and to end."""
+
+    def __init__(self, clock: Callable[[], float]):
+        super().__init__(clock=clock)
+        self.asked: list[str] = []
+
+    async def stop(self, job: TrainingJob, attempt: int) -> None:
+        self.asked.append("stop")
+        await super().stop(job, attempt)
+
+    async def kill(self, job: TrainingJob, attempt: int, *, stacks: bool = False) -> None:
+        self.asked.append("kill")
+        await super().kill(job, attempt, stacks=stacks)
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["suspended", "deleted"])
+def test_an_attempt_that_saves_is_given_its_notice_once(deleted: bool) -> None:
+    """However often it is looked at meanwhile: programs end at once on a second one."""
+
+    async def story(scene: Scene) -> None:
+        engine = scene.run_on(NoticedEngine(clock=scene.seconds))
+        await scene.submit(make())
+        if deleted:
+            await scene.store.mark_deleted("default", "a")
+        else:
+            await scene.change(suspend=True)
+        await scene.look(passes=3)
+        assert engine.asked == ["stop"]
+
+    play(story)
+
+
+def test_a_job_that_is_suspended_as_its_attempt_is_to_be_ended_rests_and_has_lost_no_budget() -> None:
+    async def story(scene: Scene) -> None:
+        engine = scene.run_on(NoticedEngine(clock=scene.seconds))
+        job = await scene.submit(make(retries={"disruptions": 0}))
+        engine.vanish(job, 1, 1)
+        await scene.look()
+        scene.now += timedelta(seconds=1)
+        job = await scene.change(suspend=True)
+        assert engine.asked == ["stop", "kill"], "that it was asked to stop is known before it has ended"
+        assert (job.status.phase, job.status.disruptions) == (Phase.SUSPENDED, 0)
+        assert job.status.attempts[0].verdict is Verdict.SUSPENDED
+
+    play(story)
+
+
+class DeafEngine(MemoryEngine):
+    """Of what it is asked to start it makes nothing, the first times, and says nothing of that."""
+
+    deaf = 2
+
+    async def start(self, job: TrainingJob, attempt: int) -> None:
+        if self.deaf:
+            self.deaf -= 1
+        else:
+            await super().start(job, attempt)
+
+
+def test_a_job_that_nobody_tells_of_is_carried_on_within_seconds() -> None:
+    """A look that asked for no other waited for the next round of looks at all jobs, half a minute."""
+
+    async def alone(scene: Scene, seconds: float) -> TrainingJob:
+        """For so long it is looked at when the last look asked for that."""
+        until = scene.now + timedelta(seconds=seconds)
+        while True:
+            job = await scene.look(passes=1)
+            after = None if scene.after is None else scene.now + timedelta(seconds=scene.after)
+            if after is None or after > until:
+                scene.now = until
+                return job
+            scene.now = after
+
+    async def story(scene: Scene) -> None:
+        engine = scene.run_on(DeafEngine(clock=scene.seconds))
+        job = await scene.store.create(make())
+        await alone(scene, 3)
+        assert engine.launched == [(job.metadata.uid, 1)], "asked for until it is there"
+        engine.fall_silent(job, 1)
+        assert (await alone(scene, 3)).status.attempt == 2
+        engine.vanish(job, 2, 1)
+        assert (await alone(scene, 3)).status.attempt == 3
+        hung, taken, _ = (await scene.store.get("default", "a")).status.attempts
+        assert (hung.verdict, taken.verdict) == (Verdict.HUNG, Verdict.DISRUPTED)
+        told = (await scene.reasons()).count("Hung")
+        assert told == 2, "as it is to be ended, and with its verdict"
 
     play(story)
 

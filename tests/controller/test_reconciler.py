@@ -341,6 +341,8 @@ def test_suspend_and_resume() -> None:
         await scene.look()
         told = [(one.reason, one.count) for one in await scene.store.events("default", "a")]
         assert told == [("AttemptOpened", 1), ("Suspended", 1), ("Suspended", 1)], "the attempt, and the job"
+        await scene.change(grace_seconds=40.0)
+        assert len(await scene.reasons()) == 3, "it rests on"
         job = await scene.change(suspend=False)
         assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
         assert (await scene.end(0, 0)).status.phase is Phase.SUCCEEDED
@@ -451,7 +453,7 @@ def test_a_job_that_nobody_tells_of_is_carried_on_within_seconds() -> None:
 
     async def story(scene: Scene) -> None:
         engine = scene.run_on(DeafEngine(clock=scene.seconds))
-        job = await scene.store.create(make())
+        job = await scene.store.create(make(ttlSecondsAfterFinished=60))
         await alone(scene, 3)
         assert engine.launched == [(job.metadata.uid, 1)], "asked for until it is there"
         engine.fall_silent(job, 1)
@@ -460,8 +462,12 @@ def test_a_job_that_nobody_tells_of_is_carried_on_within_seconds() -> None:
         assert (await alone(scene, 3)).status.attempt == 3
         hung, taken, _ = (await scene.store.get("default", "a")).status.attempts
         assert (hung.verdict, taken.verdict) == (Verdict.HUNG, Verdict.DISRUPTED)
-        told = (await scene.reasons()).count("Hung")
-        assert told == 2, "as it is to be ended, and with its verdict"
+        told = [e.count for e in await scene.store.events("default", "a") if e.reason == "Hung"]
+        assert told == [1, 1], "as it is to be ended, and with its verdict"
+        for replica in (0, 1):
+            engine.end(job, 3, replica, 0)
+        with pytest.raises(NotFound):
+            await alone(scene, 61)
 
     play(story)
 

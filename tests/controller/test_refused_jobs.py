@@ -69,6 +69,8 @@ def test_what_the_cluster_does_not_allow_waits_and_says_so_until_it_is_corrected
         job = await scene.edit(replicas=8)
         assert "asks for 8 slots" in job.status.message
         assert await scene.told() == [("Refused", 1), ("Refused", 1)]
+        await scene.edit(ttl_seconds_after_finished=9)
+        assert await scene.told() == [("Refused", 1), ("Refused", 1)], "for the same reason"
         job = await scene.edit(replicas=2)
         assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 1)
 
@@ -301,6 +303,40 @@ def test_an_attempt_that_cannot_be_ended_says_why_and_is_tried_again(wish: str) 
         else:
             with pytest.raises(NotFound):
                 await scene.look()
+
+    play(story)
+
+
+class KeepingStore(MemoryStore):
+    """Others keep its jobs too, and take their finalizers off none."""
+
+    async def remove(self, job: TrainingJob) -> None:
+        """It stays."""
+
+
+@pytest.mark.parametrize("stands", ["runs", "backs off", "has finished"])
+def test_a_job_that_is_deleted_and_that_others_keep_says_so_and_what_it_came_to(stands: str) -> None:
+    """It must not seem to run, or to start again soon; nor is what has succeeded suspended."""
+
+    async def story(scene: Scene) -> None:
+        scene.store = KeepingStore()
+        scene.reconciler = Reconciler(scene.store, scene.engine)
+        job = await scene.submit(replicas=1)
+        if stands != "runs":
+            scene.engine.end(job, 1, 0, 1 if stands == "backs off" else 0)
+            await scene.look(1)
+        await scene.store.keep_by(await scene.store.mark_deleted("default", "a"), "example.com/audit")
+        job = await scene.look()
+        assert not scene.engine.attempts
+        verdict = job.status.attempts[0].verdict
+        if stands == "has finished":
+            assert (job.status.phase, verdict) == (Phase.SUCCEEDED, Verdict.FINISHED)
+        else:
+            assert (job.status.phase, job.status.next_start_at) == (Phase.SUSPENDED, None)
+            assert "it stays until its finalizer example.com/audit" in job.status.message
+            assert verdict is (Verdict.SUSPENDED if stands == "runs" else Verdict.FAILED)
+        version = job.metadata.resource_version
+        assert (await scene.look()).metadata.resource_version == version, "told once"
 
     play(story)
 

@@ -367,7 +367,6 @@ class _Deciding:
 
     def _final(self, phase: Phase, reason: str, message: str) -> Decision:
         self.books.over()
-        self.status.next_start_at = None
         self._phase(phase, reason, message)
         if phase is Phase.FAILED:
             self._tell("Warning", "JobFailed", message)

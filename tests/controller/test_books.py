@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from scene import Scene, make, play, telling
+from scene import Scene, TellingEngine, make, play, telling
 
 from holdfast_controller.api.ledger import account
 from holdfast_controller.cli.description import _speed_words
@@ -17,6 +17,14 @@ from holdfast_controller.policy.decide import SILENT_SECONDS
 from holdfast_controller.policy.explain import FAULT_CHARACTERS, to_do_again
 from holdfast_controller.policy.lost_work import TEXT_CHARACTERS, TEXTS, work_of
 from holdfast_trainer.contract import Progress
+
+
+async def trains_on(scene: Scene, engine: TellingEngine, attempt: int) -> None:
+    """Its status is written again and again, each time with what is told."""
+    for step in (201, 202):
+        scene.now += timedelta(seconds=5)
+        engine.progress = Progress(attempt, step, None, 200, "training", updated=scene.seconds())
+        await scene.look(passes=1)
 
 
 def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> None:
@@ -435,6 +443,7 @@ def test_a_resume_on_something_else_is_told_once_and_stays_on_record() -> None:
             }
         ]
         job = await scene.look(passes=5)
+        await trains_on(scene, engine, 2)
         first, second = job.status.attempts
         assert first.resume_differences == []
         assert second.resume_differences == [
@@ -490,6 +499,7 @@ def test_an_attempt_that_does_not_go_on_from_what_was_durable_says_so_once() -> 
                 engine.vanish(job, attempt, 0)
                 engine.progress = None
                 await scene.look()
+        await trains_on(scene, engine, 3)
         assert [record.lost_steps for record in job.status.attempts] == [5, 65, None]
         told = [e for e in await scene.store.events("default", "a") if e.reason == "ResumedEarlier"]
         assert [(event.type, event.count) for event in told] == [("Warning", 1)]
@@ -497,6 +507,29 @@ def test_an_attempt_that_does_not_go_on_from_what_was_durable_says_so_once() -> 
             "attempt 3 goes on from step 0, though step 60 was durable in attempt 2: that is not in its run "
             "directory, or cannot be read. Was storage.claim changed, "
         )
+
+    play(story)
+
+
+def test_an_attempt_that_was_lost_without_a_trace_hides_nothing_of_what_was_durable_before_it() -> None:
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        engine.lines += [
+            {"attempt": 1, "event": "attempt_start", "resumed_step": 0},
+            {"attempt": 1, "event": "checkpoint", "step": 60},
+        ]
+        engine.progress = Progress(1, 65, None, 60, "training")
+        for attempt in (1, 2):
+            job = await scene.look()
+            engine.vanish(job, attempt, 0)
+            engine.progress = None
+        job = await scene.look()
+        assert [record.durable_step for record in job.status.attempts] == [60, None, None]
+        engine.lines += [{"attempt": 3, "event": "attempt_start", "resumed_step": 0}]
+        await scene.look()
+        (told,) = [e for e in await scene.store.events("default", "a") if e.reason == "ResumedEarlier"]
+        assert "goes on from step 0, though step 60 was durable in attempt 1: " in told.message
 
     play(story)
 
@@ -611,6 +644,7 @@ def test_a_damaged_checkpoint_that_was_passed_over_is_told_with_the_work_that_it
         }
         engine.lines += [{"attempt": 2, "event": "attempt_start", "resumed_step": 180, "skipped": [bad]}]
         job = await scene.look(passes=5)
+        await trains_on(scene, engine, 2)
         first, second = job.status.attempts
         assert (first.lost_steps, first.passed_over) == (20, [])
         why = "step-00000200: rank 0: rank-0.safetensors: checksum 6d7d of block 3"

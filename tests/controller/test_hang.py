@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from waiting import wait_until_async
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
 from holdfast_controller.gang import attempt_uid
 from holdfast_controller.heartbeat import Heartbeat, Silence
-from holdfast_controller.jobs import Metadata, Spec, TrainingJob, Verdict
+from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob, Verdict
 from holdfast_controller.local import process
 from holdfast_controller.local.store import LocalStore
+from holdfast_controller.policy.decide import Evidence, decide
 from holdfast_controller.policy.hang import hangs
 from holdfast_controller.reconciler import Reconciler
 from holdfast_trainer.contract import Progress
@@ -107,6 +109,17 @@ def test_what_is_judged_to_hang(observation: AttemptObservation, said: str) -> N
     assert said in reason
     assert bool(reason) == bool(said)
     assert not reason or reason.startswith("no step for 90 s, of 60 s that may be: ")
+
+
+def test_what_an_attempt_is_ended_for_is_told_once_and_stays() -> None:
+    """It stands still for ever longer until it has ended."""
+    why = "no step for 70 s, of 60 s that may be"
+    record = AttemptRecord(number=1, ending=Verdict.HUNG, reason=why)
+    status = Status(phase=Phase.RECOVERING, attempt=1, attempts=[record])
+    job = TrainingJob(metadata=Metadata(name="a"), spec=Spec(command=["x"]), status=status)
+    decision = decide(job, seen(UP), Evidence(), datetime.now(UTC))
+    assert (decision.kill, decision.stacks, decision.events) == (1, True, ())
+    assert decision.status.attempts[0].reason == why
 
 
 RANK = """

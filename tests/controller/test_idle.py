@@ -21,7 +21,7 @@ from holdfast_controller.cluster import (
 from holdfast_controller.gpu_watch import GpuWatch
 from holdfast_controller.jobs import AttemptRecord, Condition, Metadata, Phase, Spec, Status, TrainingJob
 from holdfast_controller.policy import idle
-from holdfast_controller.policy.decide import Evidence, decide
+from holdfast_controller.policy.decide import SILENT_SECONDS, Evidence, decide
 from holdfast_controller.policy.decision import Decision
 from holdfast_controller.policy.idle import GpuVerdict, Standing
 from holdfast_controller.reconciler import Reconciler
@@ -329,3 +329,13 @@ def test_only_an_attempt_that_is_to_go_on_is_stopped_for_idle_gpus() -> None:
     for rests in (decided(up, taken), decided(up, replace(up, index=1), stopping=True)):
         assert not rests.suspend
         assert not idle.to_be_stopped(rests.status)
+
+
+def test_a_look_for_idle_gpus_puts_off_no_other() -> None:
+    job = a_job()
+    job.status.attempt = 1
+    job.status.attempts = [AttemptRecord(number=1, opened_at=START, started_at=START)]
+    seen = AttemptObservation(1, True, False, (ReplicaObservation(0, ReplicaState.RUNNING),))
+    rests = Evidence(gpus=GpuVerdict(Standing.UNDECIDED, decided_in=900.0))
+    decision = decide(job, seen, rests, START + timedelta(seconds=20))
+    assert decision.requeue_after == SILENT_SECONDS - 20, "then it is taken to run"

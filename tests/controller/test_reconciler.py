@@ -342,7 +342,8 @@ def test_suspend_and_resume() -> None:
         told = [(one.reason, one.count) for one in await scene.store.events("default", "a")]
         assert told == [("AttemptOpened", 1), ("Suspended", 1), ("Suspended", 1)], "the attempt, and the job"
         await scene.change(grace_seconds=40.0)
-        assert len(await scene.reasons()) == 3, "it rests on"
+        again = [(one.reason, one.count) for one in await scene.store.events("default", "a")]
+        assert again == told, "it rests on"
         job = await scene.change(suspend=False)
         assert (job.status.phase, job.status.attempt) == (Phase.STARTING, 2)
         assert (await scene.end(0, 0)).status.phase is Phase.SUCCEEDED
@@ -437,19 +438,20 @@ class DeafEngine(MemoryEngine):
             await super().start(job, attempt)
 
 
+async def alone(scene: Scene, seconds: float) -> TrainingJob:
+    """For so long the job is looked at when the last look asked for that."""
+    until = scene.now + timedelta(seconds=seconds)
+    while True:
+        job = await scene.look(passes=1)
+        after = None if scene.after is None else scene.now + timedelta(seconds=scene.after)
+        if after is None or after > until:
+            scene.now = until
+            return job
+        scene.now = after
+
+
 def test_a_job_that_nobody_tells_of_is_carried_on_within_seconds() -> None:
     """A look that asked for no other waited for the next round of looks at all jobs, half a minute."""
-
-    async def alone(scene: Scene, seconds: float) -> TrainingJob:
-        """For so long it is looked at when the last look asked for that."""
-        until = scene.now + timedelta(seconds=seconds)
-        while True:
-            job = await scene.look(passes=1)
-            after = None if scene.after is None else scene.now + timedelta(seconds=scene.after)
-            if after is None or after > until:
-                scene.now = until
-                return job
-            scene.now = after
 
     async def story(scene: Scene) -> None:
         engine = scene.run_on(DeafEngine(clock=scene.seconds))
@@ -468,6 +470,17 @@ def test_a_job_that_nobody_tells_of_is_carried_on_within_seconds() -> None:
             engine.end(job, 3, replica, 0)
         with pytest.raises(NotFound):
             await alone(scene, 61)
+
+    play(story)
+
+
+def test_a_job_that_waits_is_gone_as_soon_as_it_is_deleted() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.engine.start(make("other", replicas=2), 1)
+        assert (await scene.submit(make(replicas=4))).status.phase is Phase.QUEUED
+        await scene.store.mark_deleted("default", "a")
+        with pytest.raises(NotFound):
+            await alone(scene, 1)
 
     play(story)
 

@@ -135,7 +135,8 @@ def test_the_cluster_has_ended():
 
 
 def test_a_cluster_ends_with_the_tests_that_need_it_and_not_with_the_last_of_all(tmp_path: Path) -> None:
-    project(tmp_path, a=CLUSTER_OF_A_SESSION, b=ENGINE_THAT_WAITS, c=QUICK, d=QUICK, e=QUICK)
+    others = dict.fromkeys("cdefghijkl", QUICK)  # enough for the cluster's worker to have one after it
+    project(tmp_path, a=CLUSTER_OF_A_SESSION, b=ENGINE_THAT_WAITS, **others)
     told = [test for _, test in run(tmp_path)]
     assert "test_b.py::test_the_cluster_has_ended" in "\n".join(told)
 

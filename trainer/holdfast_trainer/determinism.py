@@ -22,6 +22,7 @@ WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
 REPEATS = ":4096:8"
 """32 MiB, with which cuBLAS repeats its bits; on a Hopper GPU torch takes as much without being asked."""
 HOPPER = 9
+"""Its major compute capability."""
 SIGNS = ("does not have a deterministic implementation", "defaults to a non-deterministic algorithm")
 """Of torch's warnings: of an operation that has no other kernel, and of attention."""
 

@@ -20,11 +20,10 @@ from torch.nn import functional as F
 
 from .attention import Attend, parts
 from .attention import attend_joined as torchs_joined
+from .determinism import HOPPER
 from .kernel_trial import compared, why_not
 from .model_config import divisors
 
-HOPPER = 9
-"""The major compute capability for which this was measured; elsewhere it has not been compared."""
 PACKAGE = "nvidia-cudnn-frontend"
 WORKSPACE = 512 << 20
 """Bytes that the gradient of the scores may take."""
@@ -35,7 +34,7 @@ CLOSE = 0.02
 
 
 def is_for(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether it would be worth having."""
+    """Whether it would be worth having: elsewhere it has not been compared."""
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == HOPPER
     return hopper and dtype in (torch.bfloat16, torch.float16)
 

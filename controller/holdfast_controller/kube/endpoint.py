@@ -189,7 +189,7 @@ class Endpoints:
         if why:
             self._kept_out[key] = before + 1, why
         if (before + 1 == KEPT_OUT_TRIES) if why else (before >= KEPT_OUT_TRIES):
-            self._pieces.wake(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
+            self._pieces.wake(_job_of(meta))
 
     async def _hear(self, client: aiohttp.ClientSession, base: str, whose: Attempt, meta: Document) -> bool:
         """Whether it was rank 0 that answered, and not something in its place, as its service mesh with an
@@ -201,7 +201,7 @@ class Endpoints:
         namespace, (uid, attempt) = meta["namespace"], whose
         if progress.attempt != attempt:
             return False
-        key = f"{namespace}/{meta['labels'][JOB_LABEL]}"
+        key = _job_of(meta)
         heard = self._heard.setdefault((namespace, uid), _Heard(key))
         before = heard.progress.get(attempt)
         progress = self._clocks.heard((namespace, whose), progress, time.time())
@@ -221,7 +221,7 @@ class Endpoints:
 
     def _missed(self, whose: Attempt, meta: Document, *, taken: bool) -> None:
         """Counted also where only a controller before this one has heard it."""
-        key = f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}"
+        key = _job_of(meta)
         heard = self._heard.setdefault((meta["namespace"], whose[0]), _Heard(key))
         now = time.monotonic()
         beat = heard.beats.setdefault(whose[1], Heartbeat(now))
@@ -231,6 +231,11 @@ class Endpoints:
             return
         if beat.silence.over or beat.silence.outdates > before.outdates:
             self._pieces.wake(heard.key)
+
+
+def _job_of(meta: Document) -> str:
+    """`namespace/name`, of a pod's metadata."""
+    return f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}"
 
 
 def _key(job: TrainingJob, attempt: int) -> Key:

@@ -16,6 +16,7 @@ import yaml
 
 from holdfast_controller.columns import DESCRIPTIONS, KEY
 from holdfast_controller.jobs import KIND, RESERVED_ENV, RESERVED_ENV_PREFIXES, Spec, Status
+from holdfast_trainer.contract import CHECKPOINT_EVERY
 
 Schema = dict[str, Any]
 
@@ -72,7 +73,7 @@ RULES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "spec.checkpoint.every": (
         (
-            "string(self).matches('^(auto|[1-9][0-9]*s?)$')",
+            f"string(self).matches('^({CHECKPOINT_EVERY})$')",
             "checkpoint.every is one of: auto, a number of steps (500), seconds (90s)",
         ),
     ),

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from holdfast_trainer.contract import DEEPEST, deeper_than
+from holdfast_trainer.contract import CHECKPOINT_EVERY, DEEPEST, deeper_than
 
 JOB_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 JOB_NAME_RULE = (
@@ -131,9 +131,9 @@ class Checkpoint(Model):
     @classmethod
     def _every(cls, value: object) -> str:
         text = str(value)
-        if not re.fullmatch(r"auto|[1-9]\d*|[1-9]\d*s", text):
+        if not re.fullmatch(CHECKPOINT_EVERY, text):
             raise ValueError(f"{text[:40]!r} is none of: auto, a number of steps (500), seconds (90s)")
-        return in_few_digits(text)
+        return text
 
 
 class Retries(Model):

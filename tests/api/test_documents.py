@@ -17,6 +17,7 @@ from holdfast_controller.documents import parse, to_job
 from holdfast_controller.job_series import JobFigures
 from holdfast_controller.json_values import check_json
 from holdfast_controller.yaml_text import dump
+from holdfast_trainer.config import CheckpointConfig
 from holdfast_trainer.schema import parse_scalar
 
 
@@ -254,11 +255,14 @@ def test_a_number_whose_digits_never_end_is_refused(key: str) -> None:
 @pytest.mark.parametrize("unit", ["", "s"])
 def test_a_job_cannot_save_so_seldom_that_no_number_says_it(unit: str) -> None:
     """On one machine such a job was taken, and ended its controller, at each start again: no series could
-    tell how often it saves."""
-    (fault,) = faults_of(asking("checkpoint.every", "9" * 5000 + unit))
-    assert fault.startswith("spec.checkpoint.every: 99999999999999999999 goes on for 500")
-    job = to_job(parse(asking("checkpoint.every", "9" * 31 + unit).encode(), "job.yaml"))
-    assert JobFigures.of(job).every_steps == (None if unit else int("9" * 31))
+    tell how often it saves. With 19 digits the trainer refused what the controller had taken."""
+    for digits in (19, 5000):
+        (fault,) = faults_of(asking("checkpoint.every", "9" * digits + unit))
+        assert fault.startswith("spec.checkpoint.every: '9999999999999999999")
+        assert fault.endswith("is none of: auto, a number of steps (500), seconds (90s)")
+    job = to_job(parse(asking("checkpoint.every", "9" * 18 + unit).encode(), "job.yaml"))
+    assert JobFigures.of(job).every_steps == (None if unit else int("9" * 18))
+    assert CheckpointConfig(every=job.spec.checkpoint.every).every == "9" * 18 + unit
 
 
 def asking(key: str, value: str) -> str:

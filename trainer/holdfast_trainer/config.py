@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from .contract import ENV_CHECKPOINT_EVERY, ENV_CHECKPOINT_KEEP
+from .contract import CHECKPOINT_EVERY, ENV_CHECKPOINT_EVERY, ENV_CHECKPOINT_KEEP
 from .data_config import DataConfig, StreamConfig
 from .model_config import LLAMA_ALONE, ModelConfig, divisors
 from .schema import ConfigError, Positive, Range, from_mapping, parse_scalar, read_yaml
@@ -167,7 +167,6 @@ class ValidationConfig:
 
 
 _WINDOW = re.compile(r"(\d+)-(\d+)")
-_EVERY = re.compile(r"auto|[1-9]\d{0,17}s?")
 
 
 def parse_window(text: str) -> range:
@@ -205,7 +204,7 @@ class CheckpointConfig:
     the optimizer writes to them. CHECKPOINTS.md tells what of that is found out."""
 
     def __post_init__(self) -> None:
-        if not _EVERY.fullmatch(str(self.every)):
+        if not re.fullmatch(CHECKPOINT_EVERY, str(self.every)):
             raise ConfigError(
                 f"every: {self.every!r} is none of: auto, a number of steps (500), seconds (90s)"
             )

@@ -25,6 +25,7 @@ from holdfast_controller.policy.decide import SILENT_SECONDS, Evidence, decide
 from holdfast_controller.policy.decision import Decision
 from holdfast_controller.policy.idle import GpuVerdict, Standing
 from holdfast_controller.reconciler import Reconciler
+from holdfast_controller.spec import Idle
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EVERY = 10.0
@@ -177,7 +178,7 @@ def test_the_condition_moves_when_what_it_says_does() -> None:
     after(idle_now("once more"), 7)
     idle.at_rest(status, spec, START)
     assert (status.conditions[0].status, status.conditions[0].reason) == ("False", "NotRunning")
-    assert not idle.to_be_stopped(status)
+    assert not idle.to_be_stopped(status, Idle.STOP)
 
 
 def test_an_idle_job_is_suspended_and_resumed() -> None:
@@ -328,7 +329,13 @@ def test_only_an_attempt_that_is_to_go_on_is_stopped_for_idle_gpus() -> None:
     assert (runs.suspend, runs.requeue_after) == (True, 5.0)
     for rests in (decided(up, taken), decided(up, replace(up, index=1), stopping=True)):
         assert not rests.suspend
-        assert not idle.to_be_stopped(rests.status)
+        assert not idle.to_be_stopped(rests.status, Idle.STOP)
+
+    told = job.model_copy(update={"status": runs.status})  # and then the controller died
+    seen, later = AttemptObservation(1, True, False, (up, replace(up, index=1))), START + timedelta(minutes=6)
+    assert decide(told, seen, Evidence(), later).suspend
+    asked = told.model_copy(update={"spec": a_job(replicas=2, idle="Report").spec})
+    assert not decide(asked, seen, Evidence(), later).suspend
 
 
 def test_a_look_for_idle_gpus_puts_off_no_other() -> None:

@@ -464,7 +464,7 @@ class _Deciding:
             told = idle.judged(self.status, verdict, self.spec, self.now)
             if told:
                 self._tell("Warning", idle.CONDITION, told)
-            suspend = idle.to_be_stopped(self.status) and not self.job.faults
+            suspend = idle.to_be_stopped(self.status, self.spec.idle) and not self.job.faults
             if verdict is not None and verdict.decided_in is not None:
                 requeue_after = min(verdict.decided_in, requeue_after or verdict.decided_in)
         else:

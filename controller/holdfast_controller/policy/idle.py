@@ -146,10 +146,11 @@ def judged(status: Status, verdict: GpuVerdict | None, spec: Spec, now: datetime
     return after.message + stops
 
 
-def to_be_stopped(status: Status) -> bool:
-    """Whether the condition of a job that runs asks for its end; so also where a crash came in between."""
+def to_be_stopped(status: Status, action: Idle) -> bool:
+    """Whether the condition of a job that runs asks for its end; so also where a crash came in between, but
+    not where `action` asks for it no more."""
     known = _condition(status)
-    return known is not None and (known.status, known.reason) == ("True", STOPPED)
+    return action is Idle.STOP and known is not None and (known.status, known.reason) == ("True", STOPPED)
 
 
 def at_rest(status: Status, spec: Spec, now: datetime) -> None:

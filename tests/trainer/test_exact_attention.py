@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast_trainer.attention import Attend, attend_joined, attention_kernels
-from holdfast_trainer.exact_attention import attend, choose, in_parts, kernel, part_of, tried
+from holdfast_trainer.exact_attention import attend, choose, in_parts, kernel, part_of
+from holdfast_trainer.kernel_trial import attention_tried
 
 MIB = 1 << 20
 
@@ -101,7 +102,9 @@ def test_a_kernel_is_tried_before_it_is_taken(kv_heads: int, joined: bool) -> No
 
     def found(attend: Attend) -> str:
         state = torch.get_rng_state()
-        told = tried(attend, torch.device("cpu"), torch.bfloat16, (2, 4, 64, 16), kv_heads, joined=joined)
+        told = attention_tried(
+            attend, torch.device("cpu"), torch.bfloat16, (2, 4, 64, 16), kv_heads, joined=joined
+        )
         assert torch.equal(torch.get_rng_state(), state), "the training draws what it would have drawn"
         return told
 

@@ -213,14 +213,20 @@ def check_sharding(precision: str) -> None:
 
 def _attend(gang: Gang, compute: Precision, batches: Batches) -> tuple[Attend | None, str]:
     """The one kernel of all ranks, None for torch's, and why it is the slower one. Collective."""
-    config = batches.config
-    if gang.device.type != "cuda" or not config.train.deterministic or config.model.dropout:
+    config, model = batches.config, batches.config.model
+    queries = (batches.micro, model.heads, model.context, model.width // model.heads)
+    joined = joins(model)
+    if gang.device.type == "cpu" and compute.dtype == torch.bfloat16 and not model.dropout:
+        from . import product_attention
+
+        lacking = product_attention.choose(
+            gang.device, compute.dtype, queries, model.key_value_heads, joined=joined
+        )
+        return _agreed(gang, product_attention.kernel(joined=joined), lacking, "")
+    if gang.device.type != "cuda" or not config.train.deterministic or model.dropout:
         return None, ""
     from . import exact_attention  # of no use elsewhere
 
-    model = config.model
-    queries = (batches.micro, model.heads, model.context, model.width // model.heads)
-    joined = joins(model)
     lacking = exact_attention.choose(
         gang.device, compute.dtype, queries, model.key_value_heads, joined=joined
     )

@@ -23,12 +23,14 @@ MATH = "math"
 KERNELS = {
     "_scaled_dot_product_flash_attention": "flash",
     "_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "product_attention": "flash and products",
     "_scaled_dot_product_efficient_attention": "efficient",
     "_scaled_dot_product_cudnn_attention": "cudnn",
     "_scaled_dot_product_fused_attention_overrideable": "the device's own",
     "_safe_softmax": MATH,
 }
-"""By an operator that this kernel has and nothing else (aten/src/ATen/native/transformers/attention.cpp)."""
+"""By an operator that this kernel has and nothing else (aten/src/ATen/native/transformers/attention.cpp, and
+product_attention.py)."""
 
 
 def attend_joined(qkv: Tensor, *, dropout_p: float = 0.0) -> Tensor:

@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .attention import Attend, parts
-from .attention import attend_joined as torchs_joined
 from .determinism import HOPPER
-from .kernel_trial import compared, why_not
+from .kernel_trial import attention_tried, why_not
 from .model_config import divisors
 
 PACKAGE = "nvidia-cudnn-frontend"
@@ -29,8 +27,6 @@ WORKSPACE = 512 << 20
 """Bytes that the gradient of the scores may take."""
 TILE = 64
 """To which cuDNN rounds up the two sides of the scores."""
-CLOSE = 0.02
-"""Relative difference from another kernel, by norms: several times what two have that round to 16 bits."""
 
 
 def is_for(device: torch.device, dtype: torch.dtype) -> bool:
@@ -49,7 +45,9 @@ def choose(
     """
     if unfit := _unfit(device, dtype, q, kv_heads):
         return unfit
-    return why_not(lambda: tried(kernel(joined=joined), device, dtype, q, kv_heads, joined=joined), PACKAGE)
+    return why_not(
+        lambda: attention_tried(kernel(joined=joined), device, dtype, q, kv_heads, joined=joined), PACKAGE
+    )
 
 
 def kernel(*, joined: bool) -> Attend:
@@ -127,39 +125,6 @@ def _unfit(device: torch.device, dtype: torch.dtype, q: tuple[int, int, int, int
     except Exception as error:  # it looks for cuDNN's library as it is imported
         return f"pip install {PACKAGE} ({error})"
     return ""
-
-
-def tried(
-    attend: Attend,
-    device: torch.device,
-    dtype: torch.dtype,
-    q: tuple[int, int, int, int],
-    kv_heads: int,
-    *,
-    joined: bool,
-) -> str:
-    """What is wrong with it, beside torch's own; empty where nothing is."""
-    batch, heads, time, size = q
-    drawn = torch.Generator(device).manual_seed(1)
-
-    def draw(*counts: int) -> Tensor:
-        return torch.randn(batch, time, *counts, size, device=device, dtype=dtype, generator=drawn)
-
-    leaves = [draw(3, heads)] if joined else [draw(count) for count in (heads, kv_heads, kv_heads)]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    seen = draw(heads).transpose(1, 2)
-
-    def computed(attend: Attend) -> tuple[Tensor, ...]:
-        if joined:
-            out = attend(leaves[0])
-        else:
-            inputs = (leaf.transpose(1, 2) for leaf in leaves)
-            out = attend(*inputs, is_causal=True, enable_gqa=kv_heads != heads)
-        return (out.detach(), *torch.autograd.grad(out, leaves, seen))
-
-    torchs: Attend = torchs_joined if joined else F.scaled_dot_product_attention
-    return compared(lambda: computed(attend), lambda: computed(torchs), CLOSE)
 
 
 def _computed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

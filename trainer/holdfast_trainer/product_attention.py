@@ -1,0 +1,179 @@
+"""Causal attention in bf16 on a CPU, whose gradient is computed by matrix products.
+
+torch's flash kernel multiplies small tiles; oneDNN's bf16 products of whole blocks take two thirds of the
+time of its backward pass. They compute what FlashAttention-2 does (Dao 2023, section 3.1), one block of keys
+after the other with all queries that see it, for as many heads at once as leave the scores in the cache. The
+forward pass stays torch's.
+
+What a product gives is rounded to bf16. So the logarithm of its row's sum is subtracted from a score, and
+what the softmax takes back from the gradient of a probability, within the product, which adds up in fp32: as
+two more columns. What is rounded is then near zero wherever the probability is large. docs/figures.md has
+what it is worth.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import cpuinfo
+from .attention import Attend, parts
+from .kernel_trial import attention_tried, why_not
+from .precision import Bf16, bf16_of_cpu
+
+LEAST = 128
+"""Tokens of context: with fewer, torch's kernel is the faster one."""
+KEYS = 256
+"""In a block."""
+SCORES = 1 << 21
+"""At once, of two matrices of 16 bits."""
+
+
+def choose(
+    device: torch.device, dtype: torch.dtype, q: tuple[int, int, int, int], kv_heads: int, *, joined: bool
+) -> str:
+    """Why `kernel` is not to be used there for queries of shape `q`, [B, heads, T, size]; empty where it is.
+
+    It is tried, as kernel_trial.py has it. `joined`: queries, keys and values are parts of one tensor.
+    """
+    _, heads, time, size = q
+    if device.type != "cpu" or dtype != torch.bfloat16 or not is_for(cpuinfo.read(), platform.machine()):
+        return "it is for AMD's CPUs with AVX512-BF16, and Intel's before AMX, in bf16"
+    if time < LEAST or kv_heads != heads:
+        return f"it is for contexts from {LEAST} tokens on, and as many heads of keys as of queries"
+    own, row = kernel(joined=joined), (1, heads, time, size)
+    return why_not(lambda: attention_tried(own, device, dtype, row, heads, joined=joined), "torch")
+
+
+def is_for(text: str, machine: str) -> bool:
+    """By the text of /proc/cpuinfo: whether bf16 is fast there, and not by AMX, for which torch's kernel
+    packs its tiles; that has not been compared. Pure."""
+    flags = cpuinfo.first(text).get("flags", "").split()
+    return bf16_of_cpu(text, machine) is Bf16.FAST and "avx512_bf16" in flags and "amx_bf16" not in flags
+
+
+def kernel(*, joined: bool) -> Attend:
+    """For queries, keys and values that are parts of one tensor, or for each in its own."""
+    return attend_joined if joined else attend
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """[B, heads, T, size], in and out. Causal; nothing is dropped."""
+    del dropout_p, is_causal, enable_gqa
+    return attend_joined(torch.stack((q, k, v), dim=2).transpose(1, 3))
+
+
+def attend_joined(qkv: Tensor, *, dropout_p: float = 0.0) -> Tensor:
+    """[B, T, 3, heads, size] to [B, heads, T, size]. Causal; nothing is dropped."""
+    del dropout_p
+    out: Tensor = _Attention.apply(qkv)
+    return out
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor) -> Tensor:
+        out, lse = torch.ops.holdfast.product_attention(qkv)
+        ctx.save_for_backward(qkv, out, lse)
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        found: Tensor = torch.ops.holdfast.product_attention_backward(*grads, *ctx.saved_tensors)
+        return found
+
+
+def _computed(qkv: Tensor) -> tuple[Tensor, Tensor]:
+    """The output, and the logarithms of the sums of the softmax, fp32 [B, heads, T]."""
+    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*parts(qkv), 0.0, True)
+    return found[0], found[1]
+
+
+def _gradients(grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    found = torch.empty_like(qkv)
+    batch, heads, time, size = out.shape
+    scale = 1 / math.sqrt(size)
+    delta = (grad.float() * out.float()).sum(-1)
+    q, k, v = parts(qkv)
+    flat = batch * heads
+    given = (_less(q, lse / scale), _less(grad, delta), _with_ones(k), _with_ones(v))
+    sums = torch.zeros((flat, time, size), dtype=torch.float32 if time > KEYS else qkv.dtype)
+    dk, dv = (torch.empty((flat, time, size), dtype=qkv.dtype) for _ in range(2))
+    count = max(1, SCORES // (time * min(time, KEYS)))
+    for first in range(0, flat, count):
+        some = slice(first, first + count)
+        _fill(tuple(one[some] for one in given), sums[some], dk[some], dv[some], scale)
+    for place, one in zip(parts(found), (sums, dk, dv), strict=True):
+        place.copy_(one.view(batch, heads, time, size))
+    return found
+
+
+def _fill(given: tuple[Tensor, ...], dq: Tensor, dk: Tensor, dv: Tensor, scale: float) -> None:
+    """The gradients of some heads, [heads, T, size], from queries, the output's gradient, keys and values,
+    which have two columns more."""
+    size, time = dq.shape[2], dq.shape[1]
+    nothing = dk.new_zeros(())
+    for first in range(0, time, KEYS):
+        keys, seen = slice(first, first + KEYS), slice(first, time)
+        q, grad, k, v = given[0][:, seen], given[1][:, seen], given[2][:, keys], given[3][:, keys]
+        p = torch.baddbmm(nothing, q, k.transpose(1, 2), beta=0, alpha=scale).exp_()
+        p[:, : k.shape[1]].tril_()  # and be it infinite there: what a query may not see
+        ds = torch.bmm(grad, v.transpose(1, 2)).mul_(p)
+        q, grad, k = q[..., :size], grad[..., :size], k[..., :size]
+        torch.bmm(p.transpose(1, 2), grad, out=dv[:, keys])
+        torch.baddbmm(nothing, ds.transpose(1, 2), q, beta=0, alpha=scale, out=dk[:, keys])
+        dq[:, seen] += torch.baddbmm(nothing, ds, k, beta=0, alpha=scale)
+
+
+def _less(x: Tensor, taken: Tensor) -> Tensor:
+    """[B, heads, T, size] and fp32 [B, heads, T] to [B * heads, T, size + 2]: a product with `_with_ones` is
+    that of x less `taken`."""
+    first = taken.to(x.dtype)
+    return _wider(x, -first, (first.float() - taken))
+
+
+def _with_ones(x: Tensor) -> Tensor:
+    one = x.new_ones(())
+    return _wider(x, one, one)
+
+
+def _wider(x: Tensor, *columns: Tensor) -> Tensor:
+    batch, heads, time, size = x.shape
+    wider = x.new_empty((batch, heads, time, size + len(columns)))
+    wider[..., :size] = x
+    for number, column in enumerate(columns):
+        wider[..., size + number] = column
+    return wider.flatten(0, 1)
+
+
+def _shapes(qkv: Tensor) -> tuple[Tensor, Tensor]:
+    batch, time, _, heads, size = qkv.shape
+    out = qkv.new_empty((batch, time, heads, size)).transpose(1, 2)
+    return out, qkv.new_empty((batch, time, heads), dtype=torch.float32).transpose(1, 2)
+
+
+def _shape(grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    return torch.empty_like(qkv)
+
+
+# torch's compiler knows them by their shapes, and looks not into them.
+for _name, _takes, _gives, _kernel, _fake in (
+    ("", "Tensor qkv", "(Tensor, Tensor)", _computed, _shapes),
+    ("_backward", "Tensor grad, Tensor qkv, Tensor out, Tensor lse", "Tensor", _gradients, _shape),
+):
+    _name = f"holdfast::product_attention{_name}"
+    torch.library.define(_name, f"({_takes}) -> {_gives}")
+    torch.library.impl(_name, "cpu", _kernel)
+    torch.library.register_fake(_name, _fake)

@@ -16,6 +16,7 @@ import holdfast_trainer
 from holdfast_trainer.compilation import CACHE
 
 COMMAND = Path(holdfast_trainer.__file__).parent / "__main__.py"
+MIXED = Path(__file__).parent / "trainer" / "mixed_gang_script.py"
 CONFIG = {
     "model": {"vocab_size": 64, "layers": 2, "heads": 2, "width": 32, "context": 16, "dropout": 0.1},
     "data": {"path": "data"},

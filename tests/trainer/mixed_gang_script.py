@@ -1,4 +1,5 @@
-"""The trainer on machines of two kinds: rank 0's processor is fast in bf16, rank 1's has none of it."""
+"""The trainer on machines of two kinds: rank 0's processor is fast in bf16, rank 1's has none of it, or
+what OTHER says."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import sys
 from holdfast_trainer import cpuinfo
 from holdfast_trainer.train_command import main
 
-KINDS = ("flags: avx512_bf16\nFeatures: bf16\n", "flags: avx2\nFeatures: fp\n")
+KINDS = ("flags: avx512_bf16\nFeatures: bf16\n", os.environ.get("OTHER", "flags: avx2\nFeatures: fp\n"))
 
 if __name__ == "__main__":
     cpuinfo.read = lambda: KINDS[int(os.environ["RANK"])]

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from gangs import Workshop
-from gpt_runs import write_config
+from gpt_runs import MIXED, write_config
 
 from holdfast_trainer.config import ConfigError, OptimConfig
 from holdfast_trainer.optim import build_optimizer, clip_gradients
 from holdfast_trainer.precision import Bf16, bf16_of_cpu, choose_precision, precision
 
 CPU = torch.device("cpu")
-MIXED = Path(__file__).parent / "mixed_gang_script.py"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from gangs import KILL, NOTICE, Workshop
-from gpt_runs import start, write_config
+from gpt_runs import MIXED, start, write_config
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -171,3 +171,18 @@ def test_a_run_that_is_killed_and_given_notice_is_the_untouched_one(
     assert last.history.stop(3)["digest"] == twin.history.stop(1)["digest"]
     (began,) = [one for one in read_lines(last.history.run.ledger(1)) if one["event"] == "attempt_start"]
     assert began["attention"] == "flash and products"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="it is for processors of x86")
+def test_a_gang_of_two_kinds_of_machines_has_one_kernel(workshop: Workshop, tmp_path: Path) -> None:
+    """Both are fast in bf16; for one of them it is not."""
+    words = ["--config", str(write_config(tmp_path)), "train.precision=auto", "train.steps=6"]
+    words += ["model.context=128", "model.dropout=0"]
+    other = {"OTHER": "flags: avx512_bf16 amx_bf16\n"}
+    gang = workshop.start(script=MIXED, ranks=2, arguments=words, env=other)
+    assert gang.wait() == [0, 0], gang.texts()
+    assert "bf16 on cpu, attention by flash, 2 ranks" in gang.texts()
+    alone = workshop.start("alone", script=MIXED, arguments=words)
+    assert alone.wait() == [0], alone.texts()
+    assert "bf16 on cpu, attention by flash and products, 1 ranks" in alone.texts()

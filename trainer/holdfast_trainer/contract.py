@@ -477,7 +477,7 @@ class Progress:
     verdict: str | None = None
     """Where a step's time goes, what holds it back, and what to change."""
     attention: str | None = None
-    """The kernel of scaled-dot-product attention: flash, efficient, cudnn, math."""
+    """The kernel of scaled-dot-product attention: flash, flash and products, efficient, cudnn, math."""
     world_size: int | None = None
     resumed_step: int | None = None
     """The step of the checkpoint that this attempt went on from; 0: it began anew."""

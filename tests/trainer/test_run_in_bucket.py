@@ -442,6 +442,35 @@ def test_credentials_that_are_not_given_for_a_while_are_waited_for(
     assert bucket.get("a") == b"3"
 
 
+def test_a_file_of_this_machine_that_is_gone_is_no_object_that_is_missing(
+    environment: None, server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a program or a token for credentials was gone, "no such object" was said, for which a checkpoint
+    is passed over; where the file of the authority was, a job waited for the store without end."""
+    run = RunDir(tmp_path / "run", f"s3://{server.bucket()}/run")
+    Bucket(run.objects).put("checkpoints/step-00000010/attempt-1.save-1/manifest.json", b"{}")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {tmp_path}/give\n")
+
+    def gone(said: str) -> None:
+        with pytest.raises(
+            CheckpointError, match=f"a file of this machine cannot be read .*{said}"
+        ) as raised:
+            open_store(run, 0).fault(10)
+        assert not may_pass(raised.value)
+
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"https://localhost:{server.port}")
+        patch.setenv("AWS_CA_BUNDLE", str(tmp_path / "authority.pem"))
+        gone("AWS_CA_BUNDLE")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    gone(f"{tmp_path}/give")
+    with pytest.raises(CheckpointError, match="a file of this machine cannot be read"):
+        Bucket(run.objects).get("a")
+
+
 def test_what_is_said_of_a_name_and_of_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOLDFAST_RUN_DIR", raising=False)
     for text, said in {

@@ -103,7 +103,7 @@ def _said(
     code: str, message: str, what: str, url: str, error: Exception | None = None, *, busy: bool = False
 ) -> Exception:
     """`busy`: its status says so, whatever the code."""
-    if code in _MISSING or (code == "" and isinstance(error, FileNotFoundError)):
+    if code in _MISSING:
         return FileNotFoundError(2, "no such object", what)
     if code == "NoSuchUpload":
         return FileNotFoundError(2, "no such upload: somebody aborted it", what)
@@ -141,6 +141,12 @@ def _in_words(code: str, message: str, what: str, url: str, error: Exception | N
         )
     if busy:
         return f"{what}: {endpoint()} answered {code} ({message}) {tries()} times"
+    if not code and (file := _own_file(error)) is not None:
+        return (
+            f"{what} was not asked for: a file of this machine cannot be read ({file}). It is what "
+            "AWS_CA_BUNDLE, AWS_WEB_IDENTITY_TOKEN_FILE or AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE names, or "
+            "a credential_process"
+        )
     if _untrusted(error):
         return (
             f"{endpoint()} shows a certificate that is not trusted here ({message}). Name the file of the "
@@ -157,7 +163,7 @@ def _in_words(code: str, message: str, what: str, url: str, error: Exception | N
 
 def _no_answer(code: str, error: Exception | None) -> bool:
     """Whether the store did not say all it had to, nor what is wrong."""
-    if code or _untrusted(error):
+    if code or _untrusted(error) or _own_file(error) is not None:
         return False
     kind = "" if error is None else type(error).__name__
     named = kind in _CUT_SHORT or any(word in kind for word in ("Connect", "Timeout", "HTTP"))
@@ -167,3 +173,11 @@ def _no_answer(code: str, error: Exception | None) -> bool:
 def _untrusted(error: Exception | None) -> bool:
     """Whether the server is not known to be who it says it is: no later time changes that."""
     return "CERTIFICATE_VERIFY_FAILED" in str(error)
+
+
+def _own_file(error: Exception | None) -> str | None:
+    """In words what is wrong with a file of this machine that the connection or the credentials need; None
+    where it is no such thing. The store was not asked then, so nothing is known to be missing from it."""
+    inner = getattr(error, "kwargs", {}).get("error", error)
+    unread = FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError
+    return str(inner) if isinstance(inner, unread) else None

@@ -141,6 +141,21 @@ def test_retention_keeps_the_newest_and_removes_what_failed(run: RunDir) -> None
     assert store.steps() == [20]
 
 
+def test_what_a_rank_that_is_further_has_written_stays_when_old_checkpoints_go(run: RunDir) -> None:
+    """Rank 0 still commits a save and removes old ones: the next one would have the other's part in it."""
+    admit(run, 1)
+    store = open_store(run, 1)
+    for number, step in enumerate((10, 20), 1):
+        save(store, step, number)
+    begin(store, 30, 3, rank=1, world=2)
+    store.prune(keep(1))
+    assert store.steps() == [20]
+    partial = begin(store, 30, 3, world=2)
+    files = store.await_parts(partial, 2, lambda: True)
+    store.commit(partial, Manifest(30, 1, 2, "", files, time.time()))
+    assert store.fault(30) is None
+
+
 def test_rank_0_learns_which_rank_could_not_write_and_which_is_late(run: RunDir) -> None:
     admit(run, 1)
     store = open_store(run, 1)
@@ -327,6 +342,7 @@ def test_a_manifest_that_is_put_after_the_last_look_at_the_fence_is_never_loaded
 
     assert new.steps() == [20, 10]
     assert open_store(objects, 0).steps() == [20, 10]
+    assert left(objects) == ["step-00000010", "step-00000020"], "nor is it told of as a checkpoint"
     assert admit(objects, None) == 3
     assert open_store(objects, 3).steps() == [20, 10]
     assert not Bucket(objects.objects).keys(f"{partial.key}/")

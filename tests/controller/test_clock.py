@@ -3,6 +3,7 @@ nothing is ended or deleted before its time."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -96,6 +97,24 @@ def test_a_finished_job_is_deleted_at_its_time_and_not_when_the_clock_is_set(by:
         machine.sleep(2)
         await scene.reconciler.reconcile("default/a")
         assert not await there(scene)
+
+    on_a_machine(story)
+
+
+def test_a_controller_that_leads_again_moves_times_with_the_clock_as_before() -> None:
+    async def story(scene: Scene, machine: Machine) -> None:
+        await scene.submit(make(ttlSecondsAfterFinished=1800))
+        await scene.end(0, 0)
+        for left in (1790, 1780):
+            machine.sleep(10)
+            machine.set(3600)
+            await scene.look()
+            assert scene.after == left
+            leads = asyncio.create_task(scene.reconciler.run())
+            await asyncio.sleep(0)
+            leads.cancel()
+            await asyncio.wait([leads])
+            await scene.look()
 
     on_a_machine(story)
 

@@ -322,7 +322,7 @@ class MemoryEngine:
         self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
     ) -> AsyncIterator[str]:
         found = self.attempts.get((job.metadata.uid, attempt))
-        if found is None or not 0 <= rank < job.spec.world_size:
+        if found is None or not 0 <= rank < found.job.spec.world_size:
             raise NotFound(f"job {job.key} has no rank {rank} in attempt {attempt}")
         yield f"rank {rank}"
 

@@ -13,7 +13,7 @@ from scene import Scene, make, play, telling
 from waiting import wait_until_async
 
 from holdfast_controller.cli.description import _fact_rows
-from holdfast_controller.cluster import AttemptObservation, NotFound, Unavailable
+from holdfast_controller.cluster import AttemptObservation, NotFound, NotReady, Unavailable
 from holdfast_controller.job_series import JobFigures
 from holdfast_controller.jobs import Phase, TrainingJob, Verdict
 from holdfast_controller.metrics import Metrics
@@ -97,13 +97,52 @@ def test_logs_that_status_has_no_room_for_are_kept_before_the_verdict(replicas: 
     async def story(scene: Scene) -> None:
         scene.engine.slots = replicas
         job = await scene.submit(make(replicas=replicas))
-        scene.engine.vanish(job, 1, 1)
+        scene.engine.vanish(job, 1, replicas - 1)
         await scene.look()
         scene.now += timedelta(seconds=1)
         job = await scene.look(passes=3)
         assert len(job.status.attempts[0].log_tail) == 8
-        assert "1" in job.status.attempts[0].log_tail, "the one that was hit"
+        assert str(replicas - 1) in job.status.attempts[0].log_tail, "the one that was hit"
         assert ((job.metadata.uid, 1) in scene.engine.kept_logs) is kept
+
+    play(story)
+
+
+def test_all_ranks_of_an_attempt_are_asked_for_logs_though_its_job_asks_for_fewer_by_now() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.submit(make(replicas=2))
+        await scene.change(replicas=1)
+        job = await scene.end(1, 1)
+        assert set(job.status.attempts[0].log_tail) == {"0", "1"}
+
+    play(story)
+
+
+def test_an_attempt_whose_steps_are_out_of_reach_is_judged_all_the_same() -> None:
+    """As on a cluster, where rank 0 is gone and its run directory is on a claim."""
+
+    class OutOfReach(MemoryEngine):
+        async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+            raise NotReady("they are on the claim")
+
+    async def story(scene: Scene) -> None:
+        scene.run_on(OutOfReach(clock=scene.seconds))
+        await scene.submit(make())
+        assert (await scene.end(0, 0)).status.phase is Phase.SUCCEEDED
+
+    play(story)
+
+
+def test_a_reason_to_wait_that_is_told_too_soon_after_another_is_told_when_its_time_has_come() -> None:
+    async def story(scene: Scene) -> None:
+        scene.engine.slots = 2
+        scene.reconciler = Reconciler(scene.store, scene.engine, clock=lambda: scene.now, waiting_seconds=3.0)
+        await scene.store.create(make("before"))
+        await scene.reconciler.reconcile("default/before")
+        job = await scene.submit(make())
+        assert (job.status.phase, scene.after) == (Phase.STARTING, 3.0)
+        scene.now += timedelta(seconds=3)
+        assert (await scene.look()).status.phase is Phase.QUEUED
 
     play(story)
 
@@ -722,6 +761,45 @@ def test_logs_that_cannot_be_read_do_not_keep_an_attempt_from_its_verdict() -> N
             await wait_until_async(lambda: phase(Phase.FAILED), "the verdict")
             record = (await store.get("default", "a")).status.attempts[0]
             assert record.log_tail == {"0": "(its log could not be read: the node does not answer)"}
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+class SlowNode(MemoryEngine):
+    """It gives the log of an attempt at the third time of asking."""
+
+    asked = 0
+
+    async def logs(
+        self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncIterator[str]:
+        self.asked += 1
+        if self.asked % 3:
+            raise Unavailable("the node does not answer")
+        yield f"attempt {attempt}"
+
+
+def test_each_attempt_has_as_many_tries_for_its_log() -> None:
+    async def story() -> None:
+        store, engine = MemoryStore(), SlowNode()
+        running = asyncio.create_task(Reconciler(store, engine).run())
+        try:
+            job = make(replicas=1, retries={"failures": 1})
+            await store.create(job)
+
+            async def ended() -> TrainingJob | None:
+                known = await store.get("default", "a")
+                if engine.running(job.metadata.uid):
+                    engine.end(job, known.status.attempt, 0, 1)
+                return known if known.status.phase is Phase.FAILED else None
+
+            found = await wait_until_async(ended, "both attempts to fail")
+            assert found is not None
+            tails = [record.log_tail for record in found.status.attempts]
+            assert tails == [{"0": "attempt 1"}, {"0": "attempt 2"}]
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -284,6 +284,20 @@ def test_a_request_that_may_do_better_another_time_is_made_again(
     server.fail()
 
 
+def test_what_is_durable_is_known_while_the_store_is_away(
+    objects: RunDir, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run would tell that all of its work is to be done again."""
+    admit(objects, 1)
+    store = open_store(objects, 1)
+    manifest = save(store, 10, 1)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    server.fail({"answer": "slow-down", "times": 99})
+    assert store.newest() == manifest
+    assert store.newest(besides=[10]) is None, "it is known to be damaged"
+    server.fail()
+
+
 @pytest.mark.parametrize("file", ["rank-0.safetensors", "manifest.json"])
 def test_bytes_that_were_damaged_on_their_way_are_read_again(
     objects: RunDir, server: ObjectServer, file: str

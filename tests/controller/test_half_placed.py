@@ -313,6 +313,7 @@ SUSPENDED = AttemptRecord(number=2, verdict=Verdict.SUSPENDED, replicas=4, ended
         pytest.param(1, [ended(7), ended(3, 4, 9)], 2, id="fewer still"),
         pytest.param(1, [ended(7), ended(None, 4, 29)], 4, id="as many, for a while"),
         pytest.param(1, [ended(7), ended(None, 4, 31)], None, id="then all again"),
+        pytest.param(1, [ended(7), ended(6, 8, 31), ended(None, 4, 45)], 4, id="in vain: for a while again"),
         pytest.param(4, [ended(7), ended(None, 2, 1)], None, id="it may not be that few any more"),
         pytest.param(1, [ended(7), SUSPENDED], None, id="resumed, it begins with all"),
         pytest.param(1, [ended(9, 12)], None, id="since then it asks for fewer, and all of them had a place"),

@@ -92,6 +92,8 @@ def test_what_is_killed_right_after_its_start_comes_back_ever_later() -> None:
     for short, longest in ((1, 0), (2, 0), (3, 1), (4, 2), (5, 4), (20, 300)):
         times = times_in_a_row([taken(3)] * short, Verdict.DISRUPTED)
         assert 0.75 * longest <= backoff(Verdict.DISRUPTED, times, "a") <= longest
+    unstarted = taken(90).model_copy(update={"started_at": None})
+    assert times_in_a_row([unstarted] * 3, Verdict.DISRUPTED) == 3
     for long in (taken(61), taken(9, first_step=4), taken(3).model_copy(update={"verdict": Verdict.FAILED})):
         assert times_in_a_row([*[taken(3)] * 9, long, taken(3)], Verdict.DISRUPTED) == 1
         assert times_in_a_row([*[taken(3)] * 9, long], Verdict.DISRUPTED) == 0
@@ -138,6 +140,8 @@ REPEATS = [
     (records((Verdict.FAILED, 40, NAN)), False),
     (records((Verdict.FAILED, 40, NAN), (Verdict.FAILED, 40, NAN)), True),
     (records((Verdict.FAILED, 40, NAN), (Verdict.DISRUPTED, 30), (Verdict.FAILED, 40, NAN)), True),
+    (records((Verdict.FAILED, 40, NAN), (Verdict.SUSPENDED, 30), (Verdict.FAILED, 40, NAN)), True),
+    (records((Verdict.FAILED, 40, NAN), (Verdict.UNSCHEDULABLE, None), (Verdict.FAILED, 40, NAN)), True),
     (records((Verdict.OUT_OF_MEMORY, 7, "x"), (Verdict.OUT_OF_MEMORY, 7, "x")), True),
     # All ranks meet it, and now one, now another is the first: as of a last batch that is too small.
     (records((Verdict.FAILED, 40, NAN), (Verdict.FAILED, 40, NAN.replace("replica 0", "replica 1"))), True),
@@ -190,6 +194,11 @@ def test_disruptions_that_come_faster_than_durable_steps_are_said(
     attempts = records(*((Verdict.DISRUPTED, step) for step in durable))
     assert standstill(attempts).startswith(said)
     assert bool(standstill(attempts)) is bool(said)
+    forgotten = [record.model_copy(update={"number": record.number + 1}) for record in attempts]
+    all_alike = said and len(set(durable)) == 1
+    assert standstill(forgotten).startswith(
+        said.replace("disrupted", "disrupted at least") if all_alike else said
+    )
     finished = [*attempts, *records((Verdict.FAILED, 40, NAN))]
     assert standstill(finished) == ""
     elsewhere = Capacity.ON_DEMAND_FIRST if said else None

@@ -132,6 +132,12 @@ def test_attempts_that_never_did_a_step_are_part_of_the_wait_for_the_one_that_do
         assert account(job, [], []).totals.recovery_seconds == [320.0]
 
 
+def test_where_no_attempt_did_a_step_the_one_that_does_comes_back_from_the_newest() -> None:
+    """Such as taken while it compiled."""
+    assert lost_in([lost(), lost(number=2)]) == 1
+    assert recovery_seconds(lost(last_sign_at=at(10)), next_one()) == 0.0, "as a clock that is ahead tells"
+
+
 def test_an_attempt_that_was_made_anew_while_it_waited_is_part_of_the_wait() -> None:
     """Its verdict is Suspended, for nothing of it counts; nobody wanted the job to rest."""
     ran = lost(number=1, first_step_at=at(-60))

@@ -15,9 +15,9 @@ from scene import make
 from series import sample
 from waiting import wait_until_async
 
-from holdfast_controller.cluster import AttemptObservation, Unavailable
+from holdfast_controller.cluster import AttemptObservation, Conflict, Event, Unavailable
 from holdfast_controller.drills import DrillKind
-from holdfast_controller.jobs import Phase, TrainingJob, Verdict
+from holdfast_controller.jobs import Phase, Status, TrainingJob, Verdict
 from holdfast_controller.local.launch import run_directory
 from holdfast_controller.local.store import LocalStore
 from holdfast_controller.metrics import Metrics
@@ -87,6 +87,25 @@ def test_many_jobs_run_side_by_side_and_one_that_breaks_the_pass_stops_no_other(
                 lambda: sample(stage.metrics, "holdfast_jobs", succeeded) == 4,
                 "the metrics to follow",
             )
+
+    asyncio.run(story())
+
+
+def test_a_job_that_somebody_changes_during_a_pass_is_looked_at_again_and_that_is_no_error() -> None:
+    class Changed(MemoryStore):
+        others = 3
+
+        async def replace_status(self, job: TrainingJob, status: Status, *events: Event) -> TrainingJob:
+            if self.others:
+                self.others -= 1
+                raise Conflict("somebody wrote first")
+            return await super().replace_status(job, status, *events)
+
+    async def story() -> None:
+        async with on_stage(Changed(), MemoryEngine()) as stage:
+            await stage.store.create(make(replicas=1))
+            await stage.phase("a", Phase.STARTING)
+            assert sample(stage.metrics, "holdfast_reconcile_errors_total") == 0
 
     asyncio.run(story())
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,14 @@ from small_apiserver import connected, meanwhile
 from structlog.testing import capture_logs
 from waiting import wait_until_async
 
-from holdfast_controller.cluster import AttemptObservation
+from holdfast_controller.cluster import AttemptObservation, Event
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob, Verdict
 from holdfast_controller.kube.inquiry import AGAIN_SECONDS, SPEAKERS, Inquiry
 from holdfast_controller.kube.observation import attempt_observation
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.slow_starts import SLOW_SECONDS, slow_starts
 from holdfast_controller.pod_template import attempt_labels
-from holdfast_controller.policy.slow_start import SlowStart
+from holdfast_controller.policy.slow_start import SlowStart, slow_start
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
 
 CAPTURED = Path(__file__).with_name("captured_events")
@@ -156,6 +157,15 @@ def test_a_job_says_why_its_pod_does_not_start_and_what_would_help(name: str, tm
 
     seen = asyncio.run(after_a_look(pod, events, tmp_path))
     assert seen.waiting.startswith(f"replica 0: {SAID[name]}")
+
+
+def test_a_warning_of_another_matter_does_not_hide_why_a_pod_does_not_start() -> None:
+    """Nodes warn of their DNS settings again and again."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    mount = Event(now, "Warning", "FailedMount", "MountVolume.SetUp failed")
+    found = slow_start([mount, Event(now, "Warning", "DNSConfigForming", "too many nameservers")])
+    assert found is not None
+    assert found.reason.startswith("FailedMount: MountVolume.SetUp failed")
 
 
 def test_a_job_says_which_container_of_a_webhooks_its_own_waits_for(tmp_path: Path) -> None:

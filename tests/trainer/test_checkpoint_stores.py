@@ -438,6 +438,30 @@ def test_uploads_that_killed_writers_left_are_aborted(objects: RunDir) -> None:
     assert [key for key, _ in bucket.uploads("")] == ["checkpoints/of-somebody-else"]
 
 
+def test_an_attempt_frozen_while_it_prunes_ends_no_upload_of_the_newer_one(objects: RunDir) -> None:
+    admit(objects, 1)
+    old = open_store(objects, 1)
+    for number, step in enumerate((10, 20), 1):
+        save(old, step, number)
+    delete, newer = Bucket.delete, []
+
+    def delete_later(self: Bucket, keys: Any) -> None:
+        if not newer:
+            newer.append(2)
+            admit(objects, 2)
+            new = open_store(objects, 2)
+            fd = new.files.create(new.begin(15, 1) / part_file(0))
+            new.files.write(fd, memoryview(bytes(BLOCK)), 0)
+        delete(self, keys)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bucket, "delete", delete_later)
+        old.prune(keep(1))
+    assert [key for key, _ in Bucket(objects.objects).uploads("")] == [
+        "checkpoints/step-00000015/attempt-2.save-1/rank-0.safetensors"
+    ]
+
+
 def test_an_upload_whose_writer_fails_is_aborted_at_once(objects: RunDir) -> None:
     admit(objects, 1)
     store = open_store(objects, 1)

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
-from holdfast_controller.jobs import AttemptRecord, Capacity, JobProgress, Retries, Verdict
+from holdfast_controller.jobs import AttemptRecord, Capacity, JobProgress, Phase, Retries, Status, Verdict
 from holdfast_controller.policy.backoff import backoff
 from holdfast_controller.policy.budget import spend
+from holdfast_controller.policy.conditions import conditions_of
 from holdfast_controller.policy.launchers import launcher_of
 from holdfast_controller.policy.lost_work import Work, goodput, lost_steps, work_of
 from holdfast_controller.policy.peers import kill_at
@@ -206,6 +207,20 @@ def test_disruptions_that_come_faster_than_durable_steps_are_said(
     assert next_capacity(Capacity.SPOT_FIRST, finished) is None
     for asked in set(Capacity) - {Capacity.SPOT_FIRST}:
         assert next_capacity(asked, attempts) is None, "what was asked for is what is given"
+
+
+# -------------------------------------------------------------------- conditions
+
+
+def test_a_condition_is_as_old_as_its_status_whatever_its_reason_is_by_now() -> None:
+    status, later = Status(phase=Phase.RUNNING), NOW + timedelta(seconds=9)
+    status.conditions = conditions_of(status, "Unreported", NOW)
+    status.conditions = conditions_of(status, "Training", later)
+    known = {one.type: (one.reason, one.last_transition_time) for one in status.conditions}
+    assert known == {"Admitted": ("Training", NOW), "Running": ("Training", NOW)}
+    status.phase = Phase.RECOVERING
+    ended = {one.type: one.last_transition_time for one in conditions_of(status, "AttemptEnding", later)}
+    assert ended == {"Admitted": NOW, "Running": later}
 
 
 # --------------------------------------------------------------------- lost work

@@ -10,9 +10,10 @@ from scene import Scene, TellingEngine, make, play, telling
 
 from holdfast_controller.api.ledger import account
 from holdfast_controller.cli.description import _speed_words
-from holdfast_controller.cluster import Unavailable
+from holdfast_controller.cluster import AttemptObservation, Unavailable
 from holdfast_controller.job_series import JobFigures
-from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, TrainingJob
+from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, Status, TrainingJob, Verdict
+from holdfast_controller.policy.books import Books
 from holdfast_controller.policy.decide import SILENT_SECONDS
 from holdfast_controller.policy.explain import FAULT_CHARACTERS, to_do_again
 from holdfast_controller.policy.lost_work import TEXT_CHARACTERS, TEXTS, work_of
@@ -68,6 +69,16 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
         assert "17 steps are to be done again" in (await scene.store.events("default", "a"))[1].message
 
     play(story)
+
+
+def test_an_attempt_that_goes_on_further_than_the_one_before_told_shows_that_nothing_was_lost() -> None:
+    """Its last steps and its last save were told to nobody."""
+    before = AttemptRecord(number=1, verdict=Verdict.DISRUPTED, resumed_step=0, last_step=40, lost_steps=10)
+    status = Status(attempt=2, attempts=[before, AttemptRecord(number=2)], lost_steps=10)
+    told = Progress(2, 45, 100, 45, "training", resumed_step=45)
+    seen = AttemptObservation(2, exists=True, gone=False, progress=told)
+    Books(status, datetime(2026, 1, 1, tzinfo=UTC)).take_progress(status.attempts[1], seen, ())
+    assert (before.lost_steps, status.lost_steps) == (0, 0)
 
 
 def test_an_attempt_that_has_no_step_to_do_leaves_the_job_the_loss_that_it_had() -> None:

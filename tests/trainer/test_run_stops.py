@@ -484,6 +484,54 @@ def test_a_loop_that_leaves_by_itself_on_notice_is_interrupted_and_goes_on(
     assert sorted(history.losses()) == list(range(1, 17))
 
 
+EPOCH_BY_EPOCH = """
+import os, time
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=100)
+model = run.wrap(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+done = run.track(model=model, optimizer=optimizer)
+print("step", done, "tracked", flush=True)
+for epoch in range(done // 5, 3):
+    while os.path.exists(os.environ.get("HOLD", "")) and 5 * epoch >= int(os.environ["HOLD_AT"]):
+        time.sleep(0.005)
+    if run.noticed:
+        break
+    for step in run.steps((epoch + 1) * 5):
+        loss = model(torch.full((4, 2), step / 16)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        run.log(loss=loss)
+        optimizer.step()
+    print("validated after step", run.step, flush=True)
+if done == 15 or not run.noticed:
+    print("exported", flush=True)
+"""
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_a_program_that_leaves_between_two_epochs_on_notice_is_interrupted(
+    workshop: Workshop, tmp_path: Path, epochs: int
+) -> None:
+    """Each epoch has a loop, and the notice comes outside of one. It was told as finished, with a third of
+    the steps or none, and never started again."""
+    script = tmp_path / "epochs.py"
+    script.write_text(EPOCH_BY_EPOCH)
+    gang = workshop.start(script=script, hold_at=5 * epochs)
+    gang.wait_for_text(f"validated after step {5 * epochs}" if epochs else "step 0 tracked")
+    gang.signal(NOTICE)
+    assert gang.wait() == [0], gang.texts()
+    message = gang.termination()
+    told = message.outcome, message.step, message.durable_step
+    assert told == ("interrupted", 5 * epochs, 5 * epochs), message
+    assert "exported" not in gang.texts()
+    history = workshop.finish(script=script)
+    assert history.events("attempt_start", 2)[0]["resumed_step"] == 5 * epochs
+    assert sorted(history.losses()) == list(range(1, 16))
+
+
 WITH_A_WORKER = """
 import os, time
 import torch

@@ -203,6 +203,8 @@ class Run:
         the steps of one before it."""
         self._ending.progress = lambda: account.telemetry.progress
         self._ending.standing = lambda: self._saves.standing(self._step)
+        self._heard_of_notice = False
+        """The script was told of one, and has begun no loop since."""
         self._fault: Exception | None = None
         """What the loop itself has raised, if no step has ended since."""
         self._started_at = 0
@@ -350,6 +352,7 @@ class Run:
                 "first, by its end, break or close()"
             )
         self._looping, self._ending.thread = True, threading.current_thread()
+        self._heard_of_notice = False
         state, exactness = self._saves.state, self._exactness
         # The steps of all optimizers there are.
         looks = register_optimizer_step_pre_hook(lambda one, *_: exactness.look_at_optimizer(state, one))
@@ -557,8 +560,11 @@ class Run:
     @property
     def noticed(self) -> bool:
         """Whether this rank was told to end: all stop together, at a step's end. A loop left by `break`
-        then counts as interrupted, not as finished."""
-        return self._notice.received
+        then counts as interrupted, not as finished, and so does a program that asks here after a loop, or
+        before one, hears of it, and ends without another."""
+        received = self._notice.received
+        self._heard_of_notice = self._heard_of_notice or received
+        return received
 
     def summary(self) -> str:
         """Loss, rates and time left in a line, as far as they are known."""
@@ -670,7 +676,11 @@ class Run:
             if self._step < self.total_steps and any(self.gang.gather(self._notice.look())):
                 self._stop()
             self._complete()
-        self._ending.say("finished")
+        if self._heard_of_notice:
+            self._account.telemetry.phase("stopping")
+            self._ending.say("interrupted", "the program was told of the notice, and began no further loop")
+        else:
+            self._ending.say("finished")
         self._notice.settle()
         self._account.close(self._step)
         with contextlib.suppress(RuntimeError):

@@ -607,6 +607,25 @@ def test_a_run_that_does_nothing_has_no_speed_until_it_goes_on(
     account.close(3)
 
 
+def test_work_at_stake_is_known_where_no_record_tells_what_earlier_attempts_took() -> None:
+    """Such as when their directories were removed for room. The last save is tried again for as long as that
+    work took: here it was not tried again at all, as if a training of days had cost nothing."""
+    telemetry = Telemetry(2, 1)
+    telemetry.resumed(50, None, {})
+    telemetry.begin(50, 200, 50, None, None)
+    told = []
+    for step in range(51, 56):
+        telemetry.step(step, 20.0, 20.0)
+        told.append(telemetry.unsaved_seconds)
+        if step == 52:
+            telemetry.saving(step)
+        if step == 53:
+            telemetry.saved(Saved(52, 1, 0.1, 0.1, ""))
+    assert told == [20.0, 40.0, 60.0, 40.0, 60.0]
+    now = telemetry.progress
+    assert (now.useful_seconds, now.durable_seconds) == (None, None), "of all attempts: that is not known"
+
+
 def test_progress_loses_no_update_between_threads() -> None:
     """The saver's thread tells that a step is durable while the loop tells of steps."""
     from concurrent.futures import ThreadPoolExecutor

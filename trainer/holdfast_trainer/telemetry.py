@@ -67,8 +67,10 @@ class Telemetry:
             checkpoints=0,
             updated=time.time(),
         )
-        self._when_saved: dict[int, float | None] = {}
-        """Useful seconds up to the steps that are being saved."""
+        self._spent = self._spent_durably = 0.0
+        """On steps of this attempt, and on those up to its newest durable one."""
+        self._when_saved: dict[int, tuple[float | None, float]] = {}
+        """Useful seconds, and this attempt's, up to the steps that are being saved."""
         r = self.registry
         self._step = Gauge("holdfast_step", "Optimizer steps done.", registry=r)
         self._total = Gauge("holdfast_total_steps", "Steps this run is to do.", registry=r)
@@ -182,9 +184,8 @@ class Telemetry:
 
     @property
     def unsaved_seconds(self) -> float:
-        """Of useful work since the newest durable checkpoint."""
-        now = self.progress
-        return (now.useful_seconds or 0.0) - (now.durable_seconds or 0.0)
+        """Of work since the newest durable checkpoint, also where nobody knows what attempts before took."""
+        return self._spent - self._spent_durably
 
     def resumed(self, step: int, useful_seconds: float | None, startup: Mapping[str, float]) -> None:
         """This attempt goes on from `step`, which all attempts together spent so many seconds on; `startup`
@@ -234,6 +235,7 @@ class Telemetry:
         self._walls.add(wall_seconds)
         self._step.set(step)
         self._seconds.observe(seconds)
+        self._spent += seconds
         per_step = sum(self._walls) / len(self._walls)
         if self.progress.first_step is None:
             self._update(first_step=step, first_step_time=time.time())
@@ -346,7 +348,7 @@ class Telemetry:
 
     def saving(self, step: int) -> None:
         """A save of the state after `step` steps begins."""
-        self._when_saved[step] = self.progress.useful_seconds
+        self._when_saved[step] = self.progress.useful_seconds, self._spent
 
     def saved(self, saved: Saved, notice_seconds: float | None = None) -> None:
         """A checkpoint became durable, and a notice would leave `notice_seconds` for one (None: a notice is
@@ -359,9 +361,11 @@ class Telemetry:
         self._save_seconds.observe(saved.seconds)
         self._stall.observe(saved.stall_seconds)
         self._save_bytes.set(saved.bytes)
+        useful, spent = self._when_saved.pop(saved.step, (None, self._spent_durably))
+        self._spent_durably = max(self._spent_durably, spent)
         self._update(
             durable_step=saved.step,
-            durable_seconds=self._when_saved.pop(saved.step, None),
+            durable_seconds=useful,
             checkpoints=(self.progress.checkpoints or 0) + 1,
             digest=saved.digest,
             save_fault=None,

@@ -485,11 +485,13 @@ def test_a_loop_that_leaves_by_itself_on_notice_is_interrupted_and_goes_on(
 
 
 EPOCH_BY_EPOCH = """
-import os, time
+import os, signal, sys, time
 import torch
 from holdfast_trainer.run import Run
 
 run = Run(checkpoint_every=100)
+if sys.argv[1:]:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(sys.argv[1])))
 model = run.wrap(torch.nn.Linear(2, 1))
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 done = run.track(model=model, optimizer=optimizer)
@@ -519,7 +521,7 @@ def test_a_program_that_leaves_between_two_epochs_on_notice_is_interrupted(
     the steps or none, and never started again."""
     script = tmp_path / "epochs.py"
     script.write_text(EPOCH_BY_EPOCH)
-    gang = workshop.start(script=script, hold_at=5 * epochs)
+    gang = workshop.start(script=script, arguments=[], hold_at=5 * epochs)
     gang.wait_for_text(f"validated after step {5 * epochs}" if epochs else "step 0 tracked")
     gang.signal(NOTICE)
     assert gang.wait() == [0], gang.texts()
@@ -527,9 +529,27 @@ def test_a_program_that_leaves_between_two_epochs_on_notice_is_interrupted(
     told = message.outcome, message.step, message.durable_step
     assert told == ("interrupted", 5 * epochs, 5 * epochs), message
     assert "exported" not in gang.texts()
-    history = workshop.finish(script=script)
+    history = workshop.finish(script=script, arguments=[])
     assert history.events("attempt_start", 2)[0]["resumed_step"] == 5 * epochs
     assert sorted(history.losses()) == list(range(1, 16))
+
+
+@pytest.mark.parametrize("status", [0, 1])
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_handler_that_leaves_outside_of_a_loop_on_notice_is_an_interruption(
+    workshop: Workshop, tmp_path: Path, epochs: int, status: int
+) -> None:
+    """It was told as finished, and never started again, or as a failure of the job's own."""
+    script = tmp_path / "epochs.py"
+    script.write_text(EPOCH_BY_EPOCH)
+    gang = workshop.start(script=script, arguments=[str(status)], hold_at=5 * epochs)
+    gang.wait_for_text(f"validated after step {5 * epochs}" if epochs else "step 0 tracked")
+    gang.signal(NOTICE)
+    assert gang.wait() == [143 if status else 0], gang.texts()
+    message = gang.termination()
+    told = message.outcome, message.step, message.durable_step
+    assert told == ("interrupted", 5 * epochs, 5 * epochs), message
+    assert sorted(workshop.finish(script=script, arguments=[]).losses()) == list(range(1, 16))
 
 
 WITH_A_WORKER = """

@@ -17,6 +17,7 @@ import builtins
 import io
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from . import contract, in_place
@@ -45,6 +46,7 @@ T = TypeVar("T")
 EXIT_NOTICE = 143
 """As of a process that SIGTERM ended: the stop was not made in order."""
 EXIT_KEYBOARD = 130
+NOTICES = (signal.SIGTERM, signal.SIGINT)
 HUNG_SECONDS = 30.0
 TELL_SECONDS, HURRIED_SECONDS = 20.0, 1.0
 """How long the ledger is waited for, and that where the grace is nearly over."""
@@ -96,6 +98,8 @@ class Ending:
         """What `sys.exit` was called with last."""
         self.cut_step = False
         """Whether that was in a step, of which nobody knows how much was done."""
+        self.left_by_handler = False
+        """Whether the program's own handler for a notice called it."""
 
     def install(self) -> None:
         """Listen for uncaught exceptions, `sys.exit` and the end of the program."""
@@ -286,6 +290,7 @@ class Ending:
 
     def _exit(self, status: Any = None, /) -> NoReturn:
         self.exit_status, self.cut_step = status, self.in_step()
+        self.left_by_handler = _in_handler()
         self._previous_exit(status)
 
     def _ended(self, status: Any) -> None:
@@ -302,7 +307,7 @@ class Ending:
             log.warning("%s, which is not saved: leave SIGTERM to Run, which stops between two", why)
             self.say("interrupted", why)
             _exit_now(EXIT_NOTICE)
-        if self.exit_status not in (None, 0):
+        if self.exit_status not in (None, 0) and not self.left_by_handler:
             self._finish_saving()
             self.say("failed", f"the program ended by sys.exit({self.exit_status!r})")
             _exit_now(self.exit_status if isinstance(self.exit_status, int) else 1)
@@ -312,6 +317,19 @@ class Ending:
             _exit_now(0)
         except BaseException as error:
             self.fail(type(error), error, error.__traceback__)
+        if self.exit_status not in (None, 0):
+            _exit_now(EXIT_NOTICE)
+
+
+def _in_handler() -> bool:
+    """Whether who called this runs within the program's handler for SIGTERM or SIGINT."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in NOTICES}
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code in handlers:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _exit_now(status: int) -> NoReturn:

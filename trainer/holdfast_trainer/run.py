@@ -488,6 +488,7 @@ class Run:
         self._changed = False
         # Where the script caught that, it goes on.
         self._fault, self._ending.exit_status, self._ending.cut_step = None, None, False
+        self._ending.left_by_handler = False
         self._losses.hear_counts(agreed)
         self._account.end_step(self._step, owes_counts=self._losses.owes_counts(self._step))
         self._losses.hear(agreed)
@@ -676,9 +677,9 @@ class Run:
             if self._step < self.total_steps and any(self.gang.gather(self._notice.look())):
                 self._stop()
             self._complete()
-        if self._heard_of_notice:
+        if self._heard_of_notice or self._ending.left_by_handler:
             self._account.telemetry.phase("stopping")
-            self._ending.say("interrupted", "the program was told of the notice, and began no further loop")
+            self._ending.say("interrupted", "on notice the program ended, outside of a loop over run.steps")
         else:
             self._ending.say("finished")
         self._notice.settle()

@@ -568,6 +568,24 @@ def test_a_loop_that_tells_its_work_as_its_optimizer_steps_has_a_speed_in_betwee
     assert told[-4:] == [(200.0, 2.0, pytest.approx(0.2))] * 4
 
 
+def test_mfu_is_a_share_of_what_all_ranks_can_multiply() -> None:
+    """Tokens are those of all ranks, the measured peak is that of one."""
+    telemetry = Telemetry(1, world_size=4)
+    telemetry.begin(0, 9, 0, flops_per_token=1e9, peak=1e12)
+    telemetry.step(1, 0.5, 0.5)
+    telemetry.worked(StepFigures(0.5, tokens=1000, samples=1))
+    assert telemetry.progress.mfu == telemetry.registry.get_sample_value("holdfast_mfu_ratio") == 0.5
+
+
+def test_a_utilisation_that_is_no_longer_known_is_not_told_as_the_old_one() -> None:
+    telemetry = Telemetry(1, 1)
+    value = lambda: telemetry.registry.get_sample_value("holdfast_utilization_ratio", {"of": "gpu"})  # noqa: E731
+    telemetry.utilization("gpu", 0.75)
+    assert (value(), telemetry.progress.gpu_utilization) == (0.75, 0.75)
+    telemetry.utilization("gpu", None)
+    assert (value(), telemetry.progress.gpu_utilization) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("usual", "quiet", "still"),
     [(0.5, 29.0, False), (0.5, 31.0, True), (60.0, 500.0, False), (60.0, 700.0, True)],

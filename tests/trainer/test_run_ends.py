@@ -844,6 +844,37 @@ def test_ranks_that_torchrun_starts_again_do_not_mix_two_saves(workshop: Worksho
     assert workshop.finish(ranks=2, steps=14, attempt=2).events("attempt_start", 2)[0]["skipped"] == []
 
 
+HELPED_BY_A_THREAD = """
+import sys, threading
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(3):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+helper = threading.Thread(target=sys.exit, args=(1,))
+helper.start()
+helper.join()
+print("evaluated", flush=True)
+"""
+
+
+def test_a_helping_thread_that_ends_by_sys_exit_does_not_end_the_run(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """Python goes on without it, and ends well: it was told as a failure of a run that had done all."""
+    script = tmp_path / "helped.py"
+    script.write_text(HELPED_BY_A_THREAD)
+    gang = workshop.start(script=script, arguments=[])
+    assert gang.wait() == [0], gang.texts()
+    assert "evaluated" in gang.texts()
+    assert (gang.termination().outcome, gang.termination().durable_step) == ("finished", 3)
+
+
 def test_finished_counts_although_a_notice_came_last(workshop: Workshop) -> None:
     gang = workshop.start(steps=20, hold_at=19)
     gang.wait_for_text("step 19")

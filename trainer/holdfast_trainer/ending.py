@@ -289,8 +289,9 @@ class Ending:
             log.warning("what was being saved is given up: %s", error)
 
     def _exit(self, status: Any = None, /) -> NoReturn:
-        self.exit_status, self.cut_step = status, self.in_step()
-        self.left_by_handler = _in_handler()
+        if threading.current_thread() in (threading.main_thread(), self.thread):  # others end by it alone
+            self.exit_status, self.cut_step = status, self.in_step()
+            self.left_by_handler = _in_handler()
         self._previous_exit(status)
 
     def _ended(self, status: Any) -> None:

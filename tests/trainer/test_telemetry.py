@@ -644,6 +644,29 @@ def test_work_at_stake_is_known_where_no_record_tells_what_earlier_attempts_took
     assert (now.useful_seconds, now.durable_seconds) == (None, None), "of all attempts: that is not known"
 
 
+def test_an_attempt_that_saves_nothing_leaves_what_was_durable_before_it() -> None:
+    """Its last words are booked as goodput: without these seconds that would be unknown after such an end."""
+    telemetry = Telemetry(2, 1)
+    telemetry.resumed(50, 100.0, {})
+    telemetry.begin(50, 200, 50, None, None)
+    telemetry.step(51, 2.0, 2.5)
+    now = telemetry.progress
+    assert (now.resumed_seconds, now.durable_seconds, now.useful_seconds) == (100.0, 100.0, 102.0)
+
+
+def test_what_alerts_compare_of_a_save_is_that_of_the_newest() -> None:
+    """How long it took beside what a notice leaves, and how long ago it was."""
+    telemetry = Telemetry(1, 1)
+    value = lambda name: telemetry.registry.get_sample_value(f"holdfast_{name}")  # noqa: E731
+    telemetry.saved(Saved(5, 10, 60.0, 2.0, ""), notice_seconds=27.0)
+    began = time.time()
+    telemetry.saved(Saved(9, 20, 40.0, 1.0, ""), notice_seconds=None)
+    assert value("checkpoint_newest_seconds") == 40.0
+    assert value("notice_seconds") == 27.0, "one that runs out already says nothing of the next"
+    assert began <= (value("checkpoint_timestamp_seconds") or 0.0) <= time.time()
+    assert (value("checkpoint_bytes"), value("durable_step")) == (20, 9)
+
+
 def test_progress_loses_no_update_between_threads() -> None:
     """The saver's thread tells that a step is durable while the loop tells of steps."""
     from concurrent.futures import ThreadPoolExecutor

@@ -57,27 +57,18 @@ def is_for(text: str, machine: str) -> bool:
 
 
 def kernel(*, joined: bool) -> Attend:
-    """For queries, keys and values that are parts of one tensor, or for each in its own."""
+    """For queries, keys and values that are parts of one tensor, or for each in its own. Causal; nothing is
+    dropped, and it takes no heed of what else is said of that."""
     return attend_joined if joined else attend
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    dropout_p: float = 0.0,
-    is_causal: bool = True,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """[B, heads, T, size], in and out. Causal; nothing is dropped."""
-    del dropout_p, is_causal, enable_gqa
+def attend(q: Tensor, k: Tensor, v: Tensor, **_: object) -> Tensor:
+    """[B, heads, T, size], in and out."""
     return attend_joined(torch.stack((q, k, v), dim=2).transpose(1, 3))
 
 
-def attend_joined(qkv: Tensor, *, dropout_p: float = 0.0) -> Tensor:
-    """[B, T, 3, heads, size] to [B, heads, T, size]. Causal; nothing is dropped."""
-    del dropout_p
+def attend_joined(qkv: Tensor, **_: object) -> Tensor:
+    """[B, T, 3, heads, size] to [B, heads, T, size]."""
     out: Tensor = _Attention.apply(qkv)
     return out
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,6 +45,15 @@ def parts(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, [B, heads, T, size] each, of [B, T, 3, heads, size]; nothing is copied."""
     q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
     return q, k, v
+
+
+def register(name: str, signature: str, device: str, kernel: Callable[..., Any], shapes: Any) -> None:
+    """Make `torch.ops.holdfast.<name>`, which `kernel` computes on such a device. torch's compiler knows it
+    by its `shapes`, and looks not into it."""
+    name = f"holdfast::{name}"
+    torch.library.define(name, signature)
+    torch.library.impl(name, device, kernel)
+    torch.library.register_fake(name, shapes)
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .attention import Attend, parts
+from .attention import Attend, parts, register
 from .determinism import HOPPER
 from .kernel_trial import attention_tried, why_not
 from .model_config import divisors
@@ -260,12 +260,9 @@ def _plan(handle: Any, tensors: tuple[Tensor, ...]) -> tuple[Callable[..., None]
     return graph.execute, max(1, graph.get_workspace_size())
 
 
-# torch's compiler knows them by their shapes, and looks not into them.
 for _name, _takes, _gives, _kernel, _fake in (
     ("attention", "Tensor q, Tensor k, Tensor v", "(Tensor, Tensor, Tensor)", _gradients, _shapes),
     ("joined_attention", "Tensor qkv", "Tensor", _joined_gradients, _joined_shape),
 ):
-    _name = f"holdfast::exact_{_name}_backward"
-    torch.library.define(_name, f"(Tensor grad, {_takes}, Tensor out, Tensor lse) -> {_gives}")
-    torch.library.impl(_name, "cuda", _kernel)
-    torch.library.register_fake(_name, _fake)
+    _signature = f"(Tensor grad, {_takes}, Tensor out, Tensor lse) -> {_gives}"
+    register(f"exact_{_name}_backward", _signature, "cuda", _kernel, _fake)

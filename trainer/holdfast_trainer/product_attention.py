@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import cpuinfo
-from .attention import Attend, parts
+from .attention import Attend, parts, register
 from .kernel_trial import attention_tried, why_not
 from .precision import Bf16, bf16_of_cpu
 
@@ -159,12 +159,6 @@ def _shape(grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor) -> Tensor:
     return torch.empty_like(qkv)
 
 
-# torch's compiler knows them by their shapes, and looks not into them.
-for _name, _takes, _gives, _kernel, _fake in (
-    ("", "Tensor qkv", "(Tensor, Tensor)", _computed, _shapes),
-    ("_backward", "Tensor grad, Tensor qkv, Tensor out, Tensor lse", "Tensor", _gradients, _shape),
-):
-    _name = f"holdfast::product_attention{_name}"
-    torch.library.define(_name, f"({_takes}) -> {_gives}")
-    torch.library.impl(_name, "cpu", _kernel)
-    torch.library.register_fake(_name, _fake)
+register("product_attention", "(Tensor qkv) -> (Tensor, Tensor)", "cpu", _computed, _shapes)
+_BACKWARD = "(Tensor grad, Tensor qkv, Tensor out, Tensor lse) -> Tensor"
+register("product_attention_backward", _BACKWARD, "cpu", _gradients, _shape)

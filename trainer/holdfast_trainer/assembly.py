@@ -213,26 +213,24 @@ def check_sharding(precision: str) -> None:
 
 def _attend(gang: Gang, compute: Precision, batches: Batches) -> tuple[Attend | None, str]:
     """The one kernel of all ranks, None for torch's, and why it is the slower one. Collective."""
-    config, model = batches.config, batches.config.model
+    model, device, dtype = batches.config.model, gang.device, compute.dtype
+    without = ""
+    if model.dropout:
+        return None, ""
+    # Each is of no use elsewhere.
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        from .product_attention import choose, kernel
+    elif device.type == "cuda" and batches.config.train.deterministic:
+        from .exact_attention import choose, is_for, kernel
+
+        if is_for(device, dtype):
+            without = "attention without cuDNN's deterministic kernel, which is faster (%s)"
+    else:
+        return None, ""
     queries = (batches.micro, model.heads, model.context, model.width // model.heads)
     joined = joins(model)
-    if gang.device.type == "cpu" and compute.dtype == torch.bfloat16 and not model.dropout:
-        from . import product_attention
-
-        lacking = product_attention.choose(
-            gang.device, compute.dtype, queries, model.key_value_heads, joined=joined
-        )
-        return _agreed(gang, product_attention.kernel(joined=joined), lacking, "")
-    if gang.device.type != "cuda" or not config.train.deterministic or model.dropout:
-        return None, ""
-    from . import exact_attention  # of no use elsewhere
-
-    lacking = exact_attention.choose(
-        gang.device, compute.dtype, queries, model.key_value_heads, joined=joined
-    )
-    worth = exact_attention.is_for(gang.device, compute.dtype)
-    without = "attention without cuDNN's deterministic kernel, which is faster (%s)"
-    return _agreed(gang, exact_attention.kernel(joined=joined), lacking, without if worth else "")
+    lacking = choose(device, dtype, queries, model.key_value_heads, joined=joined)
+    return _agreed(gang, kernel(joined=joined), lacking, without)
 
 
 def _loss(

@@ -69,8 +69,8 @@ class Telemetry:
         )
         self._spent = self._spent_durably = 0.0
         """On steps of this attempt, and on those up to its newest durable one."""
-        self._when_saved: dict[int, tuple[float | None, float]] = {}
-        """Useful seconds, and this attempt's, up to the steps that are being saved."""
+        self._when_saved: dict[int, float] = {}
+        """The same up to the steps that are being saved."""
         r = self.registry
         self._step = Gauge("holdfast_step", "Optimizer steps done.", registry=r)
         self._total = Gauge("holdfast_total_steps", "Steps this run is to do.", registry=r)
@@ -200,6 +200,11 @@ class Telemetry:
             durable_seconds=useful_seconds,
         )
 
+    def _with_earlier(self, spent: float) -> float | None:
+        """So many seconds of this attempt and those of the attempts before it, where these are known."""
+        earlier = self.progress.resumed_seconds
+        return None if earlier is None else earlier + spent
+
     def attention(self, kernel: str) -> None:
         """What scaled-dot-product attention takes; empty where nobody looked, or there is none."""
         if kernel:
@@ -242,13 +247,12 @@ class Telemetry:
         epoch = step / self.steps_an_epoch if self.steps_an_epoch else None
         if epoch is not None:
             self._epoch.set(epoch)
-        useful = self.progress.useful_seconds
         self._update(
             step=step,
             phase="training",
             step_seconds=per_step,
             epoch=epoch,
-            useful_seconds=None if useful is None else useful + seconds,
+            useful_seconds=self._with_earlier(self._spent),
         )
 
     def worked(self, figures: StepFigures) -> None:
@@ -348,7 +352,7 @@ class Telemetry:
 
     def saving(self, step: int) -> None:
         """A save of the state after `step` steps begins."""
-        self._when_saved[step] = self.progress.useful_seconds, self._spent
+        self._when_saved[step] = self._spent
 
     def saved(self, saved: Saved, notice_seconds: float | None = None) -> None:
         """A checkpoint became durable, and a notice would leave `notice_seconds` for one (None: a notice is
@@ -361,11 +365,11 @@ class Telemetry:
         self._save_seconds.observe(saved.seconds)
         self._stall.observe(saved.stall_seconds)
         self._save_bytes.set(saved.bytes)
-        useful, spent = self._when_saved.pop(saved.step, (None, self._spent_durably))
-        self._spent_durably = max(self._spent_durably, spent)
+        spent = self._when_saved.pop(saved.step, None)
+        self._spent_durably = max(self._spent_durably, spent or 0.0)
         self._update(
             durable_step=saved.step,
-            durable_seconds=useful,
+            durable_seconds=None if spent is None else self._with_earlier(spent),
             checkpoints=(self.progress.checkpoints or 0) + 1,
             digest=saved.digest,
             save_fault=None,

@@ -154,6 +154,7 @@ class Reconciler:
                     self._moved.pop(key, None)
                 else:
                     self._note_figures(change.job)
+                    self._moved_until(key)
                 self._wake(key)
 
     def _note_figures(self, job: TrainingJob) -> None:
@@ -261,7 +262,7 @@ class Reconciler:
             return job
         self._watch.look()
         steps = self._watch.steps
-        unknown = steps[self._moved.setdefault(job.key, len(steps)) :]
+        unknown = steps[self._moved_until(job.key) :]
         if not unknown:
             return job
         status = clock_steps.moved(job, unknown)
@@ -272,6 +273,10 @@ class Reconciler:
             self._wrote.pop(job.key, None)
         self._moved[job.key] = len(steps)
         return job
+
+    def _moved_until(self, key: str) -> int:
+        """How many steps of the clock the job's times have seen: at first those of before it was heard of."""
+        return 0 if self._watch is None else self._moved.setdefault(key, len(self._watch.steps))
 
     async def _carry_out(self, job: TrainingJob, decision: Decision) -> float | None:
         """Stop and kill, write what it is and tell it, suspend or start: so a crash between any two loses

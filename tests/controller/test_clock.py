@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from fakes import MemoryEngine
 from scene import Scene, make, play
+from waiting import wait_until_async
 
 from holdfast_controller.clock import ClockWatch, since_boot
 from holdfast_controller.cluster import AttemptObservation, GpuUse, Place, RankExit
 from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, Status, TrainingJob
+from holdfast_controller.metrics import Metrics
 from holdfast_controller.policy.clock_steps import ClockStep, moved
 from holdfast_controller.policy.idle import follow
 from holdfast_controller.policy.lost_work import Work
@@ -54,11 +56,11 @@ class Machine:
         self.up = BOOTED
         self.restart()
 
-    def restart(self) -> None:
+    def restart(self, **options: Any) -> None:
         """Another controller, which knows nothing of what was."""
         watch = ClockWatch(lambda: self.scene.now, lambda: self.up)
         self.scene.reconciler = Reconciler(
-            self.scene.store, self.scene.engine, clock=lambda: self.scene.now, watch=watch
+            self.scene.store, self.scene.engine, clock=lambda: self.scene.now, watch=watch, **options
         )
 
     def sleep(self, seconds: float) -> None:
@@ -97,6 +99,27 @@ def test_a_finished_job_is_deleted_at_its_time_and_not_when_the_clock_is_set(by:
         machine.sleep(2)
         await scene.reconciler.reconcile("default/a")
         assert not await there(scene)
+
+    on_a_machine(story)
+
+
+def test_a_job_that_waits_for_its_first_look_is_moved_with_the_clock_too() -> None:
+    """Of thousands of jobs the last ones wait for seconds after a controller's start. Such a one was deleted
+    before its time."""
+
+    async def story(scene: Scene, machine: Machine) -> None:
+        await scene.submit(make(ttlSecondsAfterFinished=1800))
+        await scene.end(0, 0)
+        machine.sleep(10)
+        heard = Metrics()
+        machine.restart(workers=0, metrics=heard)
+        leads = asyncio.create_task(scene.reconciler.run())
+        await wait_until_async(lambda: bool(heard.jobs), "the job to be heard of")
+        machine.set(3600)
+        await scene.look()
+        assert scene.after == 1790
+        leads.cancel()
+        await asyncio.wait([leads])
 
     on_a_machine(story)
 

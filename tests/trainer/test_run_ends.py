@@ -208,6 +208,7 @@ for step in run.steps(9):
     ("how", "status", "told"),
     [
         ("exit(3)", 3, "3"),
+        ("sys.exit(256)", 1, "256"),
         ("quit('no such file')", 1, "'no such file'"),
         ("raise SystemExit(3)", 3, "3"),
         ("raise SystemExit('no such file')", 1, "'no such file'"),

@@ -485,13 +485,19 @@ def test_a_loop_that_leaves_by_itself_on_notice_is_interrupted_and_goes_on(
 
 
 EPOCH_BY_EPOCH = """
-import os, signal, sys, time
+import functools, os, signal, sys, time
 import torch
 from holdfast_trainer.run import Run
 
+class Leaves:
+    def __call__(self, *_):
+        sys.exit(int(sys.argv[1]))
+
 run = Run(checkpoint_every=100)
 if sys.argv[1:]:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(sys.argv[1])))
+    leave = Leaves()
+    handlers = {"function": lambda *_: leave(), "partial": functools.partial(leave, 1), "object": leave}
+    signal.signal(signal.SIGTERM, handlers[sys.argv[2]])
 model = run.wrap(torch.nn.Linear(2, 1))
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 done = run.track(model=model, optimizer=optimizer)
@@ -534,15 +540,17 @@ def test_a_program_that_leaves_between_two_epochs_on_notice_is_interrupted(
     assert sorted(history.losses()) == list(range(1, 16))
 
 
-@pytest.mark.parametrize("status", [0, 1])
-@pytest.mark.parametrize("epochs", [0, 1])
+@pytest.mark.parametrize(
+    ("epochs", "status", "kind"),
+    [(0, 0, "function"), (0, 1, "object"), (1, 0, "partial"), (1, 1, "function")],
+)
 def test_a_handler_that_leaves_outside_of_a_loop_on_notice_is_an_interruption(
-    workshop: Workshop, tmp_path: Path, epochs: int, status: int
+    workshop: Workshop, tmp_path: Path, epochs: int, status: int, kind: str
 ) -> None:
     """It was told as finished, and never started again, or as a failure of the job's own."""
     script = tmp_path / "epochs.py"
     script.write_text(EPOCH_BY_EPOCH)
-    gang = workshop.start(script=script, arguments=[str(status)], hold_at=5 * epochs)
+    gang = workshop.start(script=script, arguments=[str(status), kind], hold_at=5 * epochs)
     gang.wait_for_text(f"validated after step {5 * epochs}" if epochs else "step 0 tracked")
     gang.signal(NOTICE)
     assert gang.wait() == [143 if status else 0], gang.texts()

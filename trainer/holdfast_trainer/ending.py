@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import functools
 import io
 import logging
 import os
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from . import contract, in_place
@@ -311,7 +312,7 @@ class Ending:
         if self.exit_status not in (None, 0) and not self.left_by_handler:
             self._finish_saving()
             self.say("failed", f"the program ended by sys.exit({self.exit_status!r})")
-            _exit_now(self.exit_status if isinstance(self.exit_status, int) else 1)
+            _exit_now((self.exit_status & 0xFF) or 1 if isinstance(self.exit_status, int) else 1)
         try:
             self.at_exit()  # Python would print what this raises, and exit with status 0
         except SystemExit:  # the gang agreed to stop during the last save, and has said so
@@ -324,13 +325,23 @@ class Ending:
 
 def _in_handler() -> bool:
     """Whether who called this runs within the program's handler for SIGTERM or SIGINT."""
-    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in NOTICES}
+    handlers = {_code_of(signal.getsignal(number)) for number in NOTICES}
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code in handlers:
             return True
         frame = frame.f_back
     return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """What runs where it is called: of a partial or an object, what it calls; None of what is no Python."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    for called in (handler, type(handler).__call__) if callable(handler) else ():
+        if isinstance(code := getattr(called, "__code__", None), CodeType):
+            return code
+    return None
 
 
 def _exit_now(status: int) -> NoReturn:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from asked import address_of, get, series
 from gangs import Workshop
 from gpu_queue import StandInQueue
 
@@ -429,7 +430,11 @@ def test_memory_that_sufficed_on_an_earlier_device_is_asked_for_again(workshop: 
 @pytest.mark.parametrize("kind", ["looped", "fused"])
 def test_gradients_that_overflow_at_every_scale_end_the_run(workshop: Workshop, kind: str) -> None:
     """fp16: the loss is finite, and no step changes a weight. A fused optimizer skips by itself, unseen."""
-    gang = workshop.start(steps=400, save_every=60, overflow=kind)
+    gang = workshop.start(steps=400, save_every=60, overflow=kind, hold_at=20)
+    gang.wait_for_step(20)
+    metrics = series(get(address_of(gang), "/metrics"))
+    assert metrics["holdfast_skipped_steps_total"] == 20 - (kind == "fused"), "a fused one shows late"
+    gang.release()
     assert gang.wait() == [EXIT_CONFIG_ERROR], gang.texts()
     told = gang.termination()
     assert (told.outcome, told.durable_step, told.config_error) == ("failed", 60, True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from one_machine import document, platform, write_tokens
+from one_machine import platform
 from processes import Processes
 from tests.nvml.stand_in import Script, busy_gpu
 from waiting import wait_until
@@ -16,6 +16,21 @@ from holdfast_controller.jobs import Condition, Phase, TrainingJob
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 IDLE_SECONDS = 30
+TRAINS_SLOWLY = """
+import time
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(1_000_000):
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+"""
 
 
 def gpus_idle(job: TrainingJob) -> Condition | None:
@@ -29,22 +44,29 @@ def test_a_job_that_leaves_its_gpu_idle_gives_it_back_and_goes_on_when_it_is_res
     monkeypatch.setenv("HOLDFAST_GPU_LOOK_SECONDS", "2")
     script.gpus = [busy_gpu(0, utilization=80)]
     script.write()
-    asks = document("gpt", write_tokens(tmp_path / "data"), steps=1_000_000, layout=(1, 1))
-    asks["spec"] |= {"gpus": "1", "idle": "Stop", "idleSeconds": IDLE_SECONDS}
+    program = tmp_path / "trains_slowly.py"
+    program.write_text(TRAINS_SLOWLY)
+    spec = {"command": ["python", str(program)], "gpus": "1", "idle": "Stop", "idleSeconds": IDLE_SECONDS}
+    asks = {
+        "apiVersion": "holdfast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "slow"},
+        "spec": {**spec, "checkpoint": {"every": "20"}},
+    }
     with platform(tmp_path / "holdfast", processes) as here:
         here.ask(lambda client: client.submit(asks, "default"))
 
         def trains() -> bool:
-            progress = here.job("gpt").status.progress
+            progress = here.job("slow").status.progress
             return progress is not None and progress.step > 20
 
         wait_until(trains, "the job to train", 240)
-        assert gpus_idle(here.job("gpt")) is None, "who uses its GPU hears nothing of it"
+        assert gpus_idle(here.job("slow")) is None, "who uses its GPU hears nothing of it"
         script.gpus[0].figures["utilization"] = 1
         script.write()
 
         def stopped() -> TrainingJob | None:
-            job = here.job("gpt")
+            job = here.job("slow")
             return job if job.status.phase is Phase.SUSPENDED else None
 
         job = wait_until(stopped, "the job to be suspended", 300)
@@ -62,7 +84,7 @@ def test_a_job_that_leaves_its_gpu_idle_gives_it_back_and_goes_on_when_it_is_res
         assert why in job.status.message
         told = [
             one["message"]
-            for one in here.ask(lambda client: client.events("default", "gpt"))
+            for one in here.ask(lambda client: client.events("default", "slow"))
             if one["reason"] == "GPUsIdle"
         ]
         assert told == [f"{condition.message}; it is suspended after a checkpoint, for idle is Stop"]
@@ -70,10 +92,10 @@ def test_a_job_that_leaves_its_gpu_idle_gives_it_back_and_goes_on_when_it_is_res
         # Whoever resumes it gets another chance.
         script.gpus[0].figures["utilization"] = 80
         script.write()
-        here.ask(lambda client: client.resume("default", "gpt"))
+        here.ask(lambda client: client.resume("default", "slow"))
 
         def used() -> TrainingJob | None:
-            job = here.job("gpt")
+            job = here.job("slow")
             now = gpus_idle(job)
             return job if now is not None and now.reason == "InUse" else None
 
@@ -83,12 +105,12 @@ def test_a_job_that_leaves_its_gpu_idle_gives_it_back_and_goes_on_when_it_is_res
 
         # A driver that tells nothing is no verdict.
         script.remove()
-        before = here.job("gpt").status.progress
+        before = here.job("slow").status.progress
         assert before is not None
 
         def further() -> bool:
-            now = here.job("gpt").status.progress
+            now = here.job("slow").status.progress
             return now is not None and now.step > before.step + 20
 
         wait_until(further, "the job to train on")
-        assert gpus_idle(here.job("gpt")) == gpus_idle(job)
+        assert gpus_idle(here.job("slow")) == gpus_idle(job)

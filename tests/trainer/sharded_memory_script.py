@@ -23,7 +23,7 @@ from holdfast_trainer.parallel import accumulate, shard
 from holdfast_trainer.precision import precision
 from holdfast_trainer.run import Run
 
-SHAPE = ("model.vocab_size=64", "model.layers=16", "model.heads=4", "model.width=640", "model.context=16")
+SHAPE = ("model.vocab_size=64", "model.layers=16", "model.heads=4", "model.width=448", "model.context=16")
 REST = (
     "data.path=nowhere",
     "train.steps=1",

@@ -43,6 +43,21 @@ def test_nothing_is_collected_within_and_everything_after() -> None:
     assert gc.isenabled(), "also where the import fails"
 
 
+def test_amid_a_program_garbage_stays_garbage_and_a_collector_that_is_off_stays_off() -> None:
+    """As where a script compiles its first function."""
+    frozen = gc.get_freeze_count()
+    gc.disable()
+    try:
+        with without_collector(at_start=False):
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    with without_collector(at_start=False):
+        pass
+    assert (gc.isenabled(), gc.get_freeze_count()) == (True, frozen)
+
+
 def test_a_command_is_imported_without_a_pass_of_the_collector() -> None:
     """In a process of its own: what is imported stays so."""
     words = [sys.executable, "-c", COUNTED]

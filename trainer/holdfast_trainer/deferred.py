@@ -19,6 +19,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from .importing import without_collector
+
 NAME = "torch._dynamo"
 ASKS_AGAIN = "torch._compile"
 """Asks what is to be left alone when that is called first, and again where its mark is gone."""
@@ -81,7 +83,8 @@ class _StandIn(ModuleType):
                     if getattr(function, _MARK, None) is function:
                         delattr(function, _MARK)  # from now on it is to be kept from being compiled
                 sys.meta_path.insert(0, _Given())
-            return importlib.import_module(NAME)
+            with without_collector(at_start=False):
+                return importlib.import_module(NAME)
 
 
 class _Part:

@@ -14,14 +14,18 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_collector() -> Iterator[None]:
-    """Nothing is collected within; what is there at the end is not looked at later, here or in a fork."""
+def without_collector(*, at_start: bool = True) -> Iterator[None]:
+    """Nothing is collected within. `at_start` of a process what is there at the end is not looked at later
+    either, here or in a fork; amid a program some of it may be garbage."""
+    collects = gc.isenabled()
     gc.disable()
     try:
         yield
-        gc.freeze()
+        if at_start:
+            gc.freeze()
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()
 
 
 def not_installed(error: ModuleNotFoundError) -> str:

@@ -21,7 +21,7 @@ print("the compiler:", "imported" if "torch._dynamo.convert_frame" in sys.module
 sys.exit(code)
 """
 SINCE_THEN = """
-import sys, torch, torch.distributed as dist
+import gc, sys, torch, torch.distributed as dist
 from holdfast_trainer.deferred import defer_compiler
 from holdfast_trainer.determinism import make_deterministic
 
@@ -44,6 +44,11 @@ optimizer.load_state_dict(optimizer.state_dict())
 assert absent(), "PyTorch asks for something that the stand-in does not answer"
 assert torch.are_deterministic_algorithms_enabled()
 held = sys.modules["torch._dynamo"]
+
+def passes():
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+before = passes()
 """
 ASKED = {
     "a submodule": "import torch._dynamo.config",
@@ -75,6 +80,7 @@ print(compiled(torch.ones(2)).tolist(), broken.count(torch.Tensor))
 """
 THEN = """
 assert not absent()
+assert passes() - before < 20, "what is imported is no garbage"
 import torch._dynamo.config, torch._dynamo.utils, torch._dynamo.trace_rules, torch._inductor.config
 real = sys.modules["torch._dynamo"]
 assert real is torch._dynamo is not held

@@ -17,6 +17,7 @@ import httpx
 import pytest
 import yaml
 from scripts.demo.proof import Evidence, differences
+from slow_training import COMMAND
 from tests.cluster.claims import Files, claim
 from tests.cluster.cluster import Cluster
 from tests.cluster.platform import CHART, Platform, installed, is_ready
@@ -29,7 +30,7 @@ from holdfast_trainer.contract import RunDir, read_lines
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
-STEPS = 400
+STEPS = 240
 NAMES = ("by-rest", "by-cli", "by-kubectl")
 CONFIG: dict[str, Any] = {
     "model": {"vocab_size": 512, "layers": 2, "heads": 2, "width": 64, "context": 64, "dropout": 0.1},
@@ -223,7 +224,8 @@ def test_a_job_trains_on_while_the_release_is_upgraded_rolled_back_and_installed
     """The controllers come and go with their release; the pods of a job are not theirs."""
     platform, kubectl, name = world.platform, world.platform.cluster.kubectl, "long"
     document = training_job(name)
-    document["spec"]["config"] = {**CONFIG, "train": {**CONFIG["train"], "steps": 1_000_000}}
+    del document["spec"]["config"]
+    document["spec"]["command"] = COMMAND
     world.kubectl("apply", "-f", "-", document=document)
 
     def trains_on() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from one_machine import platform
 from processes import Processes
+from slow_training import COMMAND
 from tests.nvml.stand_in import Script, busy_gpu
 from waiting import wait_until
 
@@ -16,21 +17,6 @@ from holdfast_controller.jobs import Condition, Phase, TrainingJob
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 IDLE_SECONDS = 30
-TRAINS_SLOWLY = """
-import time
-import torch
-from holdfast_trainer.run import Run
-
-run = Run()
-model = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-run.track(model=model, optimizer=optimizer)
-for step in run.steps(1_000_000):
-    optimizer.zero_grad()
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    time.sleep(0.05)
-"""
 
 
 def gpus_idle(job: TrainingJob) -> Condition | None:
@@ -44,9 +30,7 @@ def test_a_job_that_leaves_its_gpu_idle_gives_it_back_and_goes_on_when_it_is_res
     monkeypatch.setenv("HOLDFAST_GPU_LOOK_SECONDS", "2")
     script.gpus = [busy_gpu(0, utilization=80)]
     script.write()
-    program = tmp_path / "trains_slowly.py"
-    program.write_text(TRAINS_SLOWLY)
-    spec = {"command": ["python", str(program)], "gpus": "1", "idle": "Stop", "idleSeconds": IDLE_SECONDS}
+    spec = {"command": COMMAND, "gpus": "1", "idle": "Stop", "idleSeconds": IDLE_SECONDS}
     asks = {
         "apiVersion": "holdfast.dev/v1alpha1",
         "kind": "TrainingJob",

@@ -312,8 +312,7 @@ class Ending:
         if self.exit_status not in (None, 0) and not self.left_by_handler:
             self._finish_saving()
             self.say("failed", f"the program ended by sys.exit({self.exit_status!r})")
-            status = self.exit_status & 0xFF if isinstance(self.exit_status, int) else 1
-            _exit_now(status or 1)  # of 256 the system keeps 0, which is a success
+            _exit_now(in_place.status_of(self.exit_status) or 1)  # of 256 that is 0, which is a success
         try:
             self.at_exit()  # Python would print what this raises, and exit with status 0
         except SystemExit:  # the gang agreed to stop during the last save, and has said so

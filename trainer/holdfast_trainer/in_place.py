@@ -242,21 +242,20 @@ def code_of(run: Callable[[], int]) -> int:
     except SystemExit as left:
         if on_exit is not None:
             on_exit(left.code)
-        return _code_of_exit(left)
+        if left.code is not None and not isinstance(left.code, int):
+            print(left.code, file=sys.stderr)
+        return status_of(left.code)
     except BaseException as error:
         error.__traceback__ = _own_part(error.__traceback__)  # there are hooks that look here
         sys.excepthook(type(error), error, error.__traceback__)
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
-def _code_of_exit(left: SystemExit) -> int:
-    """As the interpreter takes it: a text is printed, and means 1."""
-    if left.code is None:
+def status_of(code: Any) -> int:
+    """The status that a SystemExit with this leaves: of a number its last byte, and 1 of a text."""
+    if code is None:
         return 0
-    if isinstance(left.code, int):
-        return left.code & 0xFF
-    print(left.code, file=sys.stderr)
-    return 1
+    return code & 0xFF if isinstance(code, int) else 1
 
 
 def _own_part(trace: TracebackType | None) -> TracebackType | None:

@@ -23,6 +23,8 @@ from holdfast_controller.settings import load_cluster_settings
 _FORKS = multiprocessing.get_context("forkserver")
 LEADS = '"leads"'
 """What its log says when it has begun to act."""
+DIES = "dies of "
+"""What the log of one that `dies_writing` says last, before the method and the path of its write."""
 
 
 def start(
@@ -65,6 +67,7 @@ def _die_writing() -> None:
     async def last(self: Connection, api: Any, method: str, path: str, *rest: Any) -> Any:
         answer = await send(self, api, method, path, *rest)
         if method != "GET" and "/leases" not in path and answer.status < 300:
+            print(f"{DIES}{method} {path}")
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
 

@@ -266,6 +266,42 @@ def test_a_network_that_keeps_the_controller_out_is_told_and_not_the_program_bla
     asyncio.run(story())
 
 
+def test_of_a_rank_0_that_stands_still_the_network_is_not_blamed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its kernel takes connections for it, until the queue of them is full: then it looks as if somebody kept
+    the controller out."""
+
+    def takes_none(address: tuple[str, int]) -> bool:
+        try:
+            socket.create_connection(address, 0.1).close()
+        except TimeoutError:
+            return True
+        return False
+
+    async def story() -> None:
+        frozen = job("frozen")
+        with socket.create_server(("127.77.1.1", 0), backlog=1) as stopped:
+            monkeypatch.setattr(endpoint, "DEFAULT_PORT", stopped.getsockname()[1])
+            async with controller(tmp_path) as (_, pieces, jobs, endpoints):
+
+                def unheard() -> float:
+                    silence = endpoints.silence_of(frozen, 1)
+                    return 0.0 if silence is None or not silence.unanswered else silence.unheard
+
+                jobs.wrote(document(frozen, 1))
+                pieces.pods.wrote(pod(frozen, "127.77.1.1", 1))
+                await wait_until_async(lambda: unheard() > 0, "a connection to be taken, and not answered")
+                await wait_until_async(lambda: takes_none(stopped.getsockname()), "its queue to be full")
+                since = unheard()
+                more = endpoint.KEPT_OUT_TRIES + 1
+                await wait_until_async(lambda: unheard() > since + more, "it to be asked again and again")
+                assert endpoints.kept_out_of(frozen, 1) == ""
+
+    monkeypatch.setattr(endpoint, "TIMEOUT_SECONDS", 0.2)
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("reset", [True, False])
 def test_a_mesh_that_keeps_the_controller_out_is_told_and_not_the_program_blamed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reset: bool

@@ -173,8 +173,11 @@ class Endpoints:
             if not told:
                 self._missed(whose, pod["metadata"], taken=False)
         except (aiohttp.ClientError, TimeoutError) as error:
-            why = _kept_out(error, place)
-            self._missed(whose, pod["metadata"], taken=isinstance(error, aiohttp.SocketTimeoutError))
+            silence = self._missed(
+                whose, pod["metadata"], taken=isinstance(error, aiohttp.SocketTimeoutError)
+            )
+            if silence is None or not silence.unanswered:  # else it stands still, and its queue may be full
+                why = _kept_out(error, place)
         except Exception as error:  # whatever a job's own program answers must not end the others'
             log.warning(
                 "a pod's progress cannot be read", pod=pod["metadata"]["name"], error=repr(error)[:200]
@@ -219,18 +222,19 @@ class Endpoints:
         self._pieces.wake(key)
         return True
 
-    def _missed(self, whose: Attempt, meta: Document, *, taken: bool) -> None:
-        """Counted also where only a controller before this one has heard it."""
+    def _missed(self, whose: Attempt, meta: Document, *, taken: bool) -> Silence | None:
+        """What is known of its silence now. Counted also where only a controller before this one has heard
+        it."""
         key = _job_of(meta)
         heard = self._heard.setdefault((meta["namespace"], whose[0]), _Heard(key))
         now = time.monotonic()
         beat = heard.beats.setdefault(whose[1], Heartbeat(now))
         before = beat.silence
         beat.missed(now, taken=taken)
-        if before is None or beat.silence is None:
-            return
-        if beat.silence.over or beat.silence.outdates > before.outdates:
+        after = beat.silence
+        if before is not None and after is not None and (after.over or after.outdates > before.outdates):
             self._pieces.wake(heard.key)
+        return after
 
 
 def _job_of(meta: Document) -> str:

@@ -68,7 +68,7 @@ class Faulty:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             status, body = ERRORS[answer]
             start(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
-            return [body.encode()]
+            return [] if environ["REQUEST_METHOD"] == "HEAD" else [body.encode()]
         return self._behind(environ, start)
 
     def _half(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:

@@ -413,6 +413,8 @@ def test_credentials_in_a_file_are_read_anew_when_they_are_renewed(
     server.fail({"key": "Credential=FIRST/", "answer": "expired", "times": 1000})
     with pytest.raises(StorageUnavailable, match="ExpiredToken"):  # which may pass: it is waited for
         bucket.put("a", b"2")
+    with pytest.raises(StorageUnavailable, match=r"does not accept the credentials \(400\)"):
+        bucket.size("a")  # answered without a body, so without the word
     renewed("SECOND")
     bucket.put("a", b"3")
     assert bucket.get("a") == b"3"

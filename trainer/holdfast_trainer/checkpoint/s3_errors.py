@@ -13,8 +13,9 @@ from ..contract import ENV_STORAGE_TIMEOUT
 from .errors import ObjectStoreAway, ObjectStoreError
 from .s3 import SCHEME, endpoint, timeout, tries
 
-_EXPIRED = {"ExpiredToken", "TokenRefreshRequired"}
-"""Of credentials that were good once: whoever gave them may have new ones soon."""
+_EXPIRED = {"ExpiredToken", "TokenRefreshRequired", "400"}
+"""Of credentials that were good once: whoever gave them may have new ones soon. What answers HEAD has no room
+for a code, and nothing else in ours is refused with 400."""
 _NOT_GIVEN = "CredentialRetrievalError"
 """Of who gives credentials for a time, as a role's service or a credential_process: it may answer soon."""
 _REFUSED = _EXPIRED | {

@@ -20,6 +20,9 @@ CONFIG = Termination("failed", 0, 0, "unknown key 'lr_rate'", config_error=True)
 NO_ROOM = Termination(
     "failed", 0, 0, "there is no room to begin in run directory /r", storage_unavailable=True
 )
+NO_ANSWER = replace(
+    HUNG, error="no step for 600 s: its run directory does not answer", storage_unavailable=True
+)
 CUDA = Termination("failed", 5, 0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
 
 
@@ -211,6 +214,18 @@ CASES = [
     ),
     pytest.param((bad(0, NO_ROOM), taken(1)), Verdict.DISRUPTED, "Drilled", id="a full disk, and taken"),
     pytest.param((bad(0, HUNG), ours(1)), Verdict.HUNG, "no step for 600 s", id="hung"),
+    pytest.param(
+        (bad(0, HUNG, at=9), bad(1, NO_ANSWER, at=14)),
+        Verdict.STORAGE_UNAVAILABLE,
+        "does not answer",
+        id="hung, for one machine's mount hangs",
+    ),
+    pytest.param(
+        (bad(0, CRASHED, at=9), bad(1, NO_ANSWER, at=14)),
+        Verdict.FAILED,
+        "nan in the loss",
+        id="failed before a mount hung",
+    ),
     pytest.param(
         (bad(0, HUNG), node_silent(1)),
         Verdict.LOST_NODE,

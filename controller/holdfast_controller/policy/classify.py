@@ -19,7 +19,8 @@ victims and never counted; the verdict comes from the first cause:
 6. a replica that fell silent, when all that the others tell of is its broken connection -> Disrupted
 7. the earliest of the other bad ends that tells of more than its broken connection, else the earliest
                                                 -> OutOfMemory, Hung or Failed; StorageUnavailable where
-   its run directory had no room to begin, or the object store of that did not answer: that passes
+   its run directory had no room to begin, or that or its object store did not answer: that passes, and
+   explains the hang of those who waited for it
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
     if failures:
         # Ends are told in whole seconds on a cluster: a peer's broken connection may seem to come first.
         causes = [replica for replica in failures if not _only_lost_its_peer(replica)]
+        if any(_kind(replica) is Verdict.STORAGE_UNAVAILABLE for replica in causes):
+            causes = [replica for replica in causes if _kind(replica) is not Verdict.HUNG]
         first = min(causes or failures, key=_bad_end)
         return Incident(_kind(first), _say(first), first.index)
     return Incident(Verdict.DISRUPTED, "it ended without a trace: nothing says who ended it")

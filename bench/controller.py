@@ -146,7 +146,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="between the last pod's start and the last rest (%(default)g): the status of a job that says "
         f"nothing changes {SILENT_SECONDS:g} s after its start, which is no cost of the next ones",
     )
-    parser.add_argument("--rest", type=float, default=10, help="seconds that rest is watched (%(default)s)")
+    parser.add_argument(
+        "--rest",
+        type=float,
+        default=40,
+        help="seconds that rest is watched (%(default)s), as long as what it is taken off from lasts",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     options = parser.parse_args(arguments)
     for name, least in (("jobs", 20), ("nodes", 1), ("replicas", 1), ("rounds", 1), ("raw", 1), ("steps", 1)):

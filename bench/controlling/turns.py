@@ -104,7 +104,8 @@ class Bench:
         await submit(self.controller, numbers, self.options.replicas, self.options.steady)
         after, seconds = await self.settled(), time.perf_counter() - began
         cpu = (cpu_between(before, after) - idle * seconds) / count
-        self.say(f"steady, {where}: {count} jobs, {cpu * 1000:.1f} ms CPU each")
+        told = f"{cpu * 1000:.1f} ms CPU each" if cpu > 0 else "whose CPU is less than what rest varies by"
+        self.say(f"steady, {where}: {count} jobs, {told}")
         self.report.add(self.subject, f"CPU per job, {where}", "s", cpu)
         self.report.add(
             self.subject, f"requests per job, {where}", "", (after.requests - before.requests) / count

@@ -25,8 +25,10 @@ from waiting import wait_until_async
 
 from holdfast_controller.cluster import AttemptObservation, Event
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob, Verdict
+from holdfast_controller.kube.connection import Connection, Document
 from holdfast_controller.kube.inquiry import AGAIN_SECONDS, SPEAKERS, Inquiry
 from holdfast_controller.kube.observation import attempt_observation
+from holdfast_controller.kube.pending import creating
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.slow_starts import SLOW_SECONDS, slow_starts
 from holdfast_controller.pod_template import attempt_labels
@@ -242,6 +244,43 @@ def test_a_pod_is_asked_about_once_it_is_slow_and_again_only_after_a_while(tmp_p
             world.now += AGAIN_SECONDS
             await look()
             assert world.asked == [uid, uid]
+
+    asyncio.run(story())
+
+
+def test_of_a_pod_that_goes_on_waiting_nothing_older_is_kept(tmp_path: Path) -> None:
+    """Thousands may wait: what is asked about is what the copy of all pods has, and no state of before."""
+    pod, _ = captured("secret-missing")
+    asked: list[Document] = []
+
+    async def ask(_: Connection, document: Document) -> None:
+        asked.append(document)
+
+    async def story() -> None:
+        world = World([pod])
+        routes = [web.get(path, world.list_or_watch) for path in (PODS, PYTORCH_JOB.resource.path)]
+        async with connected(routes, tmp_path) as connection:
+            pieces = Pieces(connection)
+            inquiry = Inquiry(
+                connection, pieces, lambda its: [its.pods], concerns=creating, ask=ask, first_seconds=0
+            )
+            async with meanwhile(pieces.run()):
+                await pieces.synced()
+                with inquiry.followed() as own:
+                    again = copy.deepcopy(pod)
+                    again["metadata"]["resourceVersion"] = "6"
+                    world.changes.put_nowait(again)
+
+                    def newest() -> Document:
+                        [known] = pieces.pods.all()
+                        return known
+
+                    await wait_until_async(
+                        lambda: newest()["metadata"]["resourceVersion"] == "6", "its change to be heard"
+                    )
+                    await inquiry.look(own)
+                    [about] = asked
+                    assert about is newest()
 
     asyncio.run(story())
 

@@ -130,7 +130,9 @@ class Inquiry(Generic[Answer]):
         if going or attempt is None or not self._concerns(document):
             self._waiting.pop(uid, None)
             self._known.pop(uid, None)
-        elif uid not in self._waiting:
+        elif (waiting := self._waiting.get(uid)) is not None:
+            waiting.document = document  # which the reflector keeps anyway, and not the older one as well
+        else:
             self._waiting[uid] = _Waiting(document, attempt, self._clock() + self._first_seconds)
 
 

@@ -1,9 +1,9 @@
 """What the Kubeflow Training Operator does for a PyTorchJob, in a few lines: for benchmarks alone.
 
 kwok's stages change objects and cannot make any, so the operator's part is played here: for each new
-PyTorchJob a headless Service and a pod for every replica, then the condition Created. Pods are spread over
-the nodes here too, in turn: the scheduler is not what is measured. What the real one does besides (its
-Events, the conditions that follow its pods) nothing here waits for.
+PyTorchJob a headless Service and a pod for every replica, then the condition Created, and Running once they
+all run. Pods are spread over the nodes here too, in turn: the scheduler is not what is measured. Nothing here
+waits for what the real one does besides, such as its Events.
 
     python -m bench.controlling.operator KUBECONFIG NODES TRAINERS
 
@@ -18,6 +18,7 @@ import itertools
 import json
 import sys
 import threading
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,23 @@ from bench.controlling.api import MERGE_PATCH, Api, api
 from bench.controlling.jobs import key_of
 from bench.controlling.trainers import ADDRESS, address_of
 
+from holdfast_controller.kube.pieces import PODS
 from holdfast_controller.pod_template import JOB_LABEL
 from holdfast_controller.pytorchjobs import PYTORCH_JOB, REPLICA_TYPE
 
 WORKERS = 16
+NAME_LABEL = "training.kubeflow.org/job-name"
+
+
+@dataclass
+class Starting:
+    """A PyTorchJob whose pods do not all run yet; `waits_for` names these."""
+
+    metadata: dict[str, Any]
+    replicas: int
+    waits_for: set[str]
+    conditions: list[dict[str, Any]] = field(default_factory=list)
+    """Those that are told."""
 
 
 class Operator:
@@ -41,12 +55,18 @@ class Operator:
         self._nodes = itertools.cycle(range(nodes))
         self._new: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._turn = asyncio.Lock()
+        self._starting: dict[tuple[str, str], Starting] = {}
+        """By namespace and name."""
+        self._run: asyncio.Queue[Starting] = asyncio.Queue()
+        """Those whose pods all run, which is to be told."""
         self.pace = 0.0
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self._work())
+            group.create_task(self._follow_pods())
+            group.create_task(self._tell_running())
             async for event in self._server.watch(PYTORCH_JOB.resource.path):
                 if event["type"] == "ADDED":
                     self._new.put_nowait(event["object"])
@@ -65,23 +85,54 @@ class Operator:
         meta = job["metadata"]
         place = f"/api/v1/namespaces/{meta['namespace']}"
         address = self._addresses.get(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
-        for index in range(job["spec"]["pytorchReplicaSpecs"][REPLICA_TYPE]["replicas"]):
-            service, pod = pieces(job, index, f"node-{next(self._nodes)}")
+        replicas = job["spec"]["pytorchReplicaSpecs"][REPLICA_TYPE]["replicas"]
+        made = [pieces(job, index, f"node-{next(self._nodes)}") for index in range(replicas)]
+        starting = Starting(meta, replicas, {pod["metadata"]["name"] for _, pod in made})
+        self._starting[meta["namespace"], meta["name"]] = starting
+        for service, pod in made:
             if address is not None:
                 pod["metadata"]["annotations"] = {ADDRESS: address}
             await self._server.send("POST", f"{place}/services", json.dumps(service).encode())
             await self._server.send("POST", f"{place}/pods", json.dumps(pod).encode())
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        created = {
-            "type": "Created", "status": "True", "reason": "PyTorchJobCreated",
-            "message": f"PyTorchJob {meta['name']} is created.",
+        await self._tell(starting, "Created")
+        self._look(starting)
+
+    async def _follow_pods(self) -> None:
+        async for event in self._server.watch(PODS):
+            pod = event["object"]
+            meta = pod["metadata"]
+            starting = self._starting.get((meta["namespace"], meta["labels"][NAME_LABEL]))
+            if starting is not None and pod["status"].get("phase") == "Running":
+                starting.waits_for.discard(meta["name"])
+                self._look(starting)
+
+    def _look(self, starting: Starting) -> None:
+        """Whether all its pods run, and nothing else is still to be told before that."""
+        meta = starting.metadata
+        ready = starting.conditions and not starting.waits_for
+        if ready and self._starting.pop((meta["namespace"], meta["name"]), None) is not None:
+            self._run.put_nowait(starting)
+
+    async def _tell_running(self) -> None:
+        while True:
+            await self._tell(await self._run.get(), "Running")
+
+    async def _tell(self, starting: Starting, what: str) -> None:
+        meta, now = starting.metadata, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        condition = {
+            "type": what, "status": "True", "reason": f"PyTorchJob{what}",
+            "message": f"PyTorchJob {meta['name']} is {what.lower()}.",
             "lastTransitionTime": now, "lastUpdateTime": now,
         }  # fmt: skip
+        counted = {"active": starting.replicas} if what == "Running" else {}
         status = {
-            "status": {"conditions": [created], "replicaStatuses": {REPLICA_TYPE: {}}, "startTime": now}
+            "conditions": [*starting.conditions, condition],
+            "replicaStatuses": {REPLICA_TYPE: counted},
+            "startTime": (starting.conditions or [condition])[0]["lastTransitionTime"],
         }
         path = f"/apis/kubeflow.org/v1/namespaces/{meta['namespace']}/pytorchjobs/{meta['name']}/status"
-        await self._server.send("PATCH", path, json.dumps(status).encode(), MERGE_PATCH)
+        await self._server.send("PATCH", path, json.dumps({"status": status}).encode(), MERGE_PATCH)
+        starting.conditions.append(condition)
 
 
 def pieces(job: dict[str, Any], index: int, node: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -91,7 +142,7 @@ def pieces(job: dict[str, Any], index: int, node: str) -> tuple[dict[str, Any], 
     template = job["spec"]["pytorchReplicaSpecs"][REPLICA_TYPE]["template"]
     own = {
         PYTORCH_JOB.index_label: str(index),
-        "training.kubeflow.org/job-name": meta["name"],
+        NAME_LABEL: meta["name"],
         "training.kubeflow.org/operator-name": "pytorchjob-controller",
         "training.kubeflow.org/replica-type": REPLICA_TYPE.lower(),
     }

@@ -10,9 +10,13 @@ import pytest
 from gangs import KILL, NOTICE, History, Workshop
 
 from holdfast_trainer.checkpoint.inspection import Opened, differences
+from holdfast_trainer.contract import RunDir
+from holdfast_trainer.ledger import Journal
 from holdfast_trainer.precision import Bf16, bf16_of
+from holdfast_trainer.redone import Redone
 
 STEPS = 60
+RANKS = ["ranks: 2 -> 1"]
 LOADER = """
 import os, signal, sys, time
 import torch
@@ -165,6 +169,48 @@ def test_a_step_that_is_done_again_with_another_loss_is_told(
     )
     if whose == "own":
         assert len(resumed.history.losses()) == 12
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_steps_that_another_number_of_ranks_did_meanwhile_are_nothing_to_compare_with(
+    workshop: Workshop, saved: bool
+) -> None:
+    """As where a job goes on with what ranks there are: its batches were said to be no function of the step.
+    So were those of one that had nothing to go on from, and began anew."""
+    every = {"steps": 12, "save_every": 5 if saved else 50}
+    for ranks in (1, 2):
+        failed = workshop.start(ranks=ranks, **every, fail_at=8)
+        assert set(failed.wait()) == {1}, failed.texts()
+    last = workshop.start(ranks=1, **every)
+    assert last.wait() == [0], last.texts()
+    starts = last.history.events("attempt_start")
+    assert [start["resumed_step"] for start in starts] == ([0, 5, 5] if saved else [0, 0, 0])
+    assert [bool(start["differences"]) for start in starts] == [False, saved, False]
+    assert "was done before with a loss of" not in last.texts()
+    assert last.history.events("differs") == []
+
+
+@pytest.mark.parametrize(
+    ("attempts", "before"),
+    [
+        pytest.param([([], 1.0), ([], 2.0), ([], 3.0)], 3.0, id="the newest"),
+        pytest.param([([], 1.0), ([], 2.0), (RANKS, 3.0)], 2.0, id="one meanwhile on other ranks"),
+        pytest.param([([], 1.0), (RANKS, 2.0)], 2.0, id="it saved what it had on other ranks"),
+        pytest.param([([], 1.0), (RANKS, None)], None, id="it saved that, and those before are others"),
+    ],
+)
+def test_losses_are_compared_with_those_of_an_attempt_that_computed_alike(
+    tmp_path: Path, attempts: list[tuple[list[str], float | None]], before: float | None
+) -> None:
+    """Attempt 2 saved step 5, from which this one goes on as it was saved."""
+    run = RunDir(tmp_path)
+    for number, (differing, loss) in enumerate(attempts, 1):
+        journal = Journal(run, number)
+        journal.event("attempt_start", differences=differing)
+        if loss is not None:
+            journal.steps([{"step": 6, "loss_hex": loss.hex()}])
+    told = Redone(run, len(attempts) + 1, step=5, saved_by=2).compare(6, 9.0)
+    assert told == ("" if before is None else f"loss of step 6, done again: {before} -> 9.0")
 
 
 BEFORE_THE_LOADER = """

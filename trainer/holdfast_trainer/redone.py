@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 
-from .contract import RunDir, is_count, parse_lines
+from .contract import RunDir, is_count, parse_lines, read_lines
 
 log = logging.getLogger("holdfast")
 
@@ -19,11 +19,13 @@ TAIL_BYTES = 1 << 20
 
 class Redone:
     """The losses that the newest attempt before which told any has of steps after `step`: one that ended as
-    it started told none."""
+    it started told none. One that went on with something else than it had been saved with, such as another
+    number of ranks, has other bits; but for what it saved itself, as attempt `saved_by` did."""
 
-    def __init__(self, run: RunDir, attempt: int, step: int) -> None:
-        earlier = sorted((number for number in run.attempt_numbers() if number < attempt), reverse=True)
-        told = next(filter(None, (_told(run, number) for number in earlier)), {})
+    def __init__(self, run: RunDir, attempt: int, step: int, saved_by: int) -> None:
+        since = (number for number in run.attempt_numbers() if saved_by <= number < attempt)
+        alike = (n for n in sorted(since, reverse=True) if n == saved_by or _went_on_alike(run, n))
+        told = next(filter(None, (_told(run, number) for number in alike)), {})
         self._losses = {done: loss for done, loss in told.items() if done > step}
 
     def compare(self, step: int, loss: float) -> str:
@@ -41,6 +43,11 @@ class Redone:
             loss,
         )
         return f"loss of step {step}, done again: {before!r} -> {loss!r}"
+
+
+def _went_on_alike(run: RunDir, attempt: int) -> bool:
+    lines = read_lines(run.ledger(attempt))
+    return any(line.get("event") == "attempt_start" and not line.get("differences") for line in lines)
 
 
 def _told(run: RunDir, attempt: int) -> dict[int, float]:

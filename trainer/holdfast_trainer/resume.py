@@ -59,6 +59,8 @@ class Resumed:
     """What is not as it was where the checkpoint was written, so that bits may differ."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """What the checkpoint has of that."""
+    saved_by: int = 0
+    """The attempt that wrote the checkpoint; 0 where there was none."""
 
 
 def resume(
@@ -84,7 +86,9 @@ def resume(
     if gang.rank == 0:
         _tell(manifest.step, differing, forgotten)
     own = None if loaded.own is None else loaded.own["rng"]
-    return Resumed(manifest.step, own, tuple(skipped), tuple(differing), manifest.environment)
+    return Resumed(
+        manifest.step, own, tuple(skipped), tuple(differing), manifest.environment, manifest.attempt
+    )
 
 
 def _tell(step: int, differing: list[str], forgotten: list[str]) -> None:

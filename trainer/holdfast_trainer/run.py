@@ -297,8 +297,9 @@ class Run:
         self._marks.loaded = time.monotonic()
         if self.rank == 0:
             record_start(self._account, self.run_dir, self.attempt, resumed, self._marks, self.attention)
-            if self.environment["deterministic"] and not resumed.differences:  # else it is told already
-                self._account.steps.redone = Redone(self.run_dir, self.attempt, self._step)
+            # Where the resume differs, that is told already.
+            if resumed.saved_by and self.environment["deterministic"] and not resumed.differences:
+                self._account.steps.redone = Redone(self.run_dir, self.attempt, self._step, resumed.saved_by)
         return self._step
 
     def _before_optimizer(self, *_: object) -> None:

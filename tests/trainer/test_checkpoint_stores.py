@@ -11,7 +11,7 @@ import torch
 from lone_gang import Alone
 from object_stores import ObjectServer, server
 
-from holdfast_trainer.checkpoint import CheckpointError, Fenced, load_newest, tensorfile
+from holdfast_trainer.checkpoint import CheckpointError, Fenced, load_newest, tensorfile, uploads
 from holdfast_trainer.checkpoint.bucket import Bucket, ObjectPath
 from holdfast_trainer.checkpoint.checksums import BLOCK
 from holdfast_trainer.checkpoint.errors import may_pass
@@ -20,6 +20,7 @@ from holdfast_trainer.checkpoint.retention import Retention
 from holdfast_trainer.checkpoint.store import CheckpointStore, part_file
 from holdfast_trainer.checkpoint.stores import admit, open_store
 from holdfast_trainer.checkpoint.tree import pack
+from holdfast_trainer.checkpoint.uploads import Uploads
 from holdfast_trainer.contract import RunDir
 from holdfast_trainer.memory import huge_pages
 
@@ -316,6 +317,107 @@ def test_bytes_that_were_damaged_on_their_way_are_read_again(
         assert loaded is not None
         assert (loaded.manifest.step, [skip.step for skip in skipped]) == wanted
     server.fail()
+
+
+class Kept(Bucket):
+    """What was put, by key, and nothing of an upload before it is complete."""
+
+    def __init__(self) -> None:
+        super().__init__("s3://none/run")
+        self.there: dict[str, bytes] = {}
+        self.parts: dict[int, bytes] = {}
+
+    def put(self, key: str, data: bytes) -> None:
+        self.there[key] = data
+
+    def size(self, key: str) -> int:
+        if key not in self.there:
+            raise FileNotFoundError(key)
+        return len(self.there[key])
+
+    def begin_upload(self, key: str) -> str:
+        assert not self.parts, "of one file there is one"
+        return "upload"
+
+    def upload_part(self, key: str, upload: str, number: int, data: bytes) -> str:
+        assert data
+        self.parts[number] = data
+        return str(number)
+
+    def complete_upload(self, key: str, upload: str, parts: dict[int, str]) -> None:
+        assert list(map(str, parts)) == list(parts.values())
+        self.there[key] = b"".join(self.parts[number] for number in sorted(parts))
+
+    def abort_upload(self, key: str, upload: str) -> None:
+        assert key not in self.there
+
+
+FILE = bytes(range(30))
+"""Of four parts of 8 bytes, the last of which is shorter."""
+
+
+@pytest.mark.parametrize(
+    ("writes", "size", "parts"),
+    [
+        pytest.param([(8, 16), (0, 8), (16, 24), (24, 30)], 30, [8, 8, 8, 6], id="blocks in any order"),
+        pytest.param([(0, 3), (3, 11), (11, 19), (19, 20)], 20, [8, 8, 4], id="pieces that gather"),
+        pytest.param([(0, 8), (8, 16)], 16, [8, 8], id="nothing is left over"),
+        pytest.param([(0, 8), (8, 14)], 11, [8, 3], id="of the last bytes some do not count"),
+        pytest.param([(0, 3), (3, 8)], 8, [8], id="one part"),
+        pytest.param([(0, 3), (3, 5)], 5, [], id="too short for a part"),
+        pytest.param([(0, 5)], 0, [], id="none counts"),
+    ],
+)
+def test_an_object_has_the_bytes_that_were_written(
+    writes: list[tuple[int, int]], size: int, parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "BLOCK", 8)
+    bucket = Kept()
+    files = Uploads(bucket)
+    fd = files.create(ObjectPath(bucket, "file"))
+    for begin, end in writes:
+        files.write(fd, memoryview(FILE)[begin:end], begin)
+    files.truncate(fd, size)
+    assert bucket.there == {}, "no object before the last is there"
+    files.sync(fd)
+    files.close(fd)
+    assert bucket.there == {"file": FILE[:size]}
+    assert [len(bucket.parts[number]) for number in sorted(bucket.parts)] == parts
+
+
+def test_an_object_is_not_made_of_what_cannot_be_put_together() -> None:
+    """A hole would be closed up by the store, and a part too many refused by it when all others are there."""
+    bucket = Kept()
+    files = Uploads(bucket)
+    fd = files.create(ObjectPath(bucket, "file"))
+    files.write(fd, memoryview(b"abc"), 0)
+    with pytest.raises(OSError, match="1 bytes at 4 do not follow what is there"):
+        files.write(fd, memoryview(b"e"), 4)
+    with pytest.raises(CheckpointError, match=r"file: a rank's file may have 168 GB .* the job more ranks"):
+        files.write(fd, memoryview(bytes(BLOCK)), 10_000 * BLOCK)
+    assert bucket.parts == {}
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_an_upload_that_was_completed_before_its_answer_was_lost_is_there(done: bool) -> None:
+    """Asked again, the store knows no such upload; nor does it where somebody has aborted it."""
+
+    class Answer(Kept):
+        def complete_upload(self, key: str, upload: str, parts: dict[int, str]) -> None:
+            if done:
+                super().complete_upload(key, upload, parts)
+            raise FileNotFoundError(upload)
+
+    bucket = Answer()
+    files = Uploads(bucket)
+    fd = files.create(ObjectPath(bucket, "file"))
+    files.write(fd, memoryview(bytes(BLOCK)), 0)
+    if done:
+        files.sync(fd)
+        assert bucket.there == {"file": bytes(BLOCK)}
+    else:
+        with pytest.raises(FileNotFoundError):
+            files.sync(fd)
 
 
 # -------------------------------------------------------------------------- fence

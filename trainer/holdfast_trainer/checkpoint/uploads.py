@@ -50,9 +50,7 @@ class Uploads:
     def write(self, fd: int, data: memoryview, offset: int) -> None:
         """Blocks in any order; what is shorter than one follows what came before it."""
         upload = self._open[fd]
-        with upload.lock:
-            follows = bool(upload.tail) and offset == upload.begins + len(upload.tail)
-        if len(data) == BLOCK and offset % BLOCK == 0 and not follows:
+        if len(data) == BLOCK and offset % BLOCK == 0:
             self._send(upload, offset, bytes(data))
             return
         with upload.lock:

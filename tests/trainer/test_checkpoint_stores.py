@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from holdfast_trainer.checkpoint.bucket import Bucket, ObjectPath
 from holdfast_trainer.checkpoint.checksums import BLOCK
 from holdfast_trainer.checkpoint.errors import may_pass
 from holdfast_trainer.checkpoint.manifest import Manifest
+from holdfast_trainer.checkpoint.object_fence import ObjectFence
 from holdfast_trainer.checkpoint.retention import Retention
 from holdfast_trainer.checkpoint.store import CheckpointStore, part_file
 from holdfast_trainer.checkpoint.stores import admit, open_store
@@ -330,6 +334,20 @@ class Kept(Bucket):
     def put(self, key: str, data: bytes) -> None:
         self.there[key] = data
 
+    def create(self, key: str, data: bytes) -> bool:
+        if key in self.there:
+            return False
+        self.put(key, data)
+        return True
+
+    def get(self, key: str) -> bytes:
+        if key not in self.there:
+            raise FileNotFoundError(key)
+        return self.there[key]
+
+    def keys(self, below: str) -> list[str]:
+        return sorted(key for key in self.there if key.startswith(below))
+
     def size(self, key: str) -> int:
         if key not in self.there:
             raise FileNotFoundError(key)
@@ -503,6 +521,69 @@ def test_a_server_that_ignores_conditions_is_told_of_or_refused(
     assert admit(objects, 2) == 2
     assert "whoever numbers attempts must never use a number twice" in caplog.text
     server.fail()
+
+
+def test_a_claim_whose_answer_was_lost_is_the_attempt_s_own() -> None:
+    """The request is made again, and finds that the object is there: the attempt was refused by itself."""
+
+    class Answer(Kept):
+        def create(self, key: str, data: bytes) -> bool:
+            return super().create(key, data) and False
+
+    fence = ObjectFence(Answer())
+    assert fence.claim(3) == 3
+    fence.accept(3, lambda: ["b", "a"])
+    assert fence.accepted() == (3, {"a", "b"})
+
+
+def test_of_two_attempts_that_number_themselves_at_once_the_second_takes_the_next_number() -> None:
+    class Together(Kept):
+        def create(self, key: str, data: bytes) -> bool:
+            if not self.there:
+                self.put("fence/00000001", b"the other's")
+            return super().create(key, data)
+
+    bucket = Together()
+    assert ObjectFence(bucket).claim(None) == 2
+    assert bucket.keys("") == ["fence/00000001", "fence/00000002"]
+
+
+def test_an_attempt_that_is_refused_leaves_nothing_and_learns_who_was_there_before() -> None:
+    bucket = Kept()
+    fence = ObjectFence(bucket)
+    fence.claim(2)
+    before = dict(bucket.there)
+    with pytest.raises(Fenced, match="attempt 1 was superseded by attempt 2"):
+        fence.claim(1)
+    by = re.escape(f"was begun before, by {socket.gethostname()} {os.getpid()}: a number is used once")
+    with pytest.raises(CheckpointError, match=by):
+        fence.claim(2)
+    assert bucket.there == before
+    bucket.there["fence/00000002"] = b"what an older version wrote"
+    with pytest.raises(CheckpointError, match="was begun before, by another process: a number is"):
+        fence.claim(2)
+
+
+def test_what_of_the_past_counts_is_written_once_and_read_whole() -> None:
+    class Tidied(Kept):
+        """The newer attempt tidies up between the list of keys and the look at one of them."""
+
+        def get(self, key: str) -> bytes:
+            if key == "fence/00000002.accepts" and self.there.pop(key, None):
+                self.there["fence/00000003.accepts"] = b'{"attempt": 3, "accepts": ["c"]}'
+            return super().get(key)
+
+    bucket = Tidied()
+    fence = ObjectFence(bucket)
+    assert fence.accepted() == (0, frozenset()), "of a run that nobody has begun"
+    bucket.there["fence/00000002.accepts"] = b'{"attempt": 2, "accepts": ["b"]}'
+    assert fence.accepted() == (3, {"c"})
+    with pytest.raises(CheckpointError, match=r"attempt 3 of \S+ was begun by another process too"):
+        fence.accept(3, lambda: ["d"])
+    for body in (b"not JSON", b'{"attempt": 4}', b"[]"):
+        bucket.there["fence/00000004.accepts"] = body
+        with pytest.raises(CheckpointError, match=r"s3://none/run/fence/00000004\.accepts cannot be read: "):
+            fence.accepted()
 
 
 @pytest.mark.parametrize("number", [1, None], ids=["numbered", "by itself"])

@@ -198,7 +198,7 @@ def test_the_time_left_has_the_validations_and_saves_that_are_to_come_and_no_oth
     assert max(map(abs, off[251:])) < 26
 
 
-@pytest.mark.parametrize("first", [1, 10, 50, 100])
+@pytest.mark.parametrize("first", [0, 1, 10, 50, 100])
 def test_the_time_left_is_right_wherever_an_attempt_began_between_two_validations(first: int) -> None:
     """After a resume just before one the time left was 38 times too long, then 1.4 times until the third. A
     save goes on in the step after that in which it began."""
@@ -219,6 +219,18 @@ def test_the_time_left_is_right_wherever_an_attempt_began_between_two_validation
             assert shown < 3 * left, "one came, and nobody knows how often more do"
         elif done > first + 251:
             assert shown == pytest.approx(left, rel=0.03), done
+
+
+@pytest.mark.parametrize("came", [[1], [10, 20]])
+def test_the_time_left_shrinks_where_no_validation_comes_any_more(came: list[int]) -> None:
+    """Such as one of the untrained model alone, or of a script that validates as its loss falls."""
+    telemetry = Telemetry(1, 1)
+    telemetry.begin(0, 2000, 0, None, None)
+    for done in range(1001):
+        spans = {"validation": 100.0} if done in came else {}
+        telemetry.step(done + 1, 1.0, wall := 1.0 + sum(spans.values()))
+        telemetry.timed(wall, spans)
+    assert telemetry.progress.eta_seconds == pytest.approx(999 + 100, rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from holdfast_trainer.contract import Progress, RunDir, read_lines
+from holdfast_trainer.epochs import Epochs
 from holdfast_trainer.ledger import Journal
 from holdfast_trainer.loading import Crowding, Loading
 from holdfast_trainer.spans import Spans
@@ -66,6 +67,12 @@ WAITS = COMPUTE | {"data": 10.0}
             "its worker would compute for 97% of the time, and has no core for 60%: do that beforehand, once "
             "(prepare tokenises), or give the job more cores (resources.cpu; it has 16 cores)",
         ),
+        (Interval(10, 10.0, COMPUTE | {"data": 0.6}), "data", "of which 6% waits for data"),
+        (
+            Interval(10, 20.0, WAITS, loading=Loading(0.02, 16.0, workers=1, wanted=1.3, queued=1.2)),
+            "data computing",
+            "and has no core for 100%: do that",
+        ),
         (
             Interval(10, 20.0, WAITS, loading=Loading(0.02, 16.0, ranks=4, workers=4, wanted=0.97)),
             "data computing",
@@ -118,6 +125,11 @@ WAITS = COMPUTE | {"data": 10.0}
             "let less run beside it (its loader has 6 workers), have it take no more threads",
         ),
         (
+            Interval(10, 10.0, COMPUTE, loading=Loading(0.9, 2.0, 1, 1, 0.8), crowding=Crowding(0.4, 2.0)),
+            "no core",
+            "(its loader has 1 worker), have",
+        ),
+        (
             Interval(10, 10.0, COMPUTE, loading=Loading(0.9, 2.0, 1, 6, 0.01), crowding=Crowding(0.4, 2.0)),
             "no core",
             "let less run beside it, have",
@@ -158,6 +170,13 @@ WAITS = COMPUTE | {"data": 10.0}
             "compute",
             "nothing holds it",
         ),
+        (  # whose forward is in no span
+            Interval(10, 10.0, {"backward": 9.0, "optimizer": 1.0}, world_size=2),
+            "compute",
+            "nothing holds it",
+        ),
+        (Interval(10, 10.0, COMPUTE, mfu=0.28), "device idle", "at 28% of what the device can multiply"),
+        (Interval(10, 10.0, COMPUTE, mfu=0.35), "compute", "at 35% of what the device can multiply: nothing"),
         (
             Interval(10, 10.0, COMPUTE, mfu=0.12),
             "device idle",
@@ -214,6 +233,13 @@ def test_validation_is_no_part_of_a_step() -> None:
     verdict = one.step(100.0, {"validation": 90.0, "forward": 3.0, "backward": 6.0, "optimizer": 0.5})
     assert verdict is not None
     assert "a step takes 10,000.0 ms, of which 95% computes" in verdict.sentence
+    assert one.step(1.0, {"validation": 1.0}) is None, "nothing was computed since"
+
+
+def test_what_several_ranks_exchange_unmeasured_is_told_of_several_alone() -> None:
+    spans = {"forward": 1.0, "backward": 8.0, "optimizer": 1.0}
+    told = [Judge(ranks, interval_seconds=0.0).step(10.0, spans) for ranks in (1, 2)]
+    assert [verdict and verdict.cause for verdict in told] == ["compute", "communication"]
 
 
 def test_how_much_is_validation_is_told_of_whole_cycles() -> None:
@@ -347,6 +373,115 @@ def test_the_device_is_judged_by_the_steps_without_validation(
         "holds it back"
     )
     assert telemetry.progress.mfu == pytest.approx(0.6 / 1.16), "of all the time"
+
+
+def test_a_verdict_is_of_an_interval_that_begins_after_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In which the processor compiles, whatever it does while data is waited for later."""
+    clock = Clock()
+    for module in ("steplog", "verdict"):
+        monkeypatch.setattr(f"holdfast_trainer.{module}.time", clock)
+    looks = iter([Loading(own=0.98, cores=16.0), *[Loading(own=0.02, cores=16.0)] * 3])
+    telemetry, spans, told = Telemetry(1, 1), Spans(torch.device("cpu")), list[tuple[int, str]]()
+    log = StepLog(spans, telemetry, None, 1, judge=Judge(1, loading=lambda: next(looks)))
+    for step in range(1, 101):
+        monkeypatch.setattr(
+            telemetry, "verdict", lambda verdict, step=step: told.append((step, verdict.cause))
+        )
+        log.begin()
+        spans.add("data", 0.5)
+        clock.now += 100.0 if step == 1 else 1.0
+        log.end(step)
+        log.tell()
+    assert told == [(step, "data reading") for step in (31, 61, 91)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_step_took_is_told_whether_its_loop_was_left_in_it_or_went_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Steps of a second in loops of two, with half a second between the two and an hour after them, in which
+    the last state is saved. An epoch takes what lies between steps too. Of the first step alone a loss is
+    told."""
+    clock = Clock()
+    monkeypatch.setattr("holdfast_trainer.steplog.time", clock)
+    telemetry, spans = Telemetry(1, 1), Spans(torch.device(device))
+    log = StepLog(spans, telemetry, Journal(RunDir(tmp_path), 1), 1, judge=Judge(1))
+    log.epochs = Epochs(2.0, 0)
+    for step in range(1, 7):
+        if step % 2:
+            log.restart_clock()
+        log.begin()
+        spans.add("data", step / 1000)
+        if step == 1:
+            log.expect_loss()
+        clock.now += 1.0 if step % 2 else 1.5
+        if step % 2 == 0:
+            log.leave()
+            with spans.span("data"):
+                clock.now += 3600.0
+        log.end(step)
+        if step == 1:
+            log.loss(1, 2.0)
+        log.tell()
+        if step % 2:
+            clock.now += 0.5
+        else:
+            spans.add("checkpoint", 3600.0)
+    log.flush()
+    lines = read_lines(RunDir(tmp_path).steps(1))
+    names = ("seconds", "data_seconds", "epoch_seconds", "epoch_loss")
+    told = {name: {line["step"]: line[name] for line in lines if name in line} for name in names}
+    assert told["seconds"] == {1: 1.0, 2: 1.5, 3: 1.0, 4: 1.5, 5: 1.0, 6: 1.5}
+    assert told["data_seconds"] == {step: step / 1000 for step in range(1, 7)}
+    assert told["epoch_seconds"] == {2: 3.0, 4: 3.0, 6: 3.0}
+    assert told["epoch_loss"] == {2: 2.0}
+    held_up = {"phase": "checkpoint"}
+    assert telemetry.registry.get_sample_value("holdfast_step_span_seconds_sum", held_up) is None
+
+
+class Drawn:
+    """In place of TensorBoard."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, set[str]]] = []
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        self.told.append((step, set(values)))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_short_steps_and_epochs_are_told_in_the_log_and_drawn_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: int
+) -> None:
+    """Four a second would bury all else there; steps.jsonl has them. Rank 0 alone tells."""
+    caplog.set_level(logging.INFO)
+    clock, run = Clock(), RunDir(tmp_path)
+    monkeypatch.setattr("holdfast_trainer.steplog.time", clock)
+    telemetry, spans = Telemetry(1, 1), Spans(torch.device("cpu"))
+    journal = None if rank else Journal(run, 1)
+    log = StepLog(spans, telemetry, journal, 1, judge=Judge(1, interval_seconds=0.0))
+    log.epochs, drawn = Epochs(1.0, 0), Drawn()
+    if rank == 0:
+        monkeypatch.setattr(log, "tensorboard", drawn)
+    for step in range(1, 13):
+        log.begin()
+        spans.add("forward", 0.25)
+        clock.now += 0.25
+        log.end(step)
+        log.tell()
+    log.val_loss(12, 1.5)
+    told = [record.message.partition(":")[0] for record in caplog.records]
+    if rank:
+        assert (told, drawn.told) == ([], [])
+        assert telemetry.progress.verdict is not None
+    else:
+        epochs = [f"epoch {number}, its 1 steps" for number in (1, 5, 9)]
+        assert [one for one in told if one.startswith("epoch")] == epochs
+        assert [line["epoch"] for line in read_lines(run.steps(1)) if "epoch" in line] == list(range(1, 13))
+        assert [step for step, _ in drawn.told] == [1, 5, 9, 12]
+        assert drawn.told[-1] == (12, {"validation loss"})
 
 
 class Idling:

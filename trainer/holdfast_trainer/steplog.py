@@ -98,7 +98,6 @@ class StepLog:
         """A loop begins: what was done before it, since the loop before, is no step's."""
         self._time_last()
         self._spans.end_step()
-        self._spans.collect()
         self._spans.off = self._off and self._any
         self._previous_end = 0.0
 

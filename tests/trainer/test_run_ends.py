@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from processes import Processes
 from waiting import wait_until
 
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR, Termination, raise_fence
+from holdfast_trainer.steps_left import StepsLeft
 
 EPOCHS = Path(__file__).parent / "epochs_script.py"
 
@@ -439,6 +441,29 @@ def test_a_loop_over_a_bar_that_is_kept_in_a_variable_is_left_by_break(
     if then == "waits":
         assert "the loop is watched: False" in gang.texts()
     assert [f"goes on with {step}" in gang.texts() for step in (5, 6)] == [False, then == "goes on"]
+
+
+def test_steps_that_are_asked_for_one_by_one_are_of_one_loop_until_that_is_closed() -> None:
+    """By `next`, which begins it and does not say when it ends; a `for` over what is left goes on with it."""
+    loops: list[str] = []
+
+    def loop() -> Generator[int]:
+        loops.append("begun")
+        try:
+            yield from range(4)
+        finally:
+            loops.append("left")
+
+    steps = StepsLeft(loop)
+    steps.close()  # nothing was begun
+    assert (next(steps), next(steps)) == (0, 1)
+    assert list(steps) == [2, 3]
+    assert (loops, next(steps, None)) == (["begun", "left"], None)
+    steps.close()
+    assert next(steps) == 0
+    steps.close()
+    assert loops == ["begun", "left"] * 2
+    assert [list(steps) for _ in range(2)] == [[0, 1, 2, 3]] * 2, "each `for` has its own"
 
 
 FORKS = """

@@ -667,6 +667,17 @@ def test_a_damaged_checkpoint_that_was_passed_over_is_told_with_the_work_that_it
     play(story)
 
 
+def test_why_a_loss_is_another_one_after_a_resume_stays_told_beside_that_it_is() -> None:
+    """Where both were read at once, that the loss differs was all that was left."""
+    start = {"attempt": 2, "event": "attempt_start", "resumed_step": 5, "differences": []}
+    told = [
+        "trained parameters of model are 2, and were 4: freeze by the step, not in one alone",
+        "loss of step 7, done again: 6.9 -> 7.1",
+    ]
+    differs = [{"attempt": 2, "event": "differs", "step": 6, "difference": one} for one in told]
+    assert work_of(2, [start, *differs], ()).resume_differences == tuple(told)
+
+
 @pytest.mark.parametrize(
     "told", [None, "step-00000200", [1, None, "x"], [{}] * 100, [{"reason": "x" * 5000}]]
 )

@@ -156,7 +156,8 @@ class _Gathered:
             self.facts["first_step"] = _int(line, "step")
             self.facts["first_step_at"] = line["time"] if is_time(line.get("time")) else None
         elif event == "differs":  # of an attempt that had nothing to tell as it began
-            self.facts["resume_differences"] = _texts([line.get("difference")])
+            told = self.facts.get("resume_differences", ())
+            self.facts["resume_differences"] = _texts([*told, line.get("difference")])
         elif event == "checkpoint":
             self._checkpoints = (self._checkpoints or 0) + 1
             self.last.append(step)

@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gangs import KILL, NOTICE, History, Workshop
 
 from holdfast_trainer.checkpoint.inspection import Opened, differences
-from holdfast_trainer.contract import RunDir
+from holdfast_trainer.contract import RunDir, read_lines
+from holdfast_trainer.exactness import Exactness
 from holdfast_trainer.ledger import Journal
+from holdfast_trainer.parallel import Gang
 from holdfast_trainer.precision import Bf16, bf16_of
 from holdfast_trainer.redone import Redone
+from holdfast_trainer.resume import Resumed
+from holdfast_trainer.training_state import TrainingState
 
 STEPS = 60
 RANKS = ["ranks: 2 -> 1"]
@@ -423,6 +428,66 @@ def test_layers_that_a_resume_freezes_again_are_told(
     told = "trained parameters of model are 2, and were 4: freeze by the step, not in one alone"
     assert (f"{told}: a resume may not be bit-exact" in gang.texts()) is not exact
     assert [line["difference"] for line in gang.history.events("differs")] == ([] if exact else [told])
+
+
+@pytest.mark.parametrize(
+    ("rank", "told_at_resume", "events"), [(0, (), 1), (1, (), 0), (0, ("ranks: 4 -> 2",), 0)]
+)
+def test_what_the_first_step_shows_is_in_the_ledger_once_where_nothing_was_told_before(
+    tmp_path: Path, rank: int, told_at_resume: tuple[str, ...], events: int
+) -> None:
+    """Every rank finds it, and keeps it with its checkpoints."""
+    environment: dict[str, Any] = {"deterministic": True}
+    state, _ = one_that_is_stepped()
+    exactness, run = Exactness(environment, Gang(rank, 2, 0, torch.device("cpu"))), RunDir(tmp_path)
+    exactness.track(
+        state, Resumed(5, differences=told_at_resume, environment={"trained parameters of model": 4})
+    )
+    exactness.begin(state)
+    journal = Journal(run, 1)
+    for step in (6, 7):
+        exactness.end_step(state, step, journal)
+    found = [line["difference"] for line in read_lines(run.ledger(1))]
+    assert len(found) == events
+    assert environment["not deterministic"] == "trained parameters of model"
+
+
+def test_a_loop_that_was_left_has_changed_its_scheduler_itself(tmp_path: Path) -> None:
+    """And not what came between it and the next one: nothing is left out by a resume, or done twice."""
+    environment: dict[str, Any] = {"deterministic": True}
+    state, scheduler = one_that_is_stepped()
+    exactness, journal = Exactness(environment, ALONE), Journal(RunDir(tmp_path), 1)
+    exactness.track(state, Resumed())
+    exactness.begin(state)
+    state.optimizers[0].step()
+    scheduler.step()
+    exactness.end_step(state, 1, journal)  # and is left, so that nothing is saved
+    exactness.begin(state)
+    assert "not deterministic" not in environment
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_sums_that_a_resume_makes_otherwise_are_told_to_who_wants_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    monkeypatch.setattr("holdfast_trainer.exactness.not_repeated", lambda *_: "they are grouped otherwise")
+    environment: dict[str, Any] = {"deterministic": deterministic}
+    state, _ = one_that_is_stepped()
+    monkeypatch.setattr(state, "replicated", {"model": None})
+    Exactness(environment, ALONE).begin(state)
+    assert ("not deterministic" in environment) is deterministic
+
+
+ALONE = Gang(0, 1, 0, torch.device("cpu"))
+
+
+def one_that_is_stepped() -> tuple[TrainingState, torch.optim.lr_scheduler.LRScheduler]:
+    """A state with two parameters that are trained, and the scheduler in it."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    return TrainingState(parts, 0), scheduler
 
 
 SCHEDULES = """

@@ -443,7 +443,9 @@ def test_what_an_attempt_left_goes_with_the_next_ones_start_though_its_pytorchjo
     async def story() -> None:
         server = Server()
         there = ("gpt-2", "gpt-2-ledger", "gpt-2-tails", "other")
-        server.config_maps = {name: {"data": {}} for name in there}
+        server.config_maps = {name: config_map(job, 2, {}, name=name) for name in there}
+        for number, one in enumerate(server.config_maps.values()):
+            one["metadata"]["uid"] = f"uid-{number}"
         async with running(server, tmp_path) as (engine, _, _):
             await engine.start(job, 3)
         assert sorted(server.config_maps) == ["gpt-2-tails", "gpt-3", "other"]

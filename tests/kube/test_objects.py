@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from small_apiserver import connected
 
-from holdfast_controller.attempt_kind import AttemptKind
+from holdfast_controller.attempt_kind import CONFIG_MAPS, AttemptKind
 from holdfast_controller.cluster import NotReady
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob
 from holdfast_controller.kube import objects
@@ -214,5 +214,29 @@ def test_who_has_the_name_of_an_attempt_is_told_as_it_is(
             with pytest.raises(NotReady, match=f"^PyTorchJob {namespace}/{found['metadata']['name']} {said}"):
                 await objects.create(job, attempt, kind, manifests)
             assert server.documents[path] == found, "it is nobody's to change"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("whose", ["nobody's", "an earlier job's", "ours"])
+def test_what_had_the_name_of_an_attempt_that_could_not_be_made_is_not_cleared_away_with_it(
+    whose: str, tmp_path: Path
+) -> None:
+    """Somebody's ConfigMap has the name: the job waits, is suspended and resumed, and its next attempt clears
+    away what the one before was made of. A TrainingRuntime, too, of whoever uses Trainer beside us."""
+
+    async def story() -> None:
+        server = Server()
+        job, attempt, _, manifests = asked(TRAIN_JOB)
+        labels = {"owner": "bob"} if whose == "nobody's" else dict(manifests.beside[0]["metadata"]["labels"])
+        if whose == "an earlier job's":
+            labels[UID_LABEL] = "earlier"
+        for body, resource in zip(manifests.beside, (CONFIG_MAPS, *TRAIN_JOB.beside), strict=True):
+            meta = {"name": body["metadata"]["name"], "uid": f"uid-{body['kind']}", "labels": labels}
+            server.documents[f"{resource.within('team')}/{meta['name']}"] = {**body, "metadata": meta}
+        before = copy.deepcopy(server.documents)
+        async with server.objects(tmp_path) as objects:
+            await objects.clear_beside(job, attempt)
+        assert server.documents == ({} if whose == "ours" else before)
 
     asyncio.run(story())

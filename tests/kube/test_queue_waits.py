@@ -104,9 +104,13 @@ def test_an_attempt_that_is_cleared_away_leaves_its_queue_at_once(
     async def versions(_: web.Request) -> web.Response:
         return web.json_response(PREFERRED)
 
+    async def nothing(_: web.Request) -> web.Response:
+        return web.json_response({}, status=404)
+
     async def story() -> None:
-        routes = web.get(GROUP, versions), web.get(workloads, listed), web.delete("/{path:.*}", delete)
-        async with connected(routes, tmp_path) as connection:
+        every = web.delete("/{path:.*}", delete), web.get("/{path:.*}", nothing)
+        queues = web.get(GROUP, versions), web.get(workloads, listed)
+        async with connected((*queues, *every), tmp_path) as connection:
             await Objects(connection, Pieces(connection)).clear(job, 1, made)
 
     asyncio.run(story())

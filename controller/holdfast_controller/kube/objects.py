@@ -124,7 +124,7 @@ class Objects:
             if not self._pieces.lacks(kind):
                 gone += [(resource, attempt_name(job, attempt, kind)) for resource in kind.beside]
         # At once: the next attempt waits for this.
-        await asyncio.gather(*(self._delete(resource, job, one) for resource, one in gone))
+        await asyncio.gather(*(self._delete(resource, job, attempt, one) for resource, one in gone))
 
     async def _delete_object(
         self, attempt_object: Document, policy: Literal["Foreground", "Background"]
@@ -133,9 +133,13 @@ class Objects:
         with suppress(NotFound):
             await self._connection.delete(object_path(attempt_object), options)
 
-    async def _delete(self, resource: Resource, job: TrainingJob, name: str) -> None:
+    async def _delete(self, resource: Resource, job: TrainingJob, attempt: int, name: str) -> None:
+        """Unless it is somebody else's, who had the name before the attempt could be made."""
+        path = f"{resource.within(job.metadata.namespace)}/{name}"
         with suppress(NotFound):
-            await self._connection.delete(f"{resource.within(job.metadata.namespace)}/{name}")
+            found = await self._connection.get(path)
+            if attempt_of(found) == (job.metadata.uid, attempt):
+                await self._connection.delete(path, {"preconditions": {"uid": uid_of(found)}})
 
 
 def _in_the_way(found: Document) -> str:

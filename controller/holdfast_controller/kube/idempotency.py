@@ -60,7 +60,8 @@ class KeyRecords:
         if known is not None:
             made = await self._made_before(job, known, digest, idempotency)
             if made is not None:
-                return made
+                noted = MADE in (known["metadata"].get("annotations") or {})
+                return made if noted else await self._noted(path, made)
         try:
             created = await create()
         except Unavailable:
@@ -68,15 +69,20 @@ class KeyRecords:
         except HoldfastError as error:
             made = await self._found(job, digest) if isinstance(error, AlreadyExists) else None
             if made is not None:
-                return made
+                return await self._noted(path, made)
             if known is None:
                 await self._forget(path)
             raise
+        return await self._noted(path, created)
+
+    async def _noted(self, path: str, made: Document) -> Document:
+        """That the key made this job: once it is deleted, nothing else would tell. By whoever finds it: the
+        request that made it may have died in between."""
         with suppress(NotFound):  # forgotten after an hour, or with the namespace
             await self._connection.patch(
-                path, {"metadata": {"annotations": {MADE: created["metadata"]["uid"]}}}, MERGE_PATCH
+                path, {"metadata": {"annotations": {MADE: made["metadata"]["uid"]}}}, MERGE_PATCH
             )
-        return created
+        return made
 
     async def _take(
         self, path: str, job: TrainingJob, digest: str, idempotency: Idempotency

@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from tests.kube.documents import in_kind
 from waiting import wait_until_async
 
-from holdfast_controller.cluster import NotFound
+from holdfast_controller.cluster import NotFound, Unavailable
 from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob, Verdict
 from holdfast_controller.kube import last_words
 from holdfast_controller.kube.connection import CONNECTIONS, connect
@@ -190,9 +190,14 @@ async def lines_of(engine: KubeEngine, job: TrainingJob, rank: int, tail: int | 
     return [line async for line in engine.logs(job, 1, rank, tail=tail)]
 
 
-def test_the_end_of_a_pod_that_is_taken_outlives_its_container(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "its node is shut down"])
+def test_the_end_of_a_pod_that_is_taken_outlives_its_container(deleted: bool, tmp_path: Path) -> None:
     async def story() -> None:
-        server = Server(pod(0), pod(1, deletionTimestamp=GOING, deletionGracePeriodSeconds=30))
+        taken = pod(1, deletionTimestamp=GOING, deletionGracePeriodSeconds=30) if deleted else pod(1)
+        if not deleted:  # its kubelet tells so much, and is gone before anybody deletes the pod
+            said = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+            taken["status"]["conditions"] = [said]
+        server = Server(pod(0), taken)
         server.said["gpt-1-worker-1"] = [f"step {n}" for n in range(100)]
         server.will_say["gpt-1-worker-1"] = ["notice", "saved at step 100"]
         async with running(server, tmp_path) as (engine, _, _):
@@ -214,7 +219,9 @@ def test_the_end_of_a_pod_that_is_taken_outlives_its_container(tmp_path: Path) -
     asyncio.run(story())
 
 
-def test_a_verdict_waits_for_the_last_lines_of_a_log_that_are_on_their_way(tmp_path: Path) -> None:
+def test_a_verdict_waits_for_the_last_lines_of_a_log_that_are_on_their_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kubelet has told that the container ended, and removed it, before its last lines have come."""
 
     async def story() -> None:
@@ -231,8 +238,13 @@ def test_a_verdict_waits_for_the_last_lines_of_a_log_that_are_on_their_way(tmp_p
             asked = asyncio.ensure_future(words.tail_of(ended))
             await asyncio.wait({asked}, timeout=0.2)
             assert not asked.done()
+            monkeypatch.setattr(last_words, "READ_SECONDS", 0.1)
+            assert await words.tail_of(ended) == ["goes on at step 0"], "though not for as long as it takes"
             server.end.set()
             assert await asked == ["goes on at step 0", "saved at step 9"]
+            monkeypatch.setattr(last_words, "READ_SECONDS", 60.0)
+            async with asyncio.timeout(10):
+                assert await words.tail_of(ended) == ["goes on at step 0", "saved at step 9"], "it has come"
             assert await lines_of(engine, JOB, 1) == ["goes on at step 0", "saved at step 9"]
 
     asyncio.run(story())
@@ -300,13 +312,16 @@ def test_a_progress_bar_that_never_ends_its_line_is_shown_before_it_fills_the_me
     asyncio.run(story())
 
 
-def test_what_we_end_ourselves_is_read_before(tmp_path: Path) -> None:
+def test_what_we_end_ourselves_is_read_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         server = Server(pod(0, "terminated"), pod(1))
         server.said = {f"gpt-1-worker-{n}": [f"last line of {n}"] for n in (0, 1)}
         async with running(server, tmp_path) as (_, words, _):
             await words.read(list(server.pods.values()))
             assert [server.tail(0), server.tail(1)] == ["last line of 0", "last line of 1"]
+            monkeypatch.setattr(last_words, "READ_SECONDS", 60.0)
+            async with asyncio.timeout(10):  # nobody follows it
+                assert await words.tail_of(pod(0, "terminated")) == ["last line of 0"]
 
     asyncio.run(story())
 
@@ -322,8 +337,11 @@ def test_the_last_lines_of_a_large_gang_outlive_its_pods(
         server = Server(*(pod(n, "terminated") for n in range(12)))
         server.said = {f"gpt-1-worker-{n}": [f"line {m} of {n}" for m in range(50)] for n in range(11)}
         async with running(server, tmp_path) as (engine, _, _):
-            await engine.keep_logs(gang, 1)
-            await engine.keep_logs(gang, 1)  # as after a crash between this and the verdict
+            with capture_logs() as said:
+                await engine.keep_logs(gang, 1)
+                await engine.keep_logs(gang, 1)  # as after a crash between this and the verdict
+                await engine.keep_logs(gang, 2)  # whose pods somebody has removed
+            assert said == []
         (kept,) = server.config_maps.values()
         assert kept["metadata"]["name"] == "gpt-1-tails"
         assert kept["metadata"]["ownerReferences"][0]["uid"] == "job-1", "it goes with the job"
@@ -429,6 +447,46 @@ def test_lines_of_any_length_do_not_fill_the_controllers_memory_and_stay_their_r
             assert kept < 8 * 2**20, "of a hundred megabytes"
             last = (server.tail(0) or "").split("\n")[-1]
             assert last == "[rank 1] " + bar[-last_words.CHARACTERS :]
+
+    asyncio.run(story())
+
+
+def test_of_a_log_that_is_long_the_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def said(*_: Any, follow: bool, **__: Any) -> AsyncIterator[str]:
+        for number in range(200):
+            long = number < 100 or number == 199
+            yield f"{number:{last_words.CHARACTERS + 5}}" if long else f"step {number}"
+            if not follow and number == 2:
+                raise ValueError("what nobody has thought of")
+
+    async def story() -> None:
+        server = Server(pod(0), pod(1, deletionTimestamp=GOING))
+        monkeypatch.setattr(last_words, "pod_lines", said)
+        async with running(server, tmp_path) as (_, words, _):
+            await wait_until_async(lambda: server.tail(1), "its end")
+            assert await words.tail_of(pod(1)) == [f"{199:{last_words.CHARACTERS}}"]
+            await words.read([pod(0)])  # which goes wrong, and must end nothing else
+
+    asyncio.run(story())
+
+
+def test_the_end_of_a_log_that_is_torn_is_no_less_than_what_it_said_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read at once it had come to the newest line; followed, it was torn at its first."""
+
+    async def said(*_: Any, follow: bool, **__: Any) -> AsyncIterator[str]:
+        yield "step 1"
+        if follow:
+            raise Unavailable("the apiserver goes")
+        yield "step 2"
+
+    async def story() -> None:
+        server = Server(pod(0), pod(1, deletionTimestamp=GOING))
+        monkeypatch.setattr(last_words, "pod_lines", said)
+        async with running(server, tmp_path) as (_, words, _):
+            await wait_until_async(lambda: server.tail(1), "what it has said")
+            assert await words.tail_of(pod(1)) == ["step 1", "step 2"]
 
     asyncio.run(story())
 
@@ -541,6 +599,50 @@ def test_the_ledger_of_a_finished_job_outlives_the_controller(
         async with running(server, tmp_path) as (engine, _, _):
             assert await engine.ledger(done) == lines
             assert await engine.ledger(JOB) == lines, "rank 0 has ended, though nobody has judged it yet"
+            cancelled = done.model_copy(update={"status": done.status.model_copy(update={"attempt": 2})})
+            assert await engine.ledger(cancelled) == lines, "before its next attempt was started"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("count", "size"), [(2000, 1000), (5, 200_000)], ids=["many lines", "long ones"])
+def test_of_a_ledger_that_kubernetes_cannot_keep_the_newest_lines_are_kept(
+    count: int, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [{"event": "note", "attempt": 1, "number": number, "text": "x" * size} for number in range(count)]
+
+    async def heard(self: Endpoints, job: TrainingJob) -> list[dict[str, Any]]:
+        return lines
+
+    monkeypatch.setattr(Endpoints, "ledger_of", heard)
+
+    async def story() -> None:
+        server = Server(pod(0, "terminated"))
+        async with running(server, tmp_path) as (_, words, _):
+            await wait_until_async(lambda: server.config_maps, "the ledger to be kept")
+            kept = await words.ledger(JOB)
+        assert kept == lines[-len(kept) :]
+        assert 400_000 <= len(server.config_maps["gpt-1-ledger"]["data"][LEDGER_FILE]) <= 512 * 1024
+
+    asyncio.run(story())
+
+
+def test_the_ledger_is_kept_when_rank_0_has_ended_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written once: with another rank's end, what rank 0 tells of its own would be missing."""
+
+    async def heard(self: Endpoints, job: TrainingJob) -> list[dict[str, Any]]:
+        return [{"event": "attempt_start", "attempt": 1}]
+
+    monkeypatch.setattr(Endpoints, "ledger_of", heard)
+
+    async def story() -> None:
+        server = Server(pod(0), pod(1, "terminated"))
+        server.said = {"gpt-1-worker-1": ["the end"]}
+        async with running(server, tmp_path) as (engine, _, _):
+            await engine.keep_logs(JOB, 1)
+            assert list(server.config_maps) == ["gpt-1-tails"]
 
     asyncio.run(story())
 

@@ -34,6 +34,8 @@ def test_what_it_tells_is_moved_by_what_its_clock_is_ahead(ahead: float) -> None
         {"event": "first_step", "attempt": 2, "time": NOON + ahead},
         {"event": "stop", "attempt": 1, "time": NOON},
         {"event": "odd", "attempt": 2, "time": "noon"},
+        {"event": "odd", "attempt": 2, "time": 10**400},
+        {"event": "odd", "attempt": [2], "time": NOON},
         {"event": "odd"},
     ]
     assert clocks.lines("team-a", "uid-gpt", lines) == [{**lines[0], "time": NOON}, *lines[1:]]

@@ -19,6 +19,7 @@ from holdfast_controller.jobs import Metadata, Spec, TrainingJob
 from holdfast_controller.kube import objects
 from holdfast_controller.kube.errors import NotPermitted
 from holdfast_controller.kube.objects import Objects
+from holdfast_controller.kube.observation import STOPPED
 from holdfast_controller.kube.pieces import Pieces
 from holdfast_controller.manifests import KINDS, Manifests, attempt_manifests
 from holdfast_controller.pod_settings import JobsKind, PodSettings
@@ -95,6 +96,10 @@ class Server:
         self.documents: dict[str, dict[str, Any]] = {}
         self.quota = True
         self.made = 0
+        self.refusal = ""
+        """Of every change."""
+        self.deleted: list[str | None] = []
+        """What was to become of that which they own."""
 
     def of_kind(self, kind: str) -> dict[str, Any]:
         (found,) = (one for one in self.documents.values() if one["kind"] == kind)
@@ -120,15 +125,21 @@ class Server:
         return web.json_response(found or {"code": 404}, status=200 if found else 404)
 
     async def delete(self, request: web.Request) -> web.Response:
-        assert (await request.json())["preconditions"]["uid"] == self.documents[request.path]["metadata"][
-            "uid"
-        ]
+        if request.path not in self.documents:
+            return web.json_response({"code": 404}, status=404)
+        options = await request.json()
+        assert options["preconditions"]["uid"] == self.documents[request.path]["metadata"]["uid"]
+        self.deleted.append(options.get("propagationPolicy"))
         return web.json_response(self.documents.pop(request.path))
+
+    async def patch(self, request: web.Request) -> web.Response:
+        return web.json_response({"code": 403, "message": self.refusal}, status=403)
 
     @asynccontextmanager
     async def objects(self, directory: Path) -> AsyncIterator[Objects]:
         path = "/{path:.*}"
-        routes = [web.post(path, self.post), web.get(path, self.get), web.delete(path, self.delete)]
+        routes = [web.post(path, self.post), web.get(path, self.get)]
+        routes += [web.delete(path, self.delete), web.patch(path, self.patch)]
         async with connected(routes, directory) as connection:
             yield Objects(connection, Pieces(connection))
 
@@ -191,6 +202,7 @@ def test_what_an_attempt_has_begun_with_is_not_changed_under_it(kind: AttemptKin
         ({}, False, "is somebody else's, not Holdfast's, and the attempt needs its name"),
         ({"uid": "earlier"}, False, "of an earlier job is still there; the attempt starts when it is gone"),
         ({"uid": "earlier"}, True, "of before is still going; the attempt starts when it is gone"),
+        ({"uid": "job-1"}, True, "of before is still going; the attempt starts when it is gone"),
     ],
 )
 def test_who_has_the_name_of_an_attempt_is_told_as_it_is(
@@ -236,7 +248,56 @@ def test_what_had_the_name_of_an_attempt_that_could_not_be_made_is_not_cleared_a
             server.documents[f"{resource.within('team')}/{meta['name']}"] = {**body, "metadata": meta}
         before = copy.deepcopy(server.documents)
         async with server.objects(tmp_path) as objects:
-            await objects.clear_beside(job, attempt)
+            gone = copy.deepcopy(manifests.attempt_object)
+            gone["metadata"]["uid"] = "job-1-1"
+            await objects.clear(job, attempt, gone)
         assert server.documents == ({} if whose == "ours" else before)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("kind", "all_made", "deleted"),
+    [
+        (PYTORCH_JOB, True, ["Foreground"]),
+        (PYTORCH_JOB, False, ["Foreground"]),
+        (TRAIN_JOB, True, []),
+        (TRAIN_JOB, False, ["Background"]),
+    ],
+)
+def test_what_would_make_more_pods_goes_with_those_that_are_ended(
+    kind: AttemptKind, all_made: bool, deleted: list[str], tmp_path: Path
+) -> None:
+    """A TrainJob makes none again, and has what is marked on it, until all have ended; but one of which pods
+    are still to come would make them."""
+
+    async def story() -> None:
+        server = Server()
+        server.quota = False
+        async with server.objects(tmp_path) as objects:
+            await objects.create(*asked(kind))
+            await objects.end(server.of_kind(kind.resource.kind), all_made=all_made)
+        assert server.deleted == deleted
+
+    asyncio.run(story())
+
+
+def test_an_attempt_can_be_ended_though_somebody_has_deleted_its_runtime(tmp_path: Path) -> None:
+    """Trainer's webhook takes no change of it any more. What else refuses the mark is told: unmarked, the end
+    of a job that is to go on would pass for a loss."""
+
+    async def story() -> None:
+        server = Server()
+        _, _, _, manifests = asked(TRAIN_JOB)
+        async with server.objects(tmp_path) as objects:
+            server.refusal = LATE
+            await objects.mark(manifests.attempt_object, STOPPED, needed=True)
+            server.refusal = OTHER
+            with pytest.raises(NotPermitted, match="no TrainJobs on Sundays"):
+                await objects.mark(manifests.attempt_object, STOPPED, needed=True)
+            await objects.mark(manifests.attempt_object, STOPPED, needed=False)
+            marked = copy.deepcopy(manifests.attempt_object)
+            marked["metadata"]["annotations"] = {STOPPED: "2026-05-01T12:00:00Z"}
+            await objects.mark(marked, STOPPED, needed=True)  # once: who asks again changes nothing
 
     asyncio.run(story())

@@ -33,9 +33,13 @@ def said(group: Any, workloads: list[Any], directory: Path) -> str:
     return asked(group, workloads, directory)[0]
 
 
-def asked(group: Any, workloads: list[Any], directory: Path) -> tuple[str, str]:
+def asked(
+    group: Any, workloads: list[Any], directory: Path, *, suspended: bool = True, **spec: Any
+) -> tuple[str, str]:
     """What the job says that it waits for, and why it is not to be queued again, if it is not."""
-    made = attempt_manifests(JOB, 1, PodSettings(default_claim="runs")).attempt_object
+    job = JOB.model_copy(update={"spec": JOB.spec.model_copy(update=spec)})
+    made = attempt_manifests(job, 1, PodSettings(default_claim="runs")).attempt_object
+    made["spec"]["runPolicy"]["suspend"] = suspended
     made["metadata"] |= {"uid": "pytorch-job-1", "resourceVersion": "5"}
     now = [1000.0]
 
@@ -183,3 +187,25 @@ def test_an_attempt_that_its_queue_took_back_is_not_put_aside_unless_its_workloa
     group: Any, workloads: list[Any], words: str, tmp_path: Path
 ) -> None:
     assert asked(group, workloads, tmp_path)[1] == words
+
+
+@pytest.mark.parametrize(
+    ("job", "workloads", "waits"),
+    [
+        pytest.param(
+            {"queue": None, "priority": None},
+            [{"spec": {"active": False}}],
+            "somebody keeps it suspended, though it is in no queue: ",
+            id="in no queue",
+        ),
+        pytest.param({"suspended": False}, [{"spec": {"active": False}}], "waits for ", id="not taken back"),
+        pytest.param({"priority": None}, [], "waits for Kueue, ", id="no priority"),
+    ],
+)
+def test_what_no_queue_holds_is_not_put_down_to_one(
+    job: dict[str, Any], workloads: list[Any], waits: str, tmp_path: Path
+) -> None:
+    told, aside = asked(PREFERRED, workloads, tmp_path, **job)
+    assert told.startswith(waits)
+    assert not any(words in told for words in ("'training'", "WorkloadPriorityClass"))
+    assert aside == ""

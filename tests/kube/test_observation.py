@@ -521,6 +521,19 @@ WAITING: list[tuple[str, Any, list[Any], str]] = [
         [pod(0, "Pending", {"waiting": {"reason": "ContainerCreating"}}), pod(1, "Pending")],
         "",
     ),
+    (
+        "an init container's image that is not there, beside a sidecar that runs",
+        job(),
+        [
+            behind_init(
+                "scan",
+                {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
+                behind_init("proxy", RUNNING, pod(0, "Pending", INITIALIZING), started=True),
+            ),
+            pod(1, "Pending"),
+        ],
+        "replica 0: init container scan: ImagePullBackOff: no such image",
+    ),
     ("one runs", job(), [pod(0, state=RUNNING), pod(1, "Pending", conditions=[scheduled("no")])], ""),
 ]
 
@@ -708,3 +721,11 @@ def test_pods_of_a_job_that_is_made_again_are_no_replicas(turn: int) -> None:
     over = attempt_observation(1, 2, attempt, [*first, *killed][::turn])
     assert over.gone
     assert classify(over).verdict is Verdict.DISRUPTED
+
+
+def test_a_pod_that_somebody_labels_as_one_of_an_attempt_is_no_replica() -> None:
+    """A number it has not: nothing may go wrong by it."""
+    odd = pod(state=ended(1))
+    odd["metadata"]["labels"]["training.kubeflow.org/replica-index"] = "first"
+    (one,) = attempt_observation(1, 1, job(), [odd, pod(0, state=RUNNING)]).replicas
+    assert one.state is ReplicaState.RUNNING

@@ -24,10 +24,11 @@ from holdfast_controller.kube.observation import STOPPED
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.reflector import Reflector
 from holdfast_controller.kube.resource import JOBS
-from holdfast_controller.pod_settings import PodSettings
+from holdfast_controller.pod_settings import JobsKind, PodSettings
 from holdfast_controller.policy.decide import Evidence, decide
 from holdfast_controller.prices import NodePrice, Prices
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
+from holdfast_controller.trainjobs import TRAIN_JOB
 
 NOW = datetime(2026, 5, 1, 12, 10, tzinfo=UTC)
 
@@ -104,16 +105,16 @@ class Cluster:
 
 @asynccontextmanager
 async def engine_of(
-    cluster: Cluster, directory: Path, settings: PodSettings | None = None
+    cluster: Cluster, directory: Path, settings: PodSettings | None = None, *more: web.RouteDef
 ) -> AsyncIterator[KubeEngine]:
-    paths = (PODS, PYTORCH_JOB.resource.path, JOBS)
+    paths = (PODS, PYTORCH_JOB.resource.path, TRAIN_JOB.resource.path, JOBS)
     routes = [web.get(path, cluster.list_or_watch) for path in paths]
     routes.append(web.get("/api/v1/nodes/{name}", cluster.node))
     routes.append(web.delete("/api/v1/namespaces/team/pods/{name}", cluster.delete))
     routes.append(web.patch("/api/v1/namespaces/team/pods/{name}", cluster.note))
     routes.append(web.delete(f"{PYTORCH_JOB.resource.within('team')}/{{name}}", cluster.delete))
     routes.append(web.patch(f"{PYTORCH_JOB.resource.within('team')}/{{name}}", cluster.mark))
-    async with connected(routes, directory, cluster.ahead) as connection:
+    async with connected([*routes, *more], directory, cluster.ahead) as connection:
         jobs, pieces = Reflector(connection, JOBS), Pieces(connection)
         async with meanwhile(pieces.run()), meanwhile(jobs.run()):
             yield KubeEngine(connection, pieces, Endpoints(pieces, jobs), jobs, settings)
@@ -416,3 +417,63 @@ def test_a_replica_whose_node_fell_silent_while_it_was_being_made_holds_up_no_jo
         assert killed == [(Phase.QUEUED, None), (Phase.QUEUED, None), (Phase.RECOVERING, 1)]
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("going", "stopped", "killed"),
+    [
+        pytest.param(None, [None], [1], id="nobody asked it to go"),
+        pytest.param((30, 30), [], [1], id="it has its grace"),
+        pytest.param((1, 1), [], [], id="no more than a kill leaves it"),
+        pytest.param((-300, 30), [0], [0], id="its node is lost"),
+        pytest.param((-300, 0), [], [], id="and it was deleted by force"),
+    ],
+)
+def test_a_pod_is_asked_to_go_once_and_sooner_where_that_is_wanted(
+    going: tuple[int, int] | None, stopped: list[int | None], killed: list[int | None], tmp_path: Path
+) -> None:
+    """Each pass asks again; `going`: seconds until the grace that it has is over."""
+
+    async def story() -> list[list[int | None]]:
+        job = opened(submitted())
+        meta = job.metadata.model_copy(update={"deletion_timestamp": NOW})
+        job = job.model_copy(update={"metadata": meta})
+        more = {}
+        if going is not None:
+            due = datetime.now(UTC) + timedelta(seconds=going[0])
+            more = {"deleted": (f"{due:%Y-%m-%dT%H:%M:%SZ}", going[1])}
+        found = []
+        for kill in (False, True):
+            cluster = Cluster(job, pod(0, state=RUNNING, **more))
+            async with engine_of(cluster, tmp_path) as engine:
+                await (engine.kill(job, 1) if kill else engine.stop(job, 1))
+            asked = zip(cluster.deleted, cluster.graces, strict=True)
+            found.append([grace for name, grace in asked if name == "gpt-1-worker-0"])
+        return found
+
+    assert asyncio.run(story()) == [stopped, killed]
+
+
+def test_an_attempt_that_was_made_before_the_kind_was_changed_is_not_made_a_second_time(
+    tmp_path: Path,
+) -> None:
+    """Its answer was lost, and the controller that comes next makes TrainJobs: two gangs would run."""
+
+    async def story() -> list[str]:
+        job = opened(submitted())
+        cluster = Cluster(job)
+        made: list[str] = []
+
+        async def make(request: web.Request) -> web.Response:
+            body = await request.json()
+            made.append(body["kind"])
+            body["metadata"] |= {"uid": body["kind"], "resourceVersion": "5"}
+            return web.json_response(body, status=201)
+
+        settings = PodSettings(kind=JobsKind.TRAIN_JOB, default_claim="runs")
+        async with engine_of(cluster, tmp_path, settings, web.post("/{path:.*}", make)) as engine:
+            await engine.observe(job, 1)
+            await engine.start(job, 1)
+        return made
+
+    assert asyncio.run(story()) == []

@@ -76,7 +76,7 @@ class Cluster:
         return web.json_response(pod)
 
     async def node(self, request: web.Request) -> web.Response:
-        if not self.nodes_answer:
+        if not self.nodes_answer and request.match_info["name"] != "n0":
             return web.json_response({"code": 500, "message": "etcdserver: request timed out"}, status=500)
         meta = {"name": request.match_info["name"]}
         return web.json_response({"metadata": meta, "status": {"allocatable": {"cpu": "1"}}})
@@ -306,19 +306,22 @@ def test_a_job_has_a_cost_though_the_apiserver_could_not_tell_of_its_node_at_fir
     monkeypatch.setattr(nodes, "UNREAD_SECONDS", 0.0)
 
     async def story() -> None:
-        job = opened(submitted())
-        runs = pod(0, state=RUNNING)
-        runs["spec"] = {"nodeName": "n1"}
-        cluster = Cluster(job, runs)
+        job = opened(submitted(replicas=2))
+        pods = [pod(index, state=RUNNING) for index in (0, 1)]
+        for index, one in enumerate(pods):
+            one["spec"] = {"nodeName": f"n{index}"}
+        cluster = Cluster(job, *pods)
         settings = PodSettings(prices=Prices(per_hour=(NodePrice(price=0.5),)))
         async with engine_of(cluster, tmp_path, settings) as engine:
             for answers in (False, True):
                 cluster.nodes_answer = answers
                 seen = await engine.observe(job, 1)
                 job = job.model_copy(update={"status": decide(job, seen, Evidence(), NOW).status})
+                if not answers:
+                    assert job.status.attempts[0].whereabouts is None, "not what a part of it costs"
         (record,) = job.status.attempts
         assert record.whereabouts is not None
-        assert (record.whereabouts.nodes, record.whereabouts.price_per_hour) == (["n1"], 0.5)
+        assert (record.whereabouts.nodes, record.whereabouts.price_per_hour) == (["n0", "n1"], 1.0)
 
     asyncio.run(story())
 

@@ -132,16 +132,22 @@ class World:
 
 
 @asynccontextmanager
-async def watched(world: World, directory: Path) -> AsyncIterator[tuple[Look, Inquiry[SlowStart], Pieces]]:
+async def known(world: World, directory: Path) -> AsyncIterator[tuple[Connection, Pieces]]:
     routes = [web.get(path, world.list_or_watch) for path in (PODS, PYTORCH_JOB.resource.path)]
     routes.append(web.get("/api/v1/namespaces/team/events", world.tell))
     async with connected(routes, directory) as connection:
         pieces = Pieces(connection)
-        slow = slow_starts(connection, pieces, lambda: world.now)
         async with meanwhile(pieces.run()):
             await pieces.synced()
-            with slow.followed() as own:
-                yield partial(slow.look, own), slow, pieces
+            yield connection, pieces
+
+
+@asynccontextmanager
+async def watched(world: World, directory: Path) -> AsyncIterator[tuple[Look, Inquiry[SlowStart], Pieces]]:
+    async with known(world, directory) as (connection, pieces):
+        slow = slow_starts(connection, pieces, lambda: world.now)
+        with slow.followed() as own:
+            yield partial(slow.look, own), slow, pieces
 
 
 async def after_a_look(pod: dict[str, Any], events: list[dict[str, Any]], place: Path) -> AttemptObservation:
@@ -258,29 +264,25 @@ def test_of_a_pod_that_goes_on_waiting_nothing_older_is_kept(tmp_path: Path) -> 
 
     async def story() -> None:
         world = World([pod])
-        routes = [web.get(path, world.list_or_watch) for path in (PODS, PYTORCH_JOB.resource.path)]
-        async with connected(routes, tmp_path) as connection:
-            pieces = Pieces(connection)
+        async with known(world, tmp_path) as (connection, pieces):
             inquiry = Inquiry(
                 connection, pieces, lambda its: [its.pods], concerns=creating, ask=ask, first_seconds=0
             )
-            async with meanwhile(pieces.run()):
-                await pieces.synced()
-                with inquiry.followed() as own:
-                    again = copy.deepcopy(pod)
-                    again["metadata"]["resourceVersion"] = "6"
-                    world.changes.put_nowait(again)
+            with inquiry.followed() as own:
+                again = copy.deepcopy(pod)
+                again["metadata"]["resourceVersion"] = "6"
+                world.changes.put_nowait(again)
 
-                    def newest() -> Document:
-                        [known] = pieces.pods.all()
-                        return known
+                def newest() -> Document:
+                    [found] = pieces.pods.all()
+                    return found
 
-                    await wait_until_async(
-                        lambda: newest()["metadata"]["resourceVersion"] == "6", "its change to be heard"
-                    )
-                    await inquiry.look(own)
-                    [about] = asked
-                    assert about is newest()
+                await wait_until_async(
+                    lambda: newest()["metadata"]["resourceVersion"] == "6", "its change to be heard"
+                )
+                await inquiry.look(own)
+                [about] = asked
+                assert about is newest()
 
     asyncio.run(story())
 

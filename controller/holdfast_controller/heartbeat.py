@@ -62,7 +62,7 @@ class Heartbeat:
         self._quiet = progress.quiet_seconds or 0.0
         self._limit = math.inf if progress.quiet_limit is None else progress.quiet_limit
 
-    def missed(self, now: float, *, taken: bool) -> None:
+    def missed(self, now: float, *, taken: bool) -> Silence:
         """No answer came; `taken`: its machine had taken the connection."""
         passed = min(now - self._looked, LONGEST_GAP_SECONDS)
         self._quiet, self._unheard = self._quiet + passed, self._unheard + passed
@@ -70,10 +70,12 @@ class Heartbeat:
         self._unanswered += taken
         if self._limit is None:
             self._limit = math.inf
+        return self._silence(self._limit)
 
     @property
     def silence(self) -> Silence | None:
         """None before it was asked."""
-        if self._limit is None:
-            return None
-        return Silence(self._quiet, self._limit, self._answers, self._unanswered, self._unheard)
+        return None if self._limit is None else self._silence(self._limit)
+
+    def _silence(self, limit: float) -> Silence:
+        return Silence(self._quiet, limit, self._answers, self._unanswered, self._unheard)

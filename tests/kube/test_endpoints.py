@@ -270,7 +270,7 @@ def test_of_a_rank_0_that_stands_still_the_network_is_not_blamed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its kernel takes connections for it, until the queue of them is full: then it looks as if somebody kept
-    the controller out."""
+    the controller out. Who then does so in words is heard."""
 
     def takes_none(address: tuple[str, int]) -> bool:
         try:
@@ -281,9 +281,13 @@ def test_of_a_rank_0_that_stands_still_the_network_is_not_blamed(
 
     async def story() -> None:
         frozen = job("frozen")
-        with socket.create_server(("127.77.1.1", 0), backlog=1) as stopped:
-            monkeypatch.setattr(endpoint, "DEFAULT_PORT", stopped.getsockname()[1])
-            async with controller(tmp_path) as (_, pieces, jobs, endpoints):
+        denies = says("RBAC: access denied", "403 Forbidden")
+        async with (
+            answering(denied=denies) as (places, port),
+            controller(tmp_path) as (_, pieces, jobs, endpoints),
+        ):
+            monkeypatch.setattr(endpoint, "DEFAULT_PORT", port)
+            with socket.create_server(("127.77.1.1", port), backlog=1) as stopped:
 
                 def unheard() -> float:
                     silence = endpoints.silence_of(frozen, 1)
@@ -297,6 +301,10 @@ def test_of_a_rank_0_that_stands_still_the_network_is_not_blamed(
                 more = endpoint.KEPT_OUT_TRIES + 1
                 await wait_until_async(lambda: unheard() > since + more, "it to be asked again and again")
                 assert endpoints.kept_out_of(frozen, 1) == ""
+
+            pieces.pods.wrote(pod(frozen, places["denied"], 2))
+            await wait_until_async(lambda: endpoints.kept_out_of(frozen, 1) != "", "it to be told")
+            assert "answers the controller 403 Forbidden" in endpoints.kept_out_of(frozen, 1)
 
     monkeypatch.setattr(endpoint, "TIMEOUT_SECONDS", 0.2)
     asyncio.run(story())

@@ -176,8 +176,7 @@ class Endpoints:
             silence = self._missed(
                 whose, pod["metadata"], taken=isinstance(error, aiohttp.SocketTimeoutError)
             )
-            if silence is None or not silence.unanswered:  # else it stands still, and its queue may be full
-                why = _kept_out(error, place)
+            why = _kept_out(error, place, stands_still=silence.unanswered > 0)
         except Exception as error:  # whatever a job's own program answers must not end the others'
             log.warning(
                 "a pod's progress cannot be read", pod=pod["metadata"]["name"], error=repr(error)[:200]
@@ -222,7 +221,7 @@ class Endpoints:
         self._pieces.wake(key)
         return True
 
-    def _missed(self, whose: Attempt, meta: Document, *, taken: bool) -> Silence | None:
+    def _missed(self, whose: Attempt, meta: Document, *, taken: bool) -> Silence:
         """What is known of its silence now. Counted also where only a controller before this one has heard
         it."""
         key = _job_of(meta)
@@ -230,9 +229,8 @@ class Endpoints:
         now = time.monotonic()
         beat = heard.beats.setdefault(whose[1], Heartbeat(now))
         before = beat.silence
-        beat.missed(now, taken=taken)
-        after = beat.silence
-        if before is not None and after is not None and (after.over or after.outdates > before.outdates):
+        after = beat.missed(now, taken=taken)
+        if before is not None and (after.over or after.outdates > before.outdates):
             self._pieces.wake(heard.key)
         return after
 
@@ -246,12 +244,13 @@ def _key(job: TrainingJob, attempt: int) -> Key:
     return job.metadata.namespace, (job.metadata.uid, attempt)
 
 
-def _kept_out(error: Exception, place: str) -> str:
+def _kept_out(error: Exception, place: str, *, stands_still: bool) -> str:
     """Why rank 0 at `place` was not heard, where the network or its rules are to blame; else empty. Of a
-    program that serves nothing there, as one without `Run`, the connection is refused."""
+    program that serves nothing there, as one without `Run`, the connection is refused; of one that
+    `stands_still` none is taken any more once the queue of them is full."""
     why = ""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        why = "no answer in time"
+        why = "" if stands_still else "no answer in time"
     elif isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         why = os.strerror(number) if number in _NO_WAY else ""

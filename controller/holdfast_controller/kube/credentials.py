@@ -17,6 +17,9 @@ RENEW_SECONDS = 60.0
 """Between two looks whether a token is to be renewed. A program is asked again five minutes before its token
 ends, and each time where it does not say when that is."""
 
+ENDS_SECONDS = 2.0
+"""So long the end of a program that was asked is waited for, where nobody needs its token any more."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -33,8 +36,12 @@ async def keep_fresh(loader: KubeConfigLoader, configuration: client.Configurati
     """Until cancelled."""
     while True:
         await asyncio.sleep(RENEW_SECONDS)
+        renewing = asyncio.ensure_future(loader._load_authentication())
         try:
-            await loader._load_authentication()
+            await asyncio.shield(renewing)
+        except asyncio.CancelledError:  # the client would leave its program behind, half read
+            await asyncio.gather(asyncio.wait_for(renewing, ENDS_SECONDS), return_exceptions=True)
+            raise
         except Exception as error:  # whatever is wrong with it now, the next time it may not be
             log.warning("credentials cannot be renewed", error=str(error) or type(error).__name__)
             continue

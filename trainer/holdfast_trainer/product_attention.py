@@ -42,7 +42,7 @@ def choose(
     """
     _, heads, time, size = q
     if device.type != "cpu" or dtype != torch.bfloat16 or not is_for(cpuinfo.read(), platform.machine()):
-        return "it is for AMD's CPUs with AVX512-BF16, and Intel's before AMX, in bf16"
+        return "it is for CPUs whose AVX512-BF16 or AMX makes bf16 fast, in bf16"
     if time < LEAST or kv_heads != heads:
         return f"it is for contexts from {LEAST} tokens on, and as many heads of keys as of queries"
     own, row = kernel(joined=joined), (1, heads, time, size)
@@ -50,10 +50,9 @@ def choose(
 
 
 def is_for(text: str, machine: str) -> bool:
-    """By the text of /proc/cpuinfo: whether bf16 is fast there, and not by AMX, for which torch's kernel
-    packs its tiles; that has not been compared. Pure."""
+    """By the text of /proc/cpuinfo: whether bf16 is fast there, by what this was measured with. Pure."""
     flags = cpuinfo.first(text).get("flags", "").split()
-    return bf16_of_cpu(text, machine) is Bf16.FAST and "avx512_bf16" in flags and "amx_bf16" not in flags
+    return bf16_of_cpu(text, machine) is Bf16.FAST and "avx512_bf16" in flags
 
 
 def kernel(*, joined: bool) -> Attend:
@@ -132,7 +131,7 @@ def _less(x: Tensor, taken: Tensor) -> Tensor:
     """[B, heads, T, size] and fp32 [B, heads, T] to [B * heads, T, size + 2]: a product with `_with_ones` is
     that of x less `taken`."""
     first = taken.to(x.dtype)
-    return _wider(x, -first, (first.float() - taken))
+    return _wider(x, -first, (first.float() - taken).to(x.dtype))
 
 
 def _with_ones(x: Tensor) -> Tensor:
@@ -141,11 +140,7 @@ def _with_ones(x: Tensor) -> Tensor:
 
 
 def _wider(x: Tensor, *columns: Tensor) -> Tensor:
-    batch, heads, time, size = x.shape
-    wider = x.new_empty((batch, heads, time, size + len(columns)))
-    wider[..., :size] = x
-    for number, column in enumerate(columns):
-        wider[..., size + number] = column
+    wider = torch.cat((x, *(column.expand(x.shape[:-1])[..., None] for column in columns)), dim=-1)
     return wider.flatten(0, 1)
 
 

@@ -99,6 +99,13 @@ def test_a_small_model_has_sizes_that_say_something() -> None:
         ),
         (
             (),
+            {"device_type": "cpu", "own_malloc": True, "slow_attention": "rank 1: its bits did not repeat"},
+            "note",
+            "train.precision",
+            "could be had faster, by matrix products (rank 1: its bits did not repeat)",
+        ),
+        (
+            (),
             {"large_loss": "rank 0: pip install cuda-bindings"},
             "note",
             "train.compile",

@@ -20,6 +20,7 @@ from holdfast_trainer.contract import read_lines
 from holdfast_trainer.product_attention import choose, is_for, kernel
 
 CPU = torch.device("cpu")
+UNSTEADY = Path(__file__).parent / "unsteady_kernel_script.py"
 AMD, INTEL = "vendor_id\t: AuthenticAMD\n", "vendor_id\t: GenuineIntel\n"
 
 
@@ -144,6 +145,19 @@ def test_both_are_told_by_the_operator_that_ran_it() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="it is for processors of x86")
+def test_a_kernel_that_does_not_repeat_its_bits_is_left_and_that_is_said(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    words = ["--config", str(write_config(tmp_path)), "train.precision=bf16", "train.steps=6"]
+    words += ["model.context=128", "model.dropout=0"]
+    alone = workshop.start(script=UNSTEADY, arguments=words)
+    assert alone.wait() == [0], alone.texts()
+    assert "bf16 on cpu, attention by flash, 1 ranks" in alone.texts()
+    assert "by matrix products, which is faster (rank 0: its bits did not repeat)" in alone.texts()
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not is_for(cpuinfo.read(), platform.machine()), reason="this CPU has no fast bf16")
 @pytest.mark.parametrize(
     "words",
@@ -184,6 +198,8 @@ def test_a_gang_of_two_kinds_of_machines_has_one_kernel(workshop: Workshop, tmp_
     gang = workshop.start(script=MIXED, ranks=2, arguments=words, env=other)
     assert gang.wait() == [0, 0], gang.texts()
     assert "bf16 on cpu, attention by flash, 2 ranks" in gang.texts()
+    slower = "attention without a gradient by matrix products, which is faster (rank 1: it is for CPUs "
+    assert slower in gang.texts()
     alone = workshop.start("alone", script=MIXED, arguments=words)
     assert alone.wait() == [0], alone.texts()
     assert "bf16 on cpu, attention by flash and products, 1 ranks" in alone.texts()

@@ -215,11 +215,15 @@ def _attend(gang: Gang, compute: Precision, batches: Batches) -> tuple[Attend | 
     """The one kernel of all ranks, None for torch's, and why it is the slower one. Collective."""
     model, device, dtype = batches.config.model, gang.device, compute.dtype
     without = ""
+    queries = (batches.micro, model.heads, model.context, model.width // model.heads)
     if model.dropout:
         return None, ""
     # Each is of no use elsewhere.
     if device.type == "cpu" and dtype == torch.bfloat16:
-        from .product_attention import choose, kernel
+        from .product_attention import choose, kernel, why_unfit
+
+        if not why_unfit(device, dtype, queries, model.key_value_heads):
+            without = "attention without a gradient by matrix products, which is faster (%s)"
     elif device.type == "cuda" and batches.config.train.deterministic:
         from .exact_attention import choose, is_for, kernel
 
@@ -227,7 +231,6 @@ def _attend(gang: Gang, compute: Precision, batches: Batches) -> tuple[Attend | 
             without = "attention without cuDNN's deterministic kernel, which is faster (%s)"
     else:
         return None, ""
-    queries = (batches.micro, model.heads, model.context, model.width // model.heads)
     joined = joins(model)
     lacking = choose(device, dtype, queries, model.key_value_heads, joined=joined)
     return _agreed(gang, kernel(joined=joined), lacking, without)

@@ -243,8 +243,10 @@ def _computing(config: Config, facts: Facts) -> list[Finding]:
     if MATH in facts.attention:
         found.append(_unfused(config, facts.device_type))
     if facts.slow_attention:
-        message = f"attention could repeat its bits faster, by cuDNN ({facts.slow_attention})"
-        found.append(Finding("note", "train.deterministic", message))
+        key, message = "train.precision", "the gradient of attention could be had faster, by matrix products"
+        if facts.device_type == "cuda":
+            key, message = "train.deterministic", "attention could repeat its bits faster, by cuDNN"
+        found.append(Finding("note", key, f"{message} ({facts.slow_attention})"))
     if facts.large_loss:
         message = "the loss could be computed in less time and memory by kernels of its own "
         message += f"({facts.large_loss}); what is compiled has the like"

@@ -40,13 +40,21 @@ def choose(
 
     It is tried, as kernel_trial.py has it. `joined`: queries, keys and values are parts of one tensor.
     """
+    if unfit := why_unfit(device, dtype, q, kv_heads):
+        return unfit
     _, heads, time, size = q
+    own, row = kernel(joined=joined), (1, heads, time, size)
+    return why_not(lambda: attention_tried(own, device, dtype, row, heads, joined=joined), "torch")
+
+
+def why_unfit(device: torch.device, dtype: torch.dtype, q: tuple[int, int, int, int], kv_heads: int) -> str:
+    """Why `kernel` would be of no use there, if it could be tried; empty where it would."""
+    _, heads, time, _ = q
     if device.type != "cpu" or dtype != torch.bfloat16 or not is_for(cpuinfo.read(), platform.machine()):
         return "it is for CPUs whose AVX512-BF16 or AMX makes bf16 fast, in bf16"
     if time < LEAST or kv_heads != heads:
         return f"it is for contexts from {LEAST} tokens on, and as many heads of keys as of queries"
-    own, row = kernel(joined=joined), (1, heads, time, size)
-    return why_not(lambda: attention_tried(own, device, dtype, row, heads, joined=joined), "torch")
+    return ""
 
 
 def is_for(text: str, machine: str) -> bool:

@@ -54,9 +54,12 @@ def test_a_pod_whose_labels_somebody_took_off_is_forgotten(tmp_path: Path) -> No
 
 
 def test_a_pod_of_a_list_and_of_a_watch_is_one(tmp_path: Path) -> None:
-    """Only the latter says that it is a Pod."""
+    """Only the latter says that it is a Pod. Of its conditions those are kept that are read."""
     job = TrainingJob(metadata=Metadata(name="gpt", namespace="team", uid="job-1"), spec=Spec(command=["x"]))
-    listed = of_attempt(job, pod(state=RUNNING))
+    listed: dict[str, Any] = of_attempt(job, pod(state=RUNNING))
+    read = [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready", "DisruptionTarget")]
+    others = [{"type": kind, "status": "True"} for kind in ("Initialized", "example.com/up")]
+    listed["status"]["conditions"] = [*others, *read]
     told = {**copy.deepcopy(listed), "kind": "Pod", "apiVersion": "v1"}
     told["metadata"]["resourceVersion"] = "7"
 
@@ -83,5 +86,6 @@ def test_a_pod_of_a_list_and_of_a_watch_is_one(tmp_path: Path) -> None:
 
                 await wait_until_async(lambda: "7" in versions(), "the watch to be heard")
                 assert versions() == ["7"]
+                assert pieces.pods_of(job, 1)[0]["status"]["conditions"] == read
 
     asyncio.run(story())

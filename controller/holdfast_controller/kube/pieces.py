@@ -17,6 +17,7 @@ from holdfast_controller.pod_template import ATTEMPT_LABEL, JOB_LABEL, MANAGED_B
 from holdfast_controller.queueing import Keys
 
 from .connection import Connection, Document
+from .pod_state import CONDITIONS
 from .reflector import Notice, Reflector, Timing, key_of, uid_of
 
 PODS = "/api/v1/pods"
@@ -142,10 +143,13 @@ class Pieces:
 
 
 def _pod(document: Document) -> Document:
-    """Without what the pod was asked to be, which is three quarters of it: what became of it counts. Items of
-    a list do not say of which kind they are, those of a watch do."""
-    node = (document.get("spec") or {}).get("nodeName")
-    return {**document, "kind": "Pod", "spec": {"nodeName": node} if node else {}}
+    """Without what the pod was asked to be, which is three quarters of it: what became of it counts, of its
+    conditions those that are read. Items of a list do not say of which kind they are, those of a watch do."""
+    node, status = (document.get("spec") or {}).get("nodeName"), document.get("status") or {}
+    if "conditions" in status:
+        told = [one for one in status["conditions"] or () if one["type"] in CONDITIONS]
+        status = {**status, "conditions": told}
+    return {**document, "kind": "Pod", "spec": {"nodeName": node} if node else {}, "status": status}
 
 
 def _attempt_object(kind: AttemptKind, document: Document) -> Document:

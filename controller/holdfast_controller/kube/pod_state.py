@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, get_args
 
 from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.manifests import KINDS
@@ -16,6 +16,10 @@ SIGNAL_BASE = 128
 """An exit code above says that a signal ended it, and which."""
 _NOT_STARTED = ("StartError", "ContainerCannotRun")
 """As containerd says it, and Docker; others keep such a container waiting (pending.py)."""
+
+Condition = Literal["PodScheduled", "Ready", "DisruptionTarget"]
+CONDITIONS = frozenset(get_args(Condition))
+"""Of a pod's those that are read; the others are not kept."""
 
 
 def kind_of_pod(pod: Document) -> AttemptKind:
@@ -135,7 +139,7 @@ def started(pod: Document) -> datetime | None:
     return datetime.fromisoformat(at) if at and not unstartable(pod) else None  # of such it is 1970
 
 
-def condition_of(pod: Document, kind: str) -> Document:
+def condition_of(pod: Document, kind: Condition) -> Document:
     """The pod's, of which it has one of a kind; empty where it has none."""
     conditions = pod["status"].get("conditions") or []
     return next((one for one in conditions if one["type"] == kind), {})

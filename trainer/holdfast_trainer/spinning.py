@@ -2,9 +2,10 @@
 
 GNU's library spins for over 10 ms, longer than a turn on a core: where anything else runs on the machine, the
 thread that is waited for has no core, and the one that waits burns its own. Half a millisecond is enough for
-all that comes between two parallel loops of a step, and where cores are free it costs nothing that could be
-measured; a tenth of it does (`make bench-trainer ARGS="--stages 'same dtype' 'busy machine'"`). It is read
-once, when the library is loaded: it must be set before PyTorch is imported. Standard library only.
+nearly all that comes between two parallel loops of a step: where cores are free it costs nothing that could
+be measured, or 3 % of a step where AMX makes the loops short; a tenth of it costs more (`make bench-trainer
+ARGS="--stages 'same dtype' 'busy machine'"`). It is read once, when the library is loaded: it must be set
+before PyTorch is imported. Standard library only.
 """
 
 from __future__ import annotations

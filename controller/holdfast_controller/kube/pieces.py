@@ -146,10 +146,9 @@ def _pod(document: Document) -> Document:
     """Without what the pod was asked to be, which is three quarters of it: what became of it counts, of its
     conditions those that are read. Items of a list do not say of which kind they are, those of a watch do."""
     node, status = (document.get("spec") or {}).get("nodeName"), document.get("status") or {}
-    if "conditions" in status:
-        told = [one for one in status["conditions"] or () if one["type"] in CONDITIONS]
-        status = {**status, "conditions": told}
-    return {**document, "kind": "Pod", "spec": {"nodeName": node} if node else {}, "status": status}
+    told = [one for one in status.get("conditions") or () if one["type"] in CONDITIONS]
+    kept = {"spec": {"nodeName": node} if node else {}, "status": {**status, "conditions": told}}
+    return {**document, "kind": "Pod", **kept}
 
 
 def _attempt_object(kind: AttemptKind, document: Document) -> Document:

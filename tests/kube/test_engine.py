@@ -480,3 +480,62 @@ def test_an_attempt_that_was_made_before_the_kind_was_changed_is_not_made_a_seco
         return made
 
     assert asyncio.run(story()) == []
+
+
+class _Behind(Cluster):
+    """Whose lists are of before the attempt was made: the watches that go on from them died in silence."""
+
+    def __init__(self, job: TrainingJob, *pods: dict[str, Any]) -> None:
+        super().__init__(job, *pods)
+        (self.made,) = self.objects.pop(PYTORCH_JOB.resource.path)
+        self.is_there = True
+
+    async def read(self, request: web.Request) -> web.Response:
+        if not self.is_there or request.match_info["name"] != "gpt-1":
+            return web.json_response({"code": 404}, status=404)
+        return web.json_response({**self.made, "kind": "PyTorchJob"})
+
+    @property
+    def route(self) -> web.RouteDef:
+        return web.get(f"{PYTORCH_JOB.resource.within('team')}/{{name}}", self.read)
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["runs", "gone"])
+def test_an_attempt_of_which_a_dead_watch_told_nothing_does_not_pass_for_gone(
+    is_there: bool, tmp_path: Path
+) -> None:
+    """Another controller has started it and died. Who leads next would open another beside it, and book steps
+    as lost that are being done."""
+
+    async def story() -> None:
+        job = opened(submitted(replicas=2))
+        job.status.attempts[0].started_at = NOW
+        cluster = _Behind(job)
+        cluster.is_there = is_there
+        async with engine_of(cluster, tmp_path, None, cluster.route) as engine:
+            if is_there:
+                with pytest.raises(Unavailable, match="attempt 1 of team/gpt has started, and no watch"):
+                    await engine.observe(job, 1)
+                return
+            seen = await engine.observe(job, 1)
+        assert decide(job, seen, Evidence(), NOW).status.disruptions == 1
+
+    asyncio.run(story())
+
+
+def test_a_gang_is_not_ended_for_a_pod_to_be_made_where_a_dead_watch_hides_its_attempt_object(
+    tmp_path: Path,
+) -> None:
+    """Without one nobody would make the pod any more."""
+
+    async def story() -> None:
+        job = opened(submitted(replicas=2))
+        job.status.attempts[0].started_at = NOW
+        cluster = _Behind(job, pod(0, state=RUNNING))
+        async with engine_of(cluster, tmp_path, None, cluster.route) as engine:
+            seen = await engine.observe(job, 1)
+        decision = decide(job, seen, Evidence(), NOW + timedelta(minutes=1))
+        assert decision.kill is None
+        assert decision.status.message == "1 of 2 replicas are up"
+
+    asyncio.run(story())

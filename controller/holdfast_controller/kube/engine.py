@@ -30,6 +30,7 @@ from holdfast_controller.cluster import (
     Place,
     Plan,
     ReplicaState,
+    Unavailable,
 )
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
@@ -147,6 +148,15 @@ class KubeEngine:
             if job.metadata.deletion_timestamp is not None or job.spec.suspend:
                 return AttemptObservation(attempt, exists=False, gone=True)
             return AttemptObservation(attempt, exists=True, gone=False, waiting=no_operator(self._kind))
+        record = job.status.record(attempt)
+        is_open = record is not None and record.verdict is None
+        if attempt_object is None and is_open and job.metadata.deletion_timestamp is None:
+            attempt_object = await self._objects.find(job, attempt, self._kind)
+            if attempt_object is not None and not pods and record is not None and record.started_at:
+                raise Unavailable(
+                    f"attempt {attempt} of {job.key} has started, and no watch has told of its pods yet; "
+                    "nothing is decided before one does"
+                )
         seen = attempt_observation(
             attempt,
             job.as_of(attempt).spec.replicas,
@@ -158,7 +168,6 @@ class KubeEngine:
             self._queue_waits.known,
             self._unmade.known,
         )
-        record = job.status.record(attempt)
         if seen.exists and seen.gone and (record is None or record.verdict is None):  # it is to be judged
             seen = replace(seen, put_aside=await put_aside(self._connection, attempt_object))
         places = await self._places(job, attempt, pods)

@@ -87,6 +87,18 @@ class Objects:
                 return found
             raise NotReady(f"{body['kind']} {job.metadata.namespace}/{name} {_in_the_way(found)}") from None
 
+    async def find(self, job: TrainingJob, attempt: int, kind: AttemptKind) -> Document | None:
+        """The attempt object as the apiserver has it, where no watch has told of it. One that died in silence
+        is opened anew after a minute: to who begins to lead meanwhile, what runs would seem to be gone."""
+        if self._pieces.lacks(kind):
+            return None
+        with suppress(NotFound):
+            path = f"{kind.resource.within(job.metadata.namespace)}/{attempt_name(job, attempt, kind)}"
+            found = await self._connection.get(path)
+            if attempt_of(found) == (job.metadata.uid, attempt):
+                self._pieces.wrote(found)
+        return self._pieces.object_of(job, attempt)
+
     async def mark(self, attempt_object: Document, mark: str, *, needed: bool) -> None:
         """Write the time under this name, once. What is not `needed` keeps nobody from ending it."""
         if mark in (attempt_object["metadata"].get("annotations") or {}):

@@ -326,6 +326,24 @@ def test_a_job_has_a_cost_though_the_apiserver_could_not_tell_of_its_node_at_fir
     asyncio.run(story())
 
 
+def test_pods_that_are_made_again_cost_nothing_more(tmp_path: Path) -> None:
+    """Somebody deletes the JobSet of a TrainJob, and its Job makes others until they are killed: the attempt
+    would have had their price too, for all of its time."""
+
+    async def story() -> None:
+        job = opened(submitted(replicas=2))
+        pods = [pod(index % 2, state=RUNNING) for index in range(4)]
+        for index, one in enumerate(pods):
+            one["spec"] = {"nodeName": f"n{index}"}
+            one["metadata"] |= {"name": f"pod-{index}", "creationTimestamp": f"2026-05-01T12:0{index}:00Z"}
+        settings = PodSettings(prices=Prices(per_hour=(NodePrice(price=0.5),)))
+        async with engine_of(Cluster(job, *pods), tmp_path, settings) as engine:
+            seen = await engine.observe(job, 1)
+        assert [place.node for place in seen.places] == ["n0", "n1"]
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "goes on"])
 def test_an_attempt_whose_operator_was_uninstalled_is_over_when_its_pods_have_saved(
     suspended: bool, tmp_path: Path

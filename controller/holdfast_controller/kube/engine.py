@@ -55,6 +55,7 @@ from .observation import (
     TAKEN,
     attempt_observation,
     deleted_by_others,
+    first_made,
 )
 from .pieces import Pieces, attempt_of, pod_path
 from .pod_state import index_of, node_of, running
@@ -178,15 +179,15 @@ class KubeEngine:
     async def _places(self, job: TrainingJob, attempt: int, pods: list[Document]) -> tuple[Place, ...]:
         """Where the replicas are, until the attempt's record has all of them. None is told of while a node
         cannot be read: what is on record is asked for no more, and a part has the price of a part."""
-        named = [name for pod in pods if (name := node_of(pod)) is not None]
-        record = job.status.record(attempt)
+        spec, record = job.as_of(attempt).spec, job.status.record(attempt)
+        made, _ = first_made(pods)
+        named = [name for i in range(spec.replicas) if i in made and (name := node_of(made[i])) is not None]
         where = record.whereabouts if record is not None else None
         if where is not None and sum(where.capacity.values()) >= len(named):
             return ()
         nodes = await self._nodes.of(named)
         if any(name not in nodes for name in named):
             return ()
-        spec = job.as_of(attempt).spec
         return tuple(place_of(nodes[name], spec, self._settings.prices) for name in named)
 
     def changes(self) -> AsyncIterator[str]:

@@ -88,7 +88,7 @@ def attempt_observation(
     """A snapshot. `replicas` is how many there should be; `slow`: what keeps pods from starting, `queued`:
     why its queue does not admit it, `unmade`: why its pods are not made, all by uid."""
     ours = _asked_by_us(attempt_object)
-    by_index, again = _first_made(pods)
+    by_index, again = first_made(pods)
     whole = attempt_object is not None and not _has_ended(attempt_object, len(pods) >= replicas)
     missing = _missing(attempt_object if whole else None, unmade or {})
     seen = tuple(
@@ -131,7 +131,7 @@ def with_evidence(manifests: Manifests) -> Manifests:
     return manifests
 
 
-def _first_made(pods: Sequence[Document]) -> tuple[dict[int, Document], list[Document]]:
+def first_made(pods: Sequence[Document]) -> tuple[dict[int, Document], list[Document]]:
     """The pod of each replica, and those that were made again."""
     in_order = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
     first = {index_of(pod): pod for pod in reversed(in_order)}

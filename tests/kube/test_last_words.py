@@ -572,7 +572,7 @@ def test_many_nodes_that_do_not_answer_leave_a_connection_for_the_lease(
     asyncio.run(story())
 
 
-def test_the_ledger_of_a_finished_job_outlives_the_controller(
+def test_the_ledger_of_a_job_that_is_over_or_rests_outlives_the_controller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(last_words, "KEEP_AGAIN_SECONDS", 0.01)
@@ -601,6 +601,12 @@ def test_the_ledger_of_a_finished_job_outlives_the_controller(
             assert await engine.ledger(JOB) == lines, "rank 0 has ended, though nobody has judged it yet"
             cancelled = done.model_copy(update={"status": done.status.model_copy(update={"attempt": 2})})
             assert await engine.ledger(cancelled) == lines, "before its next attempt was started"
+            # Once it was stopped and judged, its pods have gone.
+            server.pods.clear()
+            rests = JOB.model_copy(deep=True)
+            rests.status.phase, rests.status.attempts[0].verdict = Phase.SUSPENDED, Verdict.SUSPENDED
+        async with running(server, tmp_path) as (engine, _, _):
+            assert await engine.ledger(rests) == lines
 
     asyncio.run(story())
 

@@ -215,9 +215,12 @@ class KubeEngine:
         return known if known or not self._is_over(job) else await self.last_words.ledger(job)
 
     def _is_over(self, job: TrainingJob) -> bool:
-        """Whether rank 0 of the newest attempt can be asked no more."""
+        """Whether rank 0 of the newest attempt can be asked no more. Its pod goes once that is judged."""
+        record = job.status.record(job.status.attempt)
+        if job.status.phase.final or (record is not None and record.verdict is not None):
+            return True
         pods = self._pieces.pods_of(job, job.status.attempt)
-        return job.status.phase.final or any(index_of(pod) == 0 and has_ended(pod) for pod in pods)
+        return any(index_of(pod) == 0 and has_ended(pod) for pod in pods)
 
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
         lines = await read_steps(job, self._pieces.pods_of(job, job.status.attempt))

@@ -17,6 +17,9 @@ from asked_by_rest import JOBS, JSON, YAML, problem, submit
 from served import TOKEN, Served, job_yaml, served
 from waiting import wait_until
 
+from holdfast_controller.api.lifecycle import fingerprint
+from holdfast_controller.jobs import Spec, TrainingJob
+
 # ------------------------------------------------------------- a job's life
 
 
@@ -78,6 +81,26 @@ def test_one_key_is_one_job(http: httpx.Client) -> None:
     assert same.json()["metadata"]["uid"] == second["metadata"]["uid"] != first["metadata"]["uid"]
     detail = problem(http.post(JOBS, content=job_yaml("c"), headers=key), 409, "conflict")
     assert "k-1" in detail
+
+
+class _LaterSpec(Spec):
+    invented: int = 3
+
+
+class _LaterJob(TrainingJob):
+    spec: _LaterSpec
+
+
+def test_a_job_that_is_sent_again_to_a_later_controller_is_the_same() -> None:
+    """While a cluster's is upgraded answers are lost: its user was told to take a new key."""
+    body: dict[str, Any] = {
+        "metadata": {"name": "gpt"},
+        "spec": {"command": ["x"], "checkpoint": {"keep": 5}},
+    }
+    asked = fingerprint(TrainingJob.model_validate(body))
+    assert fingerprint(_LaterJob.model_validate(body)) == asked
+    body["spec"]["checkpoint"] = {"keep": 6}
+    assert fingerprint(TrainingJob.model_validate(body)) != asked
 
 
 # ---------------------------------------------------------------- bad input

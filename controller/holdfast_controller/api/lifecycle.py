@@ -130,11 +130,12 @@ async def submit(
 
 
 def fingerprint(job: TrainingJob) -> str:
-    """A digest of what the user asked for: equal for two bodies that mean the same job."""
-    document = job.to_dict()
-    asked = {"spec": document["spec"]}
-    asked["metadata"] = {
-        key: document["metadata"][key] for key in ("name", "namespace", "labels", "annotations")
+    """A digest of what the user asked for: equal for two bodies that mean the same job, and for controllers
+    of two versions, of which one knows more keys: a request sent twice may meet both during an upgrade."""
+    meta = job.metadata
+    asked = {
+        "spec": job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        "metadata": meta.model_dump(include={"name", "namespace", "labels", "annotations"}),
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 

@@ -42,7 +42,6 @@ from .policy.refused import could_not_delete, could_not_end, could_not_start, wa
 from .policy.tails import C_STACK_LINES, last_told
 from .policy.writes import PROGRESS_SECONDS, seconds_to_write
 from .queueing import WorkQueue
-from .stopping import suspend
 
 RESYNC_SECONDS = 30.0
 CLOCK_SECONDS = 1.0
@@ -298,7 +297,9 @@ class Reconciler:
             after = left if after is None else min(after, left)
         try:
             if decision.suspend:
-                await suspend(self._store, job)
+                # Decided anew where somebody writes first: he may have written that it is to go on.
+                spec = job.spec.model_copy(update={"suspend": True})
+                await self._store.replace_spec(job.model_copy(update={"spec": spec}))
             if decision.start is not None:
                 await self._engine.start(job, decision.start)
         except HoldfastError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -13,6 +14,7 @@ from waiting import wait_until_async
 
 from holdfast_controller.cluster import (
     AttemptObservation,
+    Conflict,
     GpuUse,
     ReplicaObservation,
     ReplicaState,
@@ -179,6 +181,43 @@ def test_the_condition_moves_when_what_it_says_does() -> None:
     idle.at_rest(status, spec, START)
     assert (status.conditions[0].status, status.conditions[0].reason) == ("False", "NotRunning")
     assert not idle.to_be_stopped(status, Idle.STOP)
+
+
+class _Overtaken(MemoryStore):
+    """A user writes first, who does not want his job to be stopped any more."""
+
+    overtaken = False
+
+    async def replace_spec(self, job: TrainingJob) -> TrainingJob:
+        if job.spec.suspend and not self.overtaken:
+            self.overtaken = True
+            edited = await self.get("default", "j")
+            edited.spec = edited.spec.model_copy(update={"idle": Idle.REPORT})
+            await super().replace_spec(edited)
+        return await super().replace_spec(job)
+
+
+def test_a_job_that_is_not_to_be_stopped_any_more_as_it_is_found_idle_goes_on() -> None:
+    async def story() -> None:
+        clock, store, engine = Clock(), _Overtaken(), MemoryEngine()
+
+        async def look() -> list[GpuUse]:
+            return [GpuUse("default/j", 1, "0", "GPU-0", 0.0, "0")]
+
+        watch = GpuWatch(look, EVERY, clock)
+        reconciler = Reconciler(store, engine, clock=clock, gpus=watch)
+        await store.create(a_job())
+        for _ in range(10):
+            await watch.look()
+            for _ in range(3):
+                with suppress(Conflict):
+                    await reconciler.reconcile("default/j")
+            clock.now += timedelta(seconds=EVERY)
+        job = await store.get("default", "j")
+        assert store.overtaken
+        assert (job.spec.suspend, job.status.phase) == (False, Phase.STARTING)
+
+    asyncio.run(story())
 
 
 def test_an_idle_job_is_suspended_and_resumed() -> None:

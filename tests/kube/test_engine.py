@@ -12,11 +12,21 @@ from typing import Any
 import pytest
 from aiohttp import web
 from small_apiserver import connected, meanwhile
-from tests.kube.documents import FINISHED, NOON, RUNNING, SAVED, disruption, ended, of_attempt, pod
+from tests.kube.documents import (
+    FINISHED,
+    NOON,
+    RUNNING,
+    SAVED,
+    disruption,
+    ended,
+    in_kind,
+    of_attempt,
+    pod,
+)
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import Unavailable
-from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, TrainingJob, Verdict
+from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Retries, Spec, TrainingJob, Verdict
 from holdfast_controller.kube import nodes
 from holdfast_controller.kube.endpoint import Endpoints
 from holdfast_controller.kube.engine import KubeEngine
@@ -498,6 +508,52 @@ def test_an_attempt_that_was_made_before_the_kind_was_changed_is_not_made_a_seco
         return made
 
     assert asyncio.run(story()) == []
+
+
+@pytest.mark.parametrize("stop", [True, False], ids=["suspended", "given up"])
+def test_a_train_job_that_is_ended_before_all_its_pods_are_made_was_taken_by_nobody(
+    stop: bool, tmp_path: Path
+) -> None:
+    """As where a quota has no room for one. It has to go at once, or it would make more; that we asked for it
+    went with it, and a job that may not be disrupted had failed for that it was suspended."""
+
+    async def story() -> None:
+        job = opened(submitted(replicas=2, retries=Retries(disruptions=0)))
+        (record,) = job.status.attempts
+        record.started_at = NOW
+        cluster = Cluster(job, in_kind(TRAIN_JOB, pod(0, state=RUNNING)))
+        made = cluster.objects.pop(PYTORCH_JOB.resource.path)
+        cluster.objects[TRAIN_JOB.resource.path] = made
+        gone: list[str] = []
+
+        async def mark(request: web.Request) -> web.Response:
+            made[0]["metadata"]["annotations"] = (await request.json())["metadata"]["annotations"]
+            return web.json_response({**made[0], "kind": "TrainJob"})
+
+        async def delete(request: web.Request) -> web.Response:
+            gone.append((await request.json())["propagationPolicy"])
+            return web.json_response({})
+
+        path = f"{TRAIN_JOB.resource.within('team')}/{{name}}"
+        settings = PodSettings(kind=JobsKind.TRAIN_JOB)
+        more = (web.patch(path, mark), web.delete(path, delete))
+        async with engine_of(cluster, tmp_path, settings, *more) as engine:
+            await (engine.stop(job, 1) if stop else engine.kill(job, 1))
+        assert (gone, cluster.deleted) == (["Background"], ["gpt-1-worker-0"])
+
+        made.clear()
+        (left,) = cluster.objects[PODS]
+        left["metadata"] |= {"deletionTimestamp": "2026-05-01T12:09:00Z", "deletionGracePeriodSeconds": 1}
+        left["status"] = {**left["status"], **in_kind(TRAIN_JOB, pod(0, state=ended(143)))["status"]}
+        job = edited(job, suspend=stop)
+        if not stop:
+            record.ending, record.reason = Verdict.UNSCHEDULABLE, "1 of 2 replicas ran"
+        async with engine_of(cluster, tmp_path, settings) as engine:
+            status = decide(job, await engine.observe(job, 1), Evidence(), NOW).status
+        assert status.attempts[0].verdict is (Verdict.SUSPENDED if stop else Verdict.UNSCHEDULABLE)
+        assert (status.disruptions, status.phase) == (0, Phase.SUSPENDED if stop else Phase.RECOVERING)
+
+    asyncio.run(story())
 
 
 class _Behind(Cluster):

@@ -272,20 +272,28 @@ class KubeEngine:
         pods = self._pieces.pods_of(job, attempt)
         if job.metadata.deletion_timestamp is None:
             await self.last_words.read(pods)
+        all_made = len(pods) >= job.as_of(attempt).spec.replicas
+        goes = attempt_object is not None and kind_of(attempt_object).ends_with_pods and not all_made
         for pod in pods:
+            if goes and job.metadata.deletion_timestamp is None:  # at once, and the mark with it
+                await self._note(pod, mark)
             await self._end_pod(pod, grace)
         if attempt_object is not None and "deletionTimestamp" not in attempt_object["metadata"]:
-            await self._objects.end(attempt_object, all_made=len(pods) >= job.as_of(attempt).spec.replicas)
+            await self._objects.end(attempt_object, all_made=all_made)
 
     async def _note_taken(self, job: TrainingJob, attempt: int, attempt_object: Document) -> None:
         """Keep in mind which pods somebody else has deleted: later nothing would tell. Once, for each change
         of a pod wakes its job, and where its attempt cannot be marked this comes again in every pass."""
         for pod in self._pieces.pods_of(job, attempt):
-            noted = TAKEN in (pod["metadata"].get("annotations") or {})
-            if not noted and deleted_by_others(pod, attempt_object):
-                change = {"metadata": {"annotations": {TAKEN: datetime.now(UTC).isoformat()}}}
-                with suppress(NotFound):
-                    await self._connection.patch(pod_path(pod), change, MERGE_PATCH)
+            if deleted_by_others(pod, attempt_object):
+                await self._note(pod, TAKEN)
+
+    async def _note(self, pod: Document, what: str) -> None:
+        """Write the time under this name on a pod, once."""
+        if what not in (pod["metadata"].get("annotations") or {}):
+            change = {"metadata": {"annotations": {what: datetime.now(UTC).isoformat()}}}
+            with suppress(NotFound):
+                await self._connection.patch(pod_path(pod), change, MERGE_PATCH)
 
     async def _end_pod(self, pod: Document, grace: int | None) -> None:
         meta = pod["metadata"]

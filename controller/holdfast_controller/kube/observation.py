@@ -11,8 +11,9 @@ Who ended a pod: the platform says so itself (a DisruptionTarget condition; a re
 Evicted, or OutOfcpu where its node rejects what ran there), or somebody deleted it before we did. A node that
 rejects what runs there, as after its restart, says so a second or two after the container has ended: who was
 ended by a notice that nobody explains has not ended before the pod's phase says so too. Our own stops and
-kills are marked on the attempt object before they are done, and before that mark what somebody else has
-deleted is marked on the pod (`deleted_by_others`), for it is also deleted by us when the rest of its gang is.
+kills are marked on the attempt object before they are done (on the pods too where that goes at once), and
+before that mark what somebody else has deleted is marked on the pod (`deleted_by_others`), for it is also
+deleted by us when the rest of its gang is.
 No time of ours is compared with one of the cluster, nor one node's with another's: where their clocks differ,
 a failure would pass for a disruption.
 """
@@ -87,7 +88,10 @@ def attempt_observation(
 ) -> AttemptObservation:
     """A snapshot. `replicas` is how many there should be; `slow`: what keeps pods from starting, `queued`:
     why its queue does not admit it, `unmade`: why its pods are not made, all by uid."""
-    ours = _asked_by_us(attempt_object)
+    # What we mark; of an attempt object that had to go first its pods have the mark (KubeEngine._end).
+    marked = pods if attempt_object is None else (attempt_object,)
+    ours = any(_asked_by_us(one) for one in marked)
+    stopped = any(_annotation(one, STOPPED) is not None for one in marked)
     by_index, again = first_made(pods)
     whole = attempt_object is not None and not _has_ended(attempt_object, len(pods) >= replicas)
     missing = _missing(attempt_object if whole else None, unmade or {})
@@ -110,7 +114,7 @@ def attempt_observation(
         gone=gone,
         replicas=seen if exists else (),
         waiting=_waiting(seen, by_index, attempt_object, queued or {}) if exists else "",
-        stopping=_annotation(attempt_object, STOPPED) is not None and (gone or not left),
+        stopping=stopped and (gone or not left),
         progress=progress,
         silence=silence,
         started_at=min(starts, default=None),
@@ -308,9 +312,9 @@ def _has_ended(attempt_object: Document, all_made: bool) -> bool:
     return all_made and kind_of(attempt_object).ends_with_pods and _asked_by_us(attempt_object)
 
 
-def _asked_by_us(attempt_object: Document | None) -> bool:
+def _asked_by_us(marked: Document | None) -> bool:
     """Whether we have asked for the end of the whole attempt."""
-    return any(_annotation(attempt_object, name) is not None for name in (STOPPED, KILLED))
+    return any(_annotation(marked, name) is not None for name in (STOPPED, KILLED))
 
 
 def is_suspended(attempt_object: Document | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -410,6 +411,29 @@ def test_a_start_cut_short_is_put_to_an_end_and_never_doubled(tmp_path: Path, be
             assert incident.verdict is Verdict.DISRUPTED
             assert "CutShort: its start was interrupted" in incident.reason
             assert processes_of(job) == []
+
+    asyncio.run(story())
+
+
+def test_what_a_later_version_has_written_of_an_attempt_is_read_after_a_rollback(tmp_path: Path) -> None:
+    """One key more in one of its files, and `holdfast up` ended in a traceback."""
+
+    async def story() -> None:
+        job = waiting_job()
+        engine = local_engine(tmp_path)
+        async with at_work(engine):
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            await engine.drill(job, 1, 1, DrillKind.NOTICE)
+            await engine.stop(job, 1)
+            await killed(engine, job)
+        files = AttemptFiles(run_directory(tmp_path, job), 1)
+        known = (files.launch(), files.stop(), files.drill(1), files.lost(0))
+        assert None not in known
+        for file in files.directory.glob("engine*.json"):
+            file.write_text(json.dumps({**json.loads(file.read_text()), "invented": 1}))
+        assert (files.launch(), files.stop(), files.drill(1), files.lost(0)) == known
+        assert (await local_engine(tmp_path).observe(job, 1)).gone
 
     asyncio.run(story())
 

@@ -115,9 +115,7 @@ class AttemptFiles:
             Grant(Fraction(g["cores"]), tuple(g["gpus"]), Fraction(g["share"])) for g in body["allocation"]
         )
         supervisors = tuple(ProcessId(p["pid"], p["started"]) for p in body["supervisors"])
-        names = {field.name for field in fields(Launch)}  # other versions write others too
-        known = {name: value for name, value in body.items() if name in names}
-        return Launch(**{**known, "allocation": grants, "supervisors": supervisors})
+        return Launch(**{**_known(Launch, body), "allocation": grants, "supervisors": supervisors})
 
     def write_launch(self, launch: Launch) -> None:
         body = asdict(launch)
@@ -131,7 +129,7 @@ class AttemptFiles:
 
     def stop(self) -> Stop | None:
         body = _read(self.directory / "engine-stop.json")
-        return None if body is None else Stop(**body)
+        return None if body is None else Stop(**_known(Stop, body))
 
     def write_stop(self, stop: Stop) -> None:
         replace_durably(self.directory / "engine-stop.json", json.dumps(asdict(stop)))
@@ -153,7 +151,7 @@ class AttemptFiles:
 
     def lost(self, replica: int) -> Lost | None:
         body = _read(self.directory / f"engine-lost-{replica}.json")
-        return None if body is None else Lost(**body)
+        return None if body is None else Lost(**_known(Lost, body))
 
     def write_lost(self, replica: int, lost: Lost) -> None:
         replace_durably(self.directory / f"engine-lost-{replica}.json", json.dumps(asdict(lost)))
@@ -194,6 +192,12 @@ class AttemptFiles:
         except OSError:
             return None
         return text.strip() or None
+
+
+def _known(record: type[Launch | Stop | Lost], body: dict[str, Any]) -> dict[str, Any]:
+    """What of it this version reads: others write other keys too."""
+    names = {field.name for field in fields(record)}
+    return {name: value for name, value in body.items() if name in names}
 
 
 def _read(path: Path) -> dict[str, Any] | None:

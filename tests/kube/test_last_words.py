@@ -82,6 +82,8 @@ class Server:
         self.removed = False
         self.refused = 0
         """So many writes of a ConfigMap are refused before the first is taken."""
+        self.refused_notes = 0
+        """Likewise, of what is noted on a pod."""
         self.config_maps: dict[str, dict[str, Any]] = {}
         self.clashes = 0
         """Writes of one that was there."""
@@ -118,6 +120,9 @@ class Server:
         return answer
 
     async def patch(self, request: web.Request) -> web.Response:
+        if self.refused_notes:
+            self.refused_notes -= 1
+            return web.json_response({"message": "etcdserver: request timed out"}, status=500)
         one = self.pods[request.match_info["pod"]]
         one["metadata"]["annotations"] = (await request.json())["metadata"]["annotations"]
         one["metadata"]["resourceVersion"] = str(int(one["metadata"]["resourceVersion"]) + 1)
@@ -246,6 +251,22 @@ def test_a_verdict_waits_for_the_last_lines_of_a_log_that_are_on_their_way(
             async with asyncio.timeout(10):
                 assert await words.tail_of(ended) == ["goes on at step 0", "saved at step 9"], "it has come"
             assert await lines_of(engine, JOB, 1) == ["goes on at step 0", "saved at step 9"]
+
+    asyncio.run(story())
+
+
+def test_what_could_not_be_noted_is_noted_at_the_end_though_nothing_came_to_it(tmp_path: Path) -> None:
+    """The apiserver was away for a moment, and whoever leads next finds the last lines on the pod alone."""
+
+    async def story() -> None:
+        server = Server(pod(0), pod(1, deletionTimestamp=GOING))
+        server.said["gpt-1-worker-1"] = ["step 1"]
+        server.refused_notes = 1
+        async with running(server, tmp_path):
+            await wait_until_async(lambda: not server.refused_notes, "the first try")
+            assert server.tail(1) is None
+            server.end.set()
+            await wait_until_async(lambda: server.tail(1) == "step 1", "the second")
 
     asyncio.run(story())
 

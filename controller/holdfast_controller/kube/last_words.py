@@ -243,10 +243,10 @@ class LastWords:
             text = _last_bytes(said.text(), NOTED_BYTES)
             if not text or text == said.noted:
                 return
-            said.noted = text
             with suppress(NotFound):
                 change = {"metadata": {"annotations": {TAIL: text}}}
                 await self._connection.patch(pod_path(pod), change, MERGE_PATCH)
+            said.noted = text
 
     # ----------------------------------------------------------------- ledger
 

@@ -116,10 +116,20 @@ def test_arrays_that_torch_cannot_share_are_kept_by_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [np.float32(0.1), np.float16(3), np.int64(-5), np.uint8(7), np.bool_(True), np.float32("inf")]
+    "value",
+    [
+        np.float32(0.1),
+        np.float64(0.1),
+        np.float16(3),
+        np.int64(-5),
+        np.uint8(7),
+        np.bool_(True),
+        np.float32("inf"),
+    ],
 )
 def test_a_number_of_numpys_keeps_its_type(tmp_path: Path, value: np.generic) -> None:
-    """A mean of losses in float32 that goes on as Python's float is rounded otherwise from then on."""
+    """A mean of losses in float32 that goes on as Python's float is rounded otherwise from then on; and so is
+    an array of float32 that is multiplied by one in float64."""
     skeleton, parts = pack({"mean": value})
     tensorfile.write(tmp_path / "file", skeleton, parts)
     back = unpack(*tensorfile.read(tmp_path / "file"))["mean"]

@@ -79,10 +79,11 @@ def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
             return {"$tuple": [visit(v, f"{path}.{i}") for i, v in enumerate(value)]}
         if isinstance(value, list):
             return [visit(v, f"{path}.{i}") for i, v in enumerate(value)]
+        # Before Python's own, of which float64 is one: as that, it would round otherwise beside float32.
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
+            return {"$scalar": [value.dtype.str, value.item()]}
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
-            return {"$scalar": [value.dtype.str, value.item()]}  # in Python's place it would round otherwise
         raise UnsupportedState(
             f"{path}: a {type(value).__name__} cannot be saved; "
             "keep tensors, numbers, strings, lists and dicts"

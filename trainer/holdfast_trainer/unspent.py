@@ -5,6 +5,10 @@ next: they are part of its state, and in no `state_dict`. Other loops leave grad
 with, and clear them before they compute more: those are worth nothing. The first and the last gradient of an
 optimizer tell which they are. PyTorch counts the writes to a tensor: where these two are the tensors that
 there were when its newest step ended, with no write since, nothing has been added.
+
+A loop that clears them in place (`zero_grad(set_to_none=False)`) has, in a step that leaves a parameter out,
+a gradient of zeros for it, with which an optimizer goes on decaying; one without a gradient it passes over.
+Where it steps with the two tensors of its step before, they are kept so: a checkpoint has which there are.
 """
 
 from __future__ import annotations
@@ -30,11 +34,14 @@ class Unspent:
         self._stepped_with: _Marks = []
         self._ended_with: _Marks = []
         """When the newest step of the run had ended."""
-        self._carried = False
+        self._carried = self._kept_on = False
+        """kept_on: it has stepped with the gradients of its step before, whatever was written to them."""
         optimizer.register_step_post_hook(self._after_step)
 
     def _after_step(self, *_: object) -> None:
-        self._stepped_with = self._marks()
+        before, self._stepped_with = self._stepped_with, self._marks()
+        same = [then() is now() for (then, _), (now, _) in zip(before, self._stepped_with, strict=False)]
+        self._kept_on = self._kept_on or (bool(same) and all(same))
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -74,22 +81,32 @@ class Unspent:
         return any(hasattr(p, "placements") for p in self._parameters)
 
     def gradients(self) -> dict[int, Any]:
-        """By the number of their parameter; none where zero_grad(set_to_none=False) has cleared them. For a
-        checkpoint: of a sparse one its parts."""
-        if not self._carried:
+        """By the number of their parameter, for a checkpoint: of a sparse one its parts. Of what is cleared
+        in place, or will be, None, or the parts of a sparse one without values."""
+        if not (self._carried or self._kept_on):
             return {}
         found = {number: p.grad for number, p in enumerate(self._parameters) if p.grad is not None}
         # What is in shards would ask the other ranks, which may not ask.
-        carried = self.in_shards or any(bool(_values(gradient).any()) for gradient in found.values())
-        return {number: _kept(gradient) for number, gradient in found.items()} if carried else {}
+        carried = self._carried and (
+            self.in_shards or any(bool(_values(gradient).any()) for gradient in found.values())
+        )
+        if not (carried or self._kept_on):
+            return {}
+        return {number: _kept(one) if carried else _cleared(one) for number, one in found.items()}
 
     def restore(self, gradients: Mapping[int, Any]) -> None:
         """Go on with what `gradients` gave."""
         parameters = self._parameters
         for number, gradient in gradients.items():
+            if gradient is None:
+                parameters[number].grad = torch.zeros_like(parameters[number])
+                continue
             whole = _from_parts(gradient) if isinstance(gradient, Mapping) else gradient
             parameters[number].grad = shard_like(whole, parameters[number]).to(parameters[number].device)
-        self._carried = bool(gradients)
+        cleared = [
+            one is None or (isinstance(one, Mapping) and not len(one["values"])) for one in gradients.values()
+        ]
+        self._carried, self._kept_on = not all(cleared), any(cleared)
         self._ended_with = self._marks()
 
     def _ends(self) -> list[torch.Tensor]:
@@ -118,6 +135,11 @@ def _kept(gradient: torch.Tensor) -> Any:
         "shape": tuple(gradient.shape),
         "coalesced": gradient.is_coalesced(),
     }
+
+
+def _cleared(gradient: torch.Tensor) -> Any:
+    """Likewise, as zeros."""
+    return _kept(torch.zeros_like(gradient)) if gradient.is_sparse else None
 
 
 def _from_parts(kept: Mapping[str, Any]) -> torch.Tensor:

@@ -145,6 +145,7 @@ def test_a_number_of_numpys_keeps_its_type(tmp_path: Path, value: np.generic) ->
         (np.array(["a"], dtype=object), "optimizer.x: a numpy array of object cannot be saved"),
         (torch.zeros(2, dtype=torch.complex128), "optimizer.x: a torch.strided tensor of torch.complex128"),
         (torch.zeros(2, 2).to_sparse(), "optimizer.x: a torch.sparse_coo tensor of torch.float32"),
+        (torch.zeros(2, device="meta"), "optimizer.x: a tensor on the meta device has no values"),
     ],
 )
 def test_what_cannot_be_saved_is_named(value: object, message: str) -> None:

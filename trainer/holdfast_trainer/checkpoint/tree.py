@@ -47,6 +47,11 @@ def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     tensors: dict[str, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor, path: str) -> str:
+        if tensor.is_meta:
+            raise UnsupportedState(
+                f"{path}: a tensor on the meta device has no values that could be saved; give it some first "
+                "(model.to_empty(device=...), then its weights)"
+            )
         if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
             raise UnsupportedState(
                 f"{path}: a {tensor.layout} tensor of {tensor.dtype} cannot be saved; "

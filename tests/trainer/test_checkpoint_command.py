@@ -287,6 +287,7 @@ def test_diff_does_not_call_damage_a_difference(
     [
         (["ls", "{tmp}/nowhere"], "nowhere is no directory; name a run directory"),
         (["ls", "{tmp}"], "has no checkpoints/ in it, so it is no run directory that saved"),
+        (["ls", "{ddp}@7"], "has no checkpoint of step 7; there are 10, 5"),
         (["verify", "{ddp}@7"], "has no checkpoint of step 7; there are 10, 5"),
         (["verify", "{ddp}@new"], "after @ comes a step, such as"),
         (["export", "{empty}", "--out", "x"], "holds no checkpoint"),

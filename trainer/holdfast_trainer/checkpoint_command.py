@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     ls = commands.add_parser("ls", help="what there is: step, attempt, ranks, size, age, digest, state",
         description="List checkpoints, newest first. 'good' means a sound manifest and files of the right "
                     "size; `verify` reads their contents. Equal digests mean equal bits on every rank.")
-    ls.add_argument("run", metavar="RUN", help="run directory")
+    ls.add_argument("run", metavar="RUN[@STEP]", help="without a step: all checkpoints")
     ls.add_argument("-o", "--output", choices=("table", "json"), default="table", help="(%(default)s)")
 
     verify = commands.add_parser("verify", help="read everything; name each bad file",
@@ -132,11 +132,13 @@ def _open(text: str) -> Opened:
 
 
 def _ls(options: argparse.Namespace) -> int:
-    from .checkpoint.inspection import OTHER_VERSION, listing
+    from .checkpoint.inspection import OTHER_VERSION, choose, listing
     from .checkpoint.stores import open_store
 
     run, step = _target(options.run)
     found = [item for item in listing(run) if step is None or item.step == step]
+    if step is not None and not found:
+        choose(run, step)
     if options.output == "json":
         print(json.dumps([dataclasses.asdict(item) for item in found], indent=1))
     elif found:

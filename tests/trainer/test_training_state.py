@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from holdfast_trainer.checkpoint import Loaded, WrongConfiguration
+from holdfast_trainer.checkpoint import Loaded, WrongConfiguration, tensorfile
 from holdfast_trainer.checkpoint.manifest import Manifest
 from holdfast_trainer.checkpoint.tree import UnsupportedState, pack, unpack
 from holdfast_trainer.training_state import TrainingState
@@ -82,6 +82,47 @@ def test_gradients_are_saved_while_they_add_up_and_not_once_they_were_stepped_wi
     assert carried(state)[1].tolist() == [1]
     optimizer.zero_grad(set_to_none=False)
     assert carried(state) == {0: None, 1: None}, "they are there, and nothing has been added up yet"
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("carries", [False, True])
+def test_weights_that_do_not_lie_in_rows_have_their_moments_and_gradients_beside_them(
+    kind: Any, carries: bool, tmp_path: Path
+) -> None:
+    """A fused optimizer goes through memory. Of weights in channels_last, and of a matrix that is transposed,
+    a resume gave each the moments of another one, without a word."""
+
+    def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)).to(memory_format=torch.channels_last)
+        model.matrix = nn.Parameter(torch.randn(5, 3).t())
+        more = {} if kind is torch.optim.AdamW else {"momentum": 0.9}
+        return model, kind(model.parameters(), 0.01, fused=True, **more)
+
+    def step(number: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
+        generator = torch.Generator().manual_seed(number)
+        images, rows = torch.randn(2, 3, 6, 6, generator=generator), torch.randn(2, 3, generator=generator)
+        (model(images).square().mean() + (rows @ model.matrix).square().mean()).backward()
+        if not carries or number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model, optimizer = parts()
+    state = TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+    for number in range(3):
+        step(number, model, optimizer)
+        state.end_step()
+    tensorfile.write(tmp_path / "file", *pack(state.capture(3).shared))
+    shared = unpack(*tensorfile.read(tmp_path / "file"))
+    assert ("gradients" in shared) == carries
+    resumed, its_optimizer = parts()
+    again = TrainingState({"model": resumed, "optimizer": its_optimizer}, rank=0)
+    assert again.restore(Loaded(Manifest(3, 1, 1, "", {}, 0.0), shared, None)) == []
+    for number in range(3, 6):
+        for one, of in ((model, optimizer), (resumed, its_optimizer)):
+            step(number, one, of)
+    pairs = zip(model.parameters(), resumed.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 @pytest.mark.parametrize("sparse", [False, True])

@@ -26,7 +26,9 @@ def load_optimizer(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     of = dict(zip(numbers, parameters, strict=True))
     placed = {
-        number: {key: shard_like(value, of[number]) for key, value in values.items()}
+        number: {
+            key: laid_out_like(shard_like(value, of[number]), of[number]) for key, value in values.items()
+        }
         for number, values in state["state"].items()
     }
     state = in_order(state, numbers)
@@ -47,6 +49,15 @@ def load_optimizer(
         _go_on_with(groups, optimizer)
     needs = ", ".join(sorted(lacking))
     return f"a {type(optimizer).__name__} needs {needs}, which was not saved" if needs else ""
+
+
+def laid_out_like(value: Any, parameter: torch.Tensor) -> Any:
+    """`value` in memory as `parameter` is, where it has its shape: a checkpoint has all in rows, and a fused
+    optimizer goes through both as they lie. It would give weights in channels_last the moments of others."""
+    plain = type(value) is torch.Tensor and value.layout is torch.strided
+    if not plain or value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).detach().copy_(value)
 
 
 @torch.no_grad()

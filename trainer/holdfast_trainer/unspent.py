@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from .optimizer_state import laid_out_like
 from .parallel import shard_like
 
 _Marks = list[tuple[weakref.ref[torch.Tensor], int]]
@@ -102,7 +103,8 @@ class Unspent:
                 parameters[number].grad = torch.zeros_like(parameters[number])
                 continue
             whole = _from_parts(gradient) if isinstance(gradient, Mapping) else gradient
-            parameters[number].grad = shard_like(whole, parameters[number]).to(parameters[number].device)
+            mine = laid_out_like(shard_like(whole, parameters[number]), parameters[number])
+            parameters[number].grad = mine.to(parameters[number].device)
         cleared = [
             one is None or (isinstance(one, Mapping) and not len(one["values"])) for one in gradients.values()
         ]

@@ -138,9 +138,9 @@ def test_a_checkpoint_of_another_version_is_not_called_bad(
     written = ddp.checkpoint(10) / MANIFEST
     body = json.loads(written.read_text())
     del body["checksum"]
-    body["version"] = 5
+    body["version"] = 6
     written.write_text(json.dumps({**body, "checksum": manifests._checksum(body)}, indent=1))
-    why = "manifest.json: version 5 is not 3 or 4: written by another Holdfast"
+    why = "manifest.json: version 6 is none of 3 to 5: written by another Holdfast"
     assert main(["checkpoint", "ls", str(ddp.path)]) == 1
     assert capsys.readouterr().out.splitlines()[1].endswith(f"  other version: {why}")
     assert main(["checkpoint", "verify", str(ddp.path)]) == 1

@@ -295,7 +295,7 @@ def written_with(**changes: object) -> str:
 
 
 def test_a_manifest_of_another_version_is_refused_by_its_number() -> None:
-    with pytest.raises(OtherVersion, match="version 7 is not 3 or 4: written by another Holdfast"):
+    with pytest.raises(OtherVersion, match="version 7 is none of 3 to 5: written by another Holdfast"):
         Manifest.from_json(written_with(version=7))
 
 

@@ -164,6 +164,24 @@ def test_a_parameter_that_a_step_leaves_out_has_the_gradient_that_it_had(sparse:
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
+def test_gradients_that_are_parts_of_a_bucket_come_back_and_are_not_kept() -> None:
+    """As DDP has them: each checkpoint said which there are, and an older Holdfast refused it."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    state = TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+    bucket = torch.zeros(4)
+    views = [bucket[:3].view(1, 3), bucket[3:]]
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=True)
+        model(torch.ones(1, 3)).sum().backward()
+        for parameter, view in zip(model.parameters(), views, strict=True):
+            assert parameter.grad is not None
+            parameter.grad = view.copy_(parameter.grad)
+        optimizer.step()
+        state.end_step()
+    assert "gradients" not in saved_by(state).shared
+
+
 class Wrapped(torch.optim.Optimizer):
     """As accelerate has it: an Optimizer by type alone, all else is another's."""
 

@@ -9,6 +9,7 @@ there were when its newest step ended, with no write since, nothing has been add
 A loop that clears them in place (`zero_grad(set_to_none=False)`) has, in a step that leaves a parameter out,
 a gradient of zeros for it, with which an optimizer goes on decaying; one without a gradient it passes over.
 Where it steps with the two tensors of its step before, they are kept so: a checkpoint has which there are.
+Parts of a larger tensor tell nothing: those of DDP's buckets come back whichever way a loop clears them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Unspent:
 
     def _after_step(self, *_: object) -> None:
         before, self._stepped_with = self._stepped_with, self._marks()
-        same = [then() is now() for (then, _), (now, _) in zip(before, self._stepped_with, strict=False)]
+        pairs = [(then(), now()) for (then, _), (now, _) in zip(before, self._stepped_with, strict=False)]
+        same = [then is now and now is not None and not now._is_view() for then, now in pairs]
         self._kept_on = self._kept_on or (bool(same) and all(same))
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from .bucket import Location
 from .checksums import Written
 from .errors import not_looked_at
 
-PLAIN, VERSION = 3, 4
-"""VERSION is written where the state holds what a reader of PLAIN would pass over, and go on with other bits:
-gradients that still add up, buffers with which each rank goes on by itself, numbers of a type of numpy's.
-Else PLAIN, so that an older Holdfast resumes."""
+PLAIN, APART, CLEARED = 3, 4, 5
+"""A later one is written where the state holds what a reader of the one before would pass over, and go on
+with other bits: APART for gradients that still add up, buffers with which each rank goes on by itself and
+numbers of a type of numpy's, CLEARED for gradients that are cleared in place. Else PLAIN, so that an older
+Holdfast resumes."""
 
 
 class BadManifest(Exception):
@@ -72,9 +74,9 @@ class Manifest:
             checksum = body.pop("checksum")
             if checksum != _checksum(body):
                 raise BadManifest("its own checksum does not match: a bit has flipped or it was edited")
-            if (version := body["version"]) not in (PLAIN, VERSION):
+            if (version := body["version"]) not in (PLAIN, APART, CLEARED):
                 raise OtherVersion(
-                    f"version {version} is not {PLAIN} or {VERSION}: written by another Holdfast"
+                    f"version {version} is none of {PLAIN} to {CLEARED}: written by another Holdfast"
                 )
             if _text(body) != text:  # 1e5 and 1E5 are one value and two texts
                 raise BadManifest("it is not the text that was written: a bit has flipped or it was edited")
@@ -93,14 +95,19 @@ class Manifest:
 def version_of(skeleton: Any) -> int:
     """The one to write for what rank 0 packed (tree.py): its `shared`, and its own."""
     shared = skeleton.get("shared")
-    goes_on = isinstance(shared, dict) and not shared.keys().isdisjoint(("gradients", "buffers_apart"))
-    return VERSION if goes_on or _has_scalars(skeleton) else PLAIN
+    shared = shared if isinstance(shared, dict) else {}
+    if _holds(shared.get("gradients", {}), lambda part: part is None):
+        return CLEARED
+    goes_on = not shared.keys().isdisjoint(("gradients", "buffers_apart"))
+    scalars = _holds(skeleton, lambda part: isinstance(part, dict) and "$scalar" in part)
+    return APART if goes_on or scalars else PLAIN
 
 
-def _has_scalars(skeleton: Any) -> bool:
-    if isinstance(skeleton, dict):
-        return "$scalar" in skeleton or any(_has_scalars(value) for value in skeleton.values())
-    return isinstance(skeleton, list) and any(_has_scalars(value) for value in skeleton)
+def _holds(skeleton: Any, what: Callable[[Any], bool]) -> bool:
+    parts = (
+        skeleton.values() if isinstance(skeleton, dict) else skeleton if isinstance(skeleton, list) else ()
+    )
+    return what(skeleton) or any(_holds(part, what) for part in parts)
 
 
 def _text(body: dict[str, Any]) -> str:

@@ -74,7 +74,11 @@ def test_without_a_file_the_overrides_are_the_whole_configuration() -> None:
     ("change", "message"),
     [
         ("train.stepz=5", "override 'train.stepz=5': train.stepz: unknown key; did you mean 'steps'?"),
-        ("trian.steps=5", "trian: unknown key; did you mean 'train'?"),
+        ("trian.steps=5", "override 'trian.steps=5': trian: unknown key; did you mean 'train'?"),
+        (
+            "data.stream.sources=[a.txt]",
+            "override 'data.stream.sources=[a.txt]': data.stream.tokenizer: required, but missing",
+        ),
         ("train.zzz=5", "train.zzz: unknown key; known: activation_checkpointing, compile, deter"),
         ("train.steps=ten", "train.steps: expected an integer, found the text 'ten'"),
         ("train.steps=true", "train.steps: expected an integer, found the boolean True"),

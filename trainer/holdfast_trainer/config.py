@@ -317,9 +317,10 @@ def load(
 def _lay_over(document: dict[str, Any], places: dict[str, str], key: str, value: object, place: str) -> None:
     section = document
     *parents, last = key.split(".")
-    for parent in parents:
+    for depth, parent in enumerate(parents, start=1):
         if section.get(parent) is None:
             section[parent] = {}
+            places.setdefault(".".join(parents[:depth]), place)
         section = section[parent]
         if not isinstance(section, dict):
             raise ConfigError(f"{place}: {parent} is a value, not a section with keys")

@@ -315,6 +315,16 @@ def test_a_bad_json_line_is_named_by_file_and_line(corpus: Path, line: str, mess
     assert f"{path}{message}" in str(caught.value)
 
 
+def test_what_kept_a_preparation_from_its_first_text_is_mended_in_the_same_directory(corpus: Path) -> None:
+    (corpus / "more.jsonl").write_text('{"body": "told once more"}\n' * 20)
+    only = {"patterns": ("*.jsonl",)}
+    with pytest.raises(PrepareError, match="name the field with --text-field"):
+        prepare(request(corpus, **only))
+    assert sum(prepare(request(corpus, text_field="body", **only)).source["documents"].values()) == 20
+    with pytest.raises(PrepareError, match="belongs to another preparation: --text-field was body"):
+        prepare(request(corpus, **only))
+
+
 def test_the_line_is_right_beyond_the_first_piece(tmp_path: Path) -> None:
     path = tmp_path / "big.jsonl"
     good = json.dumps({"text": story(1, 1000)}) + "\n"

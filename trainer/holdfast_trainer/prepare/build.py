@@ -63,7 +63,12 @@ def prepare(request: Request) -> TokenIndex:
             say(f"{request.out} is already prepared: {_summary(index)}")
             return index
         state = read_state(request.out) or _begin(request.out, State(arguments, source))
-        check_same(request.out, state.arguments, state.source, arguments, source)
+        if state.next_unit:
+            check_same(request.out, state.arguments, state.source, arguments, source)
+        elif (state.arguments, state.source) != (arguments, source):
+            # Nothing is kept of a call that ended before it had encoded anything, as by a wrong --text-field.
+            state = State(arguments, source)
+            write_state(request.out, state)
         return _build(request, files, state, started)
 
 

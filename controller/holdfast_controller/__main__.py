@@ -7,10 +7,13 @@ import contextlib
 import gc
 import io
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .cli.up import Voice
     from .settings import ClusterSettings, Settings
 
@@ -20,10 +23,17 @@ def main() -> None:
     _open_closed_streams()
     _write_any_text()
     try:
+        _commands()()
+    except KeyboardInterrupt:  # before there is a command that hears it
+        sys.exit(128 + signal.SIGINT)
+
+
+def _commands() -> Callable[[], None]:
+    try:
         from .cli import create_cli
     except ModuleNotFoundError as error:
         sys.exit(_not_installed(error))
-    create_cli(run_controller, run_on_cluster)()
+    return create_cli(run_controller, run_on_cluster)
 
 
 def _not_installed(error: ModuleNotFoundError) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import signal
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import pytest
 from processes import Processes
+from pydantic_core import SchemaValidator, core_schema
 from waiting import Deadline
 
+from holdfast_controller.__main__ import main
 from holdfast_controller.cli.up import Voice
 from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob, Verdict
 from holdfast_controller.server import claim
@@ -235,6 +238,37 @@ def test_a_client_command_does_not_load_the_server() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
+
+
+def _interrupted_import() -> None:
+    raise KeyboardInterrupt
+
+
+def _interrupted_model() -> None:
+    class Member(enum.Enum):
+        ONE = 1
+
+        @property
+        def value(self) -> int:
+            raise KeyboardInterrupt
+
+    SchemaValidator(core_schema.enum_schema(Member, [Member.ONE]))
+
+
+@pytest.mark.parametrize("interrupted", [_interrupted_import, _interrupted_model])
+def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_traceback(
+    interrupted: Callable[[], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["holdfast", "version"])
+    monkeypatch.setattr("holdfast_controller.cli.app.version", lambda _: interrupted())
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    monkeypatch.setattr("holdfast_controller.cli.create_cli", lambda *_: _interrupted_import())
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "")
 
 
 def test_help_loads_no_more_than_the_command_tree() -> None:

@@ -57,8 +57,15 @@ class _Commands(TyperGroup):
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(ERROR) from None
         except Exception as error:
+            if _is_interrupt(error):
+                raise typer.Exit(INTERRUPTED) from None
             tell(error)
             raise typer.Exit(ERROR) from None
+
+
+def _is_interrupt(error: Exception) -> bool:
+    """Ctrl-C while pydantic builds a model, as at its import, comes as a schema that it cannot build."""
+    return type(error).__name__ == "SchemaError" and "KeyboardInterrupt" in str(error)
 
 
 @contextmanager

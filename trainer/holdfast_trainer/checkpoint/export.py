@@ -51,7 +51,8 @@ def export(opened: Opened, out: Path, form: Format, *, part: str | None, everyth
             metadata = {"format": "pt", "holdfast_step": str(opened.manifest.step)}
             save_weights_file({key: value.contiguous() for key, value in body.items()}, temporary, metadata)
         else:
-            torch.save(body, temporary)
+            with open(temporary, "wb") as stream:  # of a path torch would not say why it cannot be written
+                torch.save(body, stream)
         os.replace(temporary, file)
     except OSError as error:
         raise CheckpointError(f"{out} cannot be written: {error.strerror or error}") from error

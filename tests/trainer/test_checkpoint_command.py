@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from disks import fill
 from gangs import RankServer, Workshop
 from processes import Processes
 from safetensors.torch import load_file
@@ -202,6 +203,18 @@ def test_all_of_a_checkpoint_can_be_taken_out(runs: Path, tmp_path: Path) -> Non
     assert any(name.startswith("optimizer.state") for name in load_file(tmp_path / "s"))
 
 
+@pytest.mark.parametrize("form", ["torch", "safetensors"])
+def test_an_export_that_finds_no_room_says_so_and_leaves_nothing(
+    ddp: RunDir, small_disk: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(small_disk / "filler")
+    words = ["checkpoint", "export", str(ddp.path), "--out", str(small_disk / "out"), "--format", form]
+    assert main(words) == 2
+    assert "out cannot be written: " in (told := capsys.readouterr().err)
+    assert "No space left on device" in told
+    assert [path.name for path in small_disk.iterdir() if path.is_file()] == ["filler"]
+
+
 def test_what_cannot_be_exported_is_said(
     ddp: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,6 +301,7 @@ def test_diff_does_not_call_damage_a_difference(
         (["ls", "{tmp}/nowhere"], "nowhere is no directory; name a run directory"),
         (["ls", "{tmp}"], "has no checkpoints/ in it, so it is no run directory that saved"),
         (["ls", "{ddp}@7"], "has no checkpoint of step 7; there are 10, 5"),
+        (["ls", "{ddp}@7", "-o", "json"], "has no checkpoint of step 7; there are 10, 5"),
         (["verify", "{ddp}@7"], "has no checkpoint of step 7; there are 10, 5"),
         (["verify", "{ddp}@new"], "after @ comes a step, such as"),
         (["export", "{empty}", "--out", "x"], "holds no checkpoint"),

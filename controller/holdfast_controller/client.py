@@ -147,6 +147,12 @@ class Client:
         error = error_of(document, answer.status_code)
         if isinstance(error, Unavailable):
             error.retry_after = _seconds(answer.headers.get("Retry-After", ""))
+        elif not isinstance(document, dict) or not {"detail", "title"} & document.keys():
+            # Such a 404 does not say that a job is gone.
+            raise NotHoldfast(
+                f"{self.server} answered {answer.status_code} {answer.reason_phrase}, and not as a "
+                "controller does: look whether that is its address (--server, HOLDFAST_SERVER)"
+            )
         raise error
 
     def _items(self, document: Any) -> list[Any]:

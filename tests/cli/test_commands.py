@@ -232,6 +232,12 @@ def test_something_else_answers(holdfast: Holdfast, monkeypatch: pytest.MonkeyPa
         f"error: http://127.0.0.1:{port} answers that what was asked for is at https://hold"
     )
     assert "(--server, HOLDFAST_SERVER)" in told
+    for status, body in ((404, b"<html>no such page</html>"), (404, b'{"kind": "Status"}'), (500, b"")):
+        with ingress(port, status, body):
+            for words in (["get", "gpt"], ["wait", "gpt"], ["logs", "-f", "gpt"], ["events", "gpt"]):
+                told = holdfast(*words, code=1).stderr
+                assert told.startswith(f"error: http://127.0.0.1:{port} answered {status} "), (words, told)
+                assert "and not as a controller does: look whether that is its address" in told
 
 
 def test_a_proxy_that_cannot_be_used(holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:

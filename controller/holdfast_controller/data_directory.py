@@ -215,14 +215,14 @@ def read_token(path: Path) -> str:
         raise DataDirectoryError(f"no token file at {path}: `holdfast up` makes one") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataDirectoryError(f"cannot read the token file {path}: {error}") from error
+    if len(token) < 16 or not token.isprintable() or " " in token:
+        raise DataDirectoryError(
+            f"the token file {path} holds no token of at least 16 characters: name the one that "
+            "`holdfast up` prints; if it is that, delete it and start the controller again for a new one"
+        )
     if _open_to_others(mode):
         raise DataDirectoryError(
             f"the token file {path} has mode {stat.S_IMODE(mode.st_mode):04o}, so others on this machine "
             f"can use it: `chmod 600 {path}`, or delete it and start again for a new token"
-        )
-    if len(token) < 16 or not token.isprintable() or " " in token:
-        raise DataDirectoryError(
-            f"the token file {path} holds no token of at least 16 characters: "
-            "delete it and start again for a new one"
         )
     return token

@@ -224,8 +224,9 @@ def test_two_first_starts_at_once_agree_on_one_token(tmp_path: Path) -> None:
         (None, 0, "no token file at .*: `holdfast up` makes one"),
         ("x" * 43, 0o644, "has mode 0644, so others on this machine can use it: `chmod 600 "),
         ("x" * 43, 0o660, "has mode 0660"),
-        ("", 0o600, "holds no token of at least 16 characters: delete it"),
+        ("", 0o600, "of at least 16 characters: name the one that `holdfast up` prints; if it is"),
         ("short", 0o600, "holds no token of at least 16 characters"),
+        ("a text of somebody's own", 0o644, "holds no token of at least 16 characters"),
     ],
 )
 def test_a_token_file_that_is_no_good(tmp_path: Path, text: str | None, mode: int, told: str) -> None:

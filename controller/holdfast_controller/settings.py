@@ -188,6 +188,9 @@ def _load(cls: type[S], flags: Mapping[str, Any]) -> S:
             message = fault["msg"].removeprefix("Value error, ")
             if fault["loc"]:
                 name = str(fault["loc"][0])
+                default = cls.model_fields[name].default if name in cls.model_fields else None
+                if fault["type"] == "string_pattern_mismatch" and default is not None:
+                    message = f"write it like {default}, which is its default"
                 message = f"{name} ({PREFIX}{name.upper()}) is {fault['input']!r}: {message}"
             faults.append(message)
         raise SettingsError("; ".join(faults)) from None

@@ -311,6 +311,10 @@ def test_a_data_directory_whose_controller_does_not_run_leads_to_no_other(
         f"error: no controller runs with the data directory {tmp_path}/my jobs: start one with `holdfast "
         f"--data-dir '{tmp_path}/my jobs' up`, or name the one that you mean with --server\n"
     )
+    with monkeypatch.context() as as_another_user:
+        as_another_user.setattr("os.access", lambda *_: False)
+        told = holdfast("--data-dir", str(tmp_path / "my jobs"), "delete", "gpt-small", code=1).stderr
+    assert told.startswith(f"error: the data directory {tmp_path}/my jobs is closed to you: name its ")
     monkeypatch.setenv("HOLDFAST_TOKEN", TOKEN)
     assert "gpt-small" in holdfast("get").stdout
 

@@ -92,6 +92,11 @@ class Connection:
         if self.data_dir is None or self.server or self.token_file is not None or _token_in_environment():
             return
         if self.directory.read_server_file() is None:
+            if exists(self.directory.path) and not os.access(self.directory.path, os.X_OK):
+                raise DataDirectoryError(
+                    f"the data directory {self.directory.path} is closed to you: name its controller with "
+                    "--server, and with --token-file a file of yours that holds its token"
+                )
             raise DataDirectoryError(
                 f"no controller runs with the data directory {self.directory.path}: start one with "
                 f"`holdfast --data-dir {shlex.quote(str(self.directory.path))} up`, or name the one that you "

@@ -790,6 +790,39 @@ def test_what_is_kept_of_an_earlier_job_of_the_name_is_not_taken_for_this_ones(
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("goes", [True, False], ids=["and goes", "and stays"])
+def test_the_last_lines_of_a_large_gang_wait_for_those_of_an_earlier_job_to_go(
+    goes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt waits as well, so not for long; and that they are not kept is told."""
+    monkeypatch.setattr("holdfast_controller.kube.engine.log", structlog.get_logger())
+    monkeypatch.setattr(last_words, "KEEP_AGAIN_SECONDS", 0.05)
+    earlier = JOB.model_copy(update={"metadata": Metadata(name="gpt", namespace="team", uid="job-0")})
+    gang = JOB.model_copy(update={"spec": Spec(command=["python"], replicas=12)})
+
+    async def story() -> None:
+        server = Server(*(pod(n, "terminated") for n in range(12)))
+        server.said = {f"gpt-1-worker-{n}": [f"line of {n}"] for n in range(12)}
+        server.config_maps = {"gpt-1-tails": config_map(earlier, 1, {"11": "another's"}, name="gpt-1-tails")}
+        async with running(server, tmp_path) as (engine, _, _):
+            with capture_logs() as said:
+                keeping = asyncio.ensure_future(engine.keep_logs(gang, 1))
+                await wait_until_async(lambda: server.clashes, "the last lines to be written")
+                if goes:
+                    server.config_maps.clear()
+                await keeping
+        assert [line["attempt"] for line in said if "are not kept" in line["event"]] == ([] if goes else [1])
+        server.pods = {}
+        async with running(server, tmp_path) as (engine, _, _):
+            if goes:
+                assert await lines_of(engine, gang, 11) == ["line of 11"]
+            else:
+                with pytest.raises(NotFound, match=r"rank-11.log"):
+                    await lines_of(engine, gang, 11)
+
+    asyncio.run(story())
+
+
 def test_the_ledger_of_an_attempt_whose_node_was_lost_is_kept_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

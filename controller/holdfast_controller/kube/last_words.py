@@ -57,8 +57,10 @@ KEPT_BYTES = 800 * 1024
 NOTED_BYTES = 200 * 1024
 """Of those of one pod: Kubernetes keeps 256 KiB of annotations."""
 KEEP_TRIES = 30
+TAILS_TRIES = 3
+"""To keep last lines where an earlier job's are: the next attempt waits for it."""
 KEEP_AGAIN_SECONDS = 1.0
-"""Between two tries to keep a ledger: who could write it has it in memory alone."""
+"""Between two tries: who could write it has it in memory alone."""
 FOLLOWED = 32
 """Logs that are followed at a time, each on a connection of its own; of more pods what they said before."""
 
@@ -182,9 +184,8 @@ class LastWords:
         most = KEPT_BYTES // len(pods)
         tails = zip(pods, await asyncio.gather(*(self.tail_of(pod) for pod in pods)), strict=True)
         data = {str(index_of(pod)): _last_bytes("\n".join(tail), most) for pod, tail in tails if tail}
-        with suppress(AlreadyExists):
-            body = config_map(job, attempt, data, name=tails_name(job, attempt))
-            await self._connection.post(_config_maps(job), body)
+        body = config_map(job, attempt, data, name=tails_name(job, attempt))
+        await self._write(_config_maps(job), body, TAILS_TRIES, AlreadyExists)
         if attempt > ATTEMPTS_KEPT:
             with suppress(NotFound):
                 old = tails_name(job, attempt - ATTEMPTS_KEPT)
@@ -262,18 +263,18 @@ class LastWords:
         name = ledger_name(job, whose[1])
         try:
             body = config_map(job, whose[1], {LEDGER_FILE: "\n".join(lines)}, name=name)
-            await self._write(_config_maps(job), body)
+            await self._write(_config_maps(job), body, KEEP_TRIES, HoldfastError)
         except BaseException:
             self._kept.discard(uid_of(pod))  # for when we lead again, or the pod changes
             raise
 
-    async def _write(self, path: str, body: Document) -> None:
-        """Unless it is there; an apiserver that is away is asked again, and so is one that has yet to remove
-        an earlier job's."""
+    async def _write(self, path: str, body: Document, tries: int, error: type[HoldfastError]) -> None:
+        """Unless it is there; after an `error` the apiserver is asked again, as where it has yet to remove an
+        earlier job's, which is AlreadyExists."""
         again = AsyncRetrying(
             wait=wait_fixed(KEEP_AGAIN_SECONDS),
-            stop=stop_after_attempt(KEEP_TRIES),
-            retry=retry_if_exception_type(HoldfastError),
+            stop=stop_after_attempt(tries),
+            retry=retry_if_exception_type(error),
             reraise=True,
         )
         async for attempt in again:

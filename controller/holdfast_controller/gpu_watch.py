@@ -51,9 +51,10 @@ class GpuWatch:
             if self._blind:
                 log.info("GPUs of jobs are seen again")
             self._blind = ""
-        except HoldfastError as error:
+        except Exception as error:  # what nobody has foreseen of a GPU must not end the jobs' controller
             if str(error) != self._blind:
-                log.warning("GPUs of jobs are not seen", error=str(error))
+                told = not isinstance(error, HoldfastError)
+                log.warning("GPUs of jobs are not seen", error=str(error), exc_info=told)
             uses, self._blind = (), str(error)
         before = self._said()
         seen: dict[tuple[str, int], dict[str, GpuUse]] = {}

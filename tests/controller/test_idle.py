@@ -220,6 +220,32 @@ def test_a_job_that_is_not_to_be_stopped_any_more_as_it_is_found_idle_goes_on() 
     asyncio.run(story())
 
 
+def test_what_nobody_has_foreseen_of_a_gpu_ends_no_controller() -> None:
+    """Its looks go on, and what they find counts again."""
+
+    async def story() -> None:
+        clock, store, looks = Clock(), MemoryStore(), 0
+
+        async def look() -> list[GpuUse]:
+            nonlocal looks
+            looks += 1
+            if looks < 3:
+                raise TypeError("a figure of a kind that no version has had")
+            return uses([0.0])
+
+        watch = GpuWatch(look, 0.01, clock)
+        running = asyncio.ensure_future(Reconciler(store, MemoryEngine(), clock=clock, gpus=watch).run())
+        try:
+            await wait_until_async(lambda: looks > 3 or running.done(), "it to look on")
+            assert not running.done()
+            assert watch.verdict(a_job(), 1) is not None
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(story())
+
+
 def test_an_idle_job_is_suspended_and_resumed() -> None:
     """Through the reconciler: told once, stopped as a user would, and given another chance."""
 

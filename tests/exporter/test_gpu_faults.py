@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psutil
@@ -303,6 +304,32 @@ def test_a_library_that_crashes_takes_only_its_process_along(script: Script, loo
     script.write()
     seen = wait_until(lambda: healthy(look()), "figures from a fresh process", seconds=SECONDS)
     assert seen.by("gpu", "up") == {"0": 1, "1": 1}
+
+
+def test_a_reader_of_another_version_is_told_of(
+    look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where Holdfast was installed anew while this process ran, and its reader began once more since."""
+    newer = tmp_path / "newer"
+    device = {"index": 0, "uuid": "GPU-0", "of_a_later_version": 1}
+    answer = {"id": 1, "reading": {"driver": "", "cuda": "", "devices": [device]}, "xids": []}
+    newer.write_text(f"#!/bin/sh\nread asked\ncat <<'END'\n{json.dumps(answer)}\nEND\ncat\n")
+    newer.chmod(0o755)
+    monkeypatch.setattr(sampling.sys, "executable", str(newer))
+    seen = look()
+    assert_blind(seen, "error")
+    assert "is of another version" in seen.message("nvml")
+    assert "of_a_later_version" in seen.message("nvml")
+    assert seen.message("nvml").endswith("start this process again")
+
+
+def test_a_process_that_has_many_files_open_reads_its_gpus(script: Script, look: Look) -> None:
+    """Beyond the number up to which select() looks at them."""
+    with ExitStack() as stack:
+        while (number := os.open(os.devnull, os.O_RDONLY)) <= 1030:
+            stack.callback(os.close, number)
+        stack.callback(os.close, number)
+        assert healthy(look())
 
 
 def started(processes: Processes, *options: str) -> tuple[subprocess.Popen[str], str]:

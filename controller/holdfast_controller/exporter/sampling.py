@@ -132,23 +132,36 @@ class Sampler:
         assert self._reader is not None
         assert self._reader.stdout is not None
         handle = self._reader.stdout.fileno()
+        readable = select.poll()  # select() takes no number from 1024 on
+        readable.register(handle, select.POLLIN)
         while True:
             while b"\n" in self._buffer:
                 line, self._buffer = self._buffer.split(b"\n", 1)
-                document = json.loads(line)
-                if "at" in document:
-                    self._at = document["at"]
-                    continue
-                xids += [XidEvent(uuid, code) for uuid, code in document.get("xids", ())]
-                if document["id"] == self._asked:
-                    return _parsed(document)
+                try:
+                    if (answer := self._heard(json.loads(line), xids)) is not None:
+                        return answer
+                except (KeyError, TypeError, ValueError) as error:
+                    return Fault(
+                        Reason.ERROR,
+                        f"the reader of NVML is of another version ({error}), as where Holdfast was "
+                        "installed anew meanwhile: start this process again",
+                    )
             left = max(0.0, end - time.monotonic())
-            if not select.select([handle], [], [], left)[0]:
+            if not readable.poll(left * 1000):
                 return Fault(Reason.HUNG, f"{self._where()} has not answered within {self.deadline:g} s")
             chunk = os.read(handle, _CHUNK)
             if not chunk:
                 return self._died()
             self._buffer += chunk
+
+    def _heard(self, document: dict[str, Any], xids: list[XidEvent]) -> Reading | Fault | None:
+        """A line of the reader's; None where it is no answer to what was asked last. Raises KeyError,
+        TypeError, ValueError for one of another version's."""
+        if "at" in document:
+            self._at = document["at"]
+            return None
+        xids += [XidEvent(uuid, code) for uuid, code in document.get("xids", ())]
+        return _parsed(document) if document["id"] == self._asked else None
 
     def _died(self) -> Fault:
         assert self._reader is not None

@@ -71,6 +71,37 @@ def test_lost_work_is_booked_and_corrected_when_the_next_attempt_resumes() -> No
     play(story)
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["not asked yet", "asked before it had loaded"])
+def test_of_an_attempt_that_trains_the_speed_of_the_one_before_is_not_told(asked: bool) -> None:
+    """Its ledger may tell of its first step up to a second before it is asked how fast it is."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        fast = Progress(1, 46, 100, 40, "training", resumed_step=0, updated=scene.seconds())
+        engine.progress = replace(fast, tokens_per_second=1000.0, eta_seconds=54.0, memory_bytes=10**9)
+        job = await scene.look()
+        assert job.status.progress is not None
+        assert job.status.progress.tokens_per_second == 1000.0
+        engine.vanish(job, 1, 0)
+        engine.progress = Progress(2, 0, 100, 0, "starting", updated=scene.seconds()) if asked else None
+        job = await scene.look()
+        assert job.status.attempt == 2
+        scene.now += timedelta(seconds=60)
+        engine.lines += [
+            {"attempt": 2, "event": "attempt_start", "resumed_step": 40},
+            {"attempt": 2, "event": "first_step", "time": scene.seconds(), "step": 41},
+        ]
+        job = await scene.look()
+        assert job.status.phase is Phase.RUNNING
+        assert job.status.progress is not None
+        told = job.status.progress
+        assert (told.tokens_per_second, told.eta_seconds, told.memory_bytes) == (None, None, None)
+        assert (told.step, told.durable_step) == (46, 40), "that is where the job stands"
+
+    play(story)
+
+
 def test_an_attempt_that_goes_on_further_than_the_one_before_told_shows_that_nothing_was_lost() -> None:
     """Its last steps and its last save were told to nobody."""
     before = AttemptRecord(number=1, verdict=Verdict.DISRUPTED, resumed_step=0, last_step=40, lost_steps=10)

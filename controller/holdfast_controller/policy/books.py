@@ -91,9 +91,9 @@ class Books:
         if since is not None:
             self._drop(OF_NOW)
 
-    def tells_nothing(self, record: AttemptRecord) -> None:
-        """The attempt runs and is of a program that tells no steps: how fast another one was is not told of
-        it."""
+    def of_it_alone(self, record: AttemptRecord) -> None:
+        """The attempt runs, and has not told how fast yet, or is of a program that never does: how fast
+        another one was is not told of it."""
         known = self.status.progress
         if known is not None and known.attempt != record.number:
             self._drop(OF_ONE_ATTEMPT)

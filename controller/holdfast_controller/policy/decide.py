@@ -173,6 +173,7 @@ class _Deciding:
         elif observation.stopping:  # and since then the job was resumed
             self._phase(Phase.RECOVERING, "AttemptEnding", explain.RESUMED)
         elif record.first_step_at is not None:
+            self.books.of_it_alone(record)
             self._phase(Phase.RUNNING, "Training", explain.training(observation, self.status.progress))
         else:
             left = self._left_to_report(record, observation)
@@ -180,7 +181,7 @@ class _Deciding:
                 self._phase(Phase.STARTING, "Starting", explain.starting(observation))
                 given_up = seconds_left(record, observation, self.now, self.place_seconds)
                 return self._come_back(given_up if left is None else left)
-            self.books.tells_nothing(record)
+            self.books.of_it_alone(record)
             self._phase(Phase.RUNNING, "Unreported", explain.unreported(observation))
         return self._with_kill(record, at)
 

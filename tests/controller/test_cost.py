@@ -216,6 +216,27 @@ def test_an_attempt_costs_until_the_last_of_it_has_ended() -> None:
     assert (status.cost, record.ended_at) == (2.0, at(200))
 
 
+@pytest.mark.parametrize("behind", [0, 40, 300])
+def test_an_attempt_on_a_node_whose_clock_is_behind_costs_all_of_its_time(behind: int) -> None:
+    """It was taken to have started no sooner than it was opened, and to have ended when its node said: of
+    100 s on a node 40 s behind it cost 64, and on one 300 s behind nothing."""
+    status, record = Status(), AttemptRecord(number=1, opened_at=at(0))
+    status.attempts.append(record)
+    seen = AttemptObservation(
+        1,
+        True,
+        False,
+        (ReplicaObservation(0, ReplicaState.RUNNING),),
+        places=(Place("n1", "Spot", "t", 36.0, "USD"),),
+        started_at=at(4 - behind),
+    )
+    Books(status, at(5)).take_progress(record, seen, ())
+    end = ReplicaObservation(0, ReplicaState.FAILED, ended_at=at(104 - behind).timestamp())
+    seen = replace(seen, gone=True, replicas=(end,))
+    Books(status, at(900)).close(record, Incident(Verdict.DISRUPTED, "evicted"), seen, (), ())
+    assert status.cost == record.cost == 1.0
+
+
 def test_a_job_has_no_cost_while_it_runs_where_nobody_knows_the_price() -> None:
     """A spot node with a price was taken, and the next attempt trains for days on one without: what the first
     came to stood there for all that."""

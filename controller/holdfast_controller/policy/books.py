@@ -258,7 +258,7 @@ class Books:
         self._settle_progress(record, work, steps)
         ends = [replica.ended_at for replica in observation.replicas if replica.ended_at is not None]
         if ends:
-            record.ended_at = self._ours(record, max(ends))
+            record.ended_at = self._ours(record, max(ends) + _behind(record, observation))
         self._settle_cost(record)
         _note_goodput(record, work.durable_seconds, record.ended_at or self.now)
         useful = work.durable_seconds if work.durable_seconds is not None else self.status.useful_seconds
@@ -313,6 +313,15 @@ def _note_goodput(record: AttemptRecord, seconds: float | None, until: datetime)
     record.useful_seconds = None if seconds is None or begun is None else max(0.0, seconds - begun)
     wall = 0.0 if record.started_at is None else (until - record.started_at).total_seconds()
     record.goodput = goodput(record.useful_seconds, wall)
+
+
+def _behind(record: AttemptRecord, observation: AttemptObservation) -> float:
+    """By how many seconds at least the clock is behind that told of its start, where that was taken for the
+    moment in which it was opened: so start and end lie as far apart as on that clock."""
+    told, opened = observation.started_at, record.opened_at
+    if told is None or opened is None or record.started_at != opened:
+        return 0.0
+    return max(0.0, (opened - told).total_seconds())
 
 
 def _did_not_begin(record: AttemptRecord) -> bool:

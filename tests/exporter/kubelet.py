@@ -17,7 +17,7 @@ SHARED = "nvidia.com/gpu.shared"
 
 def pod(name: str, *device_ids: str, other: str = "") -> messages.PodResources:
     """A pod of team-a whose container `pytorch` holds these shares; `other` is a device of another vendor."""
-    devices = [messages.ContainerDevices(resource_name=SHARED, device_ids=device_ids)]
+    devices = _each(device_ids)
     if other:
         devices.append(messages.ContainerDevices(resource_name="rdma/hca", device_ids=[other]))
     containers = [
@@ -27,13 +27,17 @@ def pod(name: str, *device_ids: str, other: str = "") -> messages.PodResources:
     return messages.PodResources(name=name, namespace="team-a", containers=containers)
 
 
+def _each(device_ids: Sequence[str]) -> list[messages.ContainerDevices]:
+    """As a kubelet tells them: one after the other, each again for another node of memory that it is near."""
+    return [messages.ContainerDevices(resource_name=SHARED, device_ids=[one]) for one in device_ids]
+
+
 @contextmanager
 def kubelet(
     socket: Path, pods: Callable[[], Sequence[messages.PodResources]], offered: Sequence[str]
 ) -> Iterator[None]:
     """Answers with `pods()` and the shares in `offered`."""
-    device = messages.ContainerDevices(resource_name=SHARED, device_ids=offered)
-    allocatable = messages.AllocatableResourcesResponse(devices=[device])
+    allocatable = messages.AllocatableResourcesResponse(devices=_each(offered))
 
     def method(reply: Callable[[], Any]) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(lambda request, context: reply().SerializeToString())

@@ -35,6 +35,19 @@ def test_shares_of_gpus_and_nothing_else(tmp_path: Path) -> None:
     )
 
 
+def test_what_a_container_holds_of_a_gpu_is_one_allocation(tmp_path: Path) -> None:
+    """Two shares of one GPU were two of one share each, and two series of one name; and a device that is near
+    to two nodes of memory was two devices."""
+    socket = tmp_path / "kubelet.sock"
+    held = [pod("two", "GPU-a::0", "GPU-a::2", "GPU-b::1", "GPU-a::0")]
+    offered = [*OFFERED, "GPU-b::0", "GPU-b::1", "GPU-b::1"]
+    with kubelet(socket, lambda: held, offered), closing(PodResources(socket, timeout=60)) as client:
+        found = client.read()
+    assert isinstance(found, Allocations)
+    assert [(one.uuid, one.shares) for one in found.held] == [("GPU-a", 2), ("GPU-b", 1)]
+    assert found.shares == {("GPU-a", SHARED): 4, ("GPU-b", SHARED): 2}
+
+
 def test_no_kubelet_yet_then_one_then_another(tmp_path: Path) -> None:
     socket = tmp_path / "kubelet.sock"
     with closing(PodResources(socket, timeout=5)) as client:

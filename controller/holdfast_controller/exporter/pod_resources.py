@@ -8,6 +8,7 @@ socket's directory, as a new kubelet makes a new socket.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
@@ -58,17 +59,11 @@ class PodResources:
             allocation
             for pod in listed.pod_resources
             for container in pod.containers
-            for device in container.devices
-            if device.resource_name.startswith(VENDOR)
-            for allocation in held_by(
-                pod.namespace, pod.name, container.name, device.resource_name, list(device.device_ids)
-            )
+            for resource, ids in _ids(container.devices).items()
+            for allocation in held_by(pod.namespace, pod.name, container.name, resource, sorted(ids))
         ]
         shares = Counter(
-            (device_uuid(one), device.resource_name)
-            for device in there.devices
-            if device.resource_name.startswith(VENDOR)
-            for one in device.device_ids
+            (device_uuid(one), resource) for resource, ids in _ids(there.devices).items() for one in ids
         )
         return Allocations(tuple(held), dict(shares))
 
@@ -85,3 +80,12 @@ class PodResources:
             f"the kubelet does not answer at {self._socket} ({code.name}: {details}): "
             "is its directory mounted, does this run as root?",
         )
+
+
+def _ids(devices: Iterable[messages.ContainerDevices]) -> dict[str, set[str]]:
+    """By resource. A kubelet tells each device apart, and again for each node of memory that it is near."""
+    found: dict[str, set[str]] = {}
+    for device in devices:
+        if device.resource_name.startswith(VENDOR):
+            found.setdefault(device.resource_name, set()).update(device.device_ids)
+    return found

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import httpx
 from pydantic import ValidationError
@@ -33,6 +35,13 @@ RETRY_AFTER_LIMIT = 30.0
 """Seconds; nobody has to believe that a controller stays away for an hour."""
 QUIET_SECONDS = 20.0
 """A stream sends a sign of life every 5 s; after this long without one its server is gone."""
+_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+PROBED = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *((socket.IPPROTO_TCP, getattr(socket, name), n) for name, n in _PROBES.items() if hasattr(socket, name)),
+]
+"""A log that is followed has no such signs: it is the kernel that finds out, a minute after the last byte,
+where a balancer has forgotten the connection, or the machine slept."""
 
 _HERE = (
     "start one with `holdfast up`; one of a cluster needs its `kubectl port-forward`, and a pod that is ready"
@@ -79,12 +88,17 @@ class Client:
         secure = self.server.startswith("https:")  # reading the world's certificates takes longer than a call
         with self._connected():
             try:
+                transport = None
+                # With one of our own, httpx heeds no proxy.
+                if not (beyond and getproxies().keys() & {"http", "https", "all"}):
+                    transport = httpx.HTTPTransport(secure, trust_env=beyond, socket_options=PROBED)
                 self._http = httpx.Client(
                     base_url=self.server,
                     auth=_Bearer(token, before, reread or (lambda: token)),
                     timeout=timeout,
                     trust_env=beyond,
                     verify=secure,
+                    transport=transport,
                 )
             except (ImportError, ValueError) as error:
                 raise Unreachable(

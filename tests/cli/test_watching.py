@@ -50,6 +50,23 @@ def test_a_watch_survives_any_character(server: Served) -> None:
         assert next(client.watch("default")).job.spec.config == {"odd": odd}
 
 
+def test_the_kernel_looks_after_a_connection_on_which_nothing_comes(server: Served) -> None:
+    """A log that is followed may be silent for hours, and whoever followed one that was forgotten on the way,
+    as by a balancer, or while his machine slept, did so for ever."""
+    keepalive = "02"
+
+    def timer() -> str:
+        """Of proc_net_tcp(5), of the connection to the server."""
+        there = f":{int(server.url.rpartition(':')[2]):04X}"
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+        (found,) = [line[5] for line in lines if line[2].endswith(there)]
+        return found.partition(":")[0]
+
+    with Client(server.url, TOKEN) as client:
+        submit(client)
+        wait_until(lambda: timer() == keepalive, "all that was sent to be answered")
+
+
 @pytest.mark.parametrize("status", [502, 503, 504])
 def test_a_wait_outlives_what_an_ingress_says_during_a_rollout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], status: int

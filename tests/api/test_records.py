@@ -18,6 +18,7 @@ from waiting import wait_until
 from holdfast_controller.api.records import text_of
 from holdfast_controller.cluster import Event, Unavailable
 from holdfast_controller.drills import DrillKind
+from holdfast_controller.jobs import TrainingJob
 
 
 def test_drill_a_chosen_and_a_random_replica(http: httpx.Client, server: Served) -> None:
@@ -107,6 +108,37 @@ def test_followed_logs_go_on_through_a_preemption(http: httpx.Client, server: Se
         assert next(lines) == "step 3"
         server.set_status("gpt-small", phase="Succeeded")
         server.engine.open_attempts.discard(second)
+        assert list(lines) == []
+
+
+def test_a_log_that_is_waited_for_is_shown_though_the_job_cannot_be_read_meanwhile(
+    http: httpx.Client, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt may wait in a queue for hours, and its job is read three times a second: where an apiserver
+    did not answer once, nothing that the attempt said was shown."""
+    submit(http)
+    attempt = ("default/gpt-small", 1)
+    server.engine.output.pop((*attempt, 0), None)
+    server.engine.open_attempts.add(attempt)
+    server.set_status("gpt-small", phase="Queued", attempt=1)
+    reads, get = 0, server.store.get
+
+    async def away_once(namespace: str, name: str) -> TrainingJob:
+        nonlocal reads
+        reads += 1
+        if reads == 2:  # the first is the request's own
+            raise Unavailable("the apiserver does not answer")
+        return await get(namespace, name)
+
+    monkeypatch.setattr(server.store, "get", away_once)
+    with http.stream("GET", f"{JOBS}/gpt-small/logs", params={"follow": "true"}) as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == "==> attempt 1 <=="
+        wait_until(lambda: reads > 3, "the job to be read again")
+        server.engine.output[(*attempt, 0)] = ["step 1"]
+        assert next(lines) == "step 1"
+        server.set_status("gpt-small", phase="Succeeded")
+        server.engine.open_attempts.discard(attempt)
         assert list(lines) == []
 
 

@@ -125,12 +125,15 @@ async def _lines_once_there(
         except NotFound:
             try:
                 now = await store.get(job.metadata.namespace, job.metadata.name)
-            except HoldfastError:
+            except NotFound:
                 return
-            over = (
-                now.status.phase.final
-                or now.status.attempt != attempt
-                or now.metadata.uid != job.metadata.uid
-            )
+            except HoldfastError:
+                over = False  # an apiserver that does not answer is asked again, and lines may yet come
+            else:
+                over = (
+                    now.status.phase.final
+                    or now.status.attempt != attempt
+                    or now.metadata.uid != job.metadata.uid
+                )
             if over or not await pause(closing):
                 return

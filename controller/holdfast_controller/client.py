@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from pydantic import ValidationError
 from .cluster import Change, HoldfastError, Invalid, Unavailable
 from .jobs import TrainingJob
 from .json_values import check_json
+from .keepalive import PROBED
 from .listeners import HERE
 from .problem import error_of
 from .spec import JOB_NAME, JOB_NAME_RULE, NAMESPACE, NAMESPACE_RULE
@@ -35,13 +35,6 @@ RETRY_AFTER_LIMIT = 30.0
 """Seconds; nobody has to believe that a controller stays away for an hour."""
 QUIET_SECONDS = 20.0
 """A stream sends a sign of life every 5 s; after this long without one its server is gone."""
-_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-PROBED = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    *((socket.IPPROTO_TCP, getattr(socket, name), n) for name, n in _PROBES.items() if hasattr(socket, name)),
-]
-"""A log that is followed has no such signs: it is the kernel that finds out, a minute after the last byte,
-where a balancer has forgotten the connection, or the machine slept."""
 
 _HERE = (
     "start one with `holdfast up`; one of a cluster needs its `kubectl port-forward`, and a pod that is ready"

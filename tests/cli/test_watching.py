@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kept_alive import kept_alive
 from scripted_engine import ScriptedEngine
 from served import TOKEN, Served, ingress, job_yaml, served
 from waiting import wait_until
@@ -53,18 +54,10 @@ def test_a_watch_survives_any_character(server: Served) -> None:
 def test_the_kernel_looks_after_a_connection_on_which_nothing_comes(server: Served) -> None:
     """A log that is followed may be silent for hours, and whoever followed one that was forgotten on the way,
     as by a balancer, or while his machine slept, did so for ever."""
-    keepalive = "02"
-
-    def timer() -> str:
-        """Of proc_net_tcp(5), of the connection to the server."""
-        there = f":{int(server.url.rpartition(':')[2]):04X}"
-        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
-        (found,) = [line[5] for line in lines if line[2].endswith(there)]
-        return found.partition(":")[0]
-
+    port = int(server.url.rpartition(":")[2])
     with Client(server.url, TOKEN) as client:
         submit(client)
-        wait_until(lambda: timer() == keepalive, "all that was sent to be answered")
+        wait_until(lambda: kept_alive(port) == [True], "all that was sent to be answered")
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

@@ -7,11 +7,13 @@ import gc
 import json
 import socket
 import ssl
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from kept_alive import kept_alive
 from small_apiserver import connected
 from tests.cluster.certificates import Authority
 from waiting import wait_until_async
@@ -89,6 +91,30 @@ def test_who_gives_up_on_an_answer_leaves_no_connection_behind(tmp_path: Path) -
         listening.settimeout(60)
         with asyncio.run(story(listening)):
             gc.collect()
+
+
+def test_the_kernel_looks_after_the_connection_of_a_log_that_is_silent(tmp_path: Path) -> None:
+    """Whoever followed one over an apiserver whose machine was lost did so for ever."""
+    ports: list[int] = []
+
+    async def log(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        ports.append(request.transport.get_extra_info("sockname")[1])
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b"step 1\n")
+        await asyncio.Event().wait()
+        return answer
+
+    async def story() -> None:
+        async with (
+            connected([web.get("/log", log)], tmp_path) as connection,
+            aclosing(connection.log("/log", {"follow": True})) as chunks,
+        ):
+            assert await anext(chunks) == b"step 1\n"
+            await wait_until_async(lambda: kept_alive(ports[0]) == [True], "what was sent to be answered")
+
+    asyncio.run(story())
 
 
 def test_a_write_that_waits_its_turn_is_not_sent_once_the_lead_is_lost(tmp_path: Path) -> None:

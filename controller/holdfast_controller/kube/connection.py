@@ -24,6 +24,7 @@ from kubernetes.aio import client, config
 from kubernetes.aio.stream import WsApiClient
 
 from holdfast_controller.cluster import HoldfastError, Unavailable
+from holdfast_controller.keepalive import PROBED
 from holdfast_controller.metrics import WatchMetrics
 from holdfast_trainer.contract import exists
 
@@ -172,6 +173,7 @@ class Connection:
         try:
             if response.status >= 400:
                 await self._document(response, f"GET {path}")
+            _probe(response)
             opened()
             async for chunk in response.content.iter_any():
                 yield chunk
@@ -280,6 +282,14 @@ class _Answer(aiohttp.ClientResponse):
         if self.connection is not None and self.connection.transport is not None:
             self.connection.transport.abort()
         super().close()
+
+
+def _probe(response: aiohttp.ClientResponse) -> None:
+    """Have the kernel look after the connection of an answer that may be silent for hours."""
+    transport = None if response.connection is None else response.connection.transport
+    if transport is not None and (tcp := transport.get_extra_info("socket")) is not None:
+        for level, option, value in PROBED:
+            tcp.setsockopt(level, option, value)
 
 
 async def connect(

@@ -165,6 +165,32 @@ def test_a_copy_of_a_data_directory_does_not_take_the_attempts_of_the_original_f
     asyncio.run(story())
 
 
+def test_an_attempt_is_not_started_beside_the_same_one_of_the_directory_that_this_is_a_copy_of(
+    tmp_path: Path,
+) -> None:
+    """Made while the job rested, and tried out beside the original: the processes of the two were told apart
+    by nothing, and who ended one ended both."""
+
+    async def story() -> None:
+        job = waiting_job()
+        first, copy = tmp_path / "first", tmp_path / "copy"
+        async with at_work(local_engine(first)) as engine, at_work(local_engine(copy)) as other:
+            await engine.start(job, 1)
+            await ranks_up(engine, first, job)
+            await other.start(job, 1)
+            seen = await other.observe(job, 1)
+            place = run_directory(first, job).path
+            assert f"attempt 1 of default/a runs in {place}, and of the two data" in seen.waiting
+            await other.kill(job, 1)
+            assert all_running(await engine.observe(job, 1))
+            await killed(engine, job)
+            await other.start(job, 1)
+            await ranks_up(other, copy, job)
+            await killed(other, job)
+
+    asyncio.run(story())
+
+
 def test_kill_9_of_the_controller_ends_no_attempt(tmp_path: Path, processes: Processes) -> None:
     job = waiting_job()
     controller = processes.start(

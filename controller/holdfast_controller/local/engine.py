@@ -10,11 +10,12 @@ exist after a restart, and the reconciler asks for it again.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import socket
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +52,7 @@ from .asking import objections
 from .launch import ReplicaLaunch, Runtime, replica_launches, run_directory
 from .memory import parent_group
 from .places import why_not_entered
+from .process import ProcessId
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Grant, Machine, Waiting, admit, never_fits, request_of, usage
 from .spawn import DIRECTORY_GONE, directory_gone, inherited, start_attempt
@@ -116,7 +118,7 @@ class LocalEngine:
             for attempt in run.attempt_numbers()[-1:]:
                 files = AttemptFiles(run, attempt)
                 if launch := files.launch():
-                    if (original := _original(directory, launch)) is not None:
+                    if (original := _elsewhere(directory, launch.supervisors)) is not None:
                         raise Unavailable(
                             f"{self._data} is a copy: attempt {launch.attempt} of {launch.key} runs in "
                             f"{original}, and would be taken for the copy's own; suspend the job there "
@@ -328,12 +330,20 @@ class LocalEngine:
         ]
 
     def _launch(self, job: TrainingJob, attempt: int, allocation: Allocation) -> None:
-        """Raises what `start_attempt` does."""
+        """Raises what `start_attempt` does, and OSError where the attempt runs in a copy, or the original, of
+        our directory: the processes of the two would be told apart by nothing."""
         if self._known(job, attempt) is not None:
             return
         for uid in [uid for uid, old in self._active.items() if old.key == job.key and old.cleared]:
             del self._active[uid]
         run = run_directory(self._data, job)
+        if (other := _elsewhere(run.path, process.find(attempt_uid(job, attempt)))) is not None:
+            raise OSError(
+                errno.EBUSY,
+                f"attempt {attempt} of {job.key} runs in {other}, and of the two data directories one is a "
+                "copy; suspend the job there first, or let it finish",
+                str(run.path),
+            )
         started = start_attempt(
             job, attempt, run, machine=self._machine, allocation=allocation, runtime=self._runtime
         )
@@ -475,14 +485,16 @@ def _remove_tree(directory: Path) -> None:
         shutil.rmtree(directory)
 
 
-def _original(directory: Path, launch: Launch) -> Path | None:
-    """The other run directory that a live attempt with this record was started in, if it is still there: this
-    one was copied from it. Where it was moved, or is reached by another path, there is none."""
-    for supervisor in launch.supervisors:
+def _elsewhere(directory: Path, processes: Iterable[ProcessId]) -> Path | None:
+    """The other run directory that one of these, of an attempt of ours, was started in, if it is still there:
+    one of the two is a copy. Where ours was moved, or is reached by another path, there is none."""
+    for one in processes:
         with suppress(*process.NOT_TO_BE_SEEN):
-            variables = process.environment(supervisor.pid) if process.alive(supervisor) else ()
+            variables = process.environment(one.pid) if process.alive(one) else ()
             for variable in variables:
                 name, _, value = os.fsdecode(variable).partition("=")
-                if name == ENV_RUN_DIR and not Path(value).samefile(directory):
-                    return Path(value)
+                if name != ENV_RUN_DIR or not exists(place := Path(value)):
+                    continue
+                if not exists(directory) or not place.samefile(directory):
+                    return place
     return None

@@ -418,7 +418,8 @@ def test_a_run_begins_with_the_weights_and_is_exported(
     other = tmp_path / "other"
     for change in ("model.layers=3", "model.heads=4"):  # of the heads no tensor tells
         assert main([run, "--config", str(file), "--out", str(other), *settings, change]) == 78
-        assert "was written under another configuration" in capsys.readouterr().err
+        told = "was written under another configuration ({}: 2 -> {}): give".format(*change.split("="))
+        assert told in capsys.readouterr().err
     assert not other.exists()
     assert main([run, "--config", str(tmp_path / "none.yaml"), "--out", str(out)]) == 78
     missing = start(workshop, file, *settings, "train.init_from=/nowhere", name="missing")

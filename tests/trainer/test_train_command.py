@@ -154,7 +154,8 @@ def test_another_configuration_on_the_same_run_directory(workshop: Workshop, con
     assert start(workshop, config, "train.steps=6", "optim.warmup_steps=2").wait() == [0]
     gang = start(workshop, config, "train.steps=6", "optim.warmup_steps=3")
     assert gang.wait() == [EXIT_CONFIG_ERROR]
-    assert "was written under another configuration" in gang.termination().error
+    told = "was written under another configuration (optim.warmup_steps: 2 -> 3): its numbers"
+    assert told in gang.termination().error
 
 
 def test_a_missing_shard(workshop: Workshop, config: Path, tmp_path: Path) -> None:

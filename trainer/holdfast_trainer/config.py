@@ -259,7 +259,17 @@ class Config:
             raise ConfigError(errors)
 
     def hash(self) -> str:
-        """SHA-256 (hex) of everything that defines the training: model, data order, optimizer.
+        """SHA-256 (hex) of everything that defines the training."""
+        return hashlib.sha256(self._canonical().encode()).hexdigest()
+
+    def defining(self) -> dict[str, Any]:
+        """What `hash` is of, by dotted key, as JSON has the values."""
+        sections = json.loads(self._canonical())
+        keys = {f"{name}.{key}": value for name, body in sections.items() for key, value in body.items()}
+        return {"model.family": self.model.family, **keys}
+
+    def _canonical(self) -> str:
+        """As JSON, everything that defines the training: model, data order, optimizer.
 
         Left out: how it is carried out (`EXECUTION`), which changes rounding at most; what only watches
         (validation, checkpoints); and the data, which has an identity of its own (`Tokens.identity`).
@@ -273,8 +283,7 @@ class Config:
             for other in ("family", *LLAMA_ALONE):
                 del model[other]
         body = {"model": model, "train": train, "optim": optim}
-        canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
 
 def settings_in_common(config: Config) -> dict[str, object]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from . import contract
+from .checkpoint.configuration import other_configuration
 from .checkpoint.directory import CheckpointError
 from .checkpoint.inspection import Opened, choose, open_run
 from .checkpoint.manifest import Manifest
@@ -72,9 +74,9 @@ def _end_of_text(config: DataConfig, manifest: Manifest) -> int | None:
 def _check_config(opened: Opened, config: Config) -> None:
     """Raises ConfigError for another one than the run's: the tensors would not tell how many heads they are
     of, nor the base of rotary angles, and what is written would compute something else."""
-    trained, given = opened.manifest.config_hash.partition("-")[0], config.hash()
-    if trained and trained != given:
+    trained = replace(opened.manifest, config_hash=opened.manifest.config_hash.partition("-")[0])
+    if told := other_configuration(trained, config.hash(), config.defining()):
         raise ConfigError(
-            f"{opened.path} was written under another configuration ({trained[:12]}, this is {given[:12]}): "
+            f"{opened.path} was written under another configuration ({told}): "
             "give the file and the overrides that the run was given"
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .account import Account
-from .checkpoint import Skipped, WrongConfiguration, load_newest
+from .checkpoint import CONFIGURATION, Skipped, WrongConfiguration, load_newest
 from .contract import RunDir, is_count, read_lines
 from .environment import differences
 from .ledger import useful_seconds
@@ -72,7 +72,9 @@ def resume(
     environment: Mapping[str, Any],
 ) -> Resumed:
     """Load the newest checkpoint that all ranks can verify. Collective; raises as `load_newest`."""
-    loaded, skipped = load_newest(run_dir, attempt, gang, config_hash, in_shards=state.in_shards)
+    loaded, skipped = load_newest(
+        run_dir, attempt, gang, config_hash, environment.get(CONFIGURATION), in_shards=state.in_shards
+    )
     if loaded is None:
         return Resumed(skipped=tuple(skipped))
     try:

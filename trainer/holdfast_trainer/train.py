@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from .assembly import Batches, assemble
-from .checkpoint import CheckpointError
+from .checkpoint import CONFIGURATION, CheckpointError
 from .config import Config, parse_window, settings_in_common
 from .data import Tokens
 from .decoder import Decoder
@@ -76,6 +76,7 @@ def train(
     raw_model, model, optimizer = parts.raw_model, parts.model, parts.optimizer
     run.hear_waiting(model)
     run.attention = parts.attention
+    run.environment[CONFIGURATION] = {**config.defining(), "the data": train_data.identity[:12]}
     run.environment |= execution(
         settings,
         micro_batch=batches.micro,

@@ -6,12 +6,14 @@
 """
 
 from .cadence import Cadence
+from .configuration import CONFIGURATION
 from .directory import CheckpointDirectory, CheckpointError, Fenced
 from .loader import Loaded, Skipped, WrongConfiguration, has_checkpoint, load_newest
 from .saver import Saver
 from .writer import Saved
 
 __all__ = [
+    "CONFIGURATION",
     "Cadence",
     "CheckpointDirectory",
     "CheckpointError",

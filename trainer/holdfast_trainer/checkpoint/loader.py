@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ from ..contract import RunDir
 from . import manifest as manifests
 from . import tensorfile
 from .bucket import Location
+from .configuration import other_configuration
 from .errors import CheckpointError, StorageUnavailable, may_pass, not_given
 from .errors import WrongConfiguration as WrongConfiguration
 from .manifest import BadManifest, Manifest, OtherVersion
@@ -61,12 +63,18 @@ def has_checkpoint(run: RunDir, attempt: int, gang: Agreement) -> bool:
 
 
 def load_newest(
-    run: RunDir, attempt: int, gang: Agreement, config_hash: str = "", *, in_shards: bool = False
+    run: RunDir,
+    attempt: int,
+    gang: Agreement,
+    config_hash: str = "",
+    configuration: Mapping[str, Any] | None = None,
+    *,
+    in_shards: bool = False,
 ) -> tuple[Loaded | None, list[Skipped]]:
     """Collective. (None, []) where the run has no checkpoint yet.
 
     `in_shards`: the state is cut over the gang, and of what was saved in shards each keeps its own Piece, by
-    however many ranks it was saved.
+    however many ranks it was saved. `configuration`: what `config_hash` is of, for its message.
     Raises CheckpointError where checkpoints exist and none can be used: starting over would lose
     work silently. Raises WrongConfiguration where the newest good one was written under another one, or by a
     Holdfast whose checkpoints are not read here: it is no damaged one, and to go back would lose its work.
@@ -76,10 +84,12 @@ def load_newest(
     and what is still not given is lost. Where none are given, that raises StorageUnavailable.
     """
     store = open_store(run, attempt)
-    loaded, skipped, not_all_given = _newest(store, gang, config_hash, in_shards=in_shards)
+    loaded, skipped, not_all_given = _newest(store, gang, in_shards=in_shards)
     if loaded is not None and not_all_given:
         loaded = None  # its memory is wanted
-        loaded, skipped, not_all_given = _newest(store, gang, config_hash, in_shards=in_shards)
+        loaded, skipped, not_all_given = _newest(store, gang, in_shards=in_shards)
+    if loaded is not None:
+        _check_config(store, loaded.manifest, config_hash, configuration or {})
     if loaded is not None or not skipped:
         return loaded, skipped
     reasons = "; ".join(f"step {s.step}: {s.reason}" for s in skipped)
@@ -93,7 +103,7 @@ def load_newest(
 
 
 def _newest(
-    store: CheckpointStore, gang: Agreement, config_hash: str, *, in_shards: bool
+    store: CheckpointStore, gang: Agreement, *, in_shards: bool
 ) -> tuple[Loaded | None, list[Skipped], bool]:
     """What `load_newest` returns, and whether any was passed over as its bytes were not given."""
     skipped, not_all_given = list[Skipped](), False
@@ -115,7 +125,6 @@ def _newest(
             not_all_given = not_all_given or any(isinstance(fault, _NotGiven) for fault in faults)
             continue
         assert loaded is not None
-        _check_config(store, loaded.manifest, config_hash)
         return loaded, skipped, not_all_given
     return None, skipped, not_all_given
 
@@ -193,10 +202,11 @@ def _is_cut(name: str) -> bool:
     return name.startswith("shared.") and is_shard(name)
 
 
-def _check_config(store: CheckpointStore, manifest: Manifest, config_hash: str) -> None:
-    if config_hash and manifest.config_hash and manifest.config_hash != config_hash:
+def _check_config(
+    store: CheckpointStore, manifest: Manifest, config_hash: str, configuration: Mapping[str, Any]
+) -> None:
+    if told := other_configuration(manifest, config_hash, configuration):
         raise WrongConfiguration(
-            f"{store.location(manifest.step)} was written under another configuration "
-            f"({manifest.config_hash[:12]}, this is {config_hash[:12]}): its numbers would not continue. "
-            "Use a new run directory, or go back to the configuration of the run"
+            f"{store.location(manifest.step)} was written under another configuration ({told}): its numbers "
+            "would not continue. Use a new run directory, or go back to the configuration of the run"
         )

@@ -45,7 +45,7 @@ class Manifest:
     time: float
     """Seconds since the epoch."""
     environment: dict[str, Any] = field(default_factory=dict)
-    """What the numbers depend on besides the configuration: torch, device, threads."""
+    """What the numbers depend on besides the state: torch, device, threads; and what `config_hash` is of."""
     losses: dict[str, float] = field(default_factory=dict)
     """Validation losses by step, of this and older checkpoints, as far as they were known."""
     version: int = PLAIN

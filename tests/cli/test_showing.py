@@ -387,3 +387,21 @@ def test_logs(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     assert holdfast("logs", "gpt-small", "--tail", "1", "--attempt", "1").stdout == "[bold]d\n"
     assert holdfast("logs", "-f", "gpt-small").stdout == "==> attempt 1 <==\na\nb\rc\n[bold]d\n"
     assert "rank 7: default/gpt-small has 2" in holdfast("logs", "gpt-small", "--rank", "7", code=1).stderr
+
+
+def test_logs_of_an_attempt_that_has_written_nothing_yet(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    """It showed nothing and ended well, as of a job that never wrote a line."""
+    holdfast("submit", str(job_file))
+    server.set_status("gpt-small", phase="Running", attempt=2)
+    server.engine.output |= {("default/gpt-small", *where): [] for where in ((2, 0), (1, 1))}
+    shown = holdfast("logs", "gpt-small")
+    assert (shown.stdout, shown.stderr) == (
+        "",
+        "nothing is there of rank 0 of attempt 2 of default/gpt-small; "
+        "`holdfast logs default/gpt-small --attempt 1` shows what was before\n",
+    )
+    told = "nothing is there of rank 1 of attempt 1 of default/gpt-small\n"
+    assert holdfast("logs", "gpt-small", "--attempt", "1", "--rank", "1").stderr == told
+    assert holdfast("logs", "gpt-small", "--tail", "0").stderr == "", "as it was asked for"

@@ -247,5 +247,18 @@ def logs(
             from .following import Followed
 
             lines = Followed(client, place, rank, attempt, tail).lines()
+        shown = False
         for line in lines:
+            shown = True
             typer.echo(line)
+        if not (shown or follow or tail == 0):
+            newest = client.get(*where).status.attempt
+            typer.echo(_silent(place, rank, attempt or newest, newest), err=True)
+
+
+def _silent(place: JobAddress, rank: int, attempt: int, newest: int) -> str:
+    """Why nothing was shown: an attempt that has just begun has written nothing yet."""
+    told = f"nothing is there of rank {rank} of attempt {attempt} of {place}"
+    if attempt < newest or attempt < 2:
+        return told
+    return f"{told}; `holdfast logs {place} --attempt {attempt - 1}` shows what was before"

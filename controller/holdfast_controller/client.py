@@ -70,10 +70,14 @@ class Client:
         warned: Callable[[str], None] = lambda _: None,
         before: Callable[[], None] = lambda: None,
         reread: Callable[[], str | None] | None = None,
+        moved: Callable[[], str | None] = lambda: None,
     ):
         """`warned` is told what the controller adds to its answers, each once; `before` is called before the
-        token is sent, and what it raises ends the request; `reread` says what the token is by now."""
+        token is sent, and what it raises ends the request; `reread` says what the token is by now, and
+        `moved` where the controller is by now, None where that is not known: it is asked where nothing
+        answers, for what is tried next."""
         self.server = server.rstrip("/")
+        self._moved = moved
         self._warned, self._warnings = warned, set[str]()
         # A proxy for the world outside has no business between a machine and itself.
         beyond = urlsplit(self.server).hostname not in HERE
@@ -114,7 +118,10 @@ class Client:
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise Unreachable(f"no controller answers at {self.server}: {self._remedy}") from error
+            there = self.server
+            if (now := self._moved()) is not None:
+                self.server = self._http.base_url = now
+            raise Unreachable(f"no controller answers at {there}: {self._remedy}") from error
         except (httpx.InvalidURL, UnicodeError) as error:  # the name of a machine has rules of its own
             raise Unreachable(f"{self.server!r} is no address of a controller: {error}") from error
         except httpx.UnsupportedProtocol as error:

@@ -14,6 +14,7 @@ from typed import Holdfast
 
 from holdfast_controller.cli import create_cli
 from holdfast_controller.cli.connection import Connection, complete_job
+from holdfast_controller.client import Unreachable
 from holdfast_controller.data_directory import (
     DataDirectory,
     DataDirectoryError,
@@ -408,6 +409,25 @@ def test_a_command_that_waits_for_its_controller_sends_the_token_to_nobody_who_c
             listener.settimeout(0)
             with pytest.raises(BlockingIOError):
                 listener.accept()
+
+
+def test_a_command_that_waits_finds_the_controller_that_came_back_on_another_port(
+    directory: DataDirectory, tmp_path: Path
+) -> None:
+    token = read_token(directory.token)
+    with served(tmp_path, token=token) as first:
+        directory.write_server_file(ServerFile(first.url, None, 1))
+        client = Connection(None, None, directory.path).client()
+        named = Connection(first.url, None, directory.path).client()
+        assert client.list_jobs(None) == named.list_jobs(None) == []
+    with client, named, served(tmp_path, token=token) as second:
+        directory.write_server_file(ServerFile(second.url, None, 1))
+        with pytest.raises(Unreachable, match=f"no controller answers at {first.url}"):
+            client.list_jobs(None)
+        assert client.list_jobs(None) == []
+        for _ in range(2):
+            with pytest.raises(Unreachable, match=f"no controller answers at {first.url}"):
+                named.list_jobs(None)
 
 
 def test_this_machines_token_is_not_sent_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

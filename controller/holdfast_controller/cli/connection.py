@@ -110,14 +110,27 @@ class Connection:
             typer.echo(f"warning: {text}", err=True)
 
         self._require_the_named_one()
-        server, token = self.address(), self.token()
+        token = self.token()
         named = self.token_file is not None or _token_in_environment() is not None
 
         def before() -> None:  # whoever waits for the controller comes again, and another may listen by then
             if token and not named:
-                self._refuse_others(server)
+                self._refuse_others(client.server)
 
-        return Client(server, token, timeout=timeout, warned=warned, before=before, reread=self.token)
+        def moved() -> str | None:  # one that was started again may listen on another port
+            running = None if self.server else self.directory.read_server_file()
+            return running.url if running else None
+
+        client = Client(
+            self.address(),
+            token,
+            timeout=timeout,
+            warned=warned,
+            before=before,
+            reread=self.token,
+            moved=moved,
+        )
+        return client
 
 
 def not_empty(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:

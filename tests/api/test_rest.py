@@ -231,6 +231,16 @@ def test_what_cannot_be_done_is_told(
     assert told in answer.json()["detail"]
 
 
+def test_a_drill_of_a_suspended_job_says_what_would_make_it_run(http: httpx.Client, server: Served) -> None:
+    """It was to be tried again when a replica runs, which none would."""
+    submit(http, "j")
+    server.set_status("j", phase="Suspended", attempt=1)
+    answer = http.post(JOBS + "/j/drill")
+    assert answer.status_code == 409
+    told = "default/j is Suspended: nothing of it runs; `holdfast resume default/j` first"
+    assert answer.json()["detail"] == told
+
+
 def test_what_is_possible_instead_is_named_whole(http: httpx.Client) -> None:
     """It was the methods of one route alone: to DELETE a job was not among them."""
     for path, methods in {

@@ -277,6 +277,8 @@ async def drill(at: At, job: Found, request: Request) -> Any:
         raise Invalid(f"replica {asked.replica}: {job.key} has {there}, numbered from 0 to {there - 1}")
     if not attempt or job.status.phase.final:
         raise NotReady(f"{job.key} is {job.status.phase}: nothing of it runs that could be disrupted")
+    if job.status.phase is Phase.SUSPENDED:
+        raise NotReady(f"{job.key} is Suspended: nothing of it runs; `holdfast resume {job.key}` first")
     replica = asked.replica if asked.replica is not None else await _random_replica(at, job, attempt)
     await at.engine.drill(job, attempt, replica, asked.kind)
     told = Event(

@@ -9,8 +9,10 @@ from typing import Annotated, Literal
 
 import pytest
 
+from holdfast_trainer.check_command import main as check
 from holdfast_trainer.checkpoint import Cadence
 from holdfast_trainer.config import Config, ConfigError, check_world, from_mapping, load
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.place import run_directory
 from holdfast_trainer.prepare.command import build_parser
 from holdfast_trainer.schema import Range
@@ -123,6 +125,11 @@ def test_what_is_wrong_is_named_with_its_remedy(file: Path, change: str, message
     with pytest.raises(ConfigError) as caught:
         read(file, change)
     assert message in str(caught.value)
+
+
+def test_what_a_key_takes_is_listed_once(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'fp8' is not one of auto, fp32, bf16, fp16$"):
+        read(file, "train.precision=fp8")
 
 
 def test_the_environment_is_named_when_it_is_wrong(file: Path) -> None:
@@ -275,3 +282,16 @@ def test_another_script_reads_its_own_dataclass() -> None:
         "mine.yaml: sizes[1]: expected an integer, found the text 'b'",
         "mine.yaml: augment.flop: unknown key; did you mean 'flip'?",
     ]
+
+
+@pytest.mark.parametrize("place", ["s3://", "s3://runs", "gs://runs/a"])
+def test_check_refuses_a_run_directory_that_no_run_could_have(
+    file: Path, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`train` does, at once; `check` found nothing wrong."""
+    monkeypatch.delenv("HOLDFAST_RUN_DIR", raising=False)
+    assert check([str(file), "--run-dir", place]) == EXIT_CONFIG_ERROR
+    assert f"error: the run directory '{place}'" in capsys.readouterr().err
+    assert check([str(file), "--run-dir", "s3://runs/a"]) == 0
+    monkeypatch.setenv("HOLDFAST_RUN_DIR", place)
+    assert check([str(file), "--run-dir", "s3://runs/a"]) == EXIT_CONFIG_ERROR, "a job's counts"

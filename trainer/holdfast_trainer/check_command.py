@@ -1,7 +1,7 @@
 """`python -m holdfast_trainer check`: whether `train` takes a configuration, told at once.
 
-Neither torch nor the data is touched. The controller of one machine asks it before it takes a job. Exit
-status: 0, or 78 where `train` would end with the same errors.
+The data is not touched, nor torch, but for the name of a bucket. The controller of one machine asks it
+before it takes a job. Exit status: 0, or 78 where `train` would end with the same errors.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_intermixed_args(argv)
     try:
         configuration(parser, arguments, int(os.environ.get("WORLD_SIZE", "1")))
+        named = os.environ.get(contract.ENV_RUN_DIR) or arguments.run_dir or ""
+        if "://" in named:  # no other name can be told to be none
+            from .place import run_directory
+
+            run_directory(named)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return contract.EXIT_CONFIG_ERROR

@@ -158,8 +158,8 @@ class _Walk:
         if origin is Literal:
             if any(value == choice and type(value) is type(choice) for choice in args):
                 return value
-            hint_text = _nearest(str(value), [str(c) for c in args])
-            return self.fail(path, f"{_show(value)} is not one of {_describe(hint)}{hint_text}")
+            near = _near(str(value), [str(c) for c in args])
+            return self.fail(path, f"{_show(value)} is not one of {_describe(hint)}{near}")
         return self._scalar(hint, value, path)
 
     def _annotated(self, args: tuple[Any, ...], value: object, path: str) -> object:
@@ -217,8 +217,12 @@ def _split_key(line: str, path: str, fields: Mapping[str, object]) -> tuple[str,
 
 def _nearest(name: str, known: list[str]) -> str:
     """`; did you mean 'steps'?`, or all the names where none is near."""
+    return _near(name, known) or f"; known: {', '.join(sorted(known))}"
+
+
+def _near(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _show(value: object) -> str:

@@ -157,7 +157,7 @@ def test_an_unknown_key_names_the_nearest(http: httpx.Client) -> None:
             "invalid",
             "unknown parameter 'dryrun'; did you mean 'dryRun'?",
         ),
-        ("POST", "/v1/namespaces/A_B/jobs", {}, 422, "invalid", "path namespace: 'A_B'"),
+        ("POST", "/v1/namespaces/A_B/jobs", {}, 422, "invalid", "'A_B' is no namespace"),
         ("GET", "/v1/jobs?phase=Runing", {}, 422, "invalid", "'Runing': input should be 'Queued'"),
         (
             "GET",
@@ -218,6 +218,8 @@ def test_an_unknown_key_names_the_nearest(http: httpx.Client) -> None:
         ("GET", JOBS + "/j/logs?rank=5", {}, 422, "invalid", "rank 5: default/j has 2"),
         ("GET", "/nowhere", {}, 404, None, "there is nothing at /nowhere"),
         ("PUT", "/v1/jobs", {}, 405, None, "PUT is not possible on /v1/jobs"),
+        ("GET", "/v1/namespaces/Team/jobs", {}, 422, "invalid", "'Team' is no namespace: lower-case letters"),
+        ("GET", JOBS + "/-j/logs", {}, 422, "invalid", "'-j' is no name: lower-case letters"),
     ],
 )
 def test_what_cannot_be_done_is_told(
@@ -463,6 +465,11 @@ def test_the_openapi_document_is_whole(http: httpx.Client) -> None:
     ]
     assert routes
     assert all(route["security"] for _, route in routes)
+    for path in ("/v1/jobs", "/v1/namespaces/{namespace}/jobs"):
+        listed = document["paths"][path]["get"]["responses"]["200"]["content"]
+        assert list(listed) == ["application/json", "text/event-stream"], "of a watch"
+    drill = document["paths"]["/v1/namespaces/{namespace}/jobs/{name}/drill"]["post"]
+    assert list(drill["requestBody"]["content"]) == ["application/json", "application/yaml"]
 
 
 def test_a_request_id_comes_back(http: httpx.Client) -> None:

@@ -171,15 +171,21 @@ async def listing(
 
 
 Listed = Annotated[Listing, Depends(listing)]
+_WATCHED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"text/event-stream": {}},
+        "description": "A page of jobs; with watch, changes as they come.",
+    }
+}
 
 
-@router.get("/v1/jobs", response_model=TrainingJobList)
+@router.get("/v1/jobs", response_model=TrainingJobList, responses=_WATCHED)
 async def list_everywhere(at: At, asked: Listed) -> Any:
     """Jobs of all namespaces, oldest first."""
     return await _list_or_watch(at, asked)
 
 
-@router.get("/v1/namespaces/{namespace}/jobs", response_model=TrainingJobList)
+@router.get("/v1/namespaces/{namespace}/jobs", response_model=TrainingJobList, responses=_WATCHED)
 async def list_in_namespace(at: At, namespace: InNamespace, asked: Listed) -> Any:
     """Jobs of a namespace, oldest first."""
     return await _list_or_watch(at, replace(asked, selection=replace(asked.selection, namespace=namespace)))
@@ -263,7 +269,10 @@ async def _set_suspend(at: Backend, namespace: str, name: str, value: bool) -> T
     response_model=DrillResult,
     openapi_extra={
         "requestBody": {
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/DrillRequest"}}}
+            "content": {
+                media: {"schema": {"$ref": "#/components/schemas/DrillRequest"}}
+                for media in ("application/json", "application/yaml")
+            }
         }
     },
 )

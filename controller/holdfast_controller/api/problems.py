@@ -14,6 +14,7 @@ from starlette.routing import compile_path
 
 from ..cluster import HoldfastError, Invalid, Unavailable
 from ..problem import MEDIA_TYPE, PROBLEM_TYPES, ServerError, Unauthorized, document_of
+from ..spec import JOB_NAME_RULE, NAMESPACE_RULE
 
 
 class Problem(BaseModel):
@@ -38,6 +39,10 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     for status, kinds in groupby(PROBLEM_TYPES.values(), key=lambda kind: kind.status)
 }
 """For OpenAPI: what any route may answer beside its own."""
+
+
+_RULES = {("path", "namespace"): NAMESPACE_RULE, ("path", "name"): JOB_NAME_RULE}
+"""In words: what is given there is refused by no more than a regular expression."""
 
 
 def problem_response(error: HoldfastError, instance: str) -> Response:
@@ -68,6 +73,9 @@ async def _bad_parameters(request: Request, error: Exception) -> Response:
         *place, name = fault["loc"] if len(fault["loc"]) > 1 else ("body", fault["loc"][0])
         message = str(fault["msg"])
         value = repr(fault.get("input"))
+        if rule := _RULES.get(tuple(fault["loc"])):
+            faults.append(f"{value[:80]} {rule}")
+            continue
         faults.append(f"{'.'.join(map(str, place))} {name}: {value[:80]}: {message[0].lower()}{message[1:]}")
     return problem_response(Invalid("; ".join(faults), faults), request.url.path)
 

@@ -105,17 +105,30 @@ class DataDirectory:
 
     def write_server_file(self, server: ServerFile) -> None:
         """Raises DataDirectoryError."""
-        body = {"url": server.url, "tokenFile": server.token_file, "pid": server.pid}
+        body = {
+            "url": server.url,
+            "tokenFile": server.token_file,
+            "pid": server.pid,
+            "dataDir": str(self.path),
+        }
         with _writing(self.server_file):
             replace_durably(self.server_file, json.dumps(body) + "\n")
 
     def read_server_file(self) -> ServerFile | None:
-        """None where there is none, or what is there is not ours."""
+        """None where there is none, or what is there is not ours: it came along where another directory was
+        copied, whose controller has jobs of the same names."""
         try:
             body = json.loads(self.server_file.read_text(encoding="utf-8"))
-            return ServerFile(str(body["url"]), body["tokenFile"], int(body["pid"]))
+            found = ServerFile(str(body["url"]), body["tokenFile"], int(body["pid"]))
+            return None if self._is_copy_of(body.get("dataDir")) else found
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    def _is_copy_of(self, other: str | None) -> bool:
+        """Of another data directory that is still there; ours may have been moved, or have several paths."""
+        if other is None or not exists(DataDirectory(Path(other)).lock_file):
+            return False
+        return not self.path.samefile(other)
 
     def remove_server_file(self, pid: int) -> None:
         """Take back what this process wrote; a file of another process stays."""

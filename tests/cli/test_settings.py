@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import stat
 import tempfile
@@ -16,6 +17,7 @@ import pytest
 from disks import fill, small_disk
 from fastapi import FastAPI
 
+from holdfast_controller.cli.connection import Connection
 from holdfast_controller.data_directory import (
     DataDirectory,
     DataDirectoryError,
@@ -341,6 +343,22 @@ def test_a_controller_that_cannot_say_where_it_answers_ends_with_the_reason(tmp_
 
     with pytest.raises(OSError, match="No space left"):
         asyncio.run(story())
+
+
+def test_a_copy_of_a_data_directory_does_not_lead_to_the_controller_of_the_original(tmp_path: Path) -> None:
+    """Its jobs have the same names: whoever tried out a backup, or tidied one up, deleted what ran."""
+    first, copy, moved = (tmp_path / name for name in ("first", "copy", "moved"))
+    with claim(load_settings(data_dir=first, listen_port=0)) as listening:
+        shutil.copytree(first, copy)
+        assert Connection(None, None, first).address() == listening.url
+        with pytest.raises(DataDirectoryError, match=f"no controller runs with the data directory {copy}"):
+            Connection(None, None, copy).client()
+        with claim(load_settings(data_dir=copy, listen_port=0)) as other:
+            assert Connection(None, None, copy).address() == other.url
+        first.rename(moved)
+        assert Connection(None, None, moved).address() == listening.url
+        first.symlink_to(moved)
+        assert Connection(None, None, moved).address() == listening.url
 
 
 def test_a_server_file_of_another_kind_is_no_server(tmp_path: Path) -> None:

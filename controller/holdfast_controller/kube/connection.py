@@ -287,9 +287,11 @@ class _Answer(aiohttp.ClientResponse):
 def _probe(response: aiohttp.ClientResponse) -> None:
     """Have the kernel look after the connection of an answer that may be silent for hours."""
     transport = None if response.connection is None else response.connection.transport
-    if transport is not None and (tcp := transport.get_extra_info("socket")) is not None:
-        for level, option, value in PROBED:
-            tcp.setsockopt(level, option, value)
+    tcp = None if transport is None else transport.get_extra_info("socket")
+    if tcp is not None:
+        with suppress(OSError):  # all of it has come, and the connection is closed
+            for level, option, value in PROBED:
+                tcp.setsockopt(level, option, value)
 
 
 async def connect(

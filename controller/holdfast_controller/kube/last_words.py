@@ -282,10 +282,11 @@ class LastWords:
                 try:
                     await self._connection.post(path, body)
                 except AlreadyExists:
-                    if attempt_of(await self._connection.get(f"{path}/{body['metadata']['name']}")) != (
-                        attempt_of(body)
-                    ):
-                        raise
+                    with suppress(NotFound):  # it may have gone since
+                        there = await self._connection.get(f"{path}/{body['metadata']['name']}")
+                        if attempt_of(there) == attempt_of(body):
+                            return
+                    raise
 
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
         """What was kept of it when its newest attempt, or the one before, ended; empty where nothing was."""

@@ -322,6 +322,12 @@ def test_a_shorter_context_takes_the_first_positions(tmp_path: Path) -> None:
         ({"vocab_size": 128}, "wte.weight is [64, 32], the model's [128, 32]: set model.vocab_size to fit"),
         ({"context": 32}, "wpe.weight is [16, 32], the model's [32, 32]: set model.context to fit"),
         ({"width": 64}, "ln_f.weight is [32], the model's [64]: set model.width to fit"),
+        ({"width": 64}, "wte.weight is [64, 32], the model's [64, 64]: set model.width to fit"),
+        ({"width": 64}, "wpe.weight is [16, 32], the model's [16, 64]: set model.width to fit"),
+        (
+            {"vocab_size": 128, "width": 64},
+            "wte.weight is [64, 32], the model's [128, 64]: set model.vocab_size and model.width to fit",
+        ),
         ({"bias": False}, "ln_f.bias is a bias: set model.bias=true"),
     ],
 )
@@ -333,6 +339,17 @@ def test_weights_of_another_shape_are_refused(
     with pytest.raises(ConfigError) as caught:
         load_weights(GPT(ModelConfig(**shape)), tmp_path)  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+def test_another_width_is_no_architecture_that_is_not_computed(tmp_path: Path) -> None:
+    """That they are four times as wide inside is said of their own width."""
+    save_file(some_weights(), tmp_path / "model.safetensors")
+    beside = {"n_embd": 32, "n_inner": 128, "n_head": 2}
+    (tmp_path / "config.json").write_text(json.dumps(beside))
+    shape = {"vocab_size": 64, "layers": 2, "heads": 2, "width": 64, "context": 16, "bias": True}
+    with pytest.raises(ConfigError, match=r"set model\.width to fit") as caught:
+        load_weights(GPT(ModelConfig(**shape)), tmp_path)  # type: ignore[arg-type]
+    assert "n_inner" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("layers", "place"), [(3, "checkpoint"), (1, "configuration")])

@@ -74,10 +74,13 @@ def _unlike(shape: Mapping[str, Any], config: ModelConfig) -> list[str]:
     if kind != "gpt2":
         other = "; set model.family=llama" if kind == "llama" else ""
         return [f"its config.json says model_type {kind}, the model's family is gpt2{other}"]
+    width = shape.get("n_embd")
+    # Where theirs is another one than the model's, the tensors tell.
+    inner = MLP_RATIO * (width if isinstance(width, int) else config.width)
     stated = (
         # No tensor's shape tells the number of heads.
         Stated("n_head", shape.get("n_head"), (config.heads,), "set model.heads to fit", unsaid=12),
-        Stated("n_inner", shape.get("n_inner"), (MLP_RATIO * config.width,)),
+        Stated("n_inner", shape.get("n_inner"), (inner,)),
         Stated("activation_function", shape.get("activation_function"), _GELUS),
         Stated("layer_norm_epsilon", shape.get("layer_norm_epsilon"), (1e-5,)),
         Stated("scale_attn_weights", shape.get("scale_attn_weights"), (True,)),

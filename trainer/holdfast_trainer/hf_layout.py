@@ -47,7 +47,8 @@ class Layout:
     unwanted: str
     """Said of a tensor that the model has not, where it is not zero."""
     settings: Mapping[str, str]
-    """Which setting decides the shape, by the end of our name; else it is model.width."""
+    """Which setting decides the rows, or the columns of `down`, by the end of our name; the rest of a shape
+    is model.width's."""
     shape: Mapping[str, Any]
     """Their config.json."""
     unlike: Callable[[Mapping[str, Any]], list[str]]
@@ -57,5 +58,11 @@ class Layout:
     longer: frozenset[str] = field(default=frozenset())
     """Our names of which the first rows of a longer one will do."""
 
-    def setting(self, ours: str) -> str:
-        return next((name for end, name in self.settings.items() if ours.endswith(end)), "model.width")
+    def remedy(self, ours: str, have: list[int], want: list[int]) -> str:
+        """Which settings make a tensor of the model's, of the shape `want`, one of the shape `have`."""
+        named = next((name for end, name in self.settings.items() if ours.endswith(end)), None)
+        if named is None or len(have) != 2 or len(want) != 2:
+            return "set model.width to fit"
+        by = 1 if ours.endswith("down.weight") else 0
+        apart = [name for at, name in ((by, named), (1 - by, "model.width")) if have[at] != want[at]]
+        return f"set {' and '.join(apart)} to fit"

@@ -178,7 +178,7 @@ def _fault(
     fits = have == want or (ours in family.longer and have[0] >= want[0] and have[1:] == want[1:])
     if fits:
         return None
-    return f"{theirs} is {have}, the model's {want}: set {family.setting(ours)} to fit"
+    return f"{theirs} is {have}, the model's {want}: {family.remedy(ours, have, want)}"
 
 
 def _more(found: Mapping[str, _Published], family: Layout, config: ModelConfig) -> list[str]:

@@ -318,7 +318,7 @@ def test_a_bad_json_line_is_named_by_file_and_line(corpus: Path, line: str, mess
 def test_what_kept_a_preparation_from_its_first_text_is_mended_in_the_same_directory(corpus: Path) -> None:
     (corpus / "more.jsonl").write_text('{"body": "told once more"}\n' * 20)
     only = {"patterns": ("*.jsonl",)}
-    with pytest.raises(PrepareError, match="name the field with --text-field"):
+    with pytest.raises(PrepareError, match=r"name the field with --text-field \(of a stream: text_field\)"):
         prepare(request(corpus, **only))
     assert sum(prepare(request(corpus, text_field="body", **only)).source["documents"].values()) == 20
     with pytest.raises(PrepareError, match="belongs to another preparation: --text-field was body"):
@@ -338,7 +338,10 @@ def test_the_line_is_right_beyond_the_first_piece(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"sources": (Path("/nowhere"),)}, "source /nowhere does not exist"),
-        ({"patterns": ("*.rs",)}, r"no file in .* matches \*\.rs; choose others with --pattern"),
+        (
+            {"patterns": ("*.rs",)},
+            r"no file in .* matches \*\.rs; choose others with --pattern \(of a stream: patterns\)",
+        ),
         ({"vocab_size": 256}, "--vocab-size 256: must be at least 257"),
         ({"vocab_size": 10**20}, "--vocab-size 100000000000000000000: must be at most 16777216"),
         ({"workers": 0}, "--workers 0: must be at least 1"),

@@ -323,7 +323,10 @@ def test_a_table_that_is_damaged_inside_is_named_with_its_row(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ("body", "has no column 'body', it has id: int64, text: string; name the column with --text-field"),
+        (
+            "body",
+            "has no column 'body', it has id: int64, text: string; name the column with --text-field (of",
+        ),
         ("id", "holds int64, not text; it has id: int64, text: string; name a column of text with --text-f"),
     ],
 )

@@ -84,7 +84,7 @@ def _found(source: Path, request: Request) -> list[tuple[str, Path]]:
         raise PrepareError(
             f"no file in {source} matches {' or '.join(request.patterns)}"
             f"{' after ' + str(len(request.excludes)) + ' exclusions' if request.excludes else ''}; "
-            f"choose others with --pattern"
+            f"choose others with --pattern (of a stream: patterns)"
         )
     return found
 

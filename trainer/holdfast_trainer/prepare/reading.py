@@ -145,7 +145,7 @@ def _json_document(file: SourceFile, start: int, number: int, line: bytes, text_
         found = f"a {type(text).__name__}" if text_field in body else f"only {', '.join(map(repr, body))}"
         raise PrepareError(
             f"{_place(file, start, number)}: no text in field {text_field!r}, found {found}; "
-            f"name the field with --text-field"
+            f"name the field with --text-field (of a stream: text_field)"
         )
     return clean(text)
 

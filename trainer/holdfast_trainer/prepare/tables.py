@@ -138,7 +138,8 @@ def _check_column(path: Path, column: str, schema: Any) -> None:
     known = ", ".join(f"{field.name}: {field.type}" for field in schema)
     if column not in schema.names:
         raise PrepareError(
-            f"source {path} has no column {column!r}, it has {known}; name the column with --text-field"
+            f"source {path} has no column {column!r}, it has {known}; name the column with --text-field "
+            "(of a stream: text_field)"
         )
     if (times := schema.names.count(column)) > 1:
         raise PrepareError(f"source {path} has {times} columns {column!r}; rename all but one")
@@ -149,7 +150,7 @@ def _check_column(path: Path, column: str, schema: Any) -> None:
                                              pyarrow.types.is_string_view)):  # fmt: skip
         raise PrepareError(
             f"column {column!r} of source {path} holds {kind}, not text; it has {known}; name a column of "
-            f"text with --text-field"
+            "text with --text-field (of a stream: text_field)"
         )
 
 

@@ -34,6 +34,8 @@ NAMESPACE, MAIN, TWIN = "demo", "gpt", "gpt-untouched"
 DEADLINE_SECONDS = 1800.0
 """A job that takes longer than this has hung: the demo says so and fails."""
 
+FEWEST_STEPS = 6
+
 
 class DemoFailed(Exception):
     """The demo did not show what it is there to show."""
@@ -43,9 +45,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         "make demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=160, help="optimizer steps of each run (160)")
+    parser.add_argument(
+        "--steps", type=int, default=160, help=f"optimizer steps of each run (160), at least {FEWEST_STEPS}"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="where everything goes")
     arguments = parser.parse_args()
+    if arguments.steps < FEWEST_STEPS:
+        parser.error(
+            f"--steps {arguments.steps}: give at least {FEWEST_STEPS}, for two disruptions in between"
+        )
     # Into a file or a pipe a sentence is one line, however long; a terminal's are broken between words.
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     signal.signal(signal.SIGTERM, _terminated)

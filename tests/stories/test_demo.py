@@ -32,6 +32,15 @@ FIGURES = {
 }
 
 
+def test_fewer_steps_than_two_disruptions_take_are_refused_at_once(tmp_path: Path) -> None:
+    """Of one step it ended in a traceback, after both runs."""
+    words = [sys.executable, "-m", "scripts.demo", "--steps", "1", "--out", tmp_path / "demo"]
+    demo = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert demo.returncode == 2
+    assert "--steps 1: give at least 6, for two disruptions in between" in demo.stderr
+    assert not (tmp_path / "demo").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_demo_shows_an_identical_resume_and_leaves_nothing_running(

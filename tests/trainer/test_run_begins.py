@@ -148,3 +148,24 @@ def test_ranks_that_torchrun_starts_again_do_not_mix_two_saves(workshop: Worksho
     assert again.wait() == [0, 0], again.texts()
     assert not half.exists()
     assert workshop.finish(ranks=2, steps=14, attempt=2).events("attempt_start", 2)[0]["skipped"] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ("deterministic='Strict'", "deterministic='Strict' is none of: True, 'strict', False"),
+        ("profile=(3, 5)", "profile=(3, 5) is no range of steps: give one, such as range(20, 25)"),
+        ("keep=0", "keep=0: at least 1 checkpoint must be kept, or nothing is durable"),
+        ("keep_every=-1", "keep_every=-1: a number of steps, or 0 to keep no others"),
+    ],
+)
+def test_what_a_loop_gives_that_cannot_be_used_is_not_tried_again(
+    workshop: Workshop, tmp_path: Path, given: str, error: str
+) -> None:
+    """Another word than "strict" was taken as True, a pair as a range; the others ended in a traceback."""
+    script = tmp_path / "mine.py"
+    script.write_text(f"from holdfast_trainer.run import Run\nrun = Run({given})\n")
+    gang = workshop.start(script=script, arguments=[])
+    assert gang.wait() == [EXIT_CONFIG_ERROR], gang.texts()
+    assert "Traceback" not in gang.texts()
+    assert gang.termination() == Termination("failed", 0, 0, error, config_error=True)

@@ -127,6 +127,10 @@ class Run:
             )
         if not isinstance(config_hash, str):
             raise ConfigError(f"config_hash={config_hash!r} is no text: give one, such as a hexdigest()")
+        if deterministic not in (True, False, "strict"):
+            raise ConfigError(f"deterministic={deterministic!r} is none of: True, 'strict', False")
+        if not isinstance(profile, range):
+            raise ConfigError(f"profile={profile!r} is no range of steps: give one, such as range(20, 25)")
         place = Place.read(run_dir)
         self._ahead = Prefetch(place.run_dir)
         hang_after = HangAfter.parse(os.environ.get(contract.ENV_HANG_SECONDS) or "auto")

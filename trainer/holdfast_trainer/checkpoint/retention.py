@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..schema import ConfigError
+
 
 @dataclass(frozen=True)
 class Retention:
-    """A checkpoint stays for any one of the reasons."""
+    """A checkpoint stays for any one of the reasons. Raises ConfigError for numbers that are none."""
 
     keep: int = 3
     """Newest ones."""
@@ -20,11 +22,11 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.keep < 1:
-            raise ValueError(f"keep={self.keep}: at least 1 checkpoint must be kept, or nothing is durable")
+            raise ConfigError(f"keep={self.keep}: at least 1 checkpoint must be kept, or nothing is durable")
         if self.every < 0:
-            raise ValueError(f"keep_every={self.every}: a number of steps, or 0 to keep no others")
+            raise ConfigError(f"keep_every={self.every}: a number of steps, or 0 to keep no others")
         if self.best < 0:
-            raise ValueError(f"keep_best={self.best}: a number of checkpoints, or 0 to keep none for that")
+            raise ConfigError(f"keep_best={self.best}: a number of checkpoints, or 0 to keep none for that")
 
     def stays(self, steps: Sequence[int], losses: Mapping[int, float]) -> set[int]:
         """Of `steps`, newest first, those that stay. Of equal losses the later step is the better."""

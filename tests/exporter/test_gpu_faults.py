@@ -306,21 +306,35 @@ def test_a_library_that_crashes_takes_only_its_process_along(script: Script, loo
     assert seen.by("gpu", "up") == {"0": 1, "1": 1}
 
 
-def test_a_reader_of_another_version_is_told_of(
-    look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def newer_reader(monkeypatch: pytest.MonkeyPatch, directory: Path, device: dict[str, object]) -> None:
     """As where Holdfast was installed anew while this process ran, and its reader began once more since."""
-    newer = tmp_path / "newer"
-    device = {"index": 0, "uuid": "GPU-0", "of_a_later_version": 1}
+    newer = directory / "newer"
     answer = {"id": 1, "reading": {"driver": "", "cuda": "", "devices": [device]}, "xids": []}
     newer.write_text(f"#!/bin/sh\nread asked\ncat <<'END'\n{json.dumps(answer)}\nEND\ncat\n")
     newer.chmod(0o755)
     monkeypatch.setattr(sampling.sys, "executable", str(newer))
+
+
+def test_a_reader_of_another_version_is_told_of(
+    look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    newer_reader(monkeypatch, tmp_path, {"index": 0, "uuid": "GPU-0", "of_a_later_version": 1})
     seen = look()
     assert_blind(seen, "error")
     assert "is of another version" in seen.message("nvml")
     assert "of_a_later_version" in seen.message("nvml")
     assert seen.message("nvml").endswith("start this process again")
+
+
+def test_a_figure_that_only_a_newer_reader_knows_takes_no_other_along(
+    look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = {"utilization": 0.5, "of_a_later_version": 1.0}
+    newer_reader(monkeypatch, tmp_path, {"index": 0, "uuid": "GPU-0", "figures": figures})
+    seen = look()
+    assert seen.value("exporter_up", source="nvml") == 1
+    assert seen.value("utilization_ratio", gpu="0") == 0.5
+    assert seen.all("reading_missing") == []
 
 
 def test_a_process_that_has_many_files_open_reads_its_gpus(script: Script, look: Look) -> None:

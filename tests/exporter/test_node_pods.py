@@ -93,6 +93,26 @@ def test_while_the_apiserver_is_away_what_is_known_stays_true_for_a_minute() -> 
     assert found.by_uid == {}
 
 
+def test_an_apiserver_that_answers_again_is_no_fault_any_more() -> None:
+    """It was one for up to a minute, where the pod that was asked for in vain had gone meanwhile."""
+    clock = [1000.0]
+    away = [False]
+
+    def fetch() -> list[dict[str, Any]]:
+        if away[0]:
+            raise OSError("connection refused")
+        return [item("first", "1")]
+
+    pods = NodePods(fetch, lambda: clock[0])
+    assert pods.covering({("1", "")}, ())[1] is None
+    away[0] = True
+    clock[0] += 5
+    assert pods.covering({("1", ""), ("2", "")}, ())[1] is not None
+    away[0] = False
+    clock[0] += 5
+    assert pods.covering({("1", "")}, ())[1] is None
+
+
 def test_an_apiserver_that_goes_within_its_answer_is_away_as_any_that_does_not_answer(tmp_path: Path) -> None:
     """What NVML and the kubelet say is served all the same."""
     Authority(tmp_path)

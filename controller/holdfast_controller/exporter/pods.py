@@ -1,8 +1,8 @@
 """The pods of this node, as the apiserver knows them: whose container is it, of which job and attempt.
 
 Labels of a pod do not change in its life and containers get their ids once, so the list is kept and
-fetched again only for a pod or container that is not in it, at most every `REFRESH_SECONDS`; and every
-`FORGET_SECONDS` in any case, because a name can come to mean another pod.
+fetched again only for a pod or container that is not in it, or after a fault, at most every
+`REFRESH_SECONDS`; and every `FORGET_SECONDS` in any case, because a name can come to mean another pod.
 
 Plain HTTPS with the pod's own account: a client library would cost more memory than all else here.
 """
@@ -92,11 +92,13 @@ class NodePods:
     def covering(
         self, containers: Collection[tuple[str, str]], names: Collection[tuple[str, str]]
     ) -> tuple[Pods, Fault | None]:
-        """The pods, fetched again where one of these is not among them and it is time to ask."""
+        """The pods, fetched again where one of these is not among them, or they could not be fetched, and it
+        is time to ask."""
         with self._lock:
             now = self._clock()
             old = now - self._fetched > FORGET_SECONDS
-            wanted = old or not self._pods.knows(containers, names)
+            # A fault is told until the apiserver answers: nobody but a fetch finds out that it does.
+            wanted = old or self._fault is not None or not self._pods.knows(containers, names)
             if wanted and now - self._tried > REFRESH_SECONDS:
                 self._tried = now
                 try:

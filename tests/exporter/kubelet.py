@@ -34,17 +34,22 @@ def _each(device_ids: Sequence[str]) -> list[messages.ContainerDevices]:
 
 @contextmanager
 def kubelet(
-    socket: Path, pods: Callable[[], Sequence[messages.PodResources]], offered: Sequence[str]
+    socket: Path, pods: Callable[[], Sequence[messages.PodResources]], offered: Sequence[str] | None
 ) -> Iterator[None]:
-    """Answers with `pods()` and the shares in `offered`."""
-    allocatable = messages.AllocatableResourcesResponse(devices=_each(offered))
+    """Answers with `pods()` and the shares in `offered`; None: it refuses to say what there is to give, as
+    where its feature gate for that is off."""
+
+    def allocatable() -> messages.AllocatableResourcesResponse:
+        if offered is None:
+            raise RuntimeError("Pod Resources API GetAllocatableResources disabled")
+        return messages.AllocatableResourcesResponse(devices=_each(offered))
 
     def method(reply: Callable[[], Any]) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(lambda request, context: reply().SerializeToString())
 
     handlers = {
         "List": method(lambda: messages.ListPodResourcesResponse(pod_resources=pods())),
-        "GetAllocatableResources": method(lambda: allocatable),
+        "GetAllocatableResources": method(allocatable),
     }
     with ThreadPoolExecutor(2) as pool:
         server = grpc.server(pool)

@@ -22,14 +22,14 @@ def one_pod() -> list[messages.PodResources]:
 
 
 def read_well(client: PodResources) -> Allocations | None:
-    found = client.read()
-    return found if isinstance(found, Allocations) else None
+    found, fault = client.read()
+    return None if fault else found
 
 
 def test_shares_of_gpus_and_nothing_else(tmp_path: Path) -> None:
     socket = tmp_path / "kubelet.sock"
     with kubelet(socket, one_pod, OFFERED), closing(PodResources(socket, timeout=60)) as client:
-        found = client.read()
+        found = client.read()[0]
     assert found == Allocations(
         (Allocation("GPU-a", SHARED, "team-a", "gpt-1-worker-0", "pytorch", 1),), {("GPU-a", SHARED): 4}
     )
@@ -42,16 +42,28 @@ def test_what_a_container_holds_of_a_gpu_is_one_allocation(tmp_path: Path) -> No
     held = [pod("two", "GPU-a::0", "GPU-a::2", "GPU-b::1", "GPU-a::0")]
     offered = [*OFFERED, "GPU-b::0", "GPU-b::1", "GPU-b::1"]
     with kubelet(socket, lambda: held, offered), closing(PodResources(socket, timeout=60)) as client:
-        found = client.read()
-    assert isinstance(found, Allocations)
+        found = client.read()[0]
     assert [(one.uuid, one.shares) for one in found.held] == [("GPU-a", 2), ("GPU-b", 1)]
     assert found.shares == {("GPU-a", SHARED): 4, ("GPU-b", SHARED): 2}
+
+
+def test_who_holds_what_is_told_where_the_kubelet_does_not_say_what_there_is(tmp_path: Path) -> None:
+    socket = tmp_path / "kubelet.sock"
+    with kubelet(socket, one_pod, None), closing(PodResources(socket, timeout=60)) as client:
+        found, fault = client.read()
+    assert [(one.uuid, one.pod) for one in found.held] == [("GPU-a", "gpt-1-worker-0")]
+    assert found.shares == {}
+    assert fault is not None
+    assert fault.reason == Reason.ERROR
+    assert "GetAllocatableResources disabled" in fault.message
+    assert "KubeletPodResourcesGetAllocatable must be on" in fault.message
 
 
 def test_no_kubelet_yet_then_one_then_another(tmp_path: Path) -> None:
     socket = tmp_path / "kubelet.sock"
     with closing(PodResources(socket, timeout=5)) as client:
-        fault = client.read()
+        found, fault = client.read()
+        assert found == Allocations()
         assert isinstance(fault, Fault)
         assert fault.reason == Reason.UNREACHABLE
         assert f"the kubelet does not answer at {socket}" in fault.message
@@ -59,7 +71,7 @@ def test_no_kubelet_yet_then_one_then_another(tmp_path: Path) -> None:
         for _ in range(2):
             with kubelet(socket, one_pod, OFFERED):
                 wait_until(lambda: read_well(client), "the kubelet's answer")
-            assert isinstance(client.read(), Fault)
+            assert isinstance(client.read()[1], Fault)
 
 
 def test_a_kubelet_that_does_not_answer_holds_up_nobody(tmp_path: Path) -> None:
@@ -71,7 +83,7 @@ def test_a_kubelet_that_does_not_answer_holds_up_nobody(tmp_path: Path) -> None:
 
     socket = tmp_path / "kubelet.sock"
     with kubelet(socket, silent, OFFERED), closing(PodResources(socket, timeout=0.2)) as client:
-        fault = client.read()
+        _, fault = client.read()
         let_go.set()
     assert isinstance(fault, Fault)
     assert fault.reason in (Reason.HUNG, Reason.UNREACHABLE)

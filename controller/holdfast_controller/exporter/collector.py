@@ -27,7 +27,7 @@ Origins = Callable[[Iterable[int]], Mapping[int, Origin]]
 class AllocationSource(Protocol):
     """The kubelet, or nobody."""
 
-    def read(self) -> Allocations | Fault: ...
+    def read(self) -> tuple[Allocations, Fault | None]: ...
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,7 @@ class Collector:
         sources: dict[str, Fault | None] = {NVML: sample.fault}
         allocations = Allocations()
         if self._kubelet is not None:
-            answer = self._kubelet.read()
-            sources[KUBELET] = answer if isinstance(answer, Fault) else None
-            allocations = allocations if isinstance(answer, Fault) else answer
+            allocations, sources[KUBELET] = self._kubelet.read()
         reading = sample.reading or Reading()
         readable = tuple(plausible(device) for device in reading.devices)
         found = self._origins(sorted({one.pid for each in readable for one in each.processes or ()}))

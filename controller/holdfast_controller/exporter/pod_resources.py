@@ -48,13 +48,17 @@ class PodResources:
             response_deserializer=messages.AllocatableResourcesResponse.FromString,
         )
 
-    def read(self) -> Allocations | Fault:
-        """What holds now, or why the kubelet does not say."""
+    def read(self) -> tuple[Allocations, Fault | None]:
+        """What holds now as far as the kubelet says it, and why it does not say all."""
         try:
             listed = self._list(messages.ListPodResourcesRequest(), timeout=self._timeout)
-            there = self._allocatable(messages.AllocatableResourcesRequest(), timeout=self._timeout)
         except grpc.RpcError as error:
-            return self._fault(error)
+            return Allocations(), self._fault(error)
+        fault = None
+        try:
+            there = self._allocatable(messages.AllocatableResourcesRequest(), timeout=self._timeout)
+        except grpc.RpcError as error:  # who holds what is still true
+            there, fault = messages.AllocatableResourcesResponse(), self._fault(error)
         held = [
             allocation
             for pod in listed.pod_resources
@@ -63,15 +67,23 @@ class PodResources:
             for allocation in held_by(pod.namespace, pod.name, container.name, resource, sorted(ids))
         ]
         shares = Counter(
-            (device_uuid(one), resource) for resource, ids in _ids(there.devices).items() for one in ids
+            (device_uuid(one), resource)
+            for resource, ids in _ids(there.devices).items()
+            for one in sorted(ids)
         )
-        return Allocations(tuple(held), dict(shares))
+        return Allocations(tuple(held), dict(shares)), fault
 
     def close(self) -> None:
         self._channel.close()
 
     def _fault(self, error: grpc.RpcError) -> Fault:
         code, details = error.code(), error.details()
+        if code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN):
+            return Fault(
+                Reason.ERROR,
+                f"the kubelet refuses a call at {self._socket} ({code.name}: {details}): its feature "
+                "gate KubeletPodResourcesGetAllocatable must be on, as it is by itself since Kubernetes 1.23",
+            )
         reason = Reason.HUNG if code == grpc.StatusCode.DEADLINE_EXCEEDED else Reason.UNREACHABLE
         if "ermission denied" in str(details):
             reason = Reason.PERMISSION_DENIED

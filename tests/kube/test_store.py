@@ -332,3 +332,41 @@ def test_what_a_policy_of_the_cluster_forbids_is_not_told_to_be_tried_again(tmp_
                     await ask
 
     asyncio.run(story())
+
+
+def test_a_namespace_that_is_going_is_told_whatever_the_request_has_with_it(tmp_path: Path) -> None:
+    """With an Idempotency-Key, as `holdfast submit` sends one, REST answered 503: try again in a second."""
+    job = TrainingJob(metadata=Metadata(name="gpt", namespace="team"), spec=Spec(command=["true"]))
+    why = "unable to create new content in namespace team because it is being terminated"
+
+    async def refuse(_: web.Request) -> web.Response:
+        return web.json_response({"code": 403, "reason": "Forbidden", "message": why}, status=403)
+
+    async def story() -> None:
+        jobs = "/apis/holdfast.dev/v1alpha1/namespaces/team/trainingjobs"
+        routes = (web.post(jobs, refuse), web.post("/api/v1/namespaces/team/events", refuse))
+        async with store_of(Jobs(), tmp_path, *routes) as store:
+            for key in (None, Idempotency("k", "f")):
+                with pytest.raises(Forbidden, match="it is being terminated"):
+                    await store.create(job, idempotency=key)
+
+    asyncio.run(story())
+
+
+def test_a_job_is_made_where_a_policy_refuses_to_note_its_key(tmp_path: Path) -> None:
+    job = TrainingJob(metadata=Metadata(name="gpt", namespace="team"), spec=Spec(command=["true"]))
+
+    async def make(request: web.Request) -> web.Response:
+        return web.json_response({**(await request.json()), **made_by_kubectl()})
+
+    async def refuse(_: web.Request) -> web.Response:
+        return web.json_response({"code": 403, "reason": "Forbidden", "message": "no changes"}, status=403)
+
+    async def story() -> None:
+        jobs = "/apis/holdfast.dev/v1alpha1/namespaces/team/trainingjobs"
+        events = "/api/v1/namespaces/team/events"
+        routes = (web.post(jobs, make), web.post(events, make), web.patch(f"{events}/{{name}}", refuse))
+        async with store_of(Jobs(), tmp_path, *routes) as store:
+            assert (await store.create(job, idempotency=Idempotency("k", "f"))).metadata.uid == "uid-gpt"
+
+    asyncio.run(story())

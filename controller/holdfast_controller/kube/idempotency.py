@@ -25,6 +25,7 @@ from holdfast_controller.cluster import (
 from holdfast_controller.jobs import API_VERSION, KIND, TrainingJob
 
 from .connection import MERGE_PATCH, Connection, Document
+from .errors import Refused
 from .events import COMPONENT, events_path
 from .resource import path_of
 
@@ -78,7 +79,8 @@ class KeyRecords:
     async def _noted(self, path: str, made: Document) -> Document:
         """That the key made this job: once it is deleted, nothing else would tell. By whoever finds it: the
         request that made it may have died in between."""
-        with suppress(NotFound):  # forgotten after an hour, or with the namespace
+        # Forgotten after an hour, or with the namespace; where a policy refuses it, the job is made anyhow.
+        with suppress(NotFound, Refused):
             await self._connection.patch(
                 path, {"metadata": {"annotations": {MADE: made["metadata"]["uid"]}}}, MERGE_PATCH
             )

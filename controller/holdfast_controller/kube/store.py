@@ -92,7 +92,8 @@ class KubeStore:
         try:
             if idempotency is None:
                 return self._wrote(await create())
-            return self._wrote(await self._keys.create_once(job, idempotency, create))
+            with _answer_to_who_asks():  # the key's record too, as in a namespace that is going
+                return self._wrote(await self._keys.create_once(job, idempotency, create))
         except NotFound as error:
             raise _no_such_place(job, error) from error
 

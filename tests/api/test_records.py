@@ -15,7 +15,8 @@ from asked_by_rest import JOBS, problem, submit
 from served import Served
 from waiting import wait_until
 
-from holdfast_controller.api.records import text_of
+from holdfast_controller.api import records
+from holdfast_controller.api.records import FOLLOWED_SECONDS, text_of
 from holdfast_controller.cluster import Event, Unavailable
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
@@ -49,6 +50,43 @@ def test_logs_of_an_attempt(http: httpx.Client, server: Served) -> None:
     assert http.get(f"{JOBS}/gpt-small/logs?attempt=1").text == "one\n"
     assert "there is no attempt 3" in problem(http.get(f"{JOBS}/gpt-small/logs?attempt=3"), 404, "not-found")
     problem(http.get(f"{JOBS}/gpt-small/logs?attempt=2"), 404, "not-found")
+
+
+def test_why_there_is_no_log_is_told_however_long_it_takes_to_find_out(
+    http: httpx.Client, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An apiserver takes half a minute to find that a node does not answer: the log was a torn connection."""
+    submit(http)
+    server.set_status("gpt-small", phase="Running", attempt=1)
+
+    async def slow(*_: object, **__: object) -> AsyncIterator[str]:
+        await asyncio.sleep(2 * FOLLOWED_SECONDS)
+        raise Unavailable("the node does not answer")
+        yield ""
+
+    monkeypatch.setattr(server.engine, "logs", slow)
+    assert problem(http.get(f"{JOBS}/gpt-small/logs"), 503, "unavailable") == "the node does not answer"
+
+
+def test_a_log_that_never_comes_is_given_up_and_said_so(
+    http: httpx.Client, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(http)
+    server.set_status("gpt-small", phase="Running", attempt=1)
+    given_up: list[int] = []
+
+    async def silent(*_: object, **__: object) -> AsyncIterator[str]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.append(1)
+        yield ""
+
+    monkeypatch.setattr(server.engine, "logs", silent)
+    monkeypatch.setattr(records, "FIRST_SECONDS", 0.01)
+    said = problem(http.get(f"{JOBS}/gpt-small/logs"), 503, "unavailable")
+    assert said == "nothing of the log of rank 0 of default/gpt-small has come in 0.01 s; try again"
+    assert given_up == [1]
 
 
 def test_a_long_log_comes_in_few_pieces(http: httpx.Client, server: Served) -> None:

@@ -23,6 +23,11 @@ router = APIRouter(prefix="/v1/namespaces/{namespace}/jobs/{name}", tags=["recor
 
 PIECE = 65536
 """Characters of a log that are sent at once."""
+FIRST_SECONDS = 45.0
+"""For the first piece of a log, or why there is none: an apiserver tries for 30 s to reach the node that has
+it, and the command waits for a minute."""
+FOLLOWED_SECONDS = 0.5
+"""Likewise of one that is followed, which may be silent for hours."""
 
 
 @router.get(
@@ -54,7 +59,12 @@ async def logs(
     else:
         number = attempt or job.status.attempt
         source = at.engine.logs(job, number, rank, follow=follow, tail=tail)
-    text = await open_stream(until_closing(text_of(source, 1 if follow else PIECE), at.closing))
+    pieces = until_closing(text_of(source, 1 if follow else PIECE), at.closing)
+    if follow:
+        text = await open_stream(pieces, FOLLOWED_SECONDS)
+    else:
+        late = f"nothing of the log of rank {rank} of {job.key} has come in {FIRST_SECONDS:g} s; try again"
+        text = await open_stream(pieces, FIRST_SECONDS, late=late)
     return StreamingResponse(text, media_type="text/plain")
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
-from ..cluster import Engine, HoldfastError, JobStore, NotFound
+from ..cluster import Engine, HoldfastError, JobStore, NotFound, Unavailable
 from ..jobs import TrainingJob
 from ..lines import head_of
 
@@ -51,13 +51,18 @@ async def pause(closing: asyncio.Event, seconds: float = POLL_SECONDS) -> bool:
     return False
 
 
-async def open_stream(source: AsyncIterator[T], seconds: float = 0.5) -> AsyncIterator[T]:
-    """Begin to read `source`, so that what it raises at once becomes an answer, not a torn stream.
+async def open_stream(source: AsyncIterator[T], seconds: float, *, late: str = "") -> AsyncIterator[T]:
+    """Begin to read `source`, so that what it raises at first becomes an answer, not a torn stream.
 
-    Waits `seconds` for the first item and no longer: a log that is followed may be silent for hours.
+    Waits `seconds` for the first item and no longer. Then `late` is raised as Unavailable; where that is
+    empty it may be silent for hours.
     """
     first = asyncio.ensure_future(anext(source))
     await asyncio.wait((first,), timeout=seconds)
+    if late and not first.done():
+        first.cancel()
+        await asyncio.wait((first,))
+        raise Unavailable(late)
     if first.done() and (error := first.exception()) and not isinstance(error, StopAsyncIteration):
         raise error
 

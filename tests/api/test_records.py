@@ -180,6 +180,41 @@ def test_a_log_that_is_waited_for_is_shown_though_the_job_cannot_be_read_meanwhi
         assert list(lines) == []
 
 
+def test_a_stream_goes_on_though_the_job_cannot_be_read_in_between(
+    http: httpx.Client, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an apiserver did not answer once, what follows a job from one attempt to the next was torn."""
+    submit(http)
+    job = server.job("gpt-small")
+    first, second = ("default/gpt-small", 1), ("default/gpt-small", 2)
+    server.engine.output[(*first, 0)] = ["step 1"]
+    server.engine.output[(*second, 0)] = ["step 2"]
+    server.engine.open_attempts -= {first, second}
+    server.set_status("gpt-small", phase="Recovering", attempt=1)
+    fails, get = 0, server.store.get
+
+    async def away(namespace: str, name: str) -> TrainingJob:
+        nonlocal fails
+        if fails > 0:
+            fails -= 1
+            raise Unavailable("the apiserver does not answer")
+        return await get(namespace, name)
+
+    monkeypatch.setattr(server.store, "get", away)
+    with (
+        http.stream("GET", f"{JOBS}/gpt-small/logs", params={"follow": "true"}) as log,
+        http.stream("GET", f"{JOBS}/gpt-small/events", headers={"Accept": "text/event-stream"}) as events,
+    ):
+        lines = log.iter_lines()
+        assert [next(lines), next(lines)] == ["==> attempt 1 <==", "step 1"]
+        fails = 6
+        wait_until(lambda: fails == 0, "both to ask in vain")
+        server.run(server.store.record_event(job, Event(datetime.now(UTC), "Normal", "Later", "so it is")))
+        assert any("Later" in line for line in events.iter_lines())
+        server.set_status("gpt-small", phase="Succeeded", attempt=2)
+        assert list(lines) == ["==> attempt 2 <==", "step 2"]
+
+
 def test_a_reader_that_leaves_is_let_go(http: httpx.Client, server: Served) -> None:
     submit(http)
     server.engine.output[("default/gpt-small", 1, 0)] = ["step 1"]

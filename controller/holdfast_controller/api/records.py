@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 
 from holdfast_trainer.contract import is_count
 
-from ..cluster import Event, HoldfastError, Invalid, NotFound, NotReady
+from ..cluster import Event, HoldfastError, Invalid, NotFound, NotReady, Unavailable
 from ..jobs import TrainingJob
 from .backend import At, AttemptNumber, Backend, Found
 from .ledger import LedgerDocument, account
@@ -123,6 +123,8 @@ async def _as_they_happen(
             found = await at.store.events(job.metadata.namespace, job.metadata.name)
         except NotFound:
             return
+        except Unavailable:
+            continue  # an apiserver that does not answer is asked again
         if current.metadata.uid != job.metadata.uid:
             return
 

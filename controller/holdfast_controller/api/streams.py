@@ -105,6 +105,8 @@ async def follow_job(
             current = await store.get(job.metadata.namespace, job.metadata.name)
         except NotFound:
             return
+        except Unavailable:
+            continue  # an apiserver that does not answer is asked again
         if current.metadata.uid != job.metadata.uid:
             return
         job = current

@@ -17,7 +17,13 @@ from waiting import wait_until
 
 from holdfast_controller.api import records
 from holdfast_controller.api.records import FOLLOWED_SECONDS, text_of
-from holdfast_controller.cluster import Event, Unavailable
+from holdfast_controller.cluster import (
+    AttemptObservation,
+    Event,
+    ReplicaObservation,
+    ReplicaState,
+    Unavailable,
+)
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import TrainingJob
 
@@ -39,6 +45,24 @@ def test_drill_a_chosen_and_a_random_replica(http: httpx.Client, server: Served)
     assert "not running" in problem(
         http.post(f"{JOBS}/gpt-small/drill", json={"replica": 0}), 409, "not-ready"
     )
+
+
+def test_a_random_drill_takes_a_replica_that_nobody_takes_yet(
+    http: httpx.Client, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has its notice runs until its grace is over, and a cluster refuses to disrupt it again."""
+    submit(http)
+    server.set_status("gpt-small", phase="Running", attempt=1)
+    server.engine.running["default/gpt-small"] = [0, 1]
+
+    async def observe(_: TrainingJob, attempt: int) -> AttemptObservation:
+        taken = ReplicaObservation(0, ReplicaState.RUNNING, "Drilled", disrupted=True)
+        replicas = (taken, ReplicaObservation(1, ReplicaState.RUNNING))
+        return AttemptObservation(attempt, exists=True, gone=False, replicas=replicas)
+
+    monkeypatch.setattr(server.engine, "observe", observe)
+    monkeypatch.setattr("random.choice", lambda found: found[0])
+    assert http.post(f"{JOBS}/gpt-small/drill").json() == {"attempt": 1, "replica": 1, "kind": "kill"}
 
 
 def test_logs_of_an_attempt(http: httpx.Client, server: Served) -> None:

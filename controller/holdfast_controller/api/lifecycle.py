@@ -302,7 +302,12 @@ async def drill(at: At, job: Found, request: Request) -> Any:
 
 async def _random_replica(at: Backend, job: TrainingJob, attempt: int) -> int:
     seen = await at.engine.observe(job, attempt)
-    running = [replica.index for replica in seen.replicas if replica.state == ReplicaState.RUNNING]
+    # Not one that is being taken already: the engine would refuse it, though others run.
+    running = [
+        replica.index
+        for replica in seen.replicas
+        if replica.state == ReplicaState.RUNNING and not replica.disrupted
+    ]
     if not running:
         raise NotReady(f"no replica of attempt {attempt} of {job.key} runs now; try again when it does")
     return random.choice(running)

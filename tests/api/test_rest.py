@@ -18,6 +18,7 @@ from served import TOKEN, Served, job_yaml, served
 from waiting import wait_until
 
 from holdfast_controller.api.lifecycle import fingerprint
+from holdfast_controller.cluster import Unavailable
 from holdfast_controller.jobs import Spec, TrainingJob
 
 # ------------------------------------------------------------- a job's life
@@ -49,6 +50,23 @@ def test_suspend_and_resume_are_writes_to_the_spec(http: httpx.Client, server: S
     assert "default/gpt-small is Succeeded: there is nothing to suspend" in problem(
         http.post(f"{JOBS}/gpt-small/suspend"), 409, "not-ready"
     )
+
+
+@pytest.mark.parametrize(("asked_for", "told"), [(0.0, "1"), (6.2, "7")])
+def test_when_to_ask_again_is_as_the_apiserver_wants_it(
+    asked_for: float, told: str, http: httpx.Client, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it was busy and named its time, everybody was told to come again in a second."""
+
+    async def busy(*_: object) -> TrainingJob:
+        error = Unavailable("the apiserver is busy")
+        error.retry_after = asked_for
+        raise error
+
+    monkeypatch.setattr(server.store, "get", busy)
+    answer = http.get(f"{JOBS}/gpt-small")
+    problem(answer, 503, "unavailable")
+    assert answer.headers["retry-after"] == told
 
 
 def test_a_dry_run_tells_the_plan_and_does_nothing(http: httpx.Client) -> None:

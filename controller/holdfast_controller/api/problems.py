@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import groupby
 from typing import Any, cast
 
@@ -51,7 +52,7 @@ def problem_response(error: HoldfastError, instance: str) -> Response:
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = 'Bearer realm="holdfast"'
     if isinstance(error, Unavailable):
-        headers["Retry-After"] = "1"
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     return JSONResponse(body, status_code=body["status"], headers=headers, media_type=MEDIA_TYPE)
 
 

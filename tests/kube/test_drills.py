@@ -19,6 +19,7 @@ from holdfast_controller.kube.observation import DRILLED
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.taking import refuse, take
 from holdfast_controller.pod_settings import PodSettings
+from holdfast_controller.problem import Forbidden
 
 JOB = TrainingJob(
     metadata=Metadata(name="gpt", namespace="team", uid="job-1"), spec=Spec(command=["python"], replicas=3)
@@ -116,5 +117,30 @@ def test_a_replica_that_no_drill_could_take_does_not_pass_for_drilled(
                     await take(connection, pieces, JOB, 1, *last)
         assert server.taken == ["gpt-1-worker-0"]
         assert sorted(server.drilled()) == server.taken
+
+    asyncio.run(story())
+
+
+def test_what_a_policy_of_the_cluster_forbids_is_not_told_to_be_tried_again(tmp_path: Path) -> None:
+    """A drill was answered 503, as if the same could be had a second later."""
+    why = 'admission webhook "evictions.example.org" denied the request: not in working hours'
+
+    async def forbid(_: web.Request) -> web.Response:
+        return web.json_response({"code": 403, "reason": "Forbidden", "message": why}, status=403)
+
+    async def story() -> None:
+        server, one = Refusing(), "/api/v1/namespaces/team/pods/{pod}"
+        routes = [
+            web.get(PODS, server.list_or_watch),
+            web.patch(one, server.patch),
+            web.post(f"{one}/eviction", forbid),
+        ]
+        async with connected(routes, tmp_path) as connection:
+            pieces = Pieces(connection)
+            async with meanwhile(pieces.run()):
+                await pieces.synced()
+                with pytest.raises(Forbidden, match="not in working hours"):
+                    await take(connection, pieces, JOB, 1, 0, DrillKind.EVICT)
+        assert server.drilled() == {}
 
     asyncio.run(story())

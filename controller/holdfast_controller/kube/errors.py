@@ -14,7 +14,8 @@ Errors beside those of cluster.py::
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from holdfast_controller.cluster import (
@@ -25,6 +26,7 @@ from holdfast_controller.cluster import (
     NotFound,
     Unavailable,
 )
+from holdfast_controller.problem import Forbidden
 
 _RIGHTS = re.compile(r"User \"[^\"]*\" cannot ")
 """How an apiserver says that somebody may not do what others may."""
@@ -89,6 +91,15 @@ def error_of(what: str, code: int, status: Mapping[str, Any], retry_after: str |
         lines = [f"{cause.get('field', '')}: {cause.get('message', '')}" for cause in causes]
         return Invalid(f"{what}: {said}", lines or [said])
     return Unavailable(f"{what}: the apiserver failed: {said}")
+
+
+@contextmanager
+def answer_to_who_asks() -> Iterator[None]:
+    """What the cluster refuses whoever asks for it, it refuses through us too: to try again is no help."""
+    try:
+        yield
+    except Refused as error:
+        raise Forbidden(str(error)) from error
 
 
 def seconds_of(retry_after: str | None) -> float:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import structlog
 
@@ -30,10 +30,9 @@ from holdfast_controller.cluster import (
     NotFound,
 )
 from holdfast_controller.jobs import Status, TrainingJob
-from holdfast_controller.problem import Forbidden
 
 from .connection import JSON_PATCH, MERGE_PATCH, Connection, Document
-from .errors import Refused
+from .errors import answer_to_who_asks
 from .events import EventLog, reference
 from .idempotency import KEY_DIGEST, KeyRecords, digest_of
 from .reflector import Notice, Reflector, key_of, pages, uid_of, version_of
@@ -84,7 +83,7 @@ class KubeStore:
 
         async def create() -> Document:
             try:
-                with _answer_to_who_asks():
+                with answer_to_who_asks():
                     return await self._connection.post(jobs_path(job.metadata.namespace), document)
             except AlreadyExists:
                 raise AlreadyExists.of(job) from None
@@ -92,7 +91,7 @@ class KubeStore:
         try:
             if idempotency is None:
                 return self._wrote(await create())
-            with _answer_to_who_asks():  # the key's record too, as in a namespace that is going
+            with answer_to_who_asks():  # the key's record too, as in a namespace that is going
                 return self._wrote(await self._keys.create_once(job, idempotency, create))
         except NotFound as error:
             raise _no_such_place(job, error) from error
@@ -119,7 +118,7 @@ class KubeStore:
             {"op": "replace", "path": "/metadata/resourceVersion", "value": meta.resource_version},
             *changes_to(document, job),
         ]
-        with _answer_to_who_asks():
+        with answer_to_who_asks():
             return await self._replace(job, path_of(job), changes)
 
     async def replace_status(self, job: TrainingJob, status: Status, *events: Event) -> TrainingJob:
@@ -140,7 +139,7 @@ class KubeStore:
 
     async def mark_deleted(self, namespace: str, name: str) -> TrainingJob:
         try:
-            with _answer_to_who_asks():
+            with answer_to_who_asks():
                 document = await self._connection.delete(job_path(namespace, name))
         except NotFound:
             raise _no_job(namespace, name) from None
@@ -320,15 +319,6 @@ class KubeStore:
         if notice.type == "DELETED":
             self._held.discard(job.metadata.uid)
         return Change(notice.type, job)
-
-
-@contextmanager
-def _answer_to_who_asks() -> Iterator[None]:
-    """What the cluster refuses whoever asks for it, it refuses through us too: to try again is no help."""
-    try:
-        yield
-    except Refused as error:
-        raise Forbidden(str(error)) from error
 
 
 def _no_job(namespace: str, name: str) -> NotFound:

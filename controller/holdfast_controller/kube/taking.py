@@ -14,6 +14,7 @@ from holdfast_controller.pod_settings import PodSettings
 
 from . import ranks
 from .connection import MERGE_PATCH, Connection, Document
+from .errors import answer_to_who_asks
 from .observation import DRILLED
 from .pieces import Pieces, pod_path
 from .pod_state import index_of, node_of
@@ -64,11 +65,12 @@ async def take(
         await connection.patch(f"/api/v1/nodes/{node}", cordon, MERGE_PATCH)
     left = list(hit)
     try:
-        for pod in hit:  # all of them, before the first one's end can be taken for a fault
-            await _mark(connection, pod, kind.value)
-        while left:
-            await _end(connection, left[0], kind)
-            del left[0]
+        with answer_to_who_asks():
+            for pod in hit:  # all of them, before the first one's end can be taken for a fault
+                await _mark(connection, pod, kind.value)
+            while left:
+                await _end(connection, left[0], kind)
+                del left[0]
     except BaseException:
         await _unmark(connection, left)
         raise

@@ -8,8 +8,9 @@ there were when its newest step ended, with no write since, nothing has been add
 
 A loop that clears them in place (`zero_grad(set_to_none=False)`) has, in a step that leaves a parameter out,
 a gradient of zeros for it, with which an optimizer goes on decaying; one without a gradient it passes over.
-Where it steps with the two tensors of its step before, they are kept so: a checkpoint has which there are.
-Parts of a larger tensor tell nothing: those of DDP's buckets come back whichever way a loop clears them.
+Where it steps with one of the two tensors of its step before, or has zeros in all of them as the step ends,
+they are kept so: a checkpoint has which there are. Parts of a larger tensor tell nothing by being the same:
+those of DDP's buckets come back whichever way a loop clears them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Unspent:
         before, self._stepped_with = self._stepped_with, self._marks()
         pairs = [(then(), now()) for (then, _), (now, _) in zip(before, self._stepped_with, strict=False)]
         same = [then is now and now is not None and not now._is_view() for then, now in pairs]
-        self._kept_on = self._kept_on or (bool(same) and all(same))
+        self._kept_on = self._kept_on or any(same)  # another one is the last where a head has its first turn
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -93,8 +94,6 @@ class Unspent:
         carried = self._carried and (
             self.in_shards or any(bool(_values(gradient).any()) for gradient in found.values())
         )
-        if not (carried or self._kept_on):
-            return {}
         return {number: _kept(one) if carried else _cleared(one) for number, one in found.items()}
 
     def restore(self, gradients: Mapping[int, Any]) -> None:

@@ -637,6 +637,35 @@ def test_a_module_with_state_that_is_no_tensor_is_tracked_and_goes_on() -> None:
     assert model.calls == 3
 
 
+class Tallying(nn.Linear):
+    """Likewise, of a kind that a checkpoint does not have."""
+
+    def __init__(self, *seen: str) -> None:
+        super().__init__(2, 1)
+        self.seen, self.total = Counter(seen), torch.tensor(len(seen))
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"seen": self.seen, "total": self.total}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.seen, self.total = state["seen"], state["total"]
+
+
+def test_what_a_module_gives_of_its_own_is_each_ranks_and_of_the_kind_that_it_was() -> None:
+    """All ranks went on with rank 0's, or with a tensor that any of them had written."""
+    ranks = [Tallying("cat"), Tallying("dog", "dog")]
+    states = [TrainingState({"model": nn.Sequential(one)}, rank) for rank, one in enumerate(ranks)]
+    first, second = (state.capture(1) for state in states)
+    assert first.rank_0_only == second.rank_0_only == {"shared.parts.model.0._extra_state.total"}
+    shared, own = (unpack(json.loads(json.dumps(s)), t) for s, t in map(pack, (first.shared, second.own)))
+    for rank, has in ((0, None), (1, own)):
+        model = Tallying()
+        loaded = Loaded(Manifest(1, 1, 2, "", {}, 0.0), shared, has)
+        assert TrainingState({"model": nn.Sequential(model)}, rank).restore(loaded) == []
+        assert (model.seen, model.total) == (ranks[rank].seen, ranks[rank].total)
+        model.seen["bird"] += 1
+
+
 def test_a_buffer_that_two_modules_share_is_each_ranks_own_under_both_names() -> None:
     """Batch norm that is used twice, and counts each rank's own batches: one name alone had rank 0's."""
     norm = nn.BatchNorm1d(2)

@@ -3,8 +3,9 @@
 Under DDP parameters and optimizer are the same on every rank, so they are written once, by all ranks
 together. Under FSDP2 each rank writes its shards, which load as whole tensors: so either loads what the
 other wrote. Each rank adds its random state and, where it is not rank 0, what may differ: buffers of models
-(running statistics of its own batches) and parts that are neither model nor optimizer (the position of a
-data loader); rank 0's go with what is shared. So it is with gradients that are still being added up.
+(running statistics of its own batches), what modules give by `get_extra_state`, and parts that are neither
+model nor optimizer (the position of a data loader); rank 0's go with what is shared. So it is with gradients
+that are still being added up.
 
 DDP gives all ranks rank 0's buffers as a forward pass begins, but not after a pass that exchanged nothing
 (under `no_sync`, or without gradients). A new DDP does it in its first pass, whatever came before: so the
@@ -275,17 +276,18 @@ class TrainingState:
         """
         own: dict[str, Any] = {"rng": rng.capture() if random is None else random}
         buffers = {name: _buffers(model) for name, model in self._models.items()}
+        shared = self._shared(step)
+        extra = {name: _extra(shared["parts"][name]) for name in self._models}
         parts = {n: p.state_dict() for n, p in self._parts.items() if _differs_by_rank(p)}
         gradients = {name: unspent.gradients() for name, unspent in self._unspent.items()}
         if self._rank != 0:
             whole = {name: of for name, of in gradients.items() if not self._unspent[name].in_shards}
-            own |= {"buffers": buffers, "parts": parts, "gradients": whole}
-        shared = self._shared(step)
+            own |= {"buffers": buffers, "extra": extra, "parts": parts, "gradients": whole}
         if any(gradients.values()):
             shared["gradients"] = gradients
         if apart := [name for name, model in self.replicated.items() if _goes_on_apart(model)]:
             shared["buffers_apart"] = apart
-        differ = [{"parts": buffers}, {"parts": parts}, {"gradients": gradients}]
+        differ = [{"parts": buffers}, {"parts": extra}, {"parts": parts}, {"gradients": gradients}]
         names = [name for some in differ for name in pack({"shared": some})[1]]
         return Captured(shared, own, frozenset(names))
 
@@ -308,7 +310,10 @@ class TrainingState:
                     f"the checkpoint of step {loaded.manifest.step} has no {name!r}: "
                     f"it tracks {', '.join(saved)}. Track the same names, or use a new run directory"
                 )
-            state = join(own.get("parts", {}).get(name, saved[name]), saved[name])
+            mine = own.get("parts", {}).get(name, saved[name])
+            if isinstance(part, nn.Module):
+                mine = {**mine, **own.get("extra", {}).get(name, {})}
+            state = join(mine, saved[name])
             if isinstance(part, torch.amp.GradScaler) and not state:
                 continue  # saved where none was needed, as with bf16: it begins anew
             if _differs_by_rank(part):
@@ -489,8 +494,9 @@ def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
     """Empty where it is loaded, else what does not fit, in torch's words."""
     live = model.state_dict()
     named = _named_like(state, live.keys())
+    placed = {name: shard_like(value, live.get(name)) for name, value in named.items()}
     try:
-        model.load_state_dict({name: shard_like(value, live.get(name)) for name, value in named.items()})
+        model.load_state_dict(in_kind(placed, live))  # what get_extra_state gives may have any
     except RuntimeError as error:
         if str(error).startswith("Error(s) in loading state_dict"):
             return str(error)
@@ -528,6 +534,8 @@ def _has_whole_gradient(parameter: Any) -> bool:
     return parameter.unsharded_accumulated_grad is not None or getattr(whole, "grad", None) is not None
 
 
+_EXTRA = "_extra_state"
+"""How torch ends the names of what `get_extra_state` gives."""
 STRIDE = 104_729
 """A prime, so that from save to save another part of a parameter is looked at, and in the end all of it."""
 
@@ -539,6 +547,11 @@ def _sample(model: nn.Module, step: int) -> np.ndarray:
     found = [value[tuple(map(int, place))].cpu() for value, place in zip(whole, places, strict=True)]
     numbers = [torch.view_as_real(one) if one.is_complex() else one.reshape(1) for one in found]
     return torch.cat([one.double() for one in numbers]).numpy() if numbers else np.zeros(0)
+
+
+def _extra(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What modules give by `get_extra_state`, of a model's state."""
+    return {name: value for name, value in saved.items() if name.endswith(_EXTRA)}
 
 
 def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:

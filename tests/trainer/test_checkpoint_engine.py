@@ -222,11 +222,19 @@ def test_what_is_staged_already_is_written_while_the_rest_is_copied(monkeypatch:
     assert (seen, image.view[-PAGE]) == ([0], 7)
 
 
-def test_a_state_that_cannot_be_copied_fails_its_save_alone(run: RunDir) -> None:
+def test_a_state_that_cannot_be_copied_fails_its_save_alone(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[str] = []
     saver = Saver(run, attempt=1, rank=0, world_size=1, on_failed=lambda step, error: told.append(str(error)))
-    with pytest.raises(RuntimeError):
-        saver.save(10, {"parts": {"w": torch.empty(3, device="meta")}}, {})
+
+    def lost(*_: object) -> None:
+        raise RuntimeError("the device is lost")
+
+    with monkeypatch.context() as now:
+        now.setattr(Stage, "copy", lost)
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            saver.save(10, {"parts": {"w": torch.ones(3)}}, {})
     saver.join()
     assert told == ["step 10 could not be saved: StagingFailed: the state could not be staged"]
     saver.save(20, {"parts": {"w": torch.ones(3)}}, {})

@@ -115,6 +115,15 @@ def test_arrays_that_torch_cannot_share_are_kept_by_value() -> None:
     assert [array.tolist() for array in back.values()] == [[2, 1, 0], [0, 1, 2], [1, 2]]
 
 
+def test_a_tensor_of_which_memory_has_the_conjugate_is_kept_by_value(tmp_path: Path) -> None:
+    """A filter in the frequency domain, as torch makes one: a large one ended the job at its first save."""
+    weight = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj()
+    skeleton, parts = pack({"weight": weight, "negative": torch._neg_view(torch.ones(2))})
+    tensorfile.write(tmp_path / "file", skeleton, parts)
+    back = unpack(*tensorfile.read(tmp_path / "file"))
+    assert (back["weight"].tolist(), back["negative"].tolist()) == ([1 - 2j, 3 + 4j], [-1, -1])
+
+
 @pytest.mark.parametrize(
     "value",
     [

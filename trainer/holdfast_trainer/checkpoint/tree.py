@@ -40,7 +40,7 @@ def packed_bytes(state: Any) -> int:
 
 
 def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """(skeleton, tensors by dotted path). Tensors are not copied.
+    """(skeleton, tensors by dotted path). Tensors are not copied, but where their memory is conjugate.
 
     Raises UnsupportedState naming the path of a value of any other type.
     """
@@ -57,6 +57,7 @@ def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
                 f"{path}: a {tensor.layout} tensor of {tensor.dtype} cannot be saved; "
                 "make it dense, and of a plain number type"
             )
+        tensor = tensor.resolve_conj().resolve_neg()  # else its memory is not what it holds
         name = _file_name(path)
         while name in tensors or name == RESERVED:  # {"a.b": x} and {"a": {"b": x}} have one path
             name += "'"

@@ -17,7 +17,7 @@ from torch import nn
 
 from holdfast_trainer.checkpoint import Loaded, WrongConfiguration, tensorfile
 from holdfast_trainer.checkpoint.manifest import Manifest
-from holdfast_trainer.checkpoint.tree import UnsupportedState, pack, unpack
+from holdfast_trainer.checkpoint.tree import UnsupportedState, in_kind, pack, unpack
 from holdfast_trainer.training_state import TrainingState
 
 
@@ -324,6 +324,18 @@ class InParts(torch.optim.SGD):
 
     def state_dict(self) -> dict[str, Any]:
         raise RuntimeError("Please call `consolidate_state_dict(to=0)` on all ranks beforehand")
+
+
+def test_a_part_gets_its_tensors_back_where_it_has_them() -> None:
+    """The average of a model's weights that a loop keeps itself came back in rows, on the CPU: on a GPU its
+    next update ended the job, and each attempt after that. The device without memory stands for the GPU."""
+    there = {"average": torch.empty(2, 3, device="meta"), "grows": torch.empty(2, device="meta")}
+    turned = nn.Parameter(torch.zeros(3, 2).t())
+    saved = {"average": torch.ones(2, 3), "grows": torch.ones(4), "turned": torch.ones(2, 3), "new": 1}
+    back = in_kind({"inner": [saved]}, {"inner": [{**there, "turned": turned}]})["inner"][0]
+    assert {name: back[name].device.type for name in there} == dict.fromkeys(there, "meta")
+    assert (back["turned"].stride(), back["turned"].tolist()) == ((1, 2), [[1, 1, 1], [1, 1, 1]])
+    assert back["new"] == 1
 
 
 def test_an_optimizer_that_no_rank_has_whole_is_refused_with_what_helps() -> None:

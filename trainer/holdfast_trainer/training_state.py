@@ -496,7 +496,7 @@ def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
     named = _named_like(state, live.keys())
     placed = {name: shard_like(value, live.get(name)) for name, value in named.items()}
     try:
-        model.load_state_dict(in_kind(placed, live))  # what get_extra_state gives may have any
+        model.load_state_dict({**placed, **in_kind(_extra(placed), live)})
     except RuntimeError as error:
         if str(error).startswith("Error(s) in loading state_dict"):
             return str(error)

@@ -180,8 +180,9 @@ def join(own: Any, shared: Any) -> Any:
 
 def in_kind(state: Any, live: Any) -> Any:
     """`state`, which was saved, in containers of the kinds that `live`, the same state as it is now, has in
-    their places: to a checkpoint all mappings are dicts, and all tuples alike. A Counter that came back as a
-    dict would miss the first key that is new to it."""
+    their places, and its tensors on the devices of those there, and as they lie in memory: to a checkpoint
+    all mappings are dicts, all tuples alike, and all tensors rows on the CPU. A Counter that came back as a
+    dict would miss the first key that is new to it, and an average of weights could take in none on a GPU."""
 
     def kind(container: Any, like: Any) -> Any:
         if isinstance(like, defaultdict):
@@ -192,7 +193,17 @@ def in_kind(state: Any, live: Any) -> Any:
             return like._make(container)
         return container
 
-    return side_by_side(state, live, lambda value, like: value, kind)
+    return side_by_side(state, live, _beside, kind)
+
+
+def _beside(value: Any, like: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or type(like) not in (torch.Tensor, torch.nn.Parameter):
+        return value
+    if value.shape != like.shape:
+        return value.to(like.device)
+    if value.device == like.device and value.stride() == like.stride():
+        return value
+    return torch.empty_like(like, dtype=value.dtype).detach().copy_(value)
 
 
 def side_by_side(

@@ -12,12 +12,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from disks import fill
 from gangs import RankServer, Workshop
 from processes import Processes
 from safetensors.torch import load_file
+from saving import make_saver
 from torch import nn
 
 from holdfast_trainer.__main__ import main
@@ -201,6 +203,29 @@ def test_all_of_a_checkpoint_can_be_taken_out(runs: Path, tmp_path: Path) -> Non
     assert main(["checkpoint", "export", target, "--out", str(tmp_path / "s"), "--all"]) == 0
     assert torch.equal(load_file(tmp_path / "s")["model.0.weight"], state["model"]["0.weight"])
     assert any(name.startswith("optimizer.state") for name in load_file(tmp_path / "s"))
+
+
+def test_a_model_whose_modules_give_more_than_tensors_can_be_taken_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was said to be no model; and what NumPy made torch.load(weights_only=True) refused."""
+    model = {"0.weight": torch.ones(2), "0._extra_state": {"mean": np.float64(0.5), "seen": np.arange(2)}}
+    run = RunDir(tmp_path / "run")
+    saver = make_saver(run)
+    saver.save(7, {"parts": {"model": model, "losses": {"best": np.float32(0.5)}}}, {})
+    saver.wait()
+
+    def export(name: str, *options: str) -> str:
+        assert main(["checkpoint", "export", str(run.path), "--out", str(tmp_path / name), *options]) == 0
+        return capsys.readouterr().out
+
+    assert "the weights of 'model' without 0._extra_state, which --format torch has, " in export("packed")
+    assert load_file(tmp_path / "packed").keys() == {"0.weight"}
+    export("plain", "--format", "torch")
+    taken = torch.load(tmp_path / "plain", weights_only=True)
+    assert (taken["0._extra_state"]["mean"], taken["0._extra_state"]["seen"].tolist()) == (0.5, [0, 1])
+    export("all", "--format", "torch", "--all")
+    assert torch.load(tmp_path / "all", weights_only=True)["losses"] == {"best": 0.5}
 
 
 @pytest.mark.parametrize("form", ["torch", "safetensors"])

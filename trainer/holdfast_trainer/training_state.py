@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
-from .checkpoint.tree import Piece, UnsupportedState, in_kind, join, pack
+from .checkpoint.tree import EXTRA, Piece, UnsupportedState, in_kind, join, pack
 from .given import given
 from .late import Late
 from .noted_models import NotedModels
@@ -534,8 +534,6 @@ def _has_whole_gradient(parameter: Any) -> bool:
     return parameter.unsharded_accumulated_grad is not None or getattr(whole, "grad", None) is not None
 
 
-_EXTRA = "_extra_state"
-"""How torch ends the names of what `get_extra_state` gives."""
 STRIDE = 104_729
 """A prime, so that from save to save another part of a parameter is looked at, and in the end all of it."""
 
@@ -551,7 +549,7 @@ def _sample(model: nn.Module, step: int) -> np.ndarray:
 
 def _extra(saved: Mapping[str, Any]) -> dict[str, Any]:
     """What modules give by `get_extra_state`, of a model's state."""
-    return {name: value for name, value in saved.items() if name.endswith(_EXTRA)}
+    return {name: value for name, value in saved.items() if name.endswith(EXTRA)}
 
 
 def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -1,7 +1,8 @@
 """Weights out of a checkpoint, for other programs: safetensors, or a plain state_dict for torch.load.
 
-A model is a part whose state is nothing but tensors by name; optimizers and scalers are not. Under DDP
-the names are those of the bare model, as checkpoints do not depend on the wrapping.
+A model is a part whose state is nothing but tensors by name, and what modules give by `get_extra_state`;
+optimizers and scalers are not. Under DDP the names are those of the bare model, as checkpoints do not depend
+on the wrapping.
 """
 
 from __future__ import annotations
@@ -10,23 +11,26 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from ..contract import exists, is_directory, is_file
 from ..weights_file import save_weights_file
 from .errors import CheckpointError
 from .inspection import SHARED, Opened
+from .tree import EXTRA, side_by_side
 
 Format = Literal["safetensors", "torch"]
 
 
 def models(parts: dict[str, Any]) -> list[str]:
     """Names of the parts that are models."""
-    return [
-        name
-        for name, state in parts.items()
-        if isinstance(state, dict) and state and all(isinstance(v, torch.Tensor) for v in state.values())
-    ]
+    return [name for name, state in parts.items() if isinstance(state, dict) and _is_model(state)]
+
+
+def _is_model(state: dict[str, Any]) -> bool:
+    named = {name: isinstance(value, torch.Tensor) for name, value in state.items()}
+    return any(named.values()) and all(tensor or name.endswith(EXTRA) for name, tensor in named.items())
 
 
 def export(opened: Opened, out: Path, form: Format, *, part: str | None, everything: bool) -> str:
@@ -44,6 +48,10 @@ def export(opened: Opened, out: Path, form: Format, *, part: str | None, everyth
     else:
         name = _choose(parts, part)
         what, body = f"the weights of {name!r}", dict(parts[name])
+        others = [key for key, value in body.items() if not isinstance(value, torch.Tensor)]
+        if others and form == "safetensors":
+            what += f" without {', '.join(others)}, which --format torch has"
+            body = {key: value for key, value in body.items() if key not in others}
     file = Path(os.path.realpath(out))  # what a link leads to, as /dev/stdout does, not the link
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
@@ -52,7 +60,7 @@ def export(opened: Opened, out: Path, form: Format, *, part: str | None, everyth
             save_weights_file({key: value.contiguous() for key, value in body.items()}, temporary, metadata)
         else:
             with open(temporary, "wb") as stream:  # of a path torch would not say why it cannot be written
-                torch.save(body, stream)
+                torch.save(side_by_side(body, None, _without_numpy), stream)
         os.replace(temporary, file)
     except OSError as error:
         raise CheckpointError(f"{out} cannot be written: {error.strerror or error}") from error
@@ -61,6 +69,13 @@ def export(opened: Opened, out: Path, form: Format, *, part: str | None, everyth
     finally:
         temporary.unlink(missing_ok=True)
     return what
+
+
+def _without_numpy(value: Any, _: object) -> Any:
+    """As torch.load(weights_only=True) takes it."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _everything(opened: Opened, parts: dict[str, Any], form: Format) -> dict[str, Any]:

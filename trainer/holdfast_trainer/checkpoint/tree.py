@@ -28,6 +28,8 @@ from .tensorfile import DTYPES, RESERVED
 
 _TAGS = ("$tensor", "$shards", "$elsewhere", "$array", "$scalar", "$tuple", "$dict")
 _SHARD = re.compile(r"@\d+$")
+EXTRA = "_extra_state"
+"""How torch ends the names of what a module gives by `get_extra_state`, which may be no tensor."""
 
 
 class UnsupportedState(TypeError):

@@ -794,6 +794,52 @@ def test_what_an_optimizer_keeps_is_of_the_type_that_it_had(
     assert (goes_on(5) == train(5)) is exact
 
 
+class Bounded(torch.optim.Optimizer):
+    """Of a user's own: its steps are bounded by a mean over all parameters, which it keeps for none of them,
+    and what it keeps for each is a tensor and no dict."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        everything: Any = self.state
+        of_all, parameters = everything["all"], self.param_groups[0]["params"]
+        of_all["size"] = of_all.get("size", 0.0) * 0.9 + sum(float(p.grad.norm()) for p in parameters)
+        everything["steps"] = everything.get("steps", 0) + 1
+        for p in parameters:
+            everything[p] = p.grad.double() + everything.get(p, 0)
+            p -= everything[p] / (of_all["size"] + everything["steps"])
+
+
+def test_an_optimizer_that_keeps_something_for_all_parameters_goes_on() -> None:
+    """As torch saves and loads it. Each attempt after an interruption ended with KeyError: 'all'."""
+
+    def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(1)
+        model = nn.Linear(2, 1).to(torch.bfloat16)
+        return model, Bounded(model.parameters())
+
+    def step(number: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(torch.full((1, 2), float(number), dtype=torch.bfloat16)).square().sum().backward()
+        optimizer.step()
+
+    model, optimizer = parts()
+    state = TrainingState({"model": model, "optimizer": optimizer}, rank=0)
+    for number in range(3):
+        step(number, model, optimizer)
+    saved = copy.deepcopy(saved_by(state))
+    resumed, its_optimizer = parts()
+    again = TrainingState({"model": resumed, "optimizer": its_optimizer}, rank=0)
+    assert again.restore(saved) == []
+    for one, of in ((model, optimizer), (resumed, its_optimizer)):
+        step(3, one, of)
+    assert its_optimizer.state["steps"] == 4  # type: ignore[index,comparison-overlap]
+    pairs = zip(model.parameters(), resumed.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
 def test_a_rate_that_a_script_sets_in_what_it_took_from_its_optimizer_counts_after_a_resume_too() -> None:
     """torch makes other groups as it loads: after a resume, and after none else, such a rate was of none."""
 

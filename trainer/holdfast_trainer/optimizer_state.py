@@ -26,10 +26,8 @@ def load_optimizer(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     of = dict(zip(numbers, parameters, strict=True))
     placed = {
-        number: {
-            key: laid_out_like(shard_like(value, of[number]), of[number]) for key, value in values.items()
-        }
-        for number, values in state["state"].items()
+        number: _beside(of[number], kept) if number in of else kept  # what it keeps for none of them alone
+        for number, kept in state["state"].items()
     }
     state = in_order(state, numbers)
     groups = list(optimizer.param_groups)
@@ -38,9 +36,10 @@ def load_optimizer(
         optimizer.load_state_dict({**state, "state": placed})
     except KeyError as error:
         lacking = {str(error.args[0])}
-    for number, values in placed.items():
-        if id(of[number]) not in changed:
-            _keep_types(optimizer.state.get(of[number], {}), values, of[number].dtype)
+    for number, parameter in of.items():
+        if number in placed and parameter in optimizer.state and id(parameter) not in changed:
+            live = optimizer.state[parameter]
+            optimizer.state[parameter] = _of_types(live, placed[number], parameter.dtype)
     known = getattr(optimizer, "defaults", {}).keys()
     for group in optimizer.param_groups:
         if not group.keys() <= {"params", "initial_lr", *known}:
@@ -49,6 +48,11 @@ def load_optimizer(
         _go_on_with(groups, optimizer)
     needs = ", ".join(sorted(lacking))
     return f"a {type(optimizer).__name__} needs {needs}, which was not saved" if needs else ""
+
+
+def _beside(parameter: torch.Tensor, kept: Any) -> Any:
+    """What is kept for a parameter, mostly a dict, cut over the ranks and laid out as it is."""
+    return side_by_side(kept, None, lambda one, _: laid_out_like(shard_like(one, parameter), parameter))
 
 
 def laid_out_like(value: Any, parameter: torch.Tensor) -> Any:
@@ -75,8 +79,8 @@ def _go_on_with(groups: list[dict[str, Any]], optimizer: torch.optim.Optimizer) 
     optimizer.param_groups[:] = groups  # the list may be an inner optimizer's too by now
 
 
-def _keep_types(live: dict[str, Any], saved: dict[str, Any], given: torch.dtype) -> None:
-    """What is kept for a parameter is of the types that it was saved with: as it is loaded torch makes all of
+def _of_types(live: Any, saved: Any, given: torch.dtype) -> Any:
+    """What is kept for a parameter, of the types that it was saved with: as it is loaded torch makes all of
     it the parameter's, `given`. A moment in float32 of weights in bfloat16 would be rounded, and a mask would
     be no mask any more."""
 
@@ -84,8 +88,7 @@ def _keep_types(live: dict[str, Any], saved: dict[str, Any], given: torch.dtype)
         both = isinstance(now, torch.Tensor) and isinstance(then, torch.Tensor)
         return then.to(now.device) if both and then.dtype != now.dtype == given else now
 
-    for key in live.keys() & saved.keys():
-        live[key] = side_by_side(live[key], saved[key], as_saved)
+    return side_by_side(live, saved, as_saved)
 
 
 def _other_groups(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> str:

@@ -85,6 +85,46 @@ def test_a_loop_over_epochs_breaks_off_each_and_goes_on_with_the_step_after_it(w
     )
 
 
+HELD = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+class Held:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.state_dict, self.load_state_dict = optimizer.state_dict, optimizer.load_state_dict
+
+run = Run()
+model = torch.nn.Linear(2, 1)
+torch.nn.init.ones_(model.weight)
+held = Held(torch.optim.SGD(model.parameters(), 0.01, momentum=0.9))
+run.track(model=model, held=held)
+for leaves_at in (int(sys.argv[1]), 6):
+    for step in run.steps(6):
+        held.optimizer.zero_grad()
+        loss = model(torch.ones(1, 2) + step).square().sum()
+        loss.backward()
+        run.log(loss=loss)
+        held.optimizer.step()
+        if step == leaves_at:
+            break
+"""
+
+
+def test_a_step_of_an_optimizer_within_a_part_is_not_done_twice_either(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """Left after it, the loop did that step again, on a state that it had changed."""
+    script = tmp_path / "held.py"
+    script.write_text(HELD)
+    whole = workshop.start("whole", script=script, arguments=["6"])
+    gang = workshop.start(script=script, arguments=["3"])
+    assert whole.wait() == gang.wait() == [0], gang.texts()
+    assert gang.history.losses() == whole.history.losses()
+    assert gang.history.stop()["digest"] == whole.history.stop()["digest"]
+
+
 LOOKS_AND_LEAVES = """
 import sys
 import torch

@@ -84,6 +84,60 @@ def test_gradients_are_saved_while_they_add_up_and_not_once_they_were_stepped_wi
     assert carried(state) == {0: None, 1: None}, "they are there, and nothing has been added up yet"
 
 
+class Several:
+    """Of a user's own: optimizers that are one part."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.seen: list[int] = []
+        self.optimizers = optimizers
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen, "optimizers": [one.state_dict() for one in self.optimizers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+        for one, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            one.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("carries", [False, True])
+def test_optimizers_within_a_part_go_on_as_those_that_are_parts(carries: bool, tmp_path: Path) -> None:
+    """A resume lost the gradients that they add up, and gave weights in channels_last the moments of others,
+    without a word."""
+
+    def parts() -> tuple[nn.Sequential, Several]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)).to(memory_format=torch.channels_last)
+        first = torch.optim.AdamW(model[0].parameters(), 0.01, fused=True)
+        return model, Several(first, torch.optim.SGD(model[1].parameters(), 0.1, momentum=0.9, fused=True))
+
+    def step(number: int, model: nn.Module, several: Several) -> None:
+        images = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(number))
+        model(images).square().mean().backward()
+        several.seen.append(number)
+        if not carries or number % 2:
+            for optimizer in several.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    model, several = parts()
+    state = TrainingState({"model": model, "several": several}, rank=0)
+    assert list(state.inner_optimizers) == list(several.optimizers)
+    for number in range(3):
+        step(number, model, several)
+        state.end_step()
+    tensorfile.write(tmp_path / "file", *pack(state.capture(3).shared))
+    shared = unpack(*tensorfile.read(tmp_path / "file"))
+    resumed, its_optimizers = parts()
+    again = TrainingState({"model": resumed, "several": its_optimizers}, rank=0)
+    assert again.restore(Loaded(Manifest(3, 1, 1, "", {}, 0.0), shared, None)) == []
+    for number in range(3, 6):
+        for one, of in ((model, several), (resumed, its_optimizers)):
+            step(number, one, of)
+    pairs = zip(model.parameters(), resumed.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("carries", [False, True])
 def test_weights_that_do_not_lie_in_rows_have_their_moments_and_gradients_beside_them(
@@ -226,6 +280,9 @@ def test_of_an_optimizer_that_wraps_another_the_inner_one_is_tracked() -> None:
     assert state.restore(saved_by(state)) == []
     inner.step()
     assert carried(state) is None
+
+    held = TrainingState({"model": model, "held": Scheduled(Wrapped(inner))}, rank=0)
+    assert held.restore(Loaded(Manifest(1, 1, 1, "", {}, 0.0), held.capture(1).shared, None)) == []
 
     wrapped = Wrapped(inner)
     wrapped.inner = None  # type: ignore[assignment]

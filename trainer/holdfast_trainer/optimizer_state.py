@@ -55,6 +55,13 @@ def _beside(parameter: torch.Tensor, kept: Any) -> Any:
     return side_by_side(kept, None, lambda one, _: laid_out_like(shard_like(one, parameter), parameter))
 
 
+def lay_out(optimizer: torch.optim.Optimizer) -> None:
+    """One that a part of the script's own has loaded: what it keeps lies as its parameters do."""
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if parameter in optimizer.state:
+            optimizer.state[parameter] = _beside(parameter, optimizer.state[parameter])
+
+
 def laid_out_like(value: Any, parameter: torch.Tensor) -> Any:
     """`value` in memory as `parameter` is, where it has its shape: a checkpoint has all in rows, and a fused
     optimizer goes through both as they lie. It would give weights in channels_last the moments of others."""

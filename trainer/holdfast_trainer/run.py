@@ -278,7 +278,7 @@ class Run:
             raise TypeError(
                 f"track() was given no model, but {what}: name what that steps too, as model=model"
             )
-        for optimizer in state.optimizers:
+        for optimizer in (*state.optimizers, *state.inner_optimizers):
             optimizer.register_step_pre_hook(self._before_optimizer)
         self._marks.build = time.monotonic()
         self._ahead.stop()

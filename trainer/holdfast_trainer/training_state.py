@@ -37,7 +37,7 @@ from .checkpoint.tree import EXTRA, Piece, UnsupportedState, in_kind, join, pack
 from .given import given
 from .late import Late
 from .noted_models import NotedModels
-from .optimizer_state import load_optimizer
+from .optimizer_state import lay_out, load_optimizer
 from .parallel import COMPILED, compiled_from, place_like, shard_like, unwrap
 from .parameter_order import Order, moved, order_of, told
 from .shuffle_buffer import SHUFFLE_BUFFER, has_shuffle_buffer
@@ -88,7 +88,8 @@ class TrainingState:
         """Which models and parts of them torch.compile has had, by name; of a mere function nobody knows."""
         self._rank = rank
         optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}
-        self._unspent = {name: Unspent(optimizer) for name, optimizer in optimizers.items()}
+        self._inner = _inner(self._parts)
+        self._unspent = {name: Unspent(one) for name, one in (optimizers | self._inner).items()}
         self._models = _models(self._parts)
         self._of_models = _names(self._models)
         self.noted = NotedModels(self._models.values())
@@ -168,6 +169,11 @@ class TrainingState:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [part for part in self._parts.values() if isinstance(part, torch.optim.Optimizer)]
 
+    @property
+    def inner_optimizers(self) -> Collection[torch.optim.Optimizer]:
+        """Those that parts of the script's own are made of, and save."""
+        return self._inner.values()
+
     def lasting(self) -> dict[int, torch.Tensor]:
         """The tensors that only a tracked optimizer's step should write to, by address of this rank's memory:
         its parameters and what it keeps for them."""
@@ -225,11 +231,11 @@ class TrainingState:
 
     def orders(self) -> dict[str, str]:
         """By the name of each optimizer, what ranks compare of the order in which it has its parameters."""
-        return {name: told(order) for name, order in self._orders().items()}
+        return {name: told(order) for name, order in self._orders().items() if name not in self._inner}
 
     def _orders(self) -> dict[str, Order]:
         optimizers = {n: p for n, p in self._parts.items() if isinstance(p, torch.optim.Optimizer)}
-        return {name: order_of(optimizer, self._of_models) for name, optimizer in optimizers.items()}
+        return {name: order_of(one, self._of_models) for name, one in (optimizers | self._inner).items()}
 
     def samples(self, step: int) -> dict[str, np.ndarray]:
         """By the name of each model, an element of each parameter that is to be the same on all ranks.
@@ -345,7 +351,7 @@ def _innermost(name: str, part: Any) -> Stateful:
         model = unwrap(part)
         names = model.state_dict().keys()
         return next((m for m in model.children() if names and m.state_dict().keys() == names), model)
-    while isinstance(part, torch.optim.Optimizer) and not hasattr(part, "_optimizer_step_pre_hooks"):
+    while isinstance(part, torch.optim.Optimizer) and not _tells(part):
         inner = next((v for v in vars(part).values() if isinstance(v, torch.optim.Optimizer)), None)
         if inner is None:
             raise TypeError(
@@ -454,13 +460,36 @@ def _values(values: Any) -> list[Any]:
 def _has(part: Stateful, optimizer: object) -> bool:
     """Whether a part that is none of torch's own is made of the optimizer, or of what else torch has, and may
     give its state."""
+    return any(one is optimizer for one in _held(part))
+
+
+def _held(part: Stateful) -> list[Any]:
+    """What a part that is none of torch's own is made of."""
     if isinstance(part, nn.Module | LRScheduler):
-        return False
+        return []
     held = list(getattr(part, "__dict__", {}).values())
     several = (
         of.values() if isinstance(of, dict) else of for of in held if isinstance(of, dict | list | tuple)
     )
-    return any(one is optimizer for one in chain(held, *several))
+    return [*held, *chain(*several)]
+
+
+def _inner(parts: Mapping[str, Stateful]) -> dict[str, torch.optim.Optimizer]:
+    """The optimizers that parts are made of which are none themselves, by a name of their own."""
+    found: dict[str, torch.optim.Optimizer] = {}
+    known = {id(part) for part in parts.values()}
+    for name, part in parts.items():
+        held = [] if isinstance(part, torch.optim.Optimizer) else _held(part)
+        tell = [one for one in held if isinstance(one, torch.optim.Optimizer) and _tells(one)]
+        for number, one in enumerate(one for one in tell if id(one) not in known):
+            found[f"optimizer {number} of {name}"] = one
+        known |= {id(one) for one in tell}
+    return found
+
+
+def _tells(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it was set up itself, and so calls who wants to hear of its steps."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def _differs_by_rank(part: Stateful) -> bool:
@@ -482,6 +511,9 @@ def _load(
         misfit = _load_model(part, state)
     else:
         part.load_state_dict(state)
+        for inner in _held(part):
+            if isinstance(inner, torch.optim.Optimizer) and _tells(inner):
+                lay_out(inner)
         return
     if misfit:
         raise WrongConfiguration(

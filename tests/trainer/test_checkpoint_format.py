@@ -152,6 +152,7 @@ def test_a_number_of_numpys_keeps_its_type(tmp_path: Path, value: np.generic) ->
         (object(), "optimizer.x: a object cannot be saved; keep tensors, numbers, strings, lists and dicts"),
         ({(1, 2): 3}, "optimizer.x: key (1, 2) is a tuple, not str or int"),
         (np.array(["a"], dtype=object), "optimizer.x: a numpy array of object cannot be saved"),
+        (np.ma.masked_less(np.arange(2.0), 1), "optimizer.x: a masked array cannot be saved; keep its data"),
         (torch.zeros(2, dtype=torch.complex128), "optimizer.x: a torch.strided tensor of torch.complex128"),
         (torch.zeros(2, 2).to_sparse(), "optimizer.x: a torch.sparse_coo tensor of torch.float32"),
         (torch.zeros(2, device="meta"), "optimizer.x: a tensor on the meta device has no values"),

@@ -152,6 +152,8 @@ def _file_name(path: str) -> str:
 
 
 def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
+    if isinstance(array, np.ma.MaskedArray):  # it would come back without its mask
+        raise UnsupportedState(f"{path}: a masked array cannot be saved; keep its data and its mask")
     try:
         # torch wants memory that it may write to, in the machine's own byte order, with positive strides.
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", copy=True))

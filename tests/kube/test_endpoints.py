@@ -220,7 +220,7 @@ def test_an_address_that_another_attempt_has_by_now_tells_nothing_of_the_one_bef
             assert [line["step"] for line in await endpoints.ledger_of(new)] == [7]
             lost.status.attempt = 1
             with pytest.raises(NotReady, match="rank 0 of team-a/lost serves no steps"):
-                await steps.read_steps(lost, [pods[lost.key]])
+                await steps.read_steps(lost, [pods[lost.key]], asyncio.Lock())
             assert endpoints.progress_of(lost, 1) is None
             assert await endpoints.ledger_of(lost) == []
 

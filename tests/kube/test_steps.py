@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +61,7 @@ def rank_0(run: RunDir | None) -> Iterator[None]:
 
 
 def read(attempt: int, *pods: dict[str, Any]) -> list[dict[str, Any]]:
-    return asyncio.run(read_steps(job(attempt), list(pods)))
+    return asyncio.run(read_steps(job(attempt), list(pods), asyncio.Lock()))
 
 
 def test_all_attempts_are_read_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +97,36 @@ def test_a_program_that_answers_with_many_empty_lines_does_not_fill_the_controll
         run.steps(1).write_text("{}\r" * 300_000 + "\n")
         with pytest.raises(NotReady, match=f"rank 0 of team/gpt serves no steps; {WHERE}"):
             read(1, pod())
+
+
+def test_of_many_who_ask_at_once_one_has_the_memory_that_parsed_lines_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten times that of the text, for each of them: five who asked at once took half of what the controller
+    may have."""
+    run = RunDir(tmp_path)
+    run.attempt(1).mkdir(parents=True)
+    run.steps(1).write_text('{"step": 1}\n')
+    at_once, most, parse_lines = 0, 0, kube_steps.parse_lines
+
+    def parse(text: str) -> list[dict[str, Any]]:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.05)
+        at_once -= 1
+        return parse_lines(text)
+
+    monkeypatch.setattr(kube_steps, "parse_lines", parse)
+
+    async def story() -> None:
+        parsing = asyncio.Lock()
+        answers = await asyncio.gather(*(read_steps(job(1), [pod()], parsing) for _ in range(5)))
+        assert answers == [[{"step": 1, "attempt": 1}]] * 5
+
+    with rank_0(run):
+        asyncio.run(story())
+    assert most == 1
 
 
 def test_what_cannot_be_read_is_said_with_the_place_where_it_lies(tmp_path: Path) -> None:

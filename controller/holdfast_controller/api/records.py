@@ -132,11 +132,12 @@ async def _as_they_happen(
 @router.get("/ledger", response_model=LedgerDocument)
 async def ledger(at: At, job: Found) -> Any:
     """The account of every attempt, its totals, and the ledger lines they were computed from."""
+    lines = await at.engine.ledger(job)
     try:
-        steps = await at.engine.steps(job)
+        steps = await at.engine.steps(job)  # last, as no other's may be in memory while these are
     except NotReady:  # they are out of reach: the status remembers what they added up to
         steps = []
-    told = account(job, await at.engine.ledger(job), steps)
+    told = account(job, lines, steps)
     return told.model_copy(update={"run_directory": at.engine.run_directory(job)})
 
 

@@ -108,6 +108,7 @@ class KubeEngine:
         self._slow_starts = slow_starts(connection, pieces)
         self._queue_waits = queue_waits(connection, pieces)
         self._unmade = unmade(connection, pieces)
+        self._parsing = asyncio.Lock()
 
     # -------------------------------------------------------------- starting
 
@@ -223,7 +224,7 @@ class KubeEngine:
         return any(index_of(pod) == 0 and has_ended(pod) for pod in pods)
 
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
-        lines = await read_steps(job, self._pieces.pods_of(job, job.status.attempt))
+        lines = await read_steps(job, self._pieces.pods_of(job, job.status.attempt), self._parsing)
         return self._endpoints.lines_by_our_clock(job, lines)
 
     async def keep_logs(self, job: TrainingJob, attempt: int) -> None:

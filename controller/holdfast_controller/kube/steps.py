@@ -28,8 +28,9 @@ LIMIT = 8 * 1024 * 1024
 """Bytes that are read for one answer: parsed they are ten times as large."""
 
 
-async def read_steps(job: TrainingJob, pods: list[Document]) -> list[dict[str, Any]]:
-    """All lines of all attempts, each with its "attempt". `pods` are the newest attempt's.
+async def read_steps(job: TrainingJob, pods: list[Document], parsing: asyncio.Lock) -> list[dict[str, Any]]:
+    """All lines of all attempts, each with its "attempt". `pods` are the newest attempt's. Of many who ask at
+    once one has `parsing`, and with it the memory that lines take: all of them would have all there is.
 
     Raises NotReady where rank 0 does not run or answer, and where there is more than `LIMIT`, or more lines
     than have room in that.
@@ -44,13 +45,16 @@ async def read_steps(job: TrainingJob, pods: list[Document]) -> list[dict[str, A
             asyncio.timeout(GOING_SECONDS if forced(rank_0) else WHOLE_SECONDS),
             pod_client(TIMEOUT_SECONDS) as client,
         ):
-            return await _all_pages(client, f"http://{host}:{DEFAULT_PORT}/steps", job)
+            pages = await _all_pages(client, f"http://{host}:{DEFAULT_PORT}/steps", job)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise NotReady(f"rank 0 of {job.key} does not tell its steps ({error!r}); {_where(job)}") from error
+    async with parsing:
+        return await asyncio.to_thread(_lines, pages)
 
 
-async def _all_pages(client: aiohttp.ClientSession, url: str, job: TrainingJob) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+async def _all_pages(client: aiohttp.ClientSession, url: str, job: TrainingJob) -> list[tuple[int, bytes]]:
+    """Each with its attempt."""
+    found: list[tuple[int, bytes]] = []
     size, objects, asked = 0, 0, (job.metadata.uid, job.status.attempt)
     for attempt in range(1, job.status.attempt + 1):
         offset = 0
@@ -61,15 +65,19 @@ async def _all_pages(client: aiohttp.ClientSession, url: str, job: TrainingJob) 
                 raise NotReady(f"{job.key} has more than {LIMIT >> 20} MiB of steps; {_where(job)}")
             if objects > (most := LIMIT // BYTES_OF_ONE):
                 raise NotReady(f"{job.key} has more than {most} lines of steps; {_where(job)}")
-            found += await asyncio.to_thread(_lines, page, attempt)
+            found.append((attempt, page))
         if page is None:
             raise NotReady(f"rank 0 of {job.key} serves no steps; {_where(job)}")
     return found
 
 
-def _lines(page: bytes, attempt: int) -> list[dict[str, Any]]:
+def _lines(pages: list[tuple[int, bytes]]) -> list[dict[str, Any]]:
     """In a thread: a page may take seconds, and the lease is to be renewed meanwhile."""
-    return [{**line, "attempt": attempt} for line in parse_lines(page.decode(errors="replace"))]
+    return [
+        {**line, "attempt": attempt}
+        for attempt, page in pages
+        for line in parse_lines(page.decode(errors="replace"))
+    ]
 
 
 def run_directory(job: TrainingJob) -> str:

@@ -196,7 +196,8 @@ def test_who_took_a_pod_is_written_down_once_while_the_operator_is_down(tmp_path
 def test_the_mark_of_a_stop_that_nobody_carries_out_goes_with_the_wish(tmp_path: Path) -> None:
     """A controller died between the mark and the first pod. Left there, it would have whatever ends the
     resumed attempt booked as a stop on request, at no cost; that of a job to be suspended stays, and one that
-    has reached a pod. What somebody labels so in another namespace is none."""
+    has reached a pod. What somebody labels so in another namespace is none, and a job that only another
+    version can read keeps none of the others from it."""
 
     def named(name: str, suspend: bool) -> TrainingJob:
         metadata = Metadata(name=name, namespace="team", uid=f"uid-of-{name}")
@@ -216,11 +217,17 @@ def test_the_mark_of_a_stop_that_nobody_carries_out_goes_with_the_wish(tmp_path:
         return one
 
     async def story() -> None:
-        jobs = [named("reached", False), named("stays", suspend=True), named("goes-on", suspend=False)]
+        jobs = [
+            named("unread", False),
+            named("reached", False),
+            named("stays", suspend=True),
+            named("goes-on", suspend=False),
+        ]
         cluster = Cluster(jobs[-1], pod(0, state=RUNNING))
         cluster.objects[PYTORCH_JOB.resource.path] = [marked(job) for job in jobs]
         cluster.objects[JOBS] = [stored(job) for job in jobs]
-        cluster.objects[PODS] += [going(jobs[0]), going(jobs[-1], namespace="another")]
+        cluster.objects[JOBS][0]["status"]["phase"] = "OfALaterVersion"
+        cluster.objects[PODS] += [going(jobs[1]), going(jobs[-1], namespace="another")]
         changes: list[tuple[str, Any]] = []
 
         async def mark(request: web.Request) -> web.Response:

@@ -191,7 +191,7 @@ class Resources(Model):
         if value is None:
             return None
         text = str(value)
-        if not re.fullmatch(r"\d+(\.\d+)?|\d+m", text) or not cores(text):
+        if not re.fullmatch(r"[0-9]+(\.[0-9]+)?|[0-9]+m", text) or not cores(text):
             raise ValueError(f"{text!r} is not a CPU quantity such as 8, 0.5 or 500m")
         if cores(text) > MOST_CORES:
             raise ValueError(f"{text[:20]}: more than {MOST_CORES} cores, which no machine has")
@@ -202,7 +202,7 @@ class Resources(Model):
     def _memory(cls, value: str | None) -> str | None:
         if value is None:
             return None
-        found = re.fullmatch(r"([1-9]\d*(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?", value)
+        found = re.fullmatch(r"([1-9][0-9]*(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?", value)
         if found is None:
             raise ValueError(f"{value!r} is not a memory quantity such as 64Gi or 512Mi")
         if float(found[1]) * _IN_TI[found[2] or ""] > MOST_MEMORY:
@@ -372,7 +372,7 @@ class Spec(Model):
     @classmethod
     def _gpus(cls, value: object) -> str:
         text = str(value)
-        if not re.fullmatch(r"\d+(\.\d+)?", text):
+        if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
             raise ValueError(f"{text!r} is not a number of GPUs such as 0, 1, 4 or 0.25")
         if float(text) > MOST_GPUS:
             raise ValueError(f"{text[:20]}: more than {MOST_GPUS} GPUs, which no machine has")

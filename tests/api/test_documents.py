@@ -252,6 +252,15 @@ def test_a_number_whose_digits_never_end_is_refused(key: str) -> None:
     assert fault == f"spec.{key}: 1.000000000000000000 goes on for 5002 characters: round it"
 
 
+@pytest.mark.parametrize(
+    ("key", "asked"), [("gpus", "٣"), ("resources.cpu", "٣"), ("resources.memory", "1٣Gi")]
+)
+def test_digits_of_another_script_are_refused_by_one_machine_as_by_a_cluster(key: str, asked: str) -> None:
+    """Python reads them as numbers; an apiserver's rules do not."""
+    (fault,) = faults_of(asking(key, asked))
+    assert fault.startswith(f"spec.{key}: {asked!r} is not a ")
+
+
 @pytest.mark.parametrize("unit", ["", "s"])
 def test_a_job_cannot_save_so_seldom_that_no_number_says_it(unit: str) -> None:
     """On one machine such a job was taken, and ended its controller, at each start again: no series could

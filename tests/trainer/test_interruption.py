@@ -51,19 +51,47 @@ def test_a_stop_made_in_order_needs_no_deadline() -> None:
     assert not called.is_set()
 
 
-def test_a_notice_in_the_last_save_of_a_program_that_ends_is_no_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Python 3.12 starts no thread by then: its handler broke off that save, and the run had failed."""
-
-    def refused(timer: threading.Timer) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    monkeypatch.setattr(threading.Timer, "start", refused)
+def test_a_notice_to_a_program_that_can_start_no_thread_is_no_fault() -> None:
+    """As in its last save, as it ends: from Python 3.12 on it starts none by then, and its handler broke off
+    that save, and the run had failed."""
     notice = Notice(60, lambda: None)
-    notice._receive(signal.SIGTERM, None)
+    threading.stack_size(1 << 47)  # more than there are addresses
+    try:
+        notice._receive(signal.SIGTERM, None)
+    finally:
+        threading.stack_size(0)
+    assert notice._timer is not None
+    assert not notice._timer.is_alive()
     assert notice.received
     assert 0 < notice.remaining() <= 54, "what is left is known all the same"
+    notice.settle()
+
+
+def test_what_another_handler_raises_while_a_notice_is_taken_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch tells so that a loader's process was killed, and once: it was taken for a thread that could not
+    be started, and the loop waited for its batch."""
+
+    def lost(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    def begin(timer: threading.Timer) -> None:
+        begin_(timer)
+        signal.raise_signal(signal.SIGCHLD)
+
+    begin_ = threading.Timer.start
+    monkeypatch.setattr(threading.Timer, "start", begin)
+    before = signal.signal(signal.SIGCHLD, lost)
+    notice = Notice(60, lambda: None)
+    try:
+        with pytest.raises(RuntimeError, match="DataLoader worker"):
+            notice._receive(signal.SIGTERM, None)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert notice.received
+    assert notice._timer is not None
+    assert notice._timer.is_alive()
     notice.settle()
 
 

@@ -22,6 +22,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -96,14 +97,23 @@ class Notice:
         self._interrupts += number == signal.SIGINT
 
     def _begin(self) -> bool:
-        """The grace period starts with the first signal; true for the one that started it."""
+        """The grace period starts with the first signal; true for the one that started it.
+
+        Raises what another signal's handler raises meanwhile, as PyTorch's does, once, of a loader's process
+        that was killed: who waits for that would wait in vain."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._grace
         if not self._first.acquire(blocking=False):
             return False
         self._timer = threading.Timer(self._grace * (1 - RESERVE_SHARE), self._on_deadline)
         self._timer.daemon = True
-        self._deadline = time.monotonic() + self._grace
-        with contextlib.suppress(RuntimeError):  # no more threads, as when the interpreter is ending
+        try:
             self._timer.start()
+        except RuntimeError as error:
+            *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+            if innermost.f_code is not threading.Thread.start.__code__:
+                raise
+            # No more threads, as when the interpreter is ending.
         return True
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .checkpoint.tree import side_by_side
+from .checkpoint.tree import laid_out_like, side_by_side
 from .parallel import shard_like
 from .parameter_order import Order, in_order, moved, regrouped
 
@@ -60,15 +60,6 @@ def lay_out(optimizer: torch.optim.Optimizer) -> None:
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         if parameter in optimizer.state:
             optimizer.state[parameter] = _beside(parameter, optimizer.state[parameter])
-
-
-def laid_out_like(value: Any, parameter: torch.Tensor) -> Any:
-    """`value` in memory as `parameter` is, where it has its shape: a checkpoint has all in rows, and a fused
-    optimizer goes through both as they lie. It would give weights in channels_last the moments of others."""
-    plain = type(value) is torch.Tensor and value.layout is torch.strided
-    if not plain or value.shape != parameter.shape or value.stride() == parameter.stride():
-        return value
-    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).detach().copy_(value)
 
 
 @torch.no_grad()

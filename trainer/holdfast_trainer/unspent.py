@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .optimizer_state import laid_out_like
+from .checkpoint.tree import laid_out_like
 from .parallel import shard_like
 
 _Marks = list[tuple[weakref.ref[torch.Tensor], int]]

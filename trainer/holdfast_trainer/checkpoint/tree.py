@@ -203,11 +203,16 @@ def in_kind(state: Any, live: Any) -> Any:
 def _beside(value: Any, like: Any) -> Any:
     if not isinstance(value, torch.Tensor) or type(like) not in (torch.Tensor, torch.nn.Parameter):
         return value
-    if value.shape != like.shape:
-        return value.to(like.device)
-    if value.device == like.device and value.stride() == like.stride():
+    return laid_out_like(value.to(like.device), like)
+
+
+def laid_out_like(value: Any, parameter: torch.Tensor) -> Any:
+    """`value` in memory as `parameter` is, where it has its shape: a checkpoint has all in rows, and a fused
+    optimizer goes through both as they lie. It would give weights in channels_last the moments of others."""
+    plain = type(value) is torch.Tensor and value.layout is torch.strided
+    if not plain or value.shape != parameter.shape or value.stride() == parameter.stride():
         return value
-    return torch.empty_like(like, dtype=value.dtype).detach().copy_(value)
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).detach().copy_(value)
 
 
 def side_by_side(

@@ -139,7 +139,11 @@ class JobStore(Protocol):
         """Set deletionTimestamp; the reconciler stops what runs and then calls `remove`."""
 
     async def remove(self, job: TrainingJob) -> None:
-        """Forget the job; no error where it is gone already or another job has its name now (uid)."""
+        """Forget the job; no error where it is gone already or another job has its name now (uid).
+
+        One that nobody has marked as deleted is forgotten only as it is known: an apiserver raises Conflict
+        where `job` is not the newest version.
+        """
 
     def watch(self, namespace: str | None = None) -> AsyncIterator[Change]:
         """All jobs, or a namespace's, as ADDED first, then every change, for ever; may merge a job's."""

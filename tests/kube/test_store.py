@@ -197,6 +197,42 @@ def test_a_job_that_was_edited_unheard_is_read_again_before_it_is_held(tmp_path:
     asyncio.run(story())
 
 
+def test_a_job_whose_time_to_live_was_made_longer_unheard_is_not_removed(tmp_path: Path) -> None:
+    """A watch that fell silent may last a minute, and the job was deleted by what it had said before."""
+    document = made_by_kubectl()
+    document["metadata"]["finalizers"] = [FINALIZER]
+    jobs, gone = Jobs(document), list[str]()
+
+    async def there(request: web.Request) -> web.Response:
+        return web.json_response(jobs.items[request.match_info["name"]])
+
+    async def delete(request: web.Request) -> web.Response:
+        job = jobs.items[request.match_info["name"]]
+        asked = (await request.json())["preconditions"]
+        if any(job["metadata"][key] != value for key, value in asked.items()):
+            return web.json_response({"code": 409, "reason": "Conflict", "message": "it changed"}, status=409)
+        gone.append(job["metadata"]["name"])
+        return web.json_response(job)
+
+    async def story() -> None:
+        path = "/apis/holdfast.dev/v1alpha1/namespaces/team/trainingjobs/{name}"
+        async with store_of(jobs, tmp_path, web.get(path, there), web.delete(path, delete)) as store:
+            job = await store.get("team", "gpt")
+            longer = made_by_kubectl(version=11)
+            longer["metadata"]["finalizers"] = [FINALIZER]
+            longer["spec"]["ttlSecondsAfterFinished"] = 10**6
+            jobs.items["gpt"] = longer
+            with pytest.raises(Conflict, match="job team/gpt changed: it is at version 11, not 5"):
+                await store.remove(job)
+            assert (gone, jobs.items["gpt"]["metadata"]["finalizers"]) == ([], [FINALIZER])
+            job = await store.get("team", "gpt")
+            assert job.spec.ttl_seconds_after_finished == 10**6
+            await store.remove(job)
+        assert (gone, jobs.items["gpt"]["metadata"]["finalizers"]) == (["gpt"], [])
+
+    asyncio.run(story())
+
+
 def test_an_event_that_the_apiserver_refuses_keeps_no_other_one_from_being_told(tmp_path: Path) -> None:
     """Nor the status that it comes with from standing."""
     told: list[str] = []

@@ -152,8 +152,15 @@ class KubeStore:
     async def remove(self, job: TrainingJob) -> None:
         uid, path = job.metadata.uid, path_of(job)
         if job.metadata.deletion_timestamp is None:
-            with suppress(NotFound, Conflict):
-                await self._connection.delete(path, {"preconditions": {"uid": uid}})
+            # As it was decided on: meanwhile its user may have given it a longer life.
+            known = {"uid": uid, "resourceVersion": job.metadata.resource_version}
+            try:
+                await self._connection.delete(path, {"preconditions": known})
+            except NotFound:
+                pass
+            except Conflict:
+                if isinstance(why := await self._why(job), Conflict):
+                    raise why from None
         for _ in range(REMOVE_TRIES):
             try:
                 document = await self._connection.get(path)

@@ -390,7 +390,7 @@ class JobProgress(Model):
 
 
 class Status(Model):
-    """Observed, never set by users. Bounded: the last 20 attempts; the ledger has all."""
+    """Observed, never set by users. Bounded: 20 attempts; the ledger has all."""
 
     phase: Phase = Field(
         default=Phase.QUEUED,
@@ -478,7 +478,8 @@ class Status(Model):
     )
     attempts: list[AttemptRecord] = Field(
         default_factory=list,
-        description="The newest 20, oldest first.",
+        description="The newest 20, oldest first. The last that did a step is one of them, however many came "
+        "since of which none did.",
     )
 
     def record(self, attempt: int) -> AttemptRecord | None:

@@ -12,7 +12,15 @@ from holdfast_controller.api.ledger import account
 from holdfast_controller.cli.description import _speed_words
 from holdfast_controller.cluster import AttemptObservation, Unavailable
 from holdfast_controller.job_series import JobFigures
-from holdfast_controller.jobs import AttemptRecord, JobProgress, Phase, Status, TrainingJob, Verdict
+from holdfast_controller.jobs import (
+    ATTEMPTS_KEPT,
+    AttemptRecord,
+    JobProgress,
+    Phase,
+    Status,
+    TrainingJob,
+    Verdict,
+)
 from holdfast_controller.policy.books import Books
 from holdfast_controller.policy.decide import SILENT_SECONDS
 from holdfast_controller.policy.explain import FAULT_CHARACTERS, to_do_again
@@ -110,6 +118,44 @@ def test_an_attempt_that_goes_on_further_than_the_one_before_told_shows_that_not
     seen = AttemptObservation(2, exists=True, gone=False, progress=told)
     Books(status, datetime(2026, 1, 1, tzinfo=UTC)).take_progress(status.attempts[1], seen, ())
     assert (before.lost_steps, status.lost_steps) == (0, 0)
+
+
+def test_what_was_lost_is_corrected_however_many_attempts_began_nothing_since() -> None:
+    """Its places were taken again and again before it had loaded: the status keeps 20 attempts, and that
+    which had lost steps was none of them any more."""
+
+    async def story(scene: Scene) -> None:
+        engine = telling(scene)
+        await scene.submit(make(replicas=1))
+        engine.progress = Progress(1, 40, 100, 30, "training", resumed_step=0, updated=scene.seconds())
+        job = await scene.look()
+        taken = scene.now
+        for _ in range(ATTEMPTS_KEPT + 5):
+            engine.vanish(job, job.status.attempt, 0)
+            engine.progress = None
+            await scene.look()
+            scene.now += timedelta(minutes=6)
+            job = await scene.look()
+        newest = job.status.attempt
+        numbers = [record.number for record in job.status.attempts]
+        assert numbers == [1, *range(newest - ATTEMPTS_KEPT + 2, newest + 1)]
+        assert job.status.lost_steps == 10
+
+        now = scene.seconds()
+        engine.progress = Progress(
+            newest, 41, 100, 40, "training", resumed_step=40, first_step=41, first_step_time=now, updated=now
+        )
+        job = await scene.look()
+        assert (job.status.attempts[0].lost_steps, job.status.lost_steps) == (0, 0), "its last save counted"
+        waited = (scene.now - taken).total_seconds()
+        assert job.status.attempts[-1].recovery_seconds == pytest.approx(waited)
+
+        engine.vanish(job, newest, 0)
+        engine.progress = None
+        job = await scene.look()
+        assert [record.number for record in job.status.attempts] == [*numbers[1:], newest + 1]
+
+    play(story)
 
 
 def test_an_attempt_that_has_no_step_to_do_leaves_the_job_the_loss_that_it_had() -> None:

@@ -200,6 +200,9 @@ def test_disruptions_that_come_faster_than_durable_steps_are_said(
     assert standstill(forgotten).startswith(
         said.replace("disrupted", "disrupted at least") if all_alike else said
     )
+    if said:  # the oldest is the last that did a step, and those that came next are forgotten
+        apart = [attempts[0], *(one.model_copy(update={"number": one.number + 9}) for one in attempts[1:])]
+        assert standstill(apart).startswith(said.replace("disrupted", "disrupted at least"))
     finished = [*attempts, *records((Verdict.FAILED, 40, NAN))]
     assert standstill(finished) == ""
     elsewhere = Capacity.ON_DEMAND_FIRST if said else None

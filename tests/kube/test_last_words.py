@@ -542,8 +542,15 @@ def test_kept_lines_go_with_the_attempt_that_status_forgets(tmp_path: Path) -> N
         server = Server(late)
         server.said = {"gpt-21-worker-0": ["the end"]}
         server.config_maps = {f"gpt-{n}-tails": {"data": {}} for n in (1, 2)}
+
+        def remembers(*numbers: int) -> TrainingJob:
+            attempts = [AttemptRecord(number=number) for number in numbers]
+            return JOB.model_copy(update={"status": Status(attempt=21, attempts=attempts)})
+
         async with running(server, tmp_path) as (engine, _, _):
-            await engine.keep_logs(JOB, 21)
+            await engine.keep_logs(remembers(1, *range(3, 22)), 21)
+            assert sorted(server.config_maps) == ["gpt-1-tails", "gpt-2-tails", "gpt-21-tails"]
+            await engine.keep_logs(remembers(*range(2, 22)), 21)
         assert sorted(server.config_maps) == ["gpt-2-tails", "gpt-21-tails"]
 
     asyncio.run(story())

@@ -186,10 +186,10 @@ class LastWords:
         data = {str(index_of(pod)): _last_bytes("\n".join(tail), most) for pod, tail in tails if tail}
         body = config_map(job, attempt, data, name=tails_name(job, attempt))
         await self._write(_config_maps(job), body, TAILS_TRIES, AlreadyExists)
-        if attempt > ATTEMPTS_KEPT:
+        old = attempt - ATTEMPTS_KEPT
+        if old > 0 and job.status.record(old) is None:
             with suppress(NotFound):
-                old = tails_name(job, attempt - ATTEMPTS_KEPT)
-                await self._connection.delete(f"{_config_maps(job)}/{old}")
+                await self._connection.delete(f"{_config_maps(job)}/{tails_name(job, old)}")
 
     async def kept_tail(self, job: TrainingJob, attempt: int, replica: int) -> list[str] | None:
         """What `keep_tails` wrote down; None where it did not."""

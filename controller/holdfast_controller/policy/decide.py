@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from holdfast_controller.cluster import AttemptObservation, Event, ReplicaState
-from holdfast_controller.jobs import ATTEMPTS_KEPT, AttemptRecord, Phase, Status, TrainingJob, Verdict
+from holdfast_controller.jobs import AttemptRecord, Phase, Status, TrainingJob, Verdict
 
 from . import explain, idle, refused
 from .backoff import LONGEST_SECONDS, backoff
@@ -29,7 +29,7 @@ from .launchers import launcher_notes
 from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at, lost_at
 from .queue_waits import why_put_aside
-from .recovery import CORRECTED
+from .recovery import CORRECTED, remembered
 from .repeats import next_capacity, remedy, same_failure, standstill, times_in_a_row
 from .size import next_replicas
 from .tails import bound_tails
@@ -327,7 +327,7 @@ class _Deciding:
         fewer = self._fewer(self.status.attempts)
         opened = AttemptRecord(number=number, opened_at=self.now, capacity=capacity)
         self._size(opened, fewer)
-        self.status.attempts = [*self.status.attempts, opened][-ATTEMPTS_KEPT:]
+        self.status.attempts = remembered([*self.status.attempts, opened])
         size = f" with {fewer} of {self.spec.replicas} replicas" if fewer else ""
         self._opens(f"attempt {number} starts{size}{f': {reason}' if reason else ''}")
         self._tell("Normal", "AttemptOpened", f"attempt {number} opened{size}")

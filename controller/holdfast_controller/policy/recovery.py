@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from holdfast_controller.breakdown import Breakdown
-from holdfast_controller.jobs import AttemptRecord, Verdict
+from holdfast_controller.jobs import ATTEMPTS_KEPT, AttemptRecord, Verdict
 
 from .lost_work import STAGES, Told, Work
 
@@ -33,6 +33,16 @@ def lost_in(earlier: Sequence[Told]) -> int:
         if one.first_step_at is not None or rested:
             return index
     return len(earlier) - 1
+
+
+def remembered(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
+    """Those that a status keeps: the newest; and, however many came since of which nothing began, the last
+    that did a step: what it lost is known for sure once another goes on, and how long that took to come."""
+    last = [index for index, one in enumerate(attempts) if one.first_step_at is not None][-1:]
+    needed = {lost_in(attempts), *last}
+    surplus = max(0, len(attempts) - ATTEMPTS_KEPT)
+    dropped = [index for index in range(len(attempts)) if index not in needed][:surplus]
+    return [one for index, one in enumerate(attempts) if index not in dropped]
 
 
 def recovery_seconds(before: AttemptRecord | None, record: AttemptRecord) -> float | None:

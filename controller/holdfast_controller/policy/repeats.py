@@ -97,7 +97,9 @@ def standstill(attempts: Sequence[AttemptRecord]) -> str:
         return ""  # None: nobody knows, as of a command that is not Holdfast's trainer
     (step,) = durable
     same = next((n for n, record in enumerate(taken) if record.durable_step != step), len(taken))
-    at_least = "at least " if same == len(attempts) and attempts[0].number > 1 else ""
+    before = taken[0].number - same
+    known = before == 0 or any(record.number == before for record in attempts[: len(attempts) - same])
+    at_least = "" if known else "at least "
     return f"disrupted {at_least}{same} times in a row with no step after {step} made durable"
 
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
+from small_apiserver import connected
 from waiting import wait_until_async
 
 from holdfast_controller.api.access import OPEN_PATHS
 from holdfast_controller.cluster import HoldfastError, Unavailable
 from holdfast_controller.kube.access import UNDER_WAY, ClusterAccess, right_for
 from holdfast_controller.kube.connection import connect
-from holdfast_controller.problem import Forbidden
+from holdfast_controller.problem import Forbidden, Unauthorized
 
+ALICE = {"authenticated": True, "user": {"username": "alice"}}
+NO_ANSWER = (
+    'Post "https://authn.internal/review?timeout=30s": dial tcp 10.0.0.9:443: connect: connection refused'
+)
 OPENAPI = Path(__file__).parents[2] / "docs" / "openapi.json"
 
 
@@ -86,6 +93,47 @@ def test_every_route_that_there_is_has_a_rule() -> None:
             assert right is not None, (method, path)
             if "{namespace}" in path:
                 assert ("namespace", "team") in right.attributes
+
+
+@pytest.mark.parametrize(
+    ("token", "right", "refusal"),
+    [
+        ({}, {}, Unauthorized),
+        ({"error": "[invalid bearer token, service account token has expired]"}, {}, Unauthorized),
+        (
+            {"error": "oidc: verify token: oidc: token is expired (Token Expiry: 2026-01-01)"},
+            {},
+            Unauthorized,
+        ),
+        ({"error": "oidc: authenticator not initialized"}, {}, Unavailable),
+        ({"error": f"[invalid bearer token, {NO_ANSWER}]"}, {}, Unavailable),
+        (ALICE, {"allowed": False, "reason": "no"}, Forbidden),
+        (ALICE, {"allowed": False, "evaluationError": 'role.rbac "x" not found'}, Forbidden),
+        (ALICE, {"allowed": False, "evaluationError": NO_ANSWER}, Unavailable),
+        (ALICE, {"allowed": True, "evaluationError": NO_ANSWER}, None),
+    ],
+)
+def test_a_webhook_that_does_not_answer_makes_no_token_a_bad_one(
+    token: dict[str, Any], right: dict[str, Any], refusal: type[HoldfastError] | None, tmp_path: Path
+) -> None:
+    """Whoever was told 401 looked for a fault in his token, and the streams of all ended with their right."""
+    answers = {"tokenreviews": token, "subjectaccessreviews": right}
+
+    async def review(request: web.Request) -> web.Response:
+        return web.json_response({"status": answers[request.match_info["kind"]]}, status=201)
+
+    async def story() -> None:
+        async with connected([web.post("/apis/{group}/v1/{kind}", review)], tmp_path) as connection:
+            access = ClusterAccess(connection)
+            headers = {"authorization": "Bearer a-token"}
+            told = await access.refuse("GET", "/v1/jobs", "", headers)
+            assert (None if told is None else type(told)) is refusal
+            assert "authn.internal" not in str(told), "that is not for strangers"
+            if refusal is Unavailable:
+                answers.update(tokenreviews=ALICE, subjectaccessreviews={"allowed": True})
+                assert await access.refuse("GET", "/v1/jobs", "", headers) is None, "it answers again"
+
+    asyncio.run(story())
 
 
 def test_a_flood_of_tokens_waits_for_nothing_and_blocks_nobody_for_ever(tmp_path: Path) -> None:

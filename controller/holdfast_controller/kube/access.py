@@ -31,6 +31,18 @@ UNDER_WAY = 64
 KEPT_SECONDS = 10.0
 KEPT_MOST = 10_000
 LONGEST_TOKEN = 16 * 1024
+_NO_ANSWER = re.compile(
+    r"\b(?:Get|Post) \"https?://|authenticator not initialized|prevented the request from succeeding"
+    r"|unable to handle the request|deadline exceeded|timeout"
+)
+"""How an apiserver says in a review that a webhook or an OIDC issuer which it asks has not answered it. Of
+other errors, as of a token that has expired, its no is the answer."""
+
+_CANNOT_TELL = (
+    "the cluster cannot tell at the moment {}: a webhook or an issuer that its apiserver asks does not "
+    "answer; try again"
+)
+"""What exactly does not answer is not for strangers."""
 
 _NAME = r"[^/]+"
 _JOB = rf"/v1/namespaces/(?P<namespace>{_NAME})/jobs/(?P<name>{_NAME})"
@@ -138,7 +150,10 @@ class ClusterAccess:
             "/apis/authentication.k8s.io/v1/tokenreviews",
             {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}},
         )
-        user = _user_of(review.get("status") or {})
+        status = review.get("status") or {}
+        user = _user_of(status)
+        if user is None and _NO_ANSWER.search(str(status.get("error") or "")):
+            raise Unavailable(_CANNOT_TELL.format("whose token this is"))
         self._users.put(digest, user)
         return user
 
@@ -164,6 +179,8 @@ class ClusterAccess:
         )
         status = review.get("status") or {}
         answer = None if status.get("allowed") is True else str(status.get("reason") or "")
+        if answer is not None and _NO_ANSWER.search(str(status.get("evaluationError") or "")):
+            raise Unavailable(_CANNOT_TELL.format(f"whether {user.name} may {right.words}"))
         self._answers.put((user, right), answer)
         return answer
 

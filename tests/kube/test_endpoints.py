@@ -192,6 +192,46 @@ def test_whatever_a_pod_answers_the_others_are_heard(monkeypatch: pytest.MonkeyP
     asyncio.run(story())
 
 
+def test_a_ledger_that_did_not_come_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What was in it was shown only once another checkpoint was durable, hours later perhaps."""
+    asked, rounds = 0, 0
+
+    async def torn_at_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked, rounds
+        if (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /ledger "):
+            asked += 1
+            if asked > 2:  # the client itself tries twice
+                await says('{"event": "checkpoint", "step": 10}')(writer)
+        else:
+            rounds += 1
+            await says(Progress(1, 12, 99, 10, "training").to_json())(writer)
+        await writer.drain()
+        writer.close()
+
+    async def story() -> None:
+        gpt = job("gpt")
+        server = await asyncio.start_server(torn_at_first, "127.77.0.1", 0)
+        monkeypatch.setattr(endpoint, "DEFAULT_PORT", server.sockets[0].getsockname()[1])
+        async with server, controller(tmp_path) as (_, pieces, jobs, endpoints):
+            jobs.wrote(document(gpt, 1))
+            pieces.pods.wrote(pod(gpt, "127.77.0.1", 2))
+
+            async def comes() -> bool:
+                return bool(await endpoints.ledger_of(gpt))
+
+            await wait_until_async(comes, "the ledger")
+            heard = endpoints.progress_of(gpt, 1)
+            assert heard is not None
+            assert heard.step == 12
+            seen = rounds
+            await wait_until_async(lambda: rounds > seen + 1, "another round")
+            assert asked == 3, "it is there, and nothing new is durable"
+
+    asyncio.run(story())
+
+
 def test_an_address_that_another_attempt_has_by_now_tells_nothing_of_the_one_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ import errno
 import os
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -70,6 +71,8 @@ class _Heard:
     """Likewise."""
     ledger: bytes = b""
     """As it came, compressed: parsed it takes twelve times as much, and few ask for it. Empty: none came."""
+    ledger_of: tuple[int, int, str] | None = None
+    """When that was: attempt, durable step and training phase."""
 
 
 class Endpoints:
@@ -211,13 +214,17 @@ class Endpoints:
         beat = heard.beats.setdefault(attempt, Heartbeat(now))
         again = beat.silence is not None and beat.silence.outdates
         beat.answered(progress, now)
-        if progress == before and not again and (beat.silence is None or not beat.silence.over):
+        of = (attempt, progress.durable_step, progress.phase)
+        silent = beat.silence is not None and beat.silence.over
+        if progress == before and not again and not silent and heard.ledger_of == of:
             return True
         heard.progress[attempt] = progress
-        if before is None or before.durable_step != progress.durable_step or before.phase != progress.phase:
-            ledger = await bounded_body(client, f"{base}/ledger", LEDGER_LIMIT, whose)
-            if ledger is not None:
-                heard.ledger = await asyncio.to_thread(zlib.compress, ledger, 1)
+        if heard.ledger_of != of:
+            with suppress(aiohttp.ClientError):  # then in the next round
+                ledger = await bounded_body(client, f"{base}/ledger", LEDGER_LIMIT, whose)
+                if ledger is not None:
+                    heard.ledger = await asyncio.to_thread(zlib.compress, ledger, 1)
+                heard.ledger_of = of
         self._pieces.wake(key)
         return True
 

@@ -98,8 +98,10 @@ def disruption(reason: str, message: str = "") -> dict[str, Any]:
 UNREADY = {"type": "Ready", "status": "False"}
 
 
-def limited(one: Any, memory: str) -> Any:
-    one["status"]["containerStatuses"][0]["resources"] = {"limits": {"memory": memory}}
+def limited(one: Any, memory: str | None) -> Any:
+    """As a kubelet of today tells; None: nothing limits its memory."""
+    limits = {} if memory is None else {"limits": {"memory": memory}}
+    one["status"]["containerStatuses"][0]["resources"] = {**limits, "requests": {"cpu": "1"}}
     return one
 
 

@@ -96,13 +96,29 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
         "out of memory",
         job(),
         pod(phase="Failed", state=ended(137, reason="OOMKilled")),
-        {"out_of_memory": True, "exit_signal": 9, "exit_code": None, "disrupted": False},
+        {
+            "out_of_memory": True,
+            "exit_signal": 9,
+            "exit_code": None,
+            "disrupted": False,
+            "reason": "OutOfMemory: the container reached its limit of memory, or its node had none left",
+        },
     ),
     (
         "out of memory, where the kubelet tells the limit",
         job(),
         limited(pod(phase="Failed", state=ended(137, reason="OOMKilled")), "512Mi"),
         {"reason": "OutOfMemory: the container reached its limit of 512Mi", "out_of_memory": True},
+    ),
+    (
+        "out of memory, where its node had none left, for it has no limit",
+        job(),
+        limited(pod(phase="Failed", state=ended(137, reason="OOMKilled")), None),
+        {
+            "reason": "OutOfMemory: its node had no memory left, and the container has no limit: give "
+            "resources.memory",
+            "out_of_memory": True,
+        },
     ),
     (
         "its node is no more",

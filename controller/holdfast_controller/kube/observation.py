@@ -72,7 +72,6 @@ _OVER_LIMIT = re.compile(
 (kubernetes, pkg/kubelet/eviction)."""
 _WRITE_ELSEWHERE = "write less to /tmp and /dev/shm, and what is large to the run directory"
 _DRILLED = {"kill": "killed", "node": "its node drained"}
-_LIMIT_REACHED = "the container reached its limit"
 
 
 def attempt_observation(
@@ -174,7 +173,7 @@ def _replica(
         index,
         ReplicaState.SUCCEEDED if well else ReplicaState.FAILED,
         # It comes first: a container that reached its limit may be killed by us as well before it has ended.
-        reason=f"OutOfMemory: the container reached its limit of {memory_limit(pod)}" if memory else reason,
+        reason=_out_of_memory(pod) if memory else reason,
         disrupted=taken,
         lost_node=_lost_node(pod),
         out_of_memory=memory,
@@ -186,6 +185,20 @@ def _replica(
         ranks=rank_ends(message),
         ended_at=seconds((end or {}).get("finishedAt")) or asked_to_go(pod),
     )
+
+
+def _out_of_memory(pod: Document) -> str:
+    """Why the kernel killed it: on nodes with cgroup v2 that is said also where the node itself had no memory
+    left, and not only where a limit was reached."""
+    limit = memory_limit(pod)
+    if limit is None:
+        why = "the container reached its limit of memory, or its node had none left"
+    elif limit:
+        why = f"the container reached its limit of {limit}"
+    else:
+        where = f" {node_of(pod)}" if node_of(pod) else ""
+        why = f"its node{where} had no memory left, and the container has no limit: give resources.memory"
+    return f"OutOfMemory: {why}"
 
 
 def deleted_by_others(pod: Document, attempt_object: Document | None) -> bool:

@@ -157,14 +157,13 @@ def scheduled(pod: Document) -> datetime | None:
     return datetime.fromisoformat(at) if at else None
 
 
-def memory_limit(pod: Document) -> str:
-    """What the kubelet says that it allows the container."""
+def memory_limit(pod: Document) -> str | None:
+    """What the kubelet says that it allows the container; empty: all there is. None where it does not say."""
     container = kind_of_pod(pod).container
     for status in pod["status"].get("containerStatuses") or []:
-        limit = ((status.get("resources") or {}).get("limits") or {}).get("memory")
-        if status["name"] == container and limit:
-            return str(limit)
-    return "memory"
+        if status["name"] == container and (resources := status.get("resources")):
+            return str((resources.get("limits") or {}).get("memory") or "")
+    return None
 
 
 def is_wanted(pod: Document) -> bool:

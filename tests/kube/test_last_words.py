@@ -532,6 +532,23 @@ def test_what_an_attempt_left_goes_with_the_next_ones_start_though_its_pytorchjo
     asyncio.run(story())
 
 
+def test_of_a_pod_that_was_made_again_the_first_is_shown_and_kept(tmp_path: Path) -> None:
+    """Its end is that of the attempt: what came after it, as where somebody deletes a TrainJob's Job, tells
+    nothing of why."""
+
+    async def story() -> None:
+        again = pod(0, "terminated", creationTimestamp="2026-01-01T00:01:00Z", uid="another")
+        again["metadata"]["name"] = "gpt-1-worker-0-again"
+        server = Server(again, pod(0, "terminated", creationTimestamp="2026-01-01T00:00:00Z"))
+        server.said = {"gpt-1-worker-0": ["the cause"], "gpt-1-worker-0-again": ["no rendezvous"]}
+        async with running(server, tmp_path) as (engine, _, _):
+            assert await lines_of(engine, JOB, 0) == ["the cause"]
+            await engine.keep_logs(JOB, 1)
+        assert server.config_maps["gpt-1-tails"]["data"] == {"0": "the cause"}
+
+    asyncio.run(story())
+
+
 def test_kept_lines_go_with_the_attempt_that_status_forgets(tmp_path: Path) -> None:
     async def story() -> None:
         late = pod(0, "terminated")

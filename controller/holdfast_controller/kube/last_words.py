@@ -28,6 +28,7 @@ from holdfast_trainer.contract import parse_lines
 
 from .connection import MERGE_PATCH, Connection, Document
 from .endpoint import Endpoints
+from .observation import first_made
 from .pieces import Pieces, attempt_of, job_of, pod_path
 from .pod_state import forced, index_of, is_disrupted, running, terminated
 from .podlogs import pod_lines
@@ -177,9 +178,10 @@ class LastWords:
     async def keep_tails(self, job: TrainingJob, attempt: int) -> None:
         """Write down beside the attempt what its pods said last, which will go when it is judged; and remove
         that of an attempt which status has no more."""
-        pods = self._pieces.pods_of(job, attempt)
-        if not pods:
+        made, _ = first_made(self._pieces.pods_of(job, attempt))
+        if not made:
             return
+        pods = list(made.values())
         await self.read(pods)
         most = KEPT_BYTES // len(pods)
         tails = zip(pods, await asyncio.gather(*(self.tail_of(pod) for pod in pods)), strict=True)

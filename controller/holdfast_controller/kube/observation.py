@@ -25,6 +25,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 from holdfast_controller.heartbeat import Silence
@@ -57,6 +58,8 @@ from .pod_state import (
     unstartable,
 )
 from .rank_ends import rank_ends
+
+_Pod = TypeVar("_Pod", bound=Document)
 
 EVIDENCE = "holdfast.dev/evidence"
 STOPPED = "holdfast.dev/stopped-at"
@@ -134,7 +137,7 @@ def with_evidence(manifests: Manifests) -> Manifests:
     return manifests
 
 
-def first_made(pods: Sequence[Document]) -> tuple[dict[int, Document], list[Document]]:
+def first_made(pods: Sequence[_Pod]) -> tuple[dict[int, _Pod], list[_Pod]]:
     """The pod of each replica, and those that were made again."""
     in_order = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
     first = {index_of(pod): pod for pod in reversed(in_order)}

@@ -12,9 +12,9 @@ from holdfast_controller.policy.tails import rank_of
 
 from .connection import Connection
 from .last_words import LastWords
-from .observation import attempt_observation
+from .observation import attempt_observation, first_made
 from .pieces import Pieces
-from .pod_state import index_of, terminated
+from .pod_state import terminated
 from .podlogs import pod_lines
 from .reflector import uid_of
 
@@ -55,8 +55,8 @@ class RankLogs:
     ) -> AsyncGenerator[str]:
         ranks = job.spec.processes_per_replica
         replica = rank // ranks
-        pods = self._pieces.pods_of(job, attempt)
-        pod = next((one for one in pods if index_of(one) == replica), None)
+        made, _ = first_made(self._pieces.pods_of(job, attempt))
+        pod = made.get(replica)
         if pod is None:
             raise NotFound(f"replica {replica} of attempt {attempt} of {job.key} has no pod")
 
@@ -92,9 +92,9 @@ class RankLogs:
         def of_rank(lines: list[str]) -> list[str]:
             return [line for line in lines if _is_of(rank, ranks, line)]
 
-        for pod in self._pieces.pods_of(job, attempt):
-            if index_of(pod) == replica and (noted := await self._last_words.tail_of(pod)):
-                return of_rank(noted)
+        made, _ = first_made(self._pieces.pods_of(job, attempt))
+        if replica in made and (noted := await self._last_words.tail_of(made[replica])):
+            return of_rank(noted)
         record = job.status.record(attempt)
         kept = record.log_tail.get(str(rank)) if record is not None else None
         if kept is not None:

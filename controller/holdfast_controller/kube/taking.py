@@ -15,9 +15,9 @@ from holdfast_controller.pod_settings import PodSettings
 from . import ranks
 from .connection import MERGE_PATCH, Connection, Document
 from .errors import answer_to_who_asks
-from .observation import DRILLED
+from .observation import DRILLED, first_made
 from .pieces import Pieces, pod_path
-from .pod_state import index_of, node_of
+from .pod_state import node_of
 
 KILL_GRACE_SECONDS = 1
 """Not 0: the apiserver would call the pod gone at once, while its processes still run."""
@@ -46,7 +46,7 @@ async def take(
 ) -> None:
     """Disrupt a replica that runs. Raises NotReady where it has no pod any more."""
     pods = pieces.pods_of(job, attempt)
-    one = next((pod for pod in pods if index_of(pod) == replica), None)
+    one = first_made(pods)[0].get(replica)
     if one is None:
         raise NotReady(f"replica {replica} of {job.key} has no pod any more: there is nothing to disrupt")
     if kind is DrillKind.FREEZE:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,27 @@ def test_after_410_what_vanished_unheard_is_told_as_deleted(tell: Tell, how: str
         assert sorted(o["metadata"]["name"] for o in world.reflector.all()) == ["a", "c", "d"]
 
     tell(before, story)
+
+
+def test_a_server_that_never_knows_the_version_of_its_own_list_is_not_listed_all_the_time(
+    tell: Tell,
+) -> None:
+    """As where so much changes that a version is forgotten while thousands of objects are listed: that was
+    done again at once each time, by every replica of the controller, of a server with enough to do."""
+
+    async def gone(response: Response) -> None:
+        await response.start("410 Gone", "Content-Length: 0")
+
+    async def story(world: World) -> None:
+        with capture_logs() as said:
+            await world.until(lambda: world.server.lists >= 6, "further lists")
+            pauses = [one["after"] for one in said if one["event"] == "list or watch failed"]
+            assert len(pauses) >= 4
+            assert pauses[-1] > pauses[0]
+        await world.until(lambda: world.reflector.fault is None, "the outage to be over")
+        assert world.restarts("expired") == 8
+
+    tell(script(*[gone] * 8, stay, things=(thing("a", 5),)), story, replace(QUICK, longest_retry_seconds=2))
 
 
 @pytest.mark.parametrize("breaks_off", [False, True])

@@ -147,8 +147,8 @@ class Reflector:
         while True:
             try:
                 await self._list()
-                failures = 0
                 await self._follow()
+                failures = 0
             except HoldfastError as error:
                 failures += 1
                 if isinstance(error, NotFound):
@@ -195,9 +195,10 @@ class Reflector:
                 del self._written[key]
 
     async def _follow(self) -> None:
-        """Watch, again and again; returns when it is time to list."""
+        """Watch, again and again; returns when it is time to list. Raises Expired where what was just
+        listed is forgotten already: to list again at once would be no help, and a load."""
         relist_at = time.monotonic() + self._timing.relist_seconds * random.uniform(0.8, 1.2)
-        failures = 0
+        failures, listed = 0, self._version
         while time.monotonic() < relist_at and failures < TRIES_BEFORE_RELIST:
             before, started = self._version, time.monotonic()
             error: HoldfastError | None = None
@@ -205,6 +206,8 @@ class Reflector:
                 await self._watch()
             except Expired:
                 self._count("expired")
+                if self._version == listed:
+                    raise
                 return
             except HoldfastError as problem:
                 error = problem

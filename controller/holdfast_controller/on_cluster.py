@@ -94,10 +94,11 @@ async def run(settings: ClusterSettings) -> None:
     background = Background(
         jobs=jobs.run, pieces=pieces.run, endpoints=endpoints.run, leader=lambda: leadership.run(led.run)
     )
+    answering = connection.impatient()
     app = create_app(
-        KubeStore(connection, jobs, cached=False),
-        KubeEngine(connection, pieces, endpoints, jobs, pods),
-        gate=ClusterAccess(connection),
+        KubeStore(answering, jobs, cached=False),
+        KubeEngine(answering, pieces, endpoints, jobs, pods),
+        gate=ClusterAccess(answering),
         series=metrics.text,
         reconciler_fault=lambda: background.fault or jobs.fault,
         missing=lambda: missing(jobs, pieces, kind),

@@ -21,7 +21,7 @@ from waiting import wait_until_async
 from holdfast_controller.cluster import Unavailable
 from holdfast_controller.kube import credentials
 from holdfast_controller.kube.connection import MERGE_PATCH, KubeconfigError, connect
-from holdfast_controller.kube.errors import NotLeader
+from holdfast_controller.kube.errors import NotLeader, Throttled
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,33 @@ def test_a_proxy_of_the_environment_is_used_unless_it_is_told_not_to(
 
     asyncio.run(story())
     assert heard == ([asked] if asked else [])
+
+
+def test_who_has_to_answer_himself_passes_on_how_long_a_busy_apiserver_wants_to_be_left_alone(
+    tmp_path: Path,
+) -> None:
+    """Under load one asks for half a minute: whoever asked the controller was told that it was lost."""
+    asked, wait = 0, "32"
+
+    async def busy(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.json_response({"message": "try later"}, status=429, headers={"Retry-After": wait})
+
+    async def story() -> None:
+        nonlocal asked, wait
+        async with connected([web.get("/api/v1/nodes", busy)], tmp_path) as connection:
+            for one in (connection.impatient(), connection.impatient().apart(100, 100)):
+                with pytest.raises(Throttled, match="the apiserver is busy: try later") as told:
+                    await one.get("/api/v1/nodes")
+                assert told.value.retry_after == 32
+            assert asked == 2
+            asked, wait = 0, "0"
+            with pytest.raises(Throttled):
+                await connection.impatient().get("/api/v1/nodes")
+            assert asked == 3, "what is over at once is waited for"
+
+    asyncio.run(story())
 
 
 def test_who_gives_up_on_an_answer_leaves_no_connection_behind(tmp_path: Path) -> None:

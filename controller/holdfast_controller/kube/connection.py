@@ -10,6 +10,7 @@ elsewhere.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -48,6 +49,8 @@ JSON_PATCH = "application/json-patch+json"
 TIMEOUT_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
 THROTTLED_TRIES = 3
+PATIENCE_SECONDS = 3.0
+"""Of who answers somebody that waits himself, for ten seconds: an apiserver under load asks for up to 32."""
 REQUESTS_PER_SECOND = 500.0
 BURST = 1000
 CONNECTIONS = 100
@@ -70,8 +73,10 @@ class Connection:
         metrics: WatchMetrics | None = None,
         renewal: asyncio.Task[None] | None = None,
         clock: ServerClock | None = None,
+        patience: float = math.inf,
     ):
-        """`renewal` keeps the credentials fresh, and ends with the connection that has it."""
+        """`renewal` keeps the credentials fresh, and ends with the connection that has it. A busy server that
+        wants to be asked again later than `patience` seconds is asked no more."""
         self._api = api
         self._logs = logs
         self._sockets = sockets
@@ -79,6 +84,7 @@ class Connection:
         self._may_write = may_write
         self._metrics = metrics
         self._renewal = renewal
+        self._patience = patience
         self.clock = clock or ServerClock()
 
     @property
@@ -87,15 +93,26 @@ class Connection:
 
     def guarded(self, may_write: Callable[[], bool]) -> Connection:
         """The same connection, for one who may write only while `may_write` says so."""
-        return self._view(self._limit, may_write)
+        return self._view(self._limit, may_write, self._patience)
+
+    def impatient(self) -> Connection:
+        """The same connection, for one who has to answer soon himself."""
+        return self._view(self._limit, self._may_write, PATIENCE_SECONDS)
 
     def apart(self, per_second: float, burst: int) -> Connection:
         """The same connection with a budget of its own, for requests that others can make us send."""
-        return self._view(RateLimit(per_second, burst), self._may_write)
+        return self._view(RateLimit(per_second, burst), self._may_write, self._patience)
 
-    def _view(self, limit: RateLimit, may_write: Callable[[], bool]) -> Connection:
+    def _view(self, limit: RateLimit, may_write: Callable[[], bool], patience: float) -> Connection:
         return Connection(
-            self._api, self._logs, self._sockets, limit, may_write, self._metrics, clock=self.clock
+            self._api,
+            self._logs,
+            self._sockets,
+            limit,
+            may_write,
+            self._metrics,
+            clock=self.clock,
+            patience=patience,
         )
 
     async def close(self) -> None:
@@ -142,7 +159,7 @@ class Connection:
             try:
                 return await self._document(response, f"{method} {path}")
             except Throttled as error:
-                if not left:
+                if not left or error.retry_after > self._patience:
                     raise
                 await asyncio.sleep(error.retry_after)
         raise AssertionError("unreachable: the last try returns or raises")

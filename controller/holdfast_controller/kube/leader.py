@@ -57,7 +57,8 @@ class Leadership:
         metrics: WatchMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._connection = connection
+        # A busy apiserver may want to be asked again when it is too late.
+        self._connection = connection.impatient()
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._namespace = namespace
         self._name = name

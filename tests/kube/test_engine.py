@@ -176,6 +176,35 @@ def test_a_job_can_be_deleted_while_its_operator_is_down_and_one_to_be_suspended
     asyncio.run(story())
 
 
+def test_a_job_that_its_queue_took_back_can_be_deleted_while_kueue_is_down(tmp_path: Path) -> None:
+    """Its API fails with it, for it converts its own objects. What the queue wants next, nobody asks."""
+
+    async def versions(_: web.Request) -> web.Response:
+        return web.json_response({"preferredVersion": {"version": "v1beta2"}})
+
+    async def workloads(_: web.Request) -> web.Response:
+        said = "conversion webhook for kueue.x-k8s.io/v1beta1, Kind=Workload failed: connection refused"
+        return web.json_response({"code": 500, "message": said}, status=500)
+
+    async def story() -> None:
+        job = opened(submitted(queue="training"))
+        taken = pod(0, "Failed", ended(143, SAVED), deleted=("2026-05-01T12:10:00Z", 0))
+        cluster = Cluster(job, taken)
+        (attempt,) = cluster.objects[PYTORCH_JOB.resource.path]
+        attempt["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "training"
+        attempt["spec"] = {"runPolicy": {"suspend": True}}
+        path = "/apis/kueue.x-k8s.io"
+        more = (web.get(path, versions), web.get(f"{path}/v1beta2/namespaces/team/workloads", workloads))
+        async with engine_of(cluster, tmp_path, None, *more) as engine:
+            with pytest.raises(Unavailable, match="conversion webhook"):
+                await engine.observe(job, 1)
+            meta = job.metadata.model_copy(update={"deletion_timestamp": NOW})
+            job = job.model_copy(update={"metadata": meta})
+            assert decide(job, await engine.observe(job, 1), Evidence(), NOW).remove
+
+    asyncio.run(story())
+
+
 def test_who_took_a_pod_is_written_down_once_while_the_operator_is_down(tmp_path: Path) -> None:
     """The attempt cannot be marked, so that comes again in every pass; each change of a pod wakes its job:
     written again, it had the next pass follow at once, ten a second until the operator was back."""

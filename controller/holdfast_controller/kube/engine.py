@@ -170,7 +170,9 @@ class KubeEngine:
             self._queue_waits.known,
             self._unmade.known,
         )
-        if seen.exists and seen.gone and (record is None or record.verdict is None):  # it is to be judged
+        judged = record is not None and record.verdict is not None
+        # Of a job that is deleted no attempt is judged.
+        if seen.exists and seen.gone and not judged and job.metadata.deletion_timestamp is None:
             seen = replace(seen, put_aside=await put_aside(self._connection, attempt_object))
         places = await self._places(job, attempt, pods)
         kept_out = self._endpoints.kept_out_of(job, attempt)

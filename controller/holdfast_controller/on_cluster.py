@@ -100,7 +100,7 @@ async def run(settings: ClusterSettings) -> None:
         KubeEngine(answering, pieces, endpoints, jobs, pods),
         gate=ClusterAccess(answering),
         series=metrics.text,
-        reconciler_fault=lambda: background.fault or jobs.fault,
+        reconciler_fault=lambda: background.fault or jobs.fault or pieces.fault,
         missing=lambda: missing(jobs, pieces, kind),
         closing=closing,
     )

@@ -53,6 +53,34 @@ def test_a_pod_whose_labels_somebody_took_off_is_forgotten(tmp_path: Path) -> No
     asyncio.run(story())
 
 
+def test_what_cannot_be_listed_is_a_fault_and_what_is_not_installed_is_none(tmp_path: Path) -> None:
+    """A controller that may not list pods takes jobs and starts none: it passed for ready."""
+    forbidden = {PODS}
+
+    async def list_or_watch(request: web.Request) -> web.StreamResponse:
+        if request.path in forbidden:
+            said = 'pods is forbidden: User "holdfast" cannot list resource "pods"'
+            return web.json_response({"message": said}, status=403)
+        if "watch" in request.query:
+            answer = web.StreamResponse()
+            await answer.prepare(request)
+            await asyncio.Event().wait()
+        return web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
+
+    async def story() -> None:
+        pods, installed, _ = PATHS
+        routes = [web.get(path, list_or_watch) for path in (pods, installed)]
+        async with connected(routes, tmp_path) as connection:
+            pieces = Pieces(connection, timing=Timing(first_retry_seconds=0.01, longest_retry_seconds=0.02))
+            assert pieces.fault == "not listed yet"
+            async with meanwhile(pieces.run()):
+                await wait_until_async(lambda: "cannot list" in str(pieces.fault), "what is in the way")
+                forbidden.clear()
+                await wait_until_async(lambda: pieces.fault is None, "it to be over")
+
+    asyncio.run(story())
+
+
 def test_a_pod_of_a_list_and_of_a_watch_is_one(tmp_path: Path) -> None:
     """Only the latter says that it is a Pod. Of its conditions those are kept that are read."""
     job = TrainingJob(metadata=Metadata(name="gpt", namespace="team", uid="job-1"), spec=Spec(command=["x"]))

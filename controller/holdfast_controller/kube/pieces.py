@@ -94,6 +94,12 @@ class Pieces:
         for objects in self.objects.values():
             await objects.answered()
 
+    @property
+    def fault(self) -> str | None:
+        """Why something of it may be old, or None; not that a kind is not installed."""
+        kept = (self.pods, *(objects for objects in self.objects.values() if not objects.missing))
+        return next((one.fault for one in kept if one.fault is not None), None)
+
     def lacks(self, kind: AttemptKind) -> bool:
         """Whether it is not installed."""
         return self.objects[kind].missing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -69,6 +69,8 @@ class Cluster:
             PYTORCH_JOB.resource.path: [of_attempt(job, made)],
         }
 
+        self.keep: Callable[[web.Request], Awaitable[web.Response]] | None = None
+        """Answers whoever deletes a pod, in the apiserver's place."""
         self.nodes_answer = True
         self.operator = True
         self.deleted: list[str] = []
@@ -92,6 +94,8 @@ class Cluster:
         return web.json_response({"metadata": meta, "status": {"allocatable": {"cpu": "1"}}})
 
     async def delete(self, request: web.Request) -> web.Response:
+        if self.keep is not None and "/pods/" in request.path:
+            return await self.keep(request)
         self.deleted.append(request.match_info["name"])
         self.graces.append((await request.json()).get("gracePeriodSeconds"))
         return web.json_response({})
@@ -519,6 +523,42 @@ def test_a_pod_is_asked_to_go_once_and_sooner_where_that_is_wanted(
         return found
 
     assert asyncio.run(story()) == [stopped, killed]
+
+
+def test_an_attempt_that_was_made_has_started_whatever_keeps_the_pods_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    """It was told that it could not be started, and is tried again, of one that was there."""
+    refused: list[str] = []
+
+    async def keep(request: web.Request) -> web.Response:
+        refused.append(request.match_info["name"])
+        said = 'admission webhook "keep.example.org" denied the request: pods are not to be deleted'
+        return web.json_response({"code": 403, "message": said}, status=403)
+
+    async def make(request: web.Request) -> web.Response:
+        body = await request.json()
+        body["metadata"] |= {"uid": "made", "resourceVersion": "10"}
+        return web.json_response(body, status=201)
+
+    async def nothing(_: web.Request) -> web.Response:
+        return web.json_response({"code": 404}, status=404)
+
+    async def story() -> None:
+        job = opened(submitted())
+        cluster = Cluster(job, pod(0, "Failed", ended(1)))
+        cluster.keep = keep
+        more = web.post("/{path:.*}", make), web.get("/{path:.*}", nothing)
+        settings = PodSettings(default_claim="runs")
+        async with engine_of(cluster, tmp_path, settings, *more) as engine:
+            await engine.observe(job, 1)
+            status = job.status.model_copy(update={"attempt": 2, "attempts": [AttemptRecord(number=2)]})
+            job = job.model_copy(update={"status": status})
+            await engine.start(job, 2)
+            assert (await engine.observe(job, 2)).exists
+        assert refused == ["gpt-1-worker-0"]
+
+    asyncio.run(story())
 
 
 def test_an_attempt_that_was_made_before_the_kind_was_changed_is_not_made_a_second_time(

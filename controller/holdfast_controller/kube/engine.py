@@ -137,9 +137,12 @@ class KubeEngine:
         if there is None or kind_of(there) is self._kind:  # not made before the kind was changed
             manifests = self._prepared.manifests(job, attempt)
             await self._objects.create(job, attempt, self._kind, manifests)
-        for pod in self._pieces.all_pods_of(job):  # without us they go too, with their object and the sweep
-            if _number(pod) < attempt:
-                await self._evidence.release(pod, delete=True)
+        try:
+            for pod in self._pieces.all_pods_of(job):
+                if _number(pod) < attempt:
+                    await self._evidence.release(pod, delete=True)
+        except HoldfastError as error:  # without us they go too, with their object and the sweep
+            log.warning("pods of an earlier attempt are still there", job=job.key, error=str(error))
 
     # ------------------------------------------------------------- observing
 

@@ -12,7 +12,12 @@ HELD = "(sum by (uuid) (holdfast_gpu_shares_allocated) > 0 or sum by (uuid) (hol
 BUSY = "(max by (uuid) (holdfast_gpu_utilization_ratio))"
 """How busy each is; of one that is cut by MIG, and of some cards, NVML does not say it."""
 READ = "(max by (uuid) (holdfast_gpu_up) == 1)"
-UNREAD = "count(max by (uuid, gpu, instance) (holdfast_gpu_up) == 0) or vector(0)"
+SILENT = 'holdfast_gpu_exporter_up{source="pod-resources"} == 0'
+UNTOLD = f"(max by (uuid) (holdfast_gpu_up and on (instance) ({SILENT})) == 1)"
+"""Those of nodes whose kubelet does not say who holds them."""
+NONE = "0 * count(holdfast_gpu_up)"
+"""How many there are where GPUs are told of and none is as asked. Where none is told of, nobody knows."""
+UNREAD = f"count(max by (uuid, gpu, instance) (holdfast_gpu_up) == 0) or {NONE}"
 """By their place too: a GPU that was lost before the exporter began never told its UUID."""
 IDLE_BELOW = 0.05
 COMPUTES = f"({BUSY} >= {IDLE_BELOW})"
@@ -33,11 +38,11 @@ def gpus() -> Panel:
 def _now() -> list[Panel]:
     return [
         figure("GPUs", "That can be read.", "sum(max by (uuid) (holdfast_gpu_up))", width=3),
-        figure("Held", "By a pod or a job.", f"count({HELD}) or vector(0)", width=3),
+        figure("Held", "By a pod or a job.", f"count({HELD}) or {NONE}", width=3),
         figure(
             "Held and idle",
             "Busy for less than 5 % of the last 15 minutes.",
-            f"count(({busy_over('15m')} < {IDLE_BELOW}) and on (uuid) {HELD}) or vector(0)",
+            f"count(({busy_over('15m')} < {IDLE_BELOW}) and on (uuid) {HELD}) or {NONE}",
             width=3,
         ),
         figure(
@@ -79,25 +84,27 @@ def busy_over(window: str) -> str:
 
 def _hours() -> str:
     """Mean number of GPUs held x hours. A GPU held in part is held: nobody else can have it whole."""
-    return f"sum_over_time((count({HELD}) or vector(0))[$__range:1m]) / 60"
+    return f"sum_over_time((count({HELD}) or {NONE})[$__range:1m]) / 60"
 
 
 def _device() -> list[Panel]:
     return [
         graph(
             "GPUs by state",
-            "Held and busy, held and idle, free, not to be read, held while NVML does not say how busy (as "
-            "where MIG cuts it), and busy though no pod and no process of it is seen.",
+            "Held and busy, held and idle, free, not to be read, not known (held while NVML does not say how "
+            "busy, as where MIG cuts it, or at rest while the kubelet does not say who holds it), and busy "
+            "though no pod and no process of it is seen.",
             [
-                (f"count({COMPUTES} and on (uuid) {HELD}) or vector(0)", "busy"),
-                (f"count(({BUSY} < {IDLE_BELOW}) and on (uuid) {HELD}) or vector(0)", "held, idle"),
-                (f"count({READ} unless on (uuid) ({HELD} or {COMPUTES})) or vector(0)", "free"),
+                (f"count({COMPUTES} and on (uuid) {HELD}) or {NONE}", "busy"),
+                (f"count(({BUSY} < {IDLE_BELOW}) and on (uuid) {HELD}) or {NONE}", "held, idle"),
+                (f"count({READ} unless on (uuid) ({HELD} or {COMPUTES} or {UNTOLD})) or {NONE}", "free"),
                 (UNREAD, "cannot be read"),
                 (
-                    f"count({READ} and on (uuid) {HELD} unless on (uuid) {BUSY}) or vector(0)",
-                    "held, not known",
+                    f"count(({READ} and on (uuid) {HELD} unless on (uuid) {BUSY})"
+                    f" or ({UNTOLD} unless on (uuid) ({HELD} or {COMPUTES}))) or {NONE}",
+                    "not known",
                 ),
-                (f"count({COMPUTES} unless on (uuid) {HELD}) or vector(0)", "busy, nobody seen"),
+                (f"count({COMPUTES} unless on (uuid) {HELD}) or {NONE}", "busy, nobody seen"),
             ],
             stacked=True,
         ),

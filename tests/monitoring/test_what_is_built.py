@@ -24,6 +24,7 @@ from tests.monitoring.world import PACKAGES
 from holdfast_trainer.verdict import CAUSES
 
 TESTS = Path(__file__).with_name("alerts.test.yaml")
+STATES = ("busy", "held, idle", "not known", "free", "busy, nobody seen", "cannot be read")
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -184,16 +185,48 @@ def test_every_gpu_is_in_one_state_and_one_that_nobody_holds_costs_nothing(tmp_p
 
     def states(unknown: float, free: float, unseen: float) -> dict[tuple[str, str, str], float]:
         found = (0, 0, unknown, free, unseen, 2)
-        legends = ("busy", "held, idle", "held, not known", "free", "busy, nobody seen", "cannot be read")
-        return {
-            ("gpus", "GPUs by state", legend): value for legend, value in zip(legends, found, strict=True)
-        }
+        return {("gpus", "GPUs by state", legend): value for legend, value in zip(STATES, found, strict=True)}
 
     costs_nothing = {("gpus", "GPU hours", ""): 0.0, ("gpus", "Cost", ""): 0.0}
     check_shown(tmp_path, series, 29, {**states(0, 2, 0), **costs_nothing})
     costs = {("gpus", "GPU hours", ""): 0.5, ("gpus", "Cost", ""): 1.0, ("gpus", "Cannot be read", ""): 2.0}
     check_shown(tmp_path, series, 59, {**states(1, 1, 0), **costs})
     check_shown(tmp_path, series, 119, states(1, 0, 1))
+
+
+def test_where_no_exporter_is_heard_no_number_of_gpus_is_known(tmp_path: Path) -> None:
+    """None was held, none was idle and nothing was paid, as if there were GPUs that nobody had taken."""
+    series = {
+        'holdfast_gpu_exporter_up{source="nvml",instance="n"}': "0x240",
+        'holdfast_gpu_up{gpu="0",uuid="GPU-0",instance="m"}': "1x40 stale",
+        'holdfast_gpu_shares_allocated{gpu="0",uuid="GPU-0",mig="",pod="p",instance="m"}': "1x40 stale",
+    }
+    titles = ("Held", "Held and idle", "Cannot be read")
+    unknown: dict[tuple[str, str, str], float | None] = {("gpus", title, ""): None for title in titles}
+    unknown |= {("gpus", "GPUs by state", legend): None for legend in STATES}
+    hours = {("gpus", "GPU hours", ""): None, ("gpus", "Cost", ""): None}
+    check_shown(tmp_path, series, 80, {**unknown, **hours})
+    # What was known of the hour still is.
+    check_shown(tmp_path, series, 55, {**unknown, ("gpus", "Cost", ""): 11 * 2 / 60})
+
+
+def test_a_gpu_is_free_where_the_kubelet_says_that_nobody_holds_it(tmp_path: Path) -> None:
+    """One kubelet does not answer: who holds the GPUs of its node is known of the one with a process of a
+    job alone."""
+    series = {
+        'holdfast_gpu_exporter_up{source="pod-resources",instance="n"}': "1x20",
+        'holdfast_gpu_exporter_up{source="pod-resources",instance="m"}': "0x20",
+        'holdfast_gpu_processes{gpu="1",uuid="m-1",job="gpt",instance="m"}': "1x20",
+    }
+    series |= {
+        f'holdfast_{figure}{{gpu="{gpu}",uuid="{node}-{gpu}",instance="{node}"}}': f"{value}x20"
+        for node, gpu, busy in (("n", 0, 0), ("m", 0, 0), ("m", 1, 0.9), ("m", 2, 0.9))
+        for figure, value in (("gpu_up", 1), ("gpu_utilization_ratio", busy))
+    }
+    found = dict(zip(STATES, (1, 0, 1, 1, 1, 0), strict=True))
+    check_shown(
+        tmp_path, series, 4, {("gpus", "GPUs by state", legend): value for legend, value in found.items()}
+    )
 
 
 def test_a_job_that_takes_a_deleted_one_s_name_was_not_disrupted(tmp_path: Path) -> None:

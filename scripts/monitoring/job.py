@@ -34,7 +34,9 @@ def _rose(series: str) -> str:
 
 
 def _standing() -> list[Panel]:
-    done = f"max({trainer('holdfast_step')}) / max({trainer('holdfast_total_steps')})"
+    # What is left is not rounded away; and of steps without an end, NaN or none, no share is done.
+    step, total = (f"max({trainer(f'holdfast_{name}')})" for name in ("step", "total_steps"))
+    done = f"floor(100 * {step} / ({total} > 0)) / 100"
     attempts, lost = one("holdfast_job_attempts_total"), one("holdfast_job_lost_steps")
     return [
         figure(

@@ -229,6 +229,19 @@ def test_a_gpu_is_free_where_the_kubelet_says_that_nobody_holds_it(tmp_path: Pat
     )
 
 
+@pytest.mark.parametrize(
+    ("step", "total", "shown"), [(998, 1000, 0.99), (29, 100, 0.29), (1000, 1000, 1.0), (5, "NaN", None)]
+)
+def test_a_job_that_has_a_step_left_is_not_done(
+    tmp_path: Path, step: int, total: float | str, shown: float | None
+) -> None:
+    """99.8 % were shown as all, and of steps without an end NaN."""
+    labels = 'namespace="a",holdfast_dev_job="gpt",pod="gpt-1-worker-0"'
+    told = {"holdfast_step": step, "holdfast_total_steps": total}
+    series = {f"{name}{{{labels}}}": " ".join([str(value)] * 20) for name, value in told.items()}
+    check_shown(tmp_path, series, 2, {("job", "Done", ""): shown})
+
+
 def test_a_job_that_takes_a_deleted_one_s_name_was_not_disrupted(tmp_path: Path) -> None:
     """The one before it was, twice."""
     series = {

@@ -72,6 +72,7 @@ class Cluster:
         self.keep: Callable[[web.Request], Awaitable[web.Response]] | None = None
         """Answers whoever deletes a pod, in the apiserver's place."""
         self.nodes_answer = True
+        self.allocatable = {"cpu": "1"}
         self.operator = True
         self.deleted: list[str] = []
         self.graces: list[int | None] = []
@@ -91,7 +92,7 @@ class Cluster:
         if not self.nodes_answer and request.match_info["name"] != "n0":
             return web.json_response({"code": 500, "message": "etcdserver: request timed out"}, status=500)
         meta = {"name": request.match_info["name"]}
-        return web.json_response({"metadata": meta, "status": {"allocatable": {"cpu": "1"}}})
+        return web.json_response({"metadata": meta, "status": {"allocatable": self.allocatable}})
 
     async def delete(self, request: web.Request) -> web.Response:
         if self.keep is not None and "/pods/" in request.path:
@@ -372,6 +373,27 @@ def test_a_job_has_a_cost_though_the_apiserver_could_not_tell_of_its_node_at_fir
         (record,) = job.status.attempts
         assert record.whereabouts is not None
         assert (record.whereabouts.nodes, record.whereabouts.price_per_hour) == (["n0", "n1"], 1.0)
+
+    asyncio.run(story())
+
+
+def test_a_job_has_a_cost_on_a_node_that_was_read_before_its_gpus_came(tmp_path: Path) -> None:
+    """A job on its CPU was there before its device plugin was: nobody could tell which part of the node a
+    GPU is, and so it stayed for as long as there was the job."""
+
+    async def story() -> None:
+        jobs = [opened(submitted(gpus=gpus)) for gpus in ("0", "1")]
+        one = pod(0, state=RUNNING)
+        one["spec"] = {"nodeName": "n0"}
+        cluster = Cluster(jobs[0], one)
+        settings = PodSettings(prices=Prices(per_hour=(NodePrice(price=8.0),)))
+        prices = []
+        async with engine_of(cluster, tmp_path, settings) as engine:
+            for job in jobs:
+                seen = await engine.observe(job, 1)
+                prices += [place.price_per_hour for place in seen.places]
+                cluster.allocatable = {"cpu": "1", "nvidia.com/gpu": "8"}
+        assert prices == [8.0, 1.0]
 
     asyncio.run(story())
 

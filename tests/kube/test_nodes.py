@@ -97,6 +97,37 @@ def test_a_node_that_the_apiserver_could_not_tell_of_is_asked_for_again(tmp_path
     asyncio.run(story())
 
 
+def test_a_node_whose_gpus_came_after_it_was_read_is_read_anew(tmp_path: Path) -> None:
+    """A pod without GPUs lands on it before its device plugin has told of them, then one with; or its GPUs
+    are cut anew. The attempt, and its job for ever, had no price."""
+    world, now = World(), [0.0]
+    world.put("n1")
+    gpu, part = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
+
+    async def story() -> None:
+        async with world.connected(tmp_path) as connection:
+            nodes = Nodes(connection, clock=lambda: now[0])
+            assert (await nodes.of(["n1"], ""))["n1"].allocatable == {"cpu": "8"}
+            for resource, there in ((gpu, {gpu: "8"}), (part, {gpu: "0", part: "7"}), (gpu, {gpu: "4"})):
+                world.nodes["n1"]["status"]["allocatable"] = {"cpu": "8", **there}
+                world.asked.clear()
+                for _ in range(3):
+                    assert (await nodes.of(["n1"], resource))["n1"].allocatable == {"cpu": "8", **there}
+                assert (await nodes.of(["n1"], ""))["n1"].allocatable == {"cpu": "8", **there}
+                assert world.asked == ["n1"]
+
+            # Until it can be read it is not known, rather than without a price; and its labels outlive it.
+            world.status = 500
+            assert await nodes.of(["n1"], part) == {}
+            now[0] += UNREAD_SECONDS + 1
+            world.status = 200
+            assert (await nodes.of(["n1"], gpu))["n1"].labels == LABELS
+            del world.nodes["n1"]
+            assert (await nodes.of(["n1"], part))["n1"].labels == LABELS
+
+    asyncio.run(story())
+
+
 def test_where_nodes_may_not_be_read_none_is_asked_for(tmp_path: Path) -> None:
     world = World()
     world.put("n1")

@@ -37,7 +37,7 @@ from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.manifests import KINDS, kind_of
 from holdfast_controller.pod_settings import PodSettings
 from holdfast_controller.policy.cost import place_of
-from holdfast_controller.policy.gpu_request import sharing_notes
+from holdfast_controller.policy.gpu_request import gpu_request, sharing_notes
 from holdfast_controller.policy.launchers import launcher_notes
 from holdfast_controller.policy.peers import LOST_SECONDS
 
@@ -191,7 +191,7 @@ class KubeEngine:
         where = record.whereabouts if record is not None else None
         if where is not None and sum(where.capacity.values()) >= len(named):
             return ()
-        nodes = await self._nodes.of(named)
+        nodes = await self._nodes.of(named, gpu_request(spec.gpus, spec.mig).resource)
         if any(name not in nodes for name in named):
             return ()
         return tuple(place_of(nodes[name], spec, self._settings.prices) for name in named)

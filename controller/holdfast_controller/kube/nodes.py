@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from holdfast_controller.cluster import HoldfastError, NotFound
-from holdfast_controller.policy.cost import Node
+from holdfast_controller.policy.cost import Node, offers
 
 from .connection import Connection
 from .errors import NotPermitted
@@ -40,30 +40,32 @@ class Nodes:
         """Until when, and what; None where nothing is known."""
         self._warned = False
 
-    async def of(self, names: Iterable[str]) -> dict[str, Node]:
+    async def of(self, names: Iterable[str], resource: str = "") -> dict[str, Node]:
         """By name; without those that could not be read this time. Of one that is gone, or that the
-        controller has no right to read, nothing but the name is known."""
-        found = {name: await self._one(name) for name in set(names)}
+        controller has no right to read, nothing but the name is known. `resource`: what a pod was given
+        there; a node that had none of it has been read before its GPUs came, or were cut anew."""
+        found = {name: await self._one(name, resource) for name in set(names)}
         return {name: node for name, node in found.items() if node is not None}
 
-    async def _one(self, name: str) -> Node | None:
+    async def _one(self, name: str, resource: str) -> Node | None:
         if not self._may_read:
             return Node(name, {}, {})
         now = self._clock()
-        until, node = self._known.get(name, (0.0, None))
-        if now < until:
-            return node
-        seconds = KEPT_SECONDS
+        until, known = self._known.get(name, (0.0, None))
+        outdated = known is not None and bool(resource and known.allocatable) and not offers(known, resource)
+        if now < until and not outdated:
+            return known
+        seconds, node = KEPT_SECONDS, None if outdated else known
         try:
             node = Node.of(await self._connection.get(f"/api/v1/nodes/{name}"))
         except NotFound:
-            node = node or Node(name, {}, {})  # taken back already: what was known of it holds
+            node = known or Node(name, {}, {})  # taken back already: what was known of it holds
         except HoldfastError as error:
             if not self._warned:
                 log.warning("cannot read a node; its capacity is not known", node=name, error=str(error))
             self._warned, seconds = True, UNREAD_SECONDS
             if isinstance(error, NotPermitted):
-                node = node or Node(name, {}, {})
+                node = known or Node(name, {}, {})
         if len(self._known) >= NODES_KEPT:
             self._known.clear()
         self._known[name] = (now + seconds, node)

@@ -75,18 +75,19 @@ def share(node: Node, spec: Spec) -> float | None:
     gpus = gpu_request(spec.gpus, spec.mig)
     resource = gpus.resource if gpus.on_gpu else "cpu"
     wanted = float(gpus.count) if gpus.on_gpu else _cores(spec)
-    there = node.allocatable.get(resource)
-    if there is None or float(quantity(there)) <= 0 or (gpus.on_gpu and _other_gpus(node, resource)):
+    if not offers(node, resource) or (gpus.on_gpu and _other_gpus(node, resource)):
         return None
-    return min(1.0, wanted / float(quantity(there)))
+    return min(1.0, wanted / float(quantity(node.allocatable[resource])))
+
+
+def offers(node: Node, resource: str) -> bool:
+    """Whether pods can be given any of it there."""
+    return float(quantity(node.allocatable.get(resource, "0"))) > 0
 
 
 def _other_gpus(node: Node, resource: str) -> bool:
     """Whether pods can be given GPUs of the node under other names as well."""
-    return any(
-        name != resource and name.startswith(GPUS) and float(quantity(number)) > 0
-        for name, number in node.allocatable.items()
-    )
+    return any(name != resource and name.startswith(GPUS) and offers(node, name) for name in node.allocatable)
 
 
 def _cores(spec: Spec) -> float:

@@ -69,12 +69,13 @@ def pods() -> Pods:
         status = {"containerStatuses": statuses, "initContainerStatuses": None}
         return {"metadata": {"namespace": "team-a", "name": name, "uid": uid, **metadata}, "status": status}
 
+    mirror = dict.fromkeys(("kubernetes.io/config.hash", "kubernetes.io/config.mirror"), "f" * 32)
     labels = {"holdfast.dev/job": "gpt", "holdfast.dev/attempt": "2", "replica-index": "1", "app": "x"}
     return pods_of(
         [
             item("gpt-2-worker-1", UID, labels=labels),
             item("notebook", "other"),
-            item("static", "made-up", annotations={"kubernetes.io/config.hash": "f" * 32}),
+            item("static", "made-up", annotations=mirror),
         ]
     )
 

@@ -12,7 +12,7 @@ from tests.cluster.certificates import Authority
 from tests.cluster.control_plane import ControlPlane
 from waiting import wait_until
 
-from holdfast_controller.exporter.pods import NodePods, from_apiserver
+from holdfast_controller.exporter.pods import NodePods, from_apiserver, pods_of
 from holdfast_controller.exporter.readings import Fault, Reason
 
 NAMESPACE = "exporter-pods"
@@ -66,6 +66,23 @@ def test_a_known_pod_is_not_asked_for_again() -> None:
     clock[0] += 120
     pods.covering((), ())
     assert len(asked) == 4, "names come to mean other pods"
+
+
+def test_a_pod_that_notes_another_s_uid_is_not_that_one() -> None:
+    """What the other did on its GPU was its own then, and the other's job idle, which may suspend it. Of a
+    static pod a kubelet notes the uid itself, beside what the node's file says."""
+    static = item("kube-proxy-n1", "3")
+    static["metadata"]["annotations"] = {
+        "kubernetes.io/config.hash": "8" * 32,
+        "kubernetes.io/config.mirror": "8" * 32,
+    }
+    claims = item("claims", "2")
+    claims["metadata"]["annotations"] = {"kubernetes.io/config.hash": "1"}
+    mirrors = item("mirrors", "4")
+    mirrors["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "1"}
+    found = pods_of([item("gpt-1-worker-0", "1"), static, claims, mirrors])
+    names = {uid: found.by_uid[uid].name for uid in ("1", "2", "8" * 32)}
+    assert names == {"1": "gpt-1-worker-0", "2": "claims", "8" * 32: "kube-proxy-n1"}
 
 
 def test_while_the_apiserver_is_away_what_is_known_stays_true_for_a_minute() -> None:

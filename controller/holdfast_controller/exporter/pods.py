@@ -28,6 +28,9 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_SECONDS = 2.0
 REFRESH_SECONDS = 3.0
 FORGET_SECONDS = 60.0
+STATIC = "kubernetes.io/config.mirror"
+"""A kubelet's note on what it shows of a static pod: the uid that its node made, which its processes carry.
+A kubelet runs no pod that has it; whatever else a pod notes of itself, its user may have written."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Pods:
 
 def pods_of(items: list[dict[str, Any]]) -> Pods:
     """From the items of a PodList."""
-    found = []
+    found, static = [], {}
     for item in items:
         metadata, status = item["metadata"], item.get("status", {})
         kinds = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
@@ -67,12 +70,14 @@ def pods_of(items: list[dict[str, Any]]) -> Pods:
         containers = {
             one["containerID"].rpartition("//")[2]: one["name"] for one in statuses if one.get("containerID")
         }
-        # A static pod's processes carry the uid that its node made, not the apiserver's.
-        uid = metadata.get("annotations", {}).get("kubernetes.io/config.hash") or metadata["uid"]
-        found.append(
-            Pod(uid, metadata["namespace"], metadata["name"], metadata.get("labels") or {}, containers)
+        pod = Pod(
+            metadata["uid"], metadata["namespace"], metadata["name"], metadata.get("labels") or {}, containers
         )
-    return Pods({pod.uid: pod for pod in found}, {(pod.namespace, pod.name): pod for pod in found})
+        found.append(pod)
+        if uid := (metadata.get("annotations") or {}).get(STATIC):
+            static[uid] = pod
+    # No note makes a pod another one.
+    return Pods(static | {pod.uid: pod for pod in found}, {(pod.namespace, pod.name): pod for pod in found})
 
 
 class NodePods:

@@ -20,7 +20,7 @@ from rich.console import Console
 from served import Served, history, job_yaml
 from typed import Holdfast
 
-from holdfast_controller.cli.formats import figure
+from holdfast_controller.cli.formats import count, figure
 from holdfast_controller.cli.tables import event_columns, table
 from holdfast_controller.cluster import Event
 
@@ -176,6 +176,13 @@ def test_where_no_step_is_done_there_is_no_speed(holdfast: Holdfast, server: Ser
 )
 def test_a_loss_that_is_small_is_not_shown_as_none(loss: float, shown: str) -> None:
     assert figure(loss) == shown
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"), [(0, "0"), (0.0167, "0.017"), (0.25, "0.2"), (1.5, "1.5"), (12345.6, "12,346")]
+)
+def test_a_speed_that_is_small_is_not_shown_as_none(rate: float, shown: str) -> None:
+    assert count(rate) == shown
 
 
 def test_what_happened_to_all_jobs_is_one_list(holdfast: Holdfast, server: Served, tmp_path: Path) -> None:

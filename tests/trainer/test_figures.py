@@ -14,8 +14,10 @@ from gpt_runs import start, write_config
 from holdfast_trainer.contract import Progress, Termination
 from holdfast_trainer.epochs import Epoch, Epochs
 from holdfast_trainer.footprint import peak_memory
+from holdfast_trainer.sizes import share_text
 from holdfast_trainer.steplog import figures_of
 from holdfast_trainer.telemetry import StepFigures, Telemetry
+from holdfast_trainer.verdict import Interval
 
 
 def test_memory_is_what_the_kernel_says_was_resident_at_most() -> None:
@@ -39,7 +41,7 @@ def test_a_training_tells_how_often_it_went_through_its_data(workshop: Workshop,
     assert memory > 100e6, "Python and torch alone take more"
     (said,) = [line for line in gang.texts().splitlines() if "step 13: loss " in line]
     done = 12 * 96 / 624  # the line is written within step 13
-    rates = r"[\d,.]+ ms a step, [\d,]+ tokens/s, [\d,.]+ samples/s, MFU \d+%"
+    rates = r"[\d,.]+ ms a step, [\d,]+ tokens/s, [\d,.]+ samples/s, MFU [\d.]+%"
     left = rf"[\d.]+ GB, epoch {done:.2f}, \d+ s left"
     loss = f"{float.fromhex(gang.history.losses()[12]):.4f} of step 12"
     assert re.search(rf"step 13: loss {loss}, {rates}, (CPU \d+% busy, )?{left}", said), said
@@ -52,7 +54,7 @@ def test_a_training_tells_how_often_it_went_through_its_data(workshop: Workshop,
     assert epochs[13]["epoch_loss"] == pytest.approx(sum(losses[7:]) / 6)
     assert epochs[7]["epoch_samples"] == 7 * 96
     assert re.search(
-        r"epoch 1, its 7 steps: loss [\d.]+, [\d.]+ s, [\d,]+ tokens/s, .*MFU \d+%, CPU \d+% busy",
+        r"epoch 1, its 7 steps: loss [\d.]+, [\d.]+ s, [\d,]+ tokens/s, .*MFU [\d.]+%, CPU \d+% busy",
         gang.texts(),
     )
     assert all(0 < line["epoch_cpu_utilization"] < 4 for line in epochs.values()), epochs
@@ -244,6 +246,21 @@ def test_a_small_loss_is_not_logged_as_none(loss: float, said: str, caplog: pyte
     epoch = Epoch(number=1, steps=7, whole=True, seconds=1.0, tokens=0, samples=0, loss=loss)
     assert f"loss {said}, " in epoch.sentence(loss, None, None)
     assert f"validation loss {said}" in epoch.sentence(loss, None, None)
+
+
+def test_a_small_share_or_rate_is_not_logged_as_none() -> None:
+    """A tiny model on a large GPU had an MFU of 0 %, and one that takes a minute a sample 0.0 a second."""
+    telemetry = Telemetry(1, 1)
+    telemetry.begin(0, 10, 0, 2.0, 1000.0)
+    telemetry.worked(StepFigures(60.0, 120, 1))
+    telemetry.utilization("gpu", 0.004)
+    assert telemetry.summary() == "2 tokens/s, 0.017 samples/s, MFU 0.4%, GPU 0.4% busy"
+    epoch = Epoch(1, 7, True, 60.0, 0, 1, None, ("gpu", 0.004))
+    assert epoch.sentence(mfu=0.004).endswith("60.0 s, 0.017 samples/s, MFU 0.4%, GPU 0.4% busy")
+    assert Interval(1, 1.0, mfu=0.004).rate("GPU") == " at 0.4% of what the GPU can multiply"
+    assert [share_text(share) for share in (0.0, 2e-5, 0.005, 0.934, 1.0)] == [
+        "0%", "0.002%", "0.5%", "93%", "100%",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("steps", [float("nan"), float("inf"), 0, -3])

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from .sizes import loss_text
+from .sizes import loss_text, rate_text, share_text
 
 TINY = 1e-9
 """Of a step: what a float that should be a whole number may be off."""
@@ -59,11 +59,11 @@ class Epoch:
         if self.tokens:
             parts.append(f"{self.tokens / self.seconds:,.0f} tokens/s")
         if self.samples:
-            parts.append(f"{self.samples / self.seconds:,.1f} samples/s")
+            parts.append(f"{rate_text(self.samples / self.seconds)} samples/s")
         if mfu is not None:
-            parts.append(f"MFU {mfu:.0%}")
+            parts.append(f"MFU {share_text(mfu)}")
         if self.busy is not None:
-            parts.append(f"{self.busy[0].upper()} {self.busy[1]:.0%} busy")
+            parts.append(f"{self.busy[0].upper()} {share_text(self.busy[1])} busy")
         if memory_bytes is not None:
             parts.append(f"{memory_bytes / 1e9:.2f} GB")
         since = "" if self.whole else " (the others were done by attempts before)"

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from .checkpoint import Saved
 from .contract import Progress
 from .pace import Newest, Pace
-from .sizes import loss_text
+from .sizes import loss_text, rate_text, share_text
 from .verdict import CAUSES, Verdict
 
 LOSS_DECAY = 0.98
@@ -391,12 +391,12 @@ class Telemetry:
         if now.tokens_per_second is not None:
             parts.append(f"{now.tokens_per_second:,.0f} tokens/s")
         if now.samples_per_second is not None:
-            parts.append(f"{now.samples_per_second:,.1f} samples/s")
+            parts.append(f"{rate_text(now.samples_per_second)} samples/s")
         if now.mfu is not None:
-            parts.append(f"MFU {now.mfu:.0%}")
+            parts.append(f"MFU {share_text(now.mfu)}")
         for name, share in (("GPU", now.gpu_utilization), ("CPU", now.cpu_utilization)):
             if share is not None:
-                parts.append(f"{name} {share:.0%} busy")
+                parts.append(f"{name} {share_text(share)} busy")
         if now.memory_bytes is not None:
             parts.append(f"{now.memory_bytes / 1e9:.2f} GB")
         if now.epoch is not None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .loading import Crowding, Loading
+from .sizes import share_text
 from .utilization import Meter
 
 INTERVAL_SECONDS = 30.0
@@ -75,7 +76,7 @@ class Interval:
 
     def rate(self, device: str = "device") -> str:
         """In words, after what a step takes; empty where it is not known."""
-        return "" if self.mfu is None else f" at {self.mfu:.0%} of what the {device} can multiply"
+        return "" if self.mfu is None else f" at {share_text(self.mfu)} of what the {device} can multiply"
 
     @property
     def other(self) -> float:
@@ -125,7 +126,7 @@ def _waiting(interval: Interval, took: str) -> Verdict | None:
             "(validation.every), or on less (validation.batches)",
         )
     if data > DATA_SHARE:
-        busy = "" if interval.gpu is None else f" (the GPU is {interval.gpu:.0%} busy)"
+        busy = "" if interval.gpu is None else f" (the GPU is {share_text(interval.gpu)} busy)"
         return _data(f"{took}, of which {data:.0%} waits for data{busy}", interval.loading)
     if saves > SAVE_SHARE:
         return Verdict(
@@ -265,8 +266,8 @@ def _used(interval: Interval, took: str) -> Verdict:
     if interval.gpu is not None and interval.gpu < GPU_IDLES:
         return Verdict(
             "device idle",
-            f"{took}, and the GPU has work for {interval.gpu:.0%} of the time: Python gives it too little at "
-            f"once: {MORE_AT_ONCE}",
+            f"{took}, and the GPU has work for {share_text(interval.gpu)} of the time: Python gives it too "
+            f"little at once: {MORE_AT_ONCE}",
         )
     if interval.mfu is not None and interval.mfu < LOW_MFU:
         return Verdict("device idle", f"{took}{interval.rate()}: {MORE_AT_ONCE}")

@@ -30,9 +30,11 @@ def age(since: datetime | None, now: datetime | None = None) -> str:
 
 
 def count(value: float | None) -> str:
-    """12,345; below ten one digit more."""
+    """12,345; below ten one digit more, and of one that would be none so, two that are significant."""
     if value is None:
         return UNKNOWN
+    if 0 < value < 0.05:
+        return f"{value:.2g}"
     return f"{value:,.1f}" if value != int(value) and abs(value) < 10 else f"{value:,.0f}"
 
 

@@ -315,6 +315,22 @@ def test_get_wide_and_of_all_namespaces(holdfast: Holdfast, server: Served, job_
     assert holdfast("get", "-n", "none").stderr == "no jobs in namespace none\n"
 
 
+def test_a_part_that_mig_cut_is_not_shown_as_a_gpu(
+    holdfast: Holdfast, server: Served, job_file: Path
+) -> None:
+    holdfast("submit", str(job_file))
+    size = "2 replicas, 1 rank each,"
+    for mig, gpus, told in (
+        ("1g.10gb", "1g.10gb", "a part of a GPU per replica (1g.10gb)"),
+        (None, "1", "1 GPU per replica"),
+    ):
+        opened = {"number": 1, "replicas": 2, "processes": 1, "gpus": "1", "mig": mig}
+        server.set_status("gpt-small", phase="Starting", attempt=1, attempts=[opened])
+        header, row = holdfast("get", "-o", "wide").stdout.splitlines()
+        assert dict(zip(header.split(), row.split(), strict=False))["GPUS"] == gpus
+        assert f"{size} {told}" in holdfast("describe", "gpt-small").stdout
+
+
 def test_top_shows_each_job_and_the_sum(holdfast: Holdfast, server: Served, job_file: Path) -> None:
     assert "No jobs. Submit one" in holdfast("top", "--once").stdout
     holdfast("submit", str(job_file))

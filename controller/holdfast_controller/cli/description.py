@@ -87,6 +87,8 @@ def _fact_rows(job: TrainingJob) -> Iterator[tuple[str, RenderableType]]:
     opened = job.as_of(status.attempt).spec
     gpus = opened.gpus
     device = "on CPU" if gpus == "0" else f"{gpus} GPU{'' if gpus == '1' else 's'} per replica"
+    if opened.mig:
+        device = f"a part of a GPU per replica ({opened.mig})"
     there = opened.replicas
     ranks = f"{_many(opened.processes_per_replica, 'rank')}{' each' if there > 1 else ''}"
     number = _many(there, "replica") if there >= spec.replicas else f"{there} of {spec.replicas} replicas"

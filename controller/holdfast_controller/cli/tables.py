@@ -162,7 +162,7 @@ def job_columns(
         if wide:
             cells += [Text(str(status.failures)), *_speed(job, progress)]
             opened = job.as_of(status.attempt).spec
-            cells += [Text(str(opened.replicas)), Text(opened.gpus)]
+            cells += [Text(str(opened.replicas)), Text(opened.mig or opened.gpus)]
         cells.append(Text(formats.age(job.metadata.creation_timestamp, now)))
         if wide:
             cells.append(Text(status.message))

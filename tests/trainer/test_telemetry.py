@@ -568,6 +568,35 @@ def test_a_loop_that_tells_its_work_as_its_optimizer_steps_has_a_speed_in_betwee
     assert told[-4:] == [(200.0, 2.0, pytest.approx(0.2))] * 4
 
 
+@pytest.mark.parametrize("every", [1, 3, 8, 16, 32])
+def test_the_speed_of_a_loop_that_tells_its_work_once_in_some_steps_is_that_of_all_of_them(
+    every: int,
+) -> None:
+    """Among 20 steps there were two of every eighth or three, and so a fifth too little or too much; of every
+    32nd there was one, which was 1.6 times too much, or none."""
+    telemetry = Telemetry(1, 1)
+    telemetry.begin(0, 999, 0, flops_per_token=1e9, peak=1e12)
+
+    def shown() -> tuple[float | None, ...]:
+        now, sample = telemetry.progress, telemetry.registry.get_sample_value
+        return (
+            now.tokens_per_second, now.samples_per_second, now.mfu, sample("holdfast_tokens_per_second"),
+            sample("holdfast_mfu_ratio"),
+        )  # fmt: skip
+
+    for step in range(1, 5 * every + 30):
+        whole = every if step % every == 0 else 0
+        telemetry.step(step, 0.5, 0.5)
+        telemetry.worked(StepFigures(0.5, 100 * whole, whole))
+        if step >= every:
+            assert shown() == pytest.approx((200.0, 2.0, 0.2, 200.0, 0.2)), step
+    assert telemetry.registry.get_sample_value("holdfast_tokens_total") == 100 * every * (step // every)
+    for _ in range(max(21, 2 * every + 1)):  # it tells it no more
+        telemetry.worked(StepFigures(0.5, 0, 0))
+    assert shown()[:3] == (None, None, None)
+    assert all(math.isnan(gauge or 0.0) for gauge in shown()[3:])
+
+
 def test_mfu_is_a_share_of_what_all_ranks_can_multiply() -> None:
     """Tokens are those of all ranks, the measured peak is that of one."""
     telemetry = Telemetry(1, world_size=4)

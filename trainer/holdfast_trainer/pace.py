@@ -1,4 +1,4 @@
-"""How long a step takes from here on, with what comes between steps.
+"""How long a step takes from here on, with what comes between steps; and what was worked on in a second.
 
 A validation or a save comes once in many steps and may take as long as hundreds of them. Among the newest
 steps there is one or there is none, and neither is what is to come. So the newest steps tell what a step
@@ -86,3 +86,51 @@ class Pace:
         """Of those to come; at least one was added."""
         own = sum(self._own) / len(self._own)
         return own + sum(one.seconds_a_step(self._steps) for one in self._seldom.values())
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a loop told at once, and the steps since it did so before."""
+
+    steps: int
+    seconds: float
+    tokens: int
+    samples: int
+
+
+class Work:
+    """Of an attempt's newest steps, `window` of them at most. A loop may tell what it worked on in every
+    eighth step alone, as where gradients add up: it is of whole eighths then, or the rate would be of two or
+    of three times as much in as many seconds. Like `Newest`, it leaves out what was told first."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._told: deque[_Told] = deque()
+        self._first = True
+        self._steps, self._seconds = 0, 0.0
+        """Since it was told last."""
+
+    def add(self, seconds: float, tokens: int, samples: int) -> None:
+        """A step took `seconds` from the end of the one before."""
+        self._steps, self._seconds = self._steps + 1, self._seconds + seconds
+        if not (tokens or samples):
+            if self._told and self._steps > max(self._window, 2 * self._told[-1].steps):
+                self._told.clear()  # it tells it no more
+            return
+        if len(self._told) == 1 and self._first:
+            self._told.clear()
+            self._first = False
+        self._told.append(_Told(self._steps, self._seconds, tokens, samples))
+        self._steps, self._seconds = 0, 0.0
+        while len(self._told) > 1 and sum(one.steps for one in self._told) > self._window:
+            self._told.popleft()
+
+    def a_second(self) -> tuple[float, float]:
+        """Tokens, samples; 0 where none were told."""
+        seconds = sum(one.seconds for one in self._told)
+        if not seconds:
+            return 0.0, 0.0
+        return (
+            sum(one.tokens for one in self._told) / seconds,
+            sum(one.samples for one in self._told) / seconds,
+        )

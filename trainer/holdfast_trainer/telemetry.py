@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from .checkpoint import Saved
 from .contract import Progress
-from .pace import Newest, Pace
+from .pace import Newest, Pace, Work
 from .sizes import loss_text, rate_text, share_text
 from .verdict import CAUSES, Verdict
 
@@ -52,7 +52,7 @@ class Telemetry:
         self._world_size = world_size
         self._walls = Newest[float](WINDOW)
         self._pace = Pace(WINDOW)
-        self._recent = Newest[StepFigures](WINDOW)
+        self._recent = Work(WINDOW)
         self._waits = Newest[tuple[float, float | None]](WINDOW)
         """Wall seconds of a step, and those of them that waited for data, where the loop tells them."""
         self._flops_per_token: float | None = None
@@ -257,16 +257,12 @@ class Telemetry:
 
     def worked(self, figures: StepFigures) -> None:
         """What a step did, all ranks together, once that is known."""
-        self._recent.add(figures)
-        elapsed = sum(f.wall_seconds for f in self._recent)
-        tokens = sum(f.tokens for f in self._recent) / elapsed
-        samples = sum(f.samples for f in self._recent) / elapsed
+        self._recent.add(figures.wall_seconds, figures.tokens, figures.samples)
+        tokens, samples = self._recent.a_second()
         mfu = self.mfu(tokens)
-        if tokens:  # a loop may tell what it worked on in every fourth step alone
-            self._tokens.inc(figures.tokens)
-            self._tokens_rate.set(tokens)
-        if mfu is not None:
-            self._mfu.set(mfu)
+        self._tokens.inc(figures.tokens)
+        self._tokens_rate.set(tokens or float("nan"))
+        self._mfu.set(float("nan") if mfu is None else mfu)
         self._update(
             tokens_per_second=tokens or None,
             samples_per_second=samples or None,

@@ -94,6 +94,7 @@ class Reconciler:
         self._gpus = gpus
         self._watch = watch
         self._queue = WorkQueue()
+        self._metrics.queue_depth.set_function(lambda: len(self._queue))
         self._retries: dict[str, int] = {}
         self._wrote: dict[str, datetime] = {}
         """When we last wrote a job's status, by key."""
@@ -127,7 +128,6 @@ class Reconciler:
         self._wrote.clear()
         self._moved.clear()
         self._metrics.jobs.clear()
-        self._metrics.queue_depth.set(len(self._queue))
         if self._gpus is not None:
             self._gpus.forget()
 
@@ -199,12 +199,10 @@ class Reconciler:
 
     def _wake(self, key: str) -> None:
         self._queue.add(key)
-        self._metrics.queue_depth.set(len(self._queue))
 
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
-            self._metrics.queue_depth.set(len(self._queue))
             started = time.perf_counter()
             try:
                 after = await self.reconcile(key)

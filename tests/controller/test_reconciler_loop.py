@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fakes import MemoryEngine, MemoryStore
 from local_world import all_running, at_work, end, local_engine, ranks_up, until, waiting_job
 from scene import make
 from series import sample
 from waiting import wait_until_async
 
+from holdfast_controller import reconciler
 from holdfast_controller.cluster import AttemptObservation, Conflict, Event, Unavailable
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.jobs import Phase, Status, TrainingJob, Verdict
@@ -199,6 +201,37 @@ def test_who_leads_no_more_tells_of_no_job_and_leading_again_of_those_that_are_l
         await store.remove(await store.get("default", "a"))
         async with leading():
             await wait_until_async(lambda: told() == {"b"}, "the job that is left")
+
+    asyncio.run(story())
+
+
+def test_jobs_whose_time_has_come_wait_for_a_pass_while_no_worker_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As while an apiserver does not answer: until somebody else told of a job, none waited."""
+    monkeypatch.setattr(reconciler, "SLICE_SECONDS", 3600.0)
+
+    class Away(MemoryStore):
+        async def get(self, namespace: str, name: str) -> TrainingJob:
+            if name == "b":
+                await asyncio.Event().wait()
+            raise Unavailable("the apiserver does not answer")
+
+    async def story() -> None:
+        store, metrics = Away(), Metrics()
+        for name in ("a", "b"):
+            await store.create(make(name, replicas=1))
+        task = asyncio.create_task(Reconciler(store, MemoryEngine(), metrics=metrics, workers=1).run())
+        await wait_until_async(
+            lambda: (
+                sample(metrics, "holdfast_reconcile_errors_total") == 1
+                and sample(metrics, "holdfast_queue_depth") == 1
+            ),
+            "the first job to wait for its second pass",
+        )
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
     asyncio.run(story())
 

@@ -261,6 +261,25 @@ def test_a_verdict_comes_once_an_interval() -> None:
     assert [one.step(1.0, {"forward": 1.0}) for _ in range(100)] == [None] * 100
 
 
+@pytest.mark.parametrize("every", [1, 8])
+def test_the_rate_of_a_loop_that_tells_its_work_once_in_some_steps_is_that_of_all_of_them(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 20 steps two or three told of eight each: it was at 48% or 72% of what there is."""
+    clock = Clock()
+    monkeypatch.setattr("holdfast_trainer.verdict.time", clock)
+    one, told = Judge(1, interval_seconds=20.0, mfu=lambda tokens: tokens / 100), []
+    for step in range(1, 101):
+        clock.now += 1.0
+        spans = {"forward": 0.32, "backward": 0.6, "optimizer": 0.05}
+        told.append(one.step(1.0, spans, 0 if step % every else 60 * every))
+    verdicts = [verdict.sentence for verdict in told if verdict is not None]
+    assert len(verdicts) == 5
+    assert {said.rpartition(" at ")[2] for said in verdicts} == {
+        "60% of what the device can multiply: nothing holds it back"
+    }
+
+
 def test_a_verdict_is_served() -> None:
     telemetry = Telemetry(1, 1)
     verdict = judge(Interval(10, 20.0, COMPUTE | {"data": 10.0}))

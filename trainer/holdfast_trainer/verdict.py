@@ -316,6 +316,9 @@ class Judge:
         """Where the device is one."""
         self._since = time.monotonic()
         self._steps, self._seconds, self._tokens = 0, 0.0, 0
+        self._told = self._untold = 0.0
+        """Seconds in which those tokens were worked on, and since they were told of: a loop may do so once in
+        some steps, which an interval has a part of."""
         self._spans: dict[str, float] = {}
         self._cycles: _Cycles | None = None
 
@@ -335,8 +338,11 @@ class Judge:
         spans = dict(spans)
         validation = spans.pop("validation", 0.0)
         self._steps += 1
-        self._tokens += tokens
         self._seconds += max(0.0, seconds - validation)
+        self._untold += max(0.0, seconds - validation)
+        if tokens:
+            self._tokens += tokens
+            self._told, self._untold = self._told + self._untold, 0.0
         if self._cycles is not None:
             self._cycles.add(seconds, validation)
         elif validation:
@@ -346,11 +352,12 @@ class Judge:
         now = time.monotonic()
         if now - self._since < self._every or not self._seconds:
             return None
-        mfu = self._mfu(self._tokens / self._seconds)
+        mfu = self._mfu(self._tokens / self._told) if self._told else None
         share = self._cycles.share if self._cycles is not None else 0.0
         meanwhile = self._meanwhile()
         verdict = judge(
             Interval(self._steps, self._seconds, self._spans, mfu, self._world_size, share, *meanwhile)
         )
-        self._since, self._steps, self._seconds, self._tokens, self._spans = now, 0, 0.0, 0, {}
+        self._since, self._steps, self._seconds, self._spans = now, 0, 0.0, {}
+        self._tokens, self._told = 0, 0.0
         return verdict

@@ -79,6 +79,25 @@ def written() -> dict[str, Labels]:
     return found
 
 
+def test_no_job_s_program_can_tell_figures_of_other_jobs_or_of_gpus() -> None:
+    """Whatever a pod of a job serves is scraped, and labels of its own become exported_*, as the controller's
+    may: with them it told on dashboards and to alerts how another one's job stands."""
+    template = (ROOT / "helm/holdfast/templates/monitors.yaml").read_text()
+    (dropped,) = re.findall(
+        r'PodMonitor\n.*metricRelabelings:\n +- action: drop\n +sourceLabels: \[__name__\]\n +regex: "(.+)"',
+        template,
+        re.DOTALL,
+    )
+    texts = [list(text_string_to_metric_families(text)) for text in (controller(), trainer())]
+    of_others, own_series = (
+        {name for family in told for name in (family.name, *(sample.name for sample in family.samples))}
+        for told in ([*texts[0], *exporter()], texts[1])
+    )
+    assert {"holdfast_jobs", "holdfast_job_phase", "holdfast_leader", "holdfast_gpu_up"} <= of_others
+    assert {name for name in of_others if not re.fullmatch(dropped, name)} == set()
+    assert {name for name in own_series if re.fullmatch(dropped, name)} == set()
+
+
 def given() -> list[tuple[str, Labels]]:
     """Of alerts.test.yaml, without what a scrape adds."""
     series = [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
+import threading
 import urllib.request
 
 import pytest
+from waiting import wait_until
 
 from holdfast_controller.cluster import GpuGrant, GpuUse
 from holdfast_controller.exporter.attribution import Held, Holder, Use
@@ -94,6 +97,39 @@ def test_an_exporter_is_asked_as_it_answers() -> None:
         assert answer.headers["Content-Type"] == "application/json"
     assert USES.validate_json(text) == uses_of_jobs(seen)
     assert [one["busy"] for one in json.loads(text)] == [0.02, None]
+
+
+def test_who_does_not_wait_for_the_answer_costs_no_output_and_a_fault_of_ours_is_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As a Prometheus whose scrape takes too long, while NVML hangs: its log had a traceback each time."""
+    asked, gone = threading.Semaphore(0), threading.Event()
+
+    def look() -> Snapshot:
+        asked.release()
+        assert gone.wait(60)
+        return snapshot(0.7, [], [])
+
+    with served(look, "127.0.0.1", 0) as port:
+        before = threading.active_count()
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+                asked.acquire()
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        gone.set()
+        wait_until(lambda: threading.active_count() == before, "all of them to be answered")
+    assert capfd.readouterr().err == ""
+
+    def broken() -> Snapshot:
+        raise ValueError("a fault of ours")
+
+    with (
+        served(broken, "127.0.0.1", 0) as port,
+        pytest.raises(http.client.RemoteDisconnected),
+    ):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
+    assert "ValueError: a fault of ours" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("ipv6", [True, False])

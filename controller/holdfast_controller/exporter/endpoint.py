@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -45,6 +47,10 @@ class _Server(ThreadingHTTPServer):
     def server_bind(self) -> None:
         hear_ipv4_too(self.socket)
         super().server_bind()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # else who asked did not wait for the answer
+            super().handle_error(request, client_address)
 
 
 class _Request(BaseHTTPRequestHandler):

@@ -68,6 +68,20 @@ def scattering_as_it_comes() -> Workload:
     return Workload(lambda: nn.Linear(8, 8), Numbers(), scattered_loss, settings)
 
 
+def half_loss(model: nn.Module, batch: Tensor) -> Tensor:
+    """Has no number where it is computed in bf16."""
+    made = model(batch)
+    return made.float().square().mean() * (1.0 if made.dtype == torch.float32 else float("nan"))
+
+
+def lost() -> Workload:
+    return Workload(lambda: nn.Linear(8, 8), Numbers(), half_loss, Settings(4, precision="bf16", threads=1))
+
+
+def lost_in_bf16() -> Workload:
+    return Workload(lambda: nn.Linear(8, 8), Numbers(), half_loss, Settings(4, threads=1))
+
+
 def slow_loss(model: nn.Module, batch: Tensor) -> Tensor:
     time.sleep(0.8 / len(batch))
     return loss(model, batch)

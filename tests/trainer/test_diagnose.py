@@ -18,9 +18,10 @@ from holdfast_trainer.config import Config, load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.diagnose_command import as_text, main
 from holdfast_trainer.diagnosis import Facts, estimate, findings, out_of_memory
+from holdfast_trainer.hf_weights import save_weights
 from holdfast_trainer.links import Link
 from holdfast_trainer.memory_need import largest_micro_batch, memory_need
-from holdfast_trainer.model import parameter_count
+from holdfast_trainer.model import build_model, parameter_count
 from holdfast_trainer.probing import disk_speed, paced
 from holdfast_trainer.rehearsal import StepTimes
 from holdfast_trainer.tune.census import Line
@@ -110,6 +111,15 @@ def test_a_small_model_has_sizes_that_say_something() -> None:
             "note",
             "train.compile",
             "in less time and memory by kernels of its own (rank 0: pip install cuda-bindings)",
+        ),
+        ((), {"bad_loss": "nan"}, "error", "model", "the loss of these steps comes to nan, at which a run"),
+        ((), {"bad_loss": "inf", "precision": "fp16"}, "error", "train.precision", "fp16 ends at 65504: "),
+        (
+            ("train.init_from=gpt2",),
+            {"bad_loss": "nan"},
+            "error",
+            "train.init_from",
+            "see whether these weights are whole",
         ),
         (
             (),
@@ -662,3 +672,20 @@ def test_the_costliest_cause_comes_first(change: dict[str, object], cause: str, 
     first = explain(replace(SOUND, **change))[0]  # type: ignore[arg-type]
     assert first.cause == cause
     assert said in first.message
+
+
+def test_a_loss_that_is_no_number_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the run would end at its first step, all was well by what was told of its speed."""
+    assert main([f"{WORKLOADS}:lost", "--steps", "1"]) == EXIT_CONFIG_ERROR
+    assert (
+        "bf16, 1 threads, deterministic) cannot be measured: the loss comes to nan, at which a run ends"
+        in (capsys.readouterr().err)
+    )
+    file, weights = write_config(tmp_path), tmp_path / "published"
+    model = load(file).model
+    state = build_model(model).state_dict()
+    state["blocks.0.up.weight"][0, 0] = float("nan")
+    save_weights(state, model, weights)
+    assert main([str(file), f"train.init_from={weights}", "--steps", "1"]) == 1
+    said = capsys.readouterr().out
+    assert "\nerror: train.init_from: the loss of these steps comes to nan, at which a run ends and " in said

@@ -27,7 +27,7 @@ from holdfast_trainer.model_config import divisors
 from holdfast_trainer.parallel import Gang
 from holdfast_trainer.precision import Bf16, precision
 from holdfast_trainer.rehearsal import Clock
-from holdfast_trainer.tune import command
+from holdfast_trainer.tune import command, session
 from holdfast_trainer.tune.gpt import settings_of, with_settings
 from holdfast_trainer.tune.measure import Build, Effort, measure
 from holdfast_trainer.tune.own import OwnTrial
@@ -232,6 +232,18 @@ def test_what_workers_made_while_the_first_step_compiled_is_not_measured() -> No
     assert len(measured) == 4, "each worker has had as many turns as the other"
 
 
+def test_what_makes_a_loss_no_number_is_no_way_to_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run ends at the first such loss, and its speed was in the table all the same, and chosen."""
+    monkeypatch.setattr(session, "choose_precision", lambda *_: "bf16")
+    arguments = [f"{WORKLOADS}:lost_in_bf16", "--out", str(tmp_path), "-o", "json", *QUICK]
+    assert command.main(arguments) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows["precision"]["fault"] == "the loss comes to nan, at which a run ends"
+    assert Settings.read(tmp_path / "tuned.yaml").precision == "fp32"
+
+
 @pytest.mark.parametrize(
     ("workers", "accumulate", "steps"), [(0, 1, 3), (2, 1, 4), (8, 1, 8), (8, 2, 4), (3, 2, 3), (8, 16, 3)]
 )
@@ -272,6 +284,8 @@ class Made:
         if self._settings == self._stops_at:
             raise KeyboardInterrupt
         return Clock(torch.device("cpu"))
+
+    losses = 0.0
 
     def close(self) -> None: ...
 

@@ -59,6 +59,8 @@ class Facts(RunFacts):
     """Whether it was computed by the kernels of fused_loss.py."""
     large_loss: str = ""
     """Why it was not, though this GPU could."""
+    bad_loss: str = ""
+    """What the losses came to, where that is no finite number."""
     ranks_here: int = 1
     """That share the cores."""
 
@@ -83,6 +85,7 @@ def estimate(config: Config, facts: Facts) -> float:
 def findings(config: Config, facts: Facts) -> list[Finding]:
     """All that apply, errors first."""
     found = [
+        *_losses(config, facts),
         *_memory(config, facts),
         *_data(config, facts),
         *_saves(config, facts),
@@ -125,6 +128,18 @@ def _cut(config: Config, precision: str) -> str:
     changes = [] if config.train.parallel == "fsdp" else ["train.parallel=fsdp"]
     changes += ["train.precision=fp32"] if precision == "fp16" else []  # fsdp does not go with its scaler
     return f"use {' and '.join(changes)} with more ranks" if changes else "use more ranks"
+
+
+def _losses(config: Config, facts: Facts) -> list[Finding]:
+    if not facts.bad_loss:
+        return []
+    setting, remedy = "model", "see whether it is a number with train.precision=fp32"
+    if facts.precision == "fp16":
+        setting, remedy = "train.precision", "fp16 ends at 65504: take fp32, or a device with bf16"
+    elif config.train.init_from is not None:
+        setting, remedy = "train.init_from", "see whether these weights are whole"
+    told = f"the loss of these steps comes to {facts.bad_loss}, at which a run ends and saves nothing"
+    return [Finding("error", setting, f"{told}: {remedy}")]
 
 
 def _memory(config: Config, facts: Facts) -> list[Finding]:

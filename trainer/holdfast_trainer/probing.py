@@ -7,6 +7,7 @@ reported, as a run's time is their sum: a median would leave out what now and th
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import sys
@@ -101,6 +102,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         if held_out is not None:
             validation = training.validate(replace(batches, data=held_out))
         state = training.state_bytes()
+        losses = gang.gather(training.losses)
     return Facts(
         device=torch.cuda.get_device_name(gang.device) if gang.device.type == "cuda" else "cpu",
         device_type=gang.device.type,
@@ -121,6 +123,7 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         slow_attention=training.slow_attention,
         fused_loss=training.fused_loss,
         large_loss=training.large_loss,
+        bad_loss=next((f"{told:g}" for told in losses if not math.isfinite(told)), ""),
         ranks_here=ranks_here(),
         **vars(surroundings(gang, directory, state, ready - seconds, crowding)),
     )

@@ -98,6 +98,7 @@ class Rehearsal:
         """Why not, where it was to be; else empty."""
         self.attention, self.slow_attention = parts.attention, parts.slow_attention
         self.fused_loss, self.large_loss = parts.fused_loss, parts.large_loss
+        self._losses = torch.zeros((), device=gang.device)
 
     def step(self, number: int) -> Clock:
         """Does one, or queues it, and waits for nothing: its times are there once they are read."""
@@ -113,6 +114,7 @@ class Rehearsal:
                 clock.lap("forward")
                 self._compute.scaler.scale(loss).backward()
                 clock.lap("backward")
+            self._losses += loss.detach()
         self._compute.scaler.unscale_(self._optimizer)
         clip_gradients(self._raw.parameters(), self._config.optim.clip)
         self._compute.scaler.step(self._optimizer)
@@ -120,6 +122,11 @@ class Rehearsal:
         self._optimizer.zero_grad(set_to_none=True)
         clock.lap("optimizer")
         return clock
+
+    @property
+    def losses(self) -> float:
+        """Of the steps so far, added up: no finite number where one is none. Waits for a GPU."""
+        return float(self._losses)
 
     @torch.no_grad()
     def validate(self, batches: Batches) -> float:

@@ -84,5 +84,9 @@ class GptTrial:
     def step(self, number: int) -> Clock:
         return self._rehearsal.step(number)
 
+    @property
+    def losses(self) -> float:
+        return self._rehearsal.losses
+
     def close(self) -> None:
         """Nothing was started."""

@@ -9,6 +9,7 @@ each other as in a run: a GPU is waited for where the measurement begins and end
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,10 @@ class Trial(Protocol):
     """What a step does on this rank in the mean, in the subject's unit."""
 
     def step(self, number: int) -> Clock: ...
+
+    @property
+    def losses(self) -> float:
+        """Of the steps so far, added up: no finite number where one is none."""
 
     def close(self) -> None:
         """Ends what it started."""
@@ -118,6 +123,8 @@ def _steps(build: Build, settings: Settings, alone: bool, effort: Effort, gang: 
             clocks.append(trial.step(2 + len(clocks)))
         times = [clock.read() for clock in clocks]  # the work that was queued is done then
         seconds, count = time.perf_counter() - began, len(times)
+        if not math.isfinite(losses := trial.losses):
+            return Outcome(fault=f"the loss comes to {losses:g}, at which a run ends")
         mean = StepTimes(**{part: sum(getattr(t, part) for t in times) / count for part in vars(times[0])})
         speed = trial.work * count / seconds
         return Outcome(speed, memory.peak(), memory.room(), mean, ready)

@@ -36,6 +36,7 @@ class OwnTrial:
         self._loader = loader(workload, settings, gang, alone=alone)
         self._batches: Iterator[Any] = iter(self._loader)
         self.work = self._worked = 0.0
+        self._losses = torch.zeros((), device=gang.device)
 
     def step(self, number: int) -> Clock:
         if number == 1 and self._settings.workers:
@@ -52,6 +53,7 @@ class OwnTrial:
                 clock.lap("forward")
                 self._compute.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
                 clock.lap("backward")
+            self._losses += loss.detach().sum()  # of one element, whatever its shape
             # Of what is on the CPU: a number that has to come from a GPU would be waited for.
             self._worked += float(self._workload.work(given) if self._workload.work else self._settings.batch)
         self._compute.scaler.step(self._optimizer)
@@ -61,6 +63,10 @@ class OwnTrial:
         # Batches differ in what they hold: over the steps so far.
         self.work = self._worked / (number + 1)
         return clock
+
+    @property
+    def losses(self) -> float:
+        return float(self._losses)
 
     def state_bytes(self) -> int:
         """Of a checkpoint of model and optimizer. Raises UnsupportedState."""

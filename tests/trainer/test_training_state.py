@@ -84,6 +84,51 @@ def test_gradients_are_saved_while_they_add_up_and_not_once_they_were_stepped_wi
     assert carried(state) == {0: None, 1: None}, "they are there, and nothing has been added up yet"
 
 
+@pytest.mark.parametrize("in_bucket", [False, True])
+def test_gradients_that_a_loop_never_clears_are_part_of_its_state(in_bucket: bool) -> None:
+    """A resume began with none, and went on with other steps, without a word. Also where the save that it
+    resumes from is that of its first step after another; and where they are parts of DDP's bucket."""
+
+    def parts() -> tuple[nn.Module, torch.optim.Optimizer, TrainingState, list[torch.Tensor]]:
+        torch.manual_seed(1)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        bucket = torch.zeros(4)
+        return (
+            model,
+            optimizer,
+            TrainingState({"model": model, "optimizer": optimizer}, rank=0),
+            [
+                bucket[:3].view(1, 3),
+                bucket[3:],
+            ],
+        )
+
+    def step(number: int, made: Any) -> None:
+        model, optimizer, state, views = made
+        model(torch.full((1, 3), 1.0 + number)).square().sum().backward()
+        for parameter, view in zip(model.parameters(), views, strict=True):
+            if in_bucket and parameter.grad is not view:
+                parameter.grad = view.copy_(parameter.grad)
+        optimizer.step()
+        state.end_step()
+
+    untouched, made = parts(), parts()
+    for number in range(6):
+        step(number, untouched)
+        step(number, made)
+        if number > 0:
+            saved, made = copy.deepcopy(saved_by(made[2])), parts()
+            assert made[2].restore(saved) == []
+    assert all(map(torch.equal, untouched[0].parameters(), made[0].parameters()))
+    made[1].zero_grad()
+    for number in range(2):
+        step(number, made)
+        made[1].zero_grad()
+        made[0](torch.ones(1, 3))
+    assert carried(made[2]) is None, "nor is anything kept for it where a loop clears them again"
+
+
 class Several:
     """Of a user's own: optimizers that are one part."""
 

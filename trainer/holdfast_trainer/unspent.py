@@ -6,6 +6,9 @@ with, and clear them before they compute more: those are worth nothing. The firs
 optimizer tell which they are. PyTorch counts the writes to a tensor: where these two are the tensors that
 there were when its newest step ended, with no write since, nothing has been added.
 
+A loop that never clears them adds to what it has stepped with. So it does where such a tensor is there, with
+no write since, as the next gradient comes to be added: then what was stepped with is part of the state too.
+
 A loop that clears them in place (`zero_grad(set_to_none=False)`) has, in a step that leaves a parameter out,
 a gradient of zeros for it, with which an optimizer goes on decaying; one without a gradient it passes over.
 Where it steps with one of the two tensors of its step before, or has zeros in all of them as the step ends,
@@ -17,10 +20,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
+from torch.utils.hooks import unserializable_hook
 
 from .checkpoint.tree import laid_out_like
 from .parallel import shard_like
@@ -39,12 +44,31 @@ class Unspent:
         """When the newest step of the run had ended."""
         self._carried = self._kept_on = False
         """kept_on: it has stepped with the gradients of its step before, whatever was written to them."""
+        self._adds_on = False
+        """To what it had stepped with."""
+        self._add_to: _Marks | None = None
+        """What that would be, stepped with or restored; None once it was looked at."""
         optimizer.register_step_post_hook(self._after_step)
+        if not self.in_shards:  # to which FSDP2 adds by itself
+            trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+            for parameter in trained[:1] + trained[1:][-1:]:
+                look: Any = partial(self._before_adding, weakref.ref(parameter))
+                parameter.register_hook(unserializable_hook(look))  # type: ignore[no-untyped-call]
+
+    def _before_adding(self, parameter: weakref.ref[torch.Tensor], _: torch.Tensor) -> None:
+        if self._add_to is None:
+            return
+        add_to, self._add_to, to = self._add_to, None, parameter()
+        there = None if to is None else to.grad
+        self._adds_on = there is not None and any(
+            then() is there and version == there._version for then, version in add_to
+        )
 
     def _after_step(self, *_: object) -> None:
         before, self._stepped_with = self._stepped_with, self._marks()
         pairs = [(then(), now()) for (then, _), (now, _) in zip(before, self._stepped_with, strict=False)]
         same = [then is now and now is not None and not now._is_view() for then, now in pairs]
+        self._add_to = self._stepped_with
         self._kept_on = self._kept_on or any(same)  # another one is the last where a head has its first turn
 
     @property
@@ -58,7 +82,8 @@ class Unspent:
     def end_step(self) -> None:
         """A step of the run has ended: gradients that are carried on now are part of the state after it."""
         self._ended_with = self._marks()
-        self._carried = bool(self._ended_with) and not self._untouched_since(self._stepped_with)
+        stepped_with = not self._adds_on and self._untouched_since(self._stepped_with)
+        self._carried = bool(self._ended_with) and not stepped_with
 
     def take_back(self) -> bool:
         """A step of the run was left before the optimizer's turn, and is done anew: what it alone has
@@ -110,7 +135,7 @@ class Unspent:
             one is None or (isinstance(one, Mapping) and not len(one["values"])) for one in gradients.values()
         ]
         self._carried, self._kept_on = not all(cleared), any(cleared)
-        self._ended_with = self._marks()
+        self._ended_with = self._add_to = self._marks()
 
     def _ends(self) -> list[torch.Tensor]:
         """This rank's memory of the first gradient and of the last, empty where there are none."""

@@ -41,6 +41,8 @@ class Source(Protocol):
     """A digest that tells other sources apart."""
     told: str
     """For people."""
+    served: int
+    """How many ranks, from the first one on, have a unit at all, as far as that is known beforehand."""
 
     def beginning(self, epoch: int) -> Place: ...
 
@@ -71,6 +73,7 @@ class TextFiles:
         self._rank, self._world_size = rank, world_size
         self.identity = corpus_digest(self._files)
         self.told = f"{len(self._files)} files"
+        self.served = sum(1 for _ in islice(units(self._files), world_size))
 
     def beginning(self, epoch: int) -> Place:
         return {"epoch": epoch, "unit": 0}
@@ -96,7 +99,7 @@ class StreamedDataset:
             ) from error
         # A dataset that has a state goes on there in each epoch, so every reading gets one of its own.
         self._part: Callable[[], Any] = partial(split_dataset_by_node, dataset, rank, world_size)
-        self._field = text_field
+        self._field, self.served = text_field, world_size
         first = next(iter(split_dataset_by_node(dataset, 0, 1)), None)
         if first is None:
             raise DataError("the dataset of TokenStream is empty")

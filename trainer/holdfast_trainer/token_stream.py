@@ -108,6 +108,8 @@ class TokenStream:
             announce("the way TokenStream reads", ", ".join(map(str, self._read_as.values())))
         self._context, self._batch, self._split = context, batch, split
         self._rank, self._world_size = rank, world_size
+        if self._source.served < world_size:  # all ranks say so: of one alone its peers would be torn off
+            raise self._no_text(self._source.served)
         engine = choose(read_tokenizer(tokenizer), ())[0] if encoder == "auto" else encoder
         self._encoder = UnitEncoder(
             EncoderSettings(tokenizer, "uint32", seed, validation_fraction, text_field, engine)
@@ -214,18 +216,19 @@ class TokenStream:
                 found += len(content)
                 yield _Chunk(here, digest, np.frombuffer(content, dtype="<u4"))
             if not found and place == self._source.beginning(place["epoch"]):
-                remedies = []
-                if self._split == "validation":
-                    remedies.append("take more documents for it, with a larger validation_fraction")
-                if self._world_size > 1:
-                    remedies.append(
-                        "prepare them, or start fewer ranks: they are dealt in parts of about 1 MiB"
-                    )
-                raise DataError(
-                    f"the sources hold no {self._split} text for rank {self._rank} of {self._world_size}: "
-                    f"{'; or '.join(remedies) or 'name some that are not empty'}"
-                )
+                raise self._no_text(self._rank)
             place = self._source.beginning(place["epoch"] + 1)
+
+    def _no_text(self, rank: int) -> DataError:
+        remedies = []
+        if self._split == "validation":
+            remedies.append("take more documents for it, with a larger validation_fraction")
+        if self._world_size > 1:
+            remedies.append("prepare them, or start fewer ranks: they are dealt in parts of about 1 MiB")
+        return DataError(
+            f"the sources hold no {self._split} text for rank {rank} of {self._world_size}: "
+            f"{'; or '.join(remedies) or 'name some that are not empty'}"
+        )
 
 
 def _digest(tokenizer: Path) -> str:

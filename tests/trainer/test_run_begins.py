@@ -157,15 +157,50 @@ def test_ranks_that_torchrun_starts_again_do_not_mix_two_saves(workshop: Worksho
         ("profile=(3, 5)", "profile=(3, 5) is no range of steps: give one, such as range(20, 25)"),
         ("keep=0", "keep=0: at least 1 checkpoint must be kept, or nothing is durable"),
         ("keep_every=-1", "keep_every=-1: a number of steps, or 0 to keep no others"),
+        ("keep_every=2.5", "keep_every=2.5 is no whole number"),
+        ("keep_best='two'", "keep_best='two' is no whole number"),
+        ("seed='a'", "seed='a' is no whole number"),
+        ("compute_dtype='bf16'", "compute_dtype='bf16' is none: give one, such as torch.bfloat16"),
+        (
+            "flops_per_token='many'",
+            "flops_per_token='many' is no number of operations: give about 6 for each parameter",
+        ),
+        (
+            "flops_per_token=-6",
+            "flops_per_token=-6 is no number of operations: give about 6 for each parameter",
+        ),
     ],
 )
 def test_what_a_loop_gives_that_cannot_be_used_is_not_tried_again(
     workshop: Workshop, tmp_path: Path, given: str, error: str
 ) -> None:
-    """Another word than "strict" was taken as True, a pair as a range; the others ended in a traceback."""
+    """Another word than "strict" was taken as True, a pair as a range, and a share of steps as steps; of less
+    than no operations an MFU was told; the others ended in a traceback."""
     script = tmp_path / "mine.py"
     script.write_text(f"from holdfast_trainer.run import Run\nrun = Run({given})\n")
     gang = workshop.start(script=script, arguments=[])
     assert gang.wait() == [EXIT_CONFIG_ERROR], gang.texts()
     assert "Traceback" not in gang.texts()
     assert gang.termination() == Termination("failed", 0, 0, error, config_error=True)
+
+
+NO_STEPS = """
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+run.track(model=torch.nn.Linear(2, 1))
+for step in run.steps(5 - 6):
+    pass
+"""
+
+
+def test_less_than_no_steps_are_not_taken_for_a_run_that_has_finished(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """As a loop asks for that has counted wrong: the job was done, and had trained nothing."""
+    script = tmp_path / "mine.py"
+    script.write_text(NO_STEPS)
+    gang = workshop.start(script=script, arguments=[])
+    assert gang.wait() == [EXIT_CONFIG_ERROR], gang.texts()
+    assert gang.termination().error.startswith("run.steps(-1) has no steps, and a run without any would be ")

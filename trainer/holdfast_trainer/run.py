@@ -26,6 +26,7 @@ import contextlib
 import faulthandler
 import io
 import logging
+import math
 import operator
 import os
 import sys
@@ -129,6 +130,11 @@ class Run:
             raise ConfigError(f"config_hash={config_hash!r} is no text: give one, such as a hexdigest()")
         if deterministic not in (True, False, "strict"):
             raise ConfigError(f"deterministic={deterministic!r} is none of: True, 'strict', False")
+        if not hasattr(seed, "__index__"):
+            raise ConfigError(f"seed={seed!r} is no whole number")
+        if not (isinstance(compute_dtype, torch.dtype) or callable(compute_dtype)):
+            raise ConfigError(f"compute_dtype={compute_dtype!r} is none: give one, such as torch.bfloat16")
+        self._flops_per_token = _flops(flops_per_token)
         if not isinstance(profile, range):
             raise ConfigError(f"profile={profile!r} is no range of steps: give one, such as range(20, 25)")
         place = Place.read(run_dir)
@@ -171,7 +177,6 @@ class Run:
             self.run_dir, self.attempt, self.gang, place, profile=profile, tensorboard=tensorboard
         )
         self._ending.journal = account.journal
-        self._flops_per_token = flops_per_token
         self._notice = Notice(place.grace_seconds, self._ending.out_of_time)
         self._notice.install()
         self._exchange = Exchange(self.gang, self._notice)
@@ -343,12 +348,17 @@ class Run:
         """Indices of the steps that are left, from the resumed one to `total - 1`.
 
         Between two of them checkpoints are taken and stops agreed on. To go through them raises SystemExit(0)
-        on an agreed stop, Fenced where a newer attempt took over, TypeError where `total` is no whole number.
+        on an agreed stop, Fenced where a newer attempt took over, TypeError where `total` is no whole number,
+        ConfigError where it is below 0.
         """
         return StepsLeft(partial(self._loop, total))
 
     def _loop(self, total: int) -> Generator[int]:
-        total = _whole(total)
+        if (total := _whole(total)) < 0:
+            raise ConfigError(
+                f"run.steps({total}) has no steps, and a run without any would be taken for finished: ask "
+                "for how many it has in all, those that were done among them"
+            )
         if self._saves.state is None:
             raise RuntimeError("call track(model=..., optimizer=...) before steps(): nothing would be saved")
         if self._looping:
@@ -695,6 +705,18 @@ class Run:
 
 def _order_of(optimizer: str) -> str:
     return f"the order of the parameters of {optimizer} (sort them: a set's is another in each process)"
+
+
+def _flops(a_token: Any) -> float | None:
+    """Raises ConfigError where a rate by it would be no number."""
+    if a_token is None:
+        return None
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if 0 <= float(a_token) < math.inf:
+            return float(a_token)
+    raise ConfigError(
+        f"flops_per_token={a_token!r:.100} is no number of operations: give about 6 for each parameter"
+    )
 
 
 def _whole(total: Any) -> int:

@@ -21,6 +21,9 @@ class Retention:
     """Those with the lowest validation loss, measured at exactly their step; 0: none for that."""
 
     def __post_init__(self) -> None:
+        for name, value in (("keep", self.keep), ("keep_every", self.every), ("keep_best", self.best)):
+            if not hasattr(value, "__index__"):
+                raise ConfigError(f"{name}={value!r} is no whole number")
         if self.keep < 1:
             raise ConfigError(f"keep={self.keep}: at least 1 checkpoint must be kept, or nothing is durable")
         if self.every < 0:

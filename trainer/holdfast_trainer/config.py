@@ -48,7 +48,7 @@ class TrainConfig:
 
     steps: Positive
     """Optimizer steps of the whole run; the schedule ends here too."""
-    global_batch: Positive
+    global_batch: Annotated[int, Range(1, 1 << 30)]
     """Sequences in one step, of all ranks together; the number of ranks must divide it, and each has its
     share. It stays the same however many ranks there are."""
     micro_batch: Positive | None = None
@@ -254,6 +254,11 @@ class Config:
             errors.append(
                 "validation.every: data.stream keeps no text for it; set data.stream.validation_fraction, "
                 "such as 0.01, or validation.every=0"
+            )
+        if self.checkpoint.keep_best and not self.validation.every:
+            errors.append(
+                f"checkpoint.keep_best: {self.checkpoint.keep_best} are to stay by their validation loss, "
+                "and there is no validation; set validation.every, such as 500, or checkpoint.keep_best=0"
             )
         if errors:
             raise ConfigError(errors)

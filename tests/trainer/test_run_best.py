@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from gangs import Workshop
+from gpt_runs import start, write_config
 
 
 def test_what_is_to_be_kept_is_saved_whatever_the_cadence(workshop: Workshop) -> None:
@@ -102,3 +103,16 @@ def test_a_validation_at_the_bottom_of_a_step_is_of_the_state_after_it(
     history = workshop.finish(script=script, arguments=["9"])
     assert sorted(history.validations()) == [2, 4, 6, 8]
     assert [step for step in range(10) if history.run.checkpoint(step).exists()] == [4, 9]
+
+
+def test_losses_of_other_batches_are_said_to_be_no_measure_of_the_best(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """They were compared without a word: of a loss over other text lower is not better."""
+    file, told = write_config(tmp_path), "before this it was validation.batches=2: which checkpoints are the"
+    for batches in (2, 2, 3):
+        settings = ["train.steps=10", "checkpoint.keep_best=1", f"validation.batches={batches}"]
+        gang = start(workshop, file, *settings)
+        assert gang.wait() == [0], gang.texts()
+        assert (told in gang.ranks[0].text()) == (batches == 3)
+    assert "may not be bit-exact" not in gang.ranks[0].text(), "it trains on as before"

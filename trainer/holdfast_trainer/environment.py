@@ -18,6 +18,9 @@ from .schema import ConfigError
 NOT_DETERMINISTIC = "not deterministic"
 """What it is kept as that operations were computed which cannot repeat their bits: their names."""
 
+VALIDATED_BY = "validated by"
+"""What it is kept as how validation losses are measured, on which no bits depend, where the best stay."""
+
 
 def describe_environment(device: torch.device, compute_dtype: torch.dtype) -> dict[str, Any]:
     """Of this process. On a CPU, kernels and the sizes of their blocks go by instructions and by caches."""
@@ -98,7 +101,8 @@ def _processor() -> str:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What is not as it was, as `name: then -> now`, and what could not be repeated even if all were; of what
     was not kept then, nothing is known. Pure."""
-    told = [f"{name}: {then[name]} -> {now[name]}" for name in now if then.get(name, now[name]) != now[name]]
+    known = [name for name in now if name in then and name != VALIDATED_BY]
+    told = [f"{name}: {then[name]} -> {now[name]}" for name in known if then[name] != now[name]]
     if NOT_DETERMINISTIC in then and NOT_DETERMINISTIC not in now:
         told.append(f"{NOT_DETERMINISTIC}: {then[NOT_DETERMINISTIC]}")
     return told

@@ -11,7 +11,7 @@ from typing import Any
 from .account import Account
 from .checkpoint import CONFIGURATION, Skipped, WrongConfiguration, load_newest
 from .contract import RunDir, is_count, read_lines
-from .environment import differences
+from .environment import VALIDATED_BY, differences
 from .ledger import useful_seconds
 from .parallel import Gang
 from .place import process_seconds
@@ -87,6 +87,7 @@ def resume(
         differing.append(f"ranks: {manifest.world_size} -> {gang.world_size}")
     if gang.rank == 0:
         _tell(manifest.step, differing, forgotten)
+        _tell_of_losses(manifest.environment.get(VALIDATED_BY), environment.get(VALIDATED_BY))
     own = None if loaded.own is None else loaded.own["rng"]
     return Resumed(
         manifest.step, own, tuple(skipped), tuple(differing), manifest.environment, manifest.attempt
@@ -99,6 +100,16 @@ def _tell(step: int, differing: list[str], forgotten: list[str]) -> None:
         log.warning("the checkpoint also has %s, which nothing tracks now", ", ".join(forgotten))
     if differing:
         log.warning("the resume may not be bit-exact: %s", "; ".join(differing))
+
+
+def _tell_of_losses(then: str | None, now: str | None) -> None:
+    if then and now and then != now:
+        log.warning(
+            "%s, and before this it was %s: which checkpoints are the best is told by both losses, which "
+            "cannot be compared; set it back, or have more of them stay",
+            now,
+            then,
+        )
 
 
 def record_start(

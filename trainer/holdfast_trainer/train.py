@@ -15,7 +15,7 @@ from .checkpoint import CONFIGURATION, CheckpointError
 from .config import Config, parse_window, settings_in_common
 from .data import Tokens
 from .decoder import Decoder
-from .environment import execution
+from .environment import VALIDATED_BY, execution
 from .model import flops_per_token, parameter_count
 from .model_config import divisors
 from .optim import clip_gradients, learning_rate
@@ -85,6 +85,8 @@ def train(
         fused_loss=parts.fused_loss,
         device_type=run.device.type,
     )
+    if config.checkpoint.keep_best:
+        run.environment[VALIDATED_BY] = f"validation.batches={config.validation.batches}"
     if train_data.samples is not None:
         run.steps_an_epoch = train_data.samples / settings.global_batch
     run.track(model=raw_model, optimizer=optimizer, scaler=compute.scaler, **train_data.tracked)

@@ -447,3 +447,15 @@ def test_a_run_begins_with_the_weights_and_is_exported(
     assert again.wait() == [0], again.texts()
     assert f"the checkpoint of step 2 counts, not train.init_from ({weights})" in again.texts()
     assert "begins with the weights" not in again.texts()
+
+
+def test_of_a_loop_of_ones_own_it_is_said_what_writes_its_weights(
+    workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was asked for the configuration that the run was given; there is none."""
+    run, file = workshop.finish(steps=2).run.path, write_config(tmp_path)
+    assert main([str(run), "--config", str(file), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "step-00000002 is of a loop of its own, and its model not the configured one, which has a " in said
+    assert said.endswith(f"holdfast_trainer checkpoint export {run}@2 --out FILE\n")
+    assert not (tmp_path / "out").exists()

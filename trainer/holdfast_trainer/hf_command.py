@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import contract
-from .checkpoint.configuration import other_configuration
+from .checkpoint.configuration import CONFIGURATION, other_configuration
 from .checkpoint.directory import CheckpointError
 from .checkpoint.inspection import Opened, choose, open_run
 from .checkpoint.manifest import Manifest
@@ -45,7 +45,16 @@ def main(argv: Sequence[str]) -> int:
         end = _end_of_text(config.data, opened.manifest)
         from .hf_weights import save_weights
 
-        save_weights(parts["model"], config.model, arguments.out, end_of_text=end)
+        try:
+            save_weights(parts["model"], config.model, arguments.out, end_of_text=end)
+        except ConfigError as error:
+            if CONFIGURATION in opened.manifest.environment:
+                raise
+            raise CheckpointError(
+                f"{opened.path} is of a loop of its own, and its model not the configured one, which has a "
+                f"layout there ({error}). The weights of any are written by: python -m holdfast_trainer "
+                f"checkpoint export {arguments.run}@{step} --out FILE"
+            ) from error
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return contract.EXIT_CONFIG_ERROR

@@ -225,10 +225,11 @@ def save_weights(
     what generates with the model ends at no token, where it would at one that its family has by itself.
     A model.safetensors that is there stays until the new one is whole. Raises OSError, ConfigError.
     """
+    published = to_published(weights, config)
     directory.mkdir(parents=True, exist_ok=True)
     temporary = directory / f".{FILE}.{os.getpid()}.tmp"
     try:
-        save_weights_file(to_published(weights, config), temporary, {"format": "pt"})
+        save_weights_file(published, temporary, {"format": "pt"})
         os.replace(temporary, directory / FILE)
     except (OSError, SafetensorError) as error:  # the library wraps what the file system said
         raise OSError(f"{directory / FILE} cannot be written: {error}") from error

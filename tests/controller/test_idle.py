@@ -98,6 +98,7 @@ CASES = [
     ("one of two", [[0.0, 0.9]] * 7, {"replicas": 2}, Standing.IDLE, False),
     ("one of two is not seen", [[0.0, None]] * 7, {"replicas": 2}, Standing.IDLE, False),
     ("one of two was never seen", [[0.0]] * 7, {"gpus": "2"}, Standing.IDLE, False),
+    ("at work on a GPU that it did not ask for", [[0.0, 0.9]] * 7, {}, Standing.IDLE, False),
     ("both", [[0.0, 0.04]] * 7, {"gpus": "2"}, Standing.IDLE, True),
     ("a share is a GPU too", [REST] * 7, {"gpus": "0.25"}, Standing.IDLE, True),
 ]  # fmt: skip

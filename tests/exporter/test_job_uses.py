@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
 import threading
 import urllib.request
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from waiting import wait_until
 
+from holdfast_controller import gpu_local
 from holdfast_controller.cluster import GpuGrant, GpuUse
 from holdfast_controller.exporter.attribution import Held, Holder, Use
 from holdfast_controller.exporter.collector import Snapshot
@@ -87,6 +92,37 @@ def test_the_local_engine_says_who_has_a_gpu_that_nobody_uses() -> None:
     grants = [GpuGrant("default/a", 3, 1, 0), GpuGrant("default/b", 1, 0, 7)]
     (one,) = uses_of_jobs(snapshot(0.0, [], []), grants)
     assert one == GpuUse("default/a", 3, "1", GPU, 0.0), "there is no GPU 7"
+
+
+def test_a_grant_says_nothing_once_the_driver_counts_without_a_lost_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next GPU, with its number by then, was taken for that of a job: which was idle, and stopped."""
+
+    def seen(*devices: DeviceReading) -> Snapshot:
+        working = Use("GPU-1", "", holder("b"), 1, None, 0.9)
+        return Snapshot("", "", devices, (working,), (), {}, {}, {}, {}, 0.0)
+
+    def gpu(index: int, number: int, busy: float) -> DeviceReading:
+        return DeviceReading(index, f"GPU-{number}", figures={"utilization": busy})
+
+    lost = DeviceReading(0, "GPU-0", fault=Reason.LOST)
+    looks = [
+        seen(gpu(0, 0, 0.5), gpu(1, 1, 0.9), gpu(2, 2, 0.0)),
+        seen(lost, gpu(1, 1, 0.9), gpu(2, 2, 0.0)),
+        seen(replace(lost, fault=Reason.GONE), gpu(0, 1, 0.9), gpu(1, 2, 0.0)),
+    ]
+    collector = SimpleNamespace(look=lambda: looks.pop(0))
+    monkeypatch.setattr(gpu_local, "collecting", lambda _: nullcontext(collector))
+    grants = [GpuGrant("team/a", 1, 0, 0), GpuGrant("team/b", 1, 0, 1)]
+    with gpu_local.watching(True, lambda: grants, 1.0) as watch:
+        assert watch is not None
+        found = [[(use.key, use.gpu, use.busy) for use in asyncio.run(watch._look())] for _ in range(3)]
+    assert found == [
+        [("team/a", "GPU-0", 0.5), ("team/b", "GPU-1", 0.9)],
+        [("team/a", "GPU-0", None), ("team/b", "GPU-1", 0.9)],
+        [("team/b", "GPU-1", 0.9)],
+    ]
 
 
 def test_an_exporter_is_asked_as_it_answers() -> None:

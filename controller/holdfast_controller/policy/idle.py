@@ -93,7 +93,7 @@ class GpuVerdict:
     message: str = ""
     """Which GPUs are idle, of which ranks, since when and how much: where `standing` is IDLE."""
     all_idle: bool = False
-    """Every GPU that the job asks for was seen to be idle for so long."""
+    """Every GPU that the job asks for was seen to be idle for so long, and it is on no other."""
     decided_in: float | None = None
     """Seconds until a GPU that stays idle makes another verdict."""
 
@@ -107,7 +107,8 @@ def judge(stretches: Stretches, spec: Spec, now: datetime) -> GpuVerdict:
     idle = [resting[gpu] for gpu, age in ages.items() if age >= spec.idle_seconds]
     if idle:
         asked = spec.replicas * max(1, int(Fraction(spec.gpus)))
-        return GpuVerdict(Standing.IDLE, _said(idle, asked), len(idle) >= asked, decided_in)
+        all_idle = asked <= len(idle) == len(stretches)  # it may be at work on one that it was not given
+        return GpuVerdict(Standing.IDLE, _said(idle, asked), all_idle, decided_in)
     if not stretches:
         return GpuVerdict(Standing.UNKNOWN)
     used = len(resting) < len(stretches)

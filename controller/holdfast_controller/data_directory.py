@@ -124,6 +124,14 @@ class DataDirectory:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether it was copied from another, which is still there, since a controller last ran with it."""
+        try:
+            return self._is_copy_of(json.loads(self.server_file.read_text(encoding="utf-8")).get("dataDir"))
+        except (OSError, ValueError, AttributeError, TypeError):
+            return False
+
     def _is_copy_of(self, other: str | None) -> bool:
         """Of another data directory that is still there; ours may have been moved, or have several paths."""
         if other is None or not exists(DataDirectory(Path(other)).lock_file):

@@ -361,6 +361,22 @@ def test_a_copy_of_a_data_directory_does_not_lead_to_the_controller_of_the_origi
         assert Connection(None, None, moved).address() == listening.url
 
 
+def test_a_copy_that_is_the_usual_directory_leads_to_no_other_controller_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a home restored from a backup: that of the original, at the usual port, took its token."""
+    first, home = tmp_path / "first", tmp_path / "home"
+    monkeypatch.setenv("XDG_DATA_HOME", str(home))
+    with claim(load_settings(data_dir=first, listen_port=0)) as listening:
+        Connection().client()  # nothing is there: whoever answers at the usual port is asked without a token
+        shutil.copytree(first, home / "holdfast")
+        with pytest.raises(DataDirectoryError, match=f"no controller runs with .* {home}/holdfast: "):
+            Connection().client()
+        assert Connection(listening.url, first / "token").client().server == listening.url
+        shutil.rmtree(first)
+        Connection().client()
+
+
 def test_a_server_file_of_another_kind_is_no_server(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path)
     for text in ("", "[]", "{}", "\x00", '{"url": "x", "tokenFile": null, "pid": "y"}'):

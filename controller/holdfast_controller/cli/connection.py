@@ -87,9 +87,12 @@ class Connection:
             )
 
     def _require_the_named_one(self) -> None:
-        """Raises DataDirectoryError where a data directory was named and none of its controller's files says
-        where that listens: whoever answers at the usual address is another one, with other jobs."""
-        if self.data_dir is None or self.server or self.token_file is not None or _token_in_environment():
+        """Raises DataDirectoryError where a data directory was named, or the usual one is a copy, and none of
+        its controller's files says where that listens: whoever answers at the usual address is another one,
+        with other jobs, and to that of the original the copy's token is good."""
+        if self.server or self.token_file is not None or _token_in_environment():
+            return
+        if self.data_dir is None and not self.directory.is_copy:
             return
         if self.directory.read_server_file() is None:
             if exists(self.directory.path) and not os.access(self.directory.path, os.X_OK):

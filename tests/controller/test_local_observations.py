@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from pathlib import Path
 
@@ -55,6 +56,33 @@ def test_progress_is_asked_for_and_nonsense_is_no_news(
             await server.wait_closed()
             assert (await engine.observe(job, 1)).progress == true
             await killed(engine, job)
+
+    asyncio.run(story())
+
+
+def test_progress_goes_on_where_the_run_directory_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training goes on as well, and saves anew: its step and speed stood still for ever."""
+    monkeypatch.setattr("holdfast_controller.local.progress.EVERY_SECONDS", 0.02)
+
+    async def story() -> None:
+        job = waiting_job(replicas=1)
+        told = [Progress(1, step, 100, 0, "training", loss=2.5).to_json() for step in (5, 6)]
+        answers = told[:1]
+        server, address = await serve(answers)
+        run = run_directory(tmp_path, job)
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            run.progress_address(1).write_text(address)
+            await until(engine, job, 1, "progress", lambda s: s.progress is not None)
+            shutil.rmtree(run.path)
+            answers[:] = told[1:]
+            await until(engine, job, 1, "step 6", lambda s: s.progress.step == 6, seconds=10)
+            await killed(engine, job)
+        server.close()
+        await server.wait_closed()
 
     asyncio.run(story())
 

@@ -88,6 +88,7 @@ class ActiveAttempt:
         self.files = files
         self.launch = launch
         self.progress: Progress | None = None
+        self._address: str | None = None
         self.beat = Heartbeat(time.monotonic())
         self.gone = False
         self._memory = memory
@@ -118,6 +119,12 @@ class ActiveAttempt:
     @property
     def key(self) -> str:
         return self.launch.key
+
+    @property
+    def address(self) -> str | None:
+        """Where rank 0 tells its progress; also once the run directory was removed, in which it says so."""
+        self._address = self.files.progress_address() or self._address
+        return self._address
 
     @property
     def cleared(self) -> bool:

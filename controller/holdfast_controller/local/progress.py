@@ -1,7 +1,8 @@
 """Ask rank 0 of every running attempt how far it is, about once a second.
 
-Its address is in the attempt's directory once it listens. No answer is no news: the last known figures
-stay, with the time at which they were true. Prometheus is told of the same addresses (targets.py).
+Its address is in the attempt's directory once it listens, and is remembered. No answer is no news: the last
+known figures stay, with the time at which they were true. Prometheus is told of the same addresses
+(targets.py).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ async def poll(
 
 
 async def _ask(client: httpx.AsyncClient, attempt: ActiveAttempt, changed: Callable[[str], None]) -> None:
-    address = attempt.files.progress_address()
+    address = attempt.address
     if address is None or attempt.gone:
         return
     try:

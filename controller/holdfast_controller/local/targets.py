@@ -24,7 +24,7 @@ def targets(attempts: Iterable[ActiveAttempt]) -> list[dict[str, Any]]:
     """A target for each attempt that runs and listens, as Prometheus wants them."""
     found = []
     for attempt in attempts:
-        address = None if attempt.gone else attempt.files.progress_address()
+        address = None if attempt.gone else attempt.address
         if address is not None:
             namespace, _, name = attempt.key.partition("/")
             labels = {

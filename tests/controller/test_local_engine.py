@@ -191,6 +191,47 @@ def test_an_attempt_is_not_started_beside_the_same_one_of_the_directory_that_thi
     asyncio.run(story())
 
 
+def test_what_runs_without_a_record_is_ended_before_its_job_goes_on_or_goes(tmp_path: Path) -> None:
+    """Somebody has made room by hand, and started the controller again: the next attempt ran beside it, and
+    what was deleted ran on."""
+
+    async def story() -> None:
+        job = waiting_job()
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+        shutil.rmtree(run_directory(tmp_path, job).path)
+        async with at_work(local_engine(tmp_path)) as engine:
+            with structlog.testing.capture_logs() as told:
+                seen = await engine.observe(job, 1)
+            assert (seen.exists, seen.gone, processes_of(job)) == (False, True, [])
+            assert told[0]["event"] == "ending what runs without a record"
+
+            await engine.start(job, 2)
+            await ranks_up(engine, tmp_path, job, 2)
+            shutil.rmtree(run_directory(tmp_path, job).path)
+            assert all_running(await engine.observe(job, 2)), "this controller knows of it"
+            await killed(engine, job, 2)
+
+    asyncio.run(story())
+
+
+def test_a_directory_that_has_no_record_of_it_does_not_end_what_runs_in_another(tmp_path: Path) -> None:
+    async def story() -> None:
+        job = waiting_job()
+        async with (
+            at_work(local_engine(tmp_path / "first")) as engine,
+            at_work(local_engine(tmp_path / "copy")) as other,
+        ):
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path / "first", job)
+            assert (await other.observe(job, 1)).gone
+            assert all_running(await engine.observe(job, 1))
+            await killed(engine, job)
+
+    asyncio.run(story())
+
+
 def test_kill_9_of_the_controller_ends_no_attempt(tmp_path: Path, processes: Processes) -> None:
     job = waiting_job()
     controller = processes.start(

@@ -61,6 +61,8 @@ from .targets import TargetsFile
 TEND_SECONDS = 0.1
 RETRY_SECONDS = 5.0
 """Until a start that the machine refused (disk full, no more processes) is tried again."""
+END_SECONDS = 2.0
+"""For what was killed to be gone."""
 GPUS_CHOSEN = (VARIABLE, "CUDA_DEVICE_ORDER")
 LONGEST_WORD = 32 * os.sysconf("SC_PAGESIZE")
 """Bytes that Linux takes of a word or a variable (MAX_ARG_STRLEN, execve(2))."""
@@ -99,6 +101,8 @@ class LocalEngine:
         self._runtime = runtime or Runtime.of_this_process()
         self._queue: dict[str, _Queued] = {}
         self._active: dict[str, ActiveAttempt] = {}
+        self._unrecorded: set[str] = set()
+        """Attempts of which nothing is on record, and nothing runs: looked for once, which takes a while."""
         self._deleted: list[ActiveAttempt] = []
         """Of jobs that are no more; looked after until nothing is left of them."""
         self._keys = Keys()
@@ -375,12 +379,33 @@ class LocalEngine:
             return AttemptObservation(attempt, True, False, replicas, queued.waiting or "waits for its turn")
         active = self._known(job, attempt)
         if active is None:
+            await self._end_unrecorded(job, attempt)
             return AttemptObservation(attempt, exists=False, gone=True)
         active.tend()
         seen = active.observe()
         spec = job.as_of(attempt).spec
         place = place_of(self._node(spec), spec, self._prices)
         return replace(seen, places=(place,) * spec.replicas, placed_at=seen.started_at)
+
+    async def _end_unrecorded(self, job: TrainingJob, attempt: int) -> None:
+        """End what runs of an attempt of which nothing is on record, as where its run directory was removed
+        and this controller started after that: the next attempt would run beside it, and it for ever once its
+        job is deleted. Raises Unavailable where it does not end."""
+        uid, run = attempt_uid(job, attempt), run_directory(self._data, job).path
+        if uid in self._unrecorded:
+            return
+        end = time.monotonic() + END_SECONDS
+        while self._known(job, attempt) is None:
+            left = process.find(uid)
+            if not left or _elsewhere(run, left) is not None:
+                self._unrecorded.add(uid)
+                return
+            pids = [one.pid for one in left]
+            if time.monotonic() > end:
+                raise Unavailable(f"processes {pids} of attempt {attempt} of {job.key} do not end")
+            log.warning("ending what runs without a record", job=job.key, run=str(run), pids=pids)
+            process.kill_all(uid)
+            await asyncio.sleep(TEND_SECONDS)
 
     def _node(self, spec: Spec) -> Node:
         """This machine as a node, cut into the slices that the job asks for."""

@@ -232,6 +232,26 @@ def test_a_directory_that_has_no_record_of_it_does_not_end_what_runs_in_another(
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_run_directory_that_is_a_link_goes_with_its_job(tmp_path: Path, there: bool) -> None:
+    """Where its disk was full it was moved to another, and its job could not be deleted, for `None`."""
+
+    async def story() -> None:
+        job = waiting_job()
+        place, moved = run_directory(tmp_path / "data", job).path, tmp_path / "moved"
+        engine = local_engine(tmp_path / "data")
+        place.parent.mkdir(parents=True)
+        place.symlink_to(moved)
+        if there:
+            (moved / "checkpoints").mkdir(parents=True)
+        await engine.delete(job)
+        assert not moved.exists()
+        assert not place.is_symlink()
+        await engine.delete(job)
+
+    asyncio.run(story())
+
+
 def test_kill_9_of_the_controller_ends_no_attempt(tmp_path: Path, processes: Processes) -> None:
     job = waiting_job()
     controller = processes.start(

@@ -506,8 +506,12 @@ def _settled(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _remove_tree(directory: Path) -> None:
-    if exists(directory):
-        shutil.rmtree(directory)
+    """With what is in it where somebody has moved it to another disk, and left a link."""
+    place = Path(os.path.realpath(directory))
+    if exists(place):
+        shutil.rmtree(place)
+    if directory.is_symlink():
+        directory.unlink()
 
 
 def _elsewhere(directory: Path, processes: Iterable[ProcessId]) -> Path | None:

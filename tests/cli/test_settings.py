@@ -117,6 +117,19 @@ def test_gpus_are_those_that_the_driver_lists(tmp_path: Path) -> None:
     assert gpus_present(proc, dev) == ["GPU-1a2b", "", "GPU-8f"]
 
 
+def test_a_gpu_that_the_driver_leaves_alone_has_no_number_and_one_that_nobody_has_used_no_uuid(
+    tmp_path: Path,
+) -> None:
+    """A job was given the number of a GPU that CUDA does not have; question marks were taken for a name."""
+    told = "Model: \t NVIDIA A100\nGPU UUID: \t {}\nBus Location: \t 0000:01:00.0\nGPU Excluded:\t {}\n"
+    unknown = "GPU-????????-????-????-????????????"
+    gpus = (("01", "GPU-1a", "Yes"), ("41", unknown, "No"), ("81", "GPU-8f", "No"))
+    for bus, uuid, excluded in gpus:
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "information").write_text(told.format(uuid, excluded))
+    assert gpus_present(tmp_path) == ["", "GPU-8f"]
+
+
 @pytest.mark.parametrize(
     ("visible", "shown"),
     [
@@ -140,6 +153,7 @@ def test_jobs_get_no_gpu_that_is_hidden(visible: str | None, shown: tuple[int, .
         ("0,7", "7 is none of the 4 GPUs of this machine; name whole ones by their number or UUID"),
         ("MIG-aa", "MIG-aa is none of the 4"),
         ("GPU-1a2b", "GPU-1a2b is none of the 4"),
+        ("GPU-c", "does not tell yet which GPU GPU-c is; name whole ones by their number, as nvidia-smi -L"),
         ("1,GPU-1a2b4d", "GPU-1a2b4d is there twice; name each GPU once"),
     ],
 )
@@ -147,6 +161,11 @@ def test_what_shows_no_gpu_of_this_machine_is_refused(visible: str, told: str) -
     with pytest.raises(ValueError, match=told):
         gpus_shown(["GPU-1a2b3c", "GPU-1a2b4d", "", "GPU-8f"], visible)
     assert gpus_shown([], visible) == (), "there is nothing to hide"
+
+
+def test_a_uuid_that_no_gpu_of_this_machine_has_is_refused() -> None:
+    with pytest.raises(ValueError, match="GPU-aa is none of the 1 GPUs of this machine"):
+        gpus_shown(["GPU-1a2b3c"], "GPU-aa")
 
 
 def test_the_settings_have_the_gpus_that_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

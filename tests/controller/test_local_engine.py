@@ -323,6 +323,30 @@ def test_kill_9_from_outside_is_a_disruption(tmp_path: Path, depth: int, reason:
     asyncio.run(story())
 
 
+def test_what_ended_with_its_machine_ended_when_it_was_last_heard_of(tmp_path: Path) -> None:
+    """Until the next morning, when a controller was started, it was taken to run, and cost money."""
+
+    async def story() -> None:
+        job = waiting_job()
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+        process.kill_all(attempt_uid(job, 1))
+        await wait_until_async(lambda: not processes_of(job), "the machine to be off")
+        files = AttemptFiles(run_directory(tmp_path, job), 1)
+        launch, night = files.launch(), time.time() - 10 * 3600
+        assert launch is not None
+        files.write_launch(replace(launch, started=night - 3600, boot="the boot before"))
+        for path in files.directory.iterdir():
+            os.utime(path, (night, night))
+        async with at_work(local_engine(tmp_path)) as engine:
+            seen = await until(engine, job, 1, "the end", gone)
+        assert classify(seen).verdict is Verdict.DISRUPTED
+        assert [one.ended_at for one in seen.replicas] == [pytest.approx(night, abs=1)] * 2
+
+    asyncio.run(story())
+
+
 def test_a_rank_that_fails_is_a_failure_also_where_torchrun_ends_its_neighbour(tmp_path: Path) -> None:
     async def story() -> None:
         job = waiting_job(replicas=1, processes=2)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 
 import structlog
 
@@ -94,6 +95,8 @@ class ActiveAttempt:
         self._memory = memory
         self._changed = changed
         self._running: dict[int, process.ProcessId] = {}
+        self._watched: set[int] = set()
+        """Replicas whose end is seen when it comes."""
         self._exits: dict[int, Exit | None] = {}
         self._ended_well: dict[int, Exit] = {}
         """By replica, as the kernel told us: a supervisor may not be able to write it down."""
@@ -137,6 +140,7 @@ class ActiveAttempt:
         for replica, supervisor in enumerate(self.launch.supervisors):
             if same_boot and process.alive(supervisor):
                 self._running[replica] = supervisor
+                self._watched.add(replica)
             elif same_boot:
                 process.reap(supervisor.pid)
         if not self.launch.supervisors and self._killed is None and same_boot:
@@ -208,10 +212,19 @@ class ActiveAttempt:
             self._exits[replica] = end
             if end is None and replica not in self._lost:
                 theirs = self._killed is None and replica not in self._drills
-                self._write_lost(replica, Lost(now, theirs and self._out_of_memory(replica, now)))
+                ended = now if replica in self._watched else self._last_heard
+                self._write_lost(replica, Lost(ended, theirs and self._out_of_memory(replica, now)))
             elif end is not None and end.signal == signal.SIGKILL:
                 self._note_memory(replica, end.ended)
         return changed
+
+    @cached_property
+    def _last_heard(self) -> float:
+        """Of what ended while nobody watched, as with its machine, which may then have been off for a night:
+        when it last wrote, or we did something to it. Asked before that is written down for one replica."""
+        acts = [self._killed, *(one.time for one in (self._stop, *self._drills.values()) if one is not None)]
+        known = [one for one in (self.files.last_written(), *acts) if one is not None]
+        return min(time.time(), max(self.launch.started, *known))
 
     def _note_memory(self, replica: int, ended: float) -> None:
         self._memory.look()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from pathlib import Path
@@ -78,7 +79,7 @@ class Lost:
     """engine-lost-I.json."""
 
     time: float
-    """When it was noticed, seconds since the epoch."""
+    """When it was noticed, seconds since the epoch; where nobody watched, when it was last heard of."""
     out_of_memory: bool
     limit: int | None = None
     """Bytes that it was held to, where that was the reason."""
@@ -175,6 +176,15 @@ class AttemptFiles:
     def rank_exit(self, rank: int) -> RankExit | None:
         end = _read(self.run.rank_exit(self.attempt, rank))
         return None if end is None else RankExit.from_document(rank, end)
+
+    def last_written(self) -> float:
+        """When anybody last wrote into the directory, in seconds since the epoch; 0 where nobody can tell."""
+        times = [0.0]
+        with suppress(OSError), os.scandir(self.directory) as files:
+            for one in files:
+                with suppress(OSError):  # it is gone again
+                    times.append(one.stat(follow_symlinks=False).st_mtime)
+        return max(times)
 
     def rank_started(self, rank: int) -> bool:
         return exists(self.run.rank_log(self.attempt, rank))

@@ -341,7 +341,9 @@ def test_what_ended_with_its_machine_ended_when_it_was_last_heard_of(tmp_path: P
             os.utime(path, (night, night))
         async with at_work(local_engine(tmp_path)) as engine:
             seen = await until(engine, job, 1, "the end", gone)
-        assert classify(seen).verdict is Verdict.DISRUPTED
+        incident = classify(seen)
+        assert incident.verdict is Verdict.DISRUPTED
+        assert incident.reason == "replica 0: Vanished: this machine went down, and was booted since"
         assert [one.ended_at for one in seen.replicas] == [pytest.approx(night, abs=1)] * 2
 
     asyncio.run(story())

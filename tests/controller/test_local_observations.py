@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from holdfast_controller.gang import attempt_uid
 from holdfast_controller.local import process
 from holdfast_controller.local.active import MemoryKills
 from holdfast_controller.local.launch import run_directory
+from holdfast_controller.local.record import AttemptFiles, Launch
+from holdfast_controller.local.slots import Grant
 from holdfast_trainer.contract import ATTEMPT_HEADER, Progress
 
 
@@ -115,6 +118,23 @@ def test_a_port_that_another_jobs_rank_has_by_now_tells_nothing_of_the_one_befor
         await server.wait_closed()
 
     asyncio.run(story())
+
+
+def test_kills_for_memory_of_another_boot_say_nothing_of_an_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It killed something since, and nothing before: a rank that went down with it was out of memory."""
+    monkeypatch.setattr("holdfast_controller.local.active.parent_group", lambda: None)
+    monkeypatch.setattr(process, "out_of_memory_kills", lambda: 3)
+    job = waiting_job(replicas=1)
+    run = run_directory(tmp_path, job)
+    run.attempt(1).mkdir(parents=True)
+    launch = Launch(job.key, attempt_uid(job, 1), 1, "the boot before", 1.0, 1, 1, 0, (Grant(),))
+    AttemptFiles(run, 1).write_launch(replace(launch, supervisors=(process.ProcessId(1, 1),)))
+    run.rank_exit(1, 0).write_text('{"signal": 9, "ended": 2.0}')
+    run.replica_exit(1, 0).write_text('{"code": 1, "ended": 2.0}')
+    (replica,) = asyncio.run(local_engine(tmp_path).observe(job, 1)).replicas
+    assert (replica.out_of_memory, replica.disrupted) == (False, True), replica.reason
 
 
 def test_a_kill_for_memory_is_told_from_one_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,7 @@ class ActiveAttempt:
         self.beat = Heartbeat(time.monotonic())
         self.gone = False
         self._memory = memory
+        self._rebooted = launch.boot != process.boot_id()
         self._changed = changed
         self._running: dict[int, process.ProcessId] = {}
         self._watched: set[int] = set()
@@ -136,14 +137,13 @@ class ActiveAttempt:
 
     def _find_supervisors(self) -> None:
         """Who runs each replica. Of a start that was cut short nobody knows, so it is put to an end."""
-        same_boot = self.launch.boot == process.boot_id()
         for replica, supervisor in enumerate(self.launch.supervisors):
-            if same_boot and process.alive(supervisor):
+            if not self._rebooted and process.alive(supervisor):
                 self._running[replica] = supervisor
                 self._watched.add(replica)
-            elif same_boot:
+            elif not self._rebooted:
                 process.reap(supervisor.pid)
-        if not self.launch.supervisors and self._killed is None and same_boot:
+        if not self.launch.supervisors and self._killed is None and not self._rebooted:
             self.kill()
         self.repeat()
 
@@ -242,6 +242,8 @@ class ActiveAttempt:
         kills = group.kills() if group is not None else None
         if kills is not None:
             return kills > 0
+        if self._rebooted:  # the machine counts from its boot on
+            return False
         return self._memory.explains(ended, self.launch.out_of_memory_kills)
 
     def _write_lost(self, replica: int, lost: Lost) -> None:
@@ -269,7 +271,9 @@ class ActiveAttempt:
             attempt=self.launch.attempt,
             exists=True,
             gone=self.gone,
-            replicas=judge(AttemptFacts(replicas, self._stop, self._killed, self._cut_short())),
+            replicas=judge(
+                AttemptFacts(replicas, self._stop, self._killed, self._cut_short(), self._rebooted)
+            ),
             stopping=self._stop is not None,
             progress=self.progress,
             silence=self.beat.silence,

@@ -50,6 +50,8 @@ class AttemptFacts:
     killed: float | None = None
     cut_short: str = ""
     """Why its start was, where it was: what ran of it we put to an end."""
+    rebooted: bool = False
+    """Whether the machine was, since it was started."""
 
 
 def judge(facts: AttemptFacts) -> tuple[ReplicaObservation, ...]:
@@ -95,6 +97,8 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
         return False, "OutOfMemory: the kernel killed a process for memory"
     vanished = not replica.running and end is None
     ended = replica.lost.time if replica.lost is not None else end.ended if end is not None else None
+    if vanished and not _ours(ended, facts) and facts.rebooted:
+        return True, "Vanished: this machine went down, and was booted since"
     if vanished and not _ours(ended, facts):
         return True, "Vanished: its supervisor ended without a trace, killed from outside"
     if end is not None and end.signal in _KILLERS and not _ours(end.ended, facts):

@@ -130,7 +130,7 @@ def _url(host: str, port: int) -> str:
 
 def _need_letters(directory: DataDirectory) -> None:
     """Raises StartupError where this process cannot tell anybody its own directories: in a locale that has no
-    characters for them they are bytes that no JSON takes."""
+    characters for them they are bytes that no JSON takes, as are names of another encoding in any."""
     try:
         here = os.getcwd()
     except FileNotFoundError:
@@ -141,6 +141,11 @@ def _need_letters(directory: DataDirectory) -> None:
         try:
             path.encode()
         except UnicodeEncodeError:
+            if sys.getfilesystemencoding() == "utf-8":
+                raise StartupError(
+                    f"{path!a} has a name that is not UTF-8, which no JSON takes: rename it, or start in "
+                    "another directory, with another --data-dir"
+                ) from None
             raise StartupError(
                 f"this process's locale ({sys.getfilesystemencoding()}) has no characters for "
                 f"{path!a}: start in one that has, as with LC_ALL=C.UTF-8 and without PYTHONUTF8=0"

@@ -183,6 +183,22 @@ def test_it_refuses_a_directory_that_its_locale_cannot_name(tmp_path: Path) -> N
     assert not (tmp_path / "dätä").exists()
 
 
+def test_a_directory_whose_name_is_of_another_encoding_is_not_blamed_on_the_locale(tmp_path: Path) -> None:
+    """It advised LC_ALL=C.UTF-8, which was set."""
+    data = tmp_path / os.fsdecode(b"d\xe4ta")
+    done = subprocess.run(
+        [HOLDFAST, "--data-dir", data, "up", "--port", "0"],
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "d\\udce4ta' has a name that is not UTF-8, which no JSON takes: rename it, or start" in done.stderr
+    assert not data.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "refused"),
     [

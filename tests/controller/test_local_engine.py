@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -212,6 +213,34 @@ def test_what_runs_without_a_record_is_ended_before_its_job_goes_on_or_goes(tmp_
             shutil.rmtree(run_directory(tmp_path, job).path)
             assert all_running(await engine.observe(job, 2)), "this controller knows of it"
             await killed(engine, job, 2)
+
+    asyncio.run(story())
+
+
+def test_a_record_that_cannot_be_read_is_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that fails once: the next attempt ran beside the one that it is of."""
+    read_bytes = Path.read_bytes
+
+    def fails(path: Path) -> bytes:
+        if path.name == "engine.json":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read_bytes(path)
+
+    async def story() -> None:
+        job = waiting_job()
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+        with monkeypatch.context() as failing:
+            failing.setattr(Path, "read_bytes", fails)
+            told = "engine.json: Input/output error; what runs there would be started twice"
+            with pytest.raises(Unavailable, match=told):
+                local_engine(tmp_path)
+        async with at_work(local_engine(tmp_path)) as engine:
+            assert all_running(await engine.observe(job, 1))
+            await killed(engine, job)
 
     asyncio.run(story())
 

@@ -121,7 +121,11 @@ class LocalEngine:
             run = RunDir(directory)
             for attempt in run.attempt_numbers()[-1:]:
                 files = AttemptFiles(run, attempt)
-                if launch := files.launch():
+                try:
+                    launch = files.launch()
+                except OSError as error:
+                    raise _started_twice(error) from error
+                if launch is not None:
                     if (original := _elsewhere(directory, launch.supervisors)) is not None:
                         raise Unavailable(
                             f"{self._data} is a copy: attempt {launch.attempt} of {launch.key} runs in "
@@ -136,10 +140,7 @@ class LocalEngine:
             namespaces = [path for path in (self._data / "runs").iterdir() if is_directory(path)]
             return [directory for namespace in namespaces for directory in namespace.iterdir()]
         except OSError as error:
-            raise Unavailable(
-                f"cannot read {error.filename}: {error.strerror}; what runs there would be started twice: "
-                "make it readable, or choose another data directory"
-            ) from error
+            raise _started_twice(error) from error
 
     def _adopt(self, files: AttemptFiles, launch: Launch) -> ActiveAttempt:
         active = ActiveAttempt(files, launch, self._memory, self._keys.publish)
@@ -262,8 +263,9 @@ class LocalEngine:
 
     async def start(self, job: TrainingJob, attempt: int) -> None:
         uid = attempt_uid(job, attempt)
-        if self._known(job, attempt) is not None:
-            return
+        with suppress(OSError):  # whose record cannot be read waits until it can
+            if self._known(job, attempt) is not None:
+                return
         reasons = never_fits(request_of(job.spec), self._machine)
         self._queue[uid] = _Queued(job, attempt, waiting="; ".join(reasons))
         self._start_what_fits()
@@ -498,6 +500,13 @@ class LocalEngine:
         async with aclosing(self._keys.follow()) as keys:
             async for key in keys:
                 yield key
+
+
+def _started_twice(error: OSError) -> Unavailable:
+    return Unavailable(
+        f"cannot read {error.filename}: {error.strerror}; what runs there would be started twice: "
+        "make it readable, or choose another data directory"
+    )
 
 
 def _settled(environment: Mapping[str, str]) -> dict[str, str]:

@@ -109,7 +109,11 @@ class AttemptFiles:
     # ------------------------------------------------------------- engine's
 
     def launch(self) -> Launch | None:
-        body = _read(self.directory / "engine.json")
+        """Raises OSError where it is there and cannot be read: what runs would be taken for never started."""
+        try:
+            body = _parsed((self.directory / "engine.json").read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         if body is None:
             return None
         grants = tuple(
@@ -212,7 +216,14 @@ def _known(record: type[Launch | Stop | Lost], body: dict[str, Any]) -> dict[str
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return _parsed(path.read_bytes())
+    except OSError:
+        return None
+
+
+def _parsed(data: bytes) -> dict[str, Any] | None:
+    try:
+        body = json.loads(data)
+    except ValueError:
         return None
     return body if isinstance(body, dict) else None

@@ -970,9 +970,9 @@ def test_a_rate_that_a_script_sets_in_what_it_took_from_its_optimizer_counts_aft
 class Sharpness(torch.optim.SGD):
     """As SAM has it: another optimizer takes its steps, by the same groups."""
 
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, 0.5)
-        self.base = torch.optim.SGD(self.param_groups, 0.5)
+    def __init__(self, parameters: Any, momentum: float = 0.0) -> None:
+        super().__init__(parameters, 0.5, momentum=momentum)
+        self.base = torch.optim.SGD(self.param_groups, 0.5, momentum=momentum)
         self.param_groups = self.base.param_groups
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -991,3 +991,25 @@ def test_an_optimizer_that_shares_its_groups_with_an_inner_one_goes_on_sharing_t
     assert resumed.restore(saved_by(state)) == []
     optimizer.param_groups[0]["lr"] = 0.25
     assert optimizer.base.param_groups[0]["lr"] == 0.25
+
+
+def test_moments_of_an_inner_optimizer_that_an_outer_one_does_not_give_are_told_to_be_lost() -> None:
+    """As SAM has it: a resume began with moments of 0, without a word."""
+
+    def steps_of(optimizer: Sharpness, **others: torch.optim.Optimizer) -> list[bool]:
+        state = TrainingState({"model": model, "optimizer": optimizer, **others}, rank=0)
+        told = []
+        for _ in range(3):
+            told.append(state.found_untracked(optimizer.base))
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.base.step()
+        return told
+
+    model = nn.Linear(2, 1)
+    assert steps_of(Sharpness(model.parameters())) == [False, False, False], "it keeps nothing"
+    assert steps_of(Sharpness(model.parameters(), momentum=0.5)) == [False, True, False]
+    tracked = Sharpness(model.parameters(), momentum=0.5)
+    assert steps_of(tracked, base=tracked.base) == [False, False, False]
+    sharing = Sharpness(model.parameters(), momentum=0.5)
+    sharing.state = sharing.base.state
+    assert steps_of(sharing) == [False, False, False]

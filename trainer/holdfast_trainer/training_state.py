@@ -121,6 +121,9 @@ class TrainingState:
         """Whether an optimizer of a model's parameters is no part, and in none; true once for each."""
         if optimizer in self._looked_at:
             return False
+        steps_for_another = any(any(one is optimizer for one in _held(other)) for other in self.optimizers)
+        if steps_for_another and not optimizer.state:
+            return False  # it may never keep anything
         self._looked_at.add(optimizer)
         mine = any(id(p) in self._of_models for group in optimizer.param_groups for p in group["params"])
         return mine and not any(_has(part, optimizer) for part in self._parts.values())
@@ -459,7 +462,10 @@ def _values(values: Any) -> list[Any]:
 
 def _has(part: Stateful, optimizer: object) -> bool:
     """Whether a part that is none of torch's own is made of the optimizer, or of what else torch has, and may
-    give its state."""
+    give its state. An optimizer with torch's own `state_dict`, as SAM is, gives none but what both share."""
+    gives_its_own = getattr(type(part), "state_dict", None) is torch.optim.Optimizer.state_dict
+    if gives_its_own and getattr(part, "state", None) is not getattr(optimizer, "state", None):
+        return False
     return any(one is optimizer for one in _held(part))
 
 

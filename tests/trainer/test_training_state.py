@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from tests.lone_gang import Alone
+from tests.saving import make_saver
 from torch import nn
 
-from holdfast_trainer.checkpoint import Loaded, WrongConfiguration, tensorfile
+from holdfast_trainer.checkpoint import Loaded, WrongConfiguration, load_newest, tensorfile
 from holdfast_trainer.checkpoint.manifest import Manifest
 from holdfast_trainer.checkpoint.tree import UnsupportedState, in_kind, pack, unpack
+from holdfast_trainer.contract import RunDir
 from holdfast_trainer.training_state import TrainingState
 
 
@@ -1013,3 +1016,24 @@ def test_moments_of_an_inner_optimizer_that_an_outer_one_does_not_give_are_told_
     sharing = Sharpness(model.parameters(), momentum=0.5)
     sharing.state = sharing.base.state
     assert steps_of(sharing) == [False, False, False]
+
+
+def test_lists_too_long_to_be_read_again_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shuffled order of 13 million numbers was saved, and no attempt could load what was durable."""
+    monkeypatch.setattr(tensorfile, "_LARGEST_HEADER", 16_384)
+    model, tally = nn.Linear(2, 1), Tally()
+    state = TrainingState({"model": model, "tally": tally}, rank=0)
+    saver = make_saver(RunDir(tmp_path))
+    saver.save(1, state.capture(1).shared, {})
+    saver.wait()
+    tally.kept["order"] = list(range(10_000))
+    told = r"parts\.tally\.order: what the state has besides its tensors is 53\.\d kB as text"
+    with pytest.raises(UnsupportedState, match=told):
+        saver.save(2, state.capture(2).shared, {})
+    with pytest.raises(UnsupportedState, match=told):
+        TrainingState({"model": model, "tally": tally}, rank=0)
+    loaded, skipped = load_newest(RunDir(tmp_path), 2, Alone())
+    assert loaded is not None
+    assert (loaded.manifest.step, skipped) == (1, [])

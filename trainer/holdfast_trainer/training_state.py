@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
+from .checkpoint.tensorfile import Header
 from .checkpoint.tree import EXTRA, Piece, UnsupportedState, in_kind, join, pack
 from .given import given
 from .late import Late
@@ -99,7 +100,8 @@ class TrainingState:
         self._looked_at = WeakSet(optimizers.values())
         """Optimizers of which it is known whether they are tracked."""
         self._groups = {id(one): (name, len(one.param_groups)) for name, one in optimizers.items()}
-        tensors = pack(self._shared(0))[1]  # an unsupported value is told now, not when the first save is due
+        skeleton, tensors = pack(self._shared(0))
+        Header.of(skeleton, tensors)  # what cannot be saved is told now, not when the first save is due
         self.unsaved = [
             name for name, optimizer in optimizers.items() if self._steps_others(optimizer, tensors)
         ]

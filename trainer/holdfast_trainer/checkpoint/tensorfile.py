@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from ..memory import huge_pages
+from ..sizes import size_text
 from .bucket import Location
 from .checksums import BLOCK, Running, Written, combine, sum_of
 from .errors import CheckpointError, StorageUnavailable, may_pass, not_looked_at
@@ -65,6 +66,10 @@ _LARGEST_HEADER = 100_000_000
 """Bytes; the library's own bound. A damaged length must not ask for all memory."""
 
 
+class UnsupportedState(TypeError):
+    """A value in the state can be saved neither as a tensor nor as JSON, or there is too much of that."""
+
+
 @dataclass(frozen=True)
 class Header:
     """The beginning of a file, and where each tensor follows, counted from the header's end."""
@@ -80,6 +85,7 @@ class Header:
 
     @classmethod
     def of(cls, skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Header:
+        """Raises UnsupportedState where it would be too large to be read."""
         header: dict[str, Any] = {RESERVED: {"holdfast": json.dumps(skeleton, separators=(",", ":"))}}
         offsets: dict[str, tuple[int, int]] = {}
         # Wider types first keeps every tensor aligned to its element size.
@@ -96,7 +102,23 @@ class Header:
             begin = end
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-(len(text) + 8) % PAGE)
+        if len(text) > _LARGEST_HEADER:
+            raise UnsupportedState(
+                f"{_longest(skeleton)}: what the state has besides its tensors is {size_text(len(text))} as "
+                f"text, most of it here, and {size_text(_LARGEST_HEADER)} could be read again; keep long "
+                "lists of numbers as tensors or NumPy arrays"
+            )
         return cls(len(text).to_bytes(8, "little") + text, offsets)
+
+
+def _longest(skeleton: Any) -> str:
+    """The path of what most of its text is of."""
+    path: list[str] = []
+    while isinstance(skeleton, dict) and skeleton and not any(key.startswith("$") for key in skeleton):
+        longest = max(skeleton, key=lambda key: len(json.dumps(skeleton[key])))
+        path.append(longest)
+        skeleton = skeleton[longest]
+    return ".".join(path)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

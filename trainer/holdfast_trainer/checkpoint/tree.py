@@ -25,15 +25,12 @@ import numpy as np
 import torch
 
 from .tensorfile import DTYPES, RESERVED
+from .tensorfile import UnsupportedState as UnsupportedState
 
 _TAGS = ("$tensor", "$shards", "$elsewhere", "$array", "$scalar", "$tuple", "$dict")
 _SHARD = re.compile(r"@\d+$")
 EXTRA = "_extra_state"
 """How torch ends the names of what a module gives by `get_extra_state`, which may be no tensor."""
-
-
-class UnsupportedState(TypeError):
-    """A value in the state can be saved neither as a tensor nor as JSON."""
 
 
 def packed_bytes(state: Any) -> int:

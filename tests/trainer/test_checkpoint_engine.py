@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -252,14 +253,16 @@ def test_the_state_may_change_once_save_has_returned(run: RunDir) -> None:
 
     storage = Slow()
     saver = Saver(run, attempt=1, rank=0, world_size=1, storage=storage)
-    weights = torch.arange(1000.0)
-    saver.save(10, {"parts": {"w": weights}}, {})
+    weights, seen = torch.arange(1000.0), np.arange(1000.0)
+    saver.save(10, {"parts": {"w": weights, "seen": seen}}, {})
     weights.zero_()
+    seen.fill(0)
     storage.go.set()
     saver.wait()
     loaded, _ = load_newest(run, 1, Alone())
     assert loaded is not None
     assert torch.equal(loaded.shared["parts"]["w"], torch.arange(1000.0))
+    assert np.array_equal(loaded.shared["parts"]["seen"], np.arange(1000.0))
 
 
 def test_memory_is_taken_once_and_up_front(run: RunDir) -> None:

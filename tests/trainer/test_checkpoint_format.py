@@ -115,6 +115,15 @@ def test_arrays_that_torch_cannot_share_are_kept_by_value() -> None:
     assert [array.tolist() for array in back.values()] == [[2, 1, 0], [0, 1, 2], [1, 2]]
 
 
+def test_an_array_is_not_copied_before_it_is_staged() -> None:
+    """A replay buffer of some gigabytes held the training up for seconds more, and doubled its memory."""
+    replay = np.zeros((4, 3), dtype=np.float32)
+    for array in (replay, replay[:, 1:]):
+        (tensor,) = pack({"replay": array})[1].values()
+        assert tensor.data_ptr() == array.ctypes.data
+        assert tensor.shape == array.shape
+
+
 def test_a_tensor_of_which_memory_has_the_conjugate_is_kept_by_value(tmp_path: Path) -> None:
     """A filter in the frequency domain, as torch makes one: a large one ended the job at its first save."""
     weight = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,8 @@ def packed_bytes(state: Any) -> int:
 
 
 def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """(skeleton, tensors by dotted path). Tensors are not copied, but where their memory is conjugate.
+    """(skeleton, tensors by dotted path). Nothing is copied but tensors of which the memory is conjugate, and
+    arrays that torch cannot share.
 
     Raises UnsupportedState naming the path of a value of any other type.
     """
@@ -151,6 +153,9 @@ def _file_name(path: str) -> str:
 def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
     if isinstance(array, np.ma.MaskedArray):  # it would come back without its mask
         raise UnsupportedState(f"{path}: a masked array cannot be saved; keep its data and its mask")
+    if array.flags.writeable:  # torch warns of other memory
+        with suppress(TypeError, ValueError):
+            return torch.from_numpy(array)
     try:
         # torch wants memory that it may write to, in the machine's own byte order, with positive strides.
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", copy=True))

@@ -1037,3 +1037,20 @@ def test_lists_too_long_to_be_read_again_are_refused_by_name(
     loaded, skipped = load_newest(RunDir(tmp_path), 2, Alone())
     assert loaded is not None
     assert (loaded.manifest.step, skipped) == (1, [])
+
+
+def test_a_buffer_that_is_expanded_comes_back() -> None:
+    """Each resume was refused, as if the model were another one: the work before an interruption was lost."""
+
+    def model() -> nn.Linear:
+        made = nn.Linear(2, 1)
+        made.register_buffer("mask", torch.arange(3).expand(4, 3))
+        made.register_buffer("row", torch.arange(3).expand(1, 3))
+        return made
+
+    state, resumed = (TrainingState({"model": model()}, rank=1) for _ in range(2))
+    captured = state.capture(1)
+    assert resumed.restore(Loaded(Manifest(1, 1, 2, "", {}, 0.0), captured.shared, captured.own)) == []
+    (after,) = resumed.parts
+    assert isinstance(after, nn.Linear)
+    assert after.get_buffer("mask").tolist() == [[0, 1, 2]] * 4

@@ -532,6 +532,10 @@ def _load(
 
 def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
     """Empty where it is loaded, else what does not fit, in torch's words."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and _is_expanded(buffer):  # torch copies nothing into one
+                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
     live = model.state_dict()
     named = _named_like(state, live.keys())
     placed = {name: shard_like(value, live.get(name)) for name, value in named.items()}
@@ -542,6 +546,14 @@ def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
             return str(error)
         raise
     return ""
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether several of its elements are one in memory."""
+    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    return plain and any(
+        size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _of_other_types(models: Mapping[str, nn.Module], saved: Mapping[str, Any]) -> set[int]:

@@ -19,6 +19,7 @@ from torch import nn
 
 from holdfast_trainer.checkpoint import Loaded, WrongConfiguration, load_newest, tensorfile
 from holdfast_trainer.checkpoint.manifest import Manifest
+from holdfast_trainer.checkpoint.shares import part_of
 from holdfast_trainer.checkpoint.tree import UnsupportedState, in_kind, pack, unpack
 from holdfast_trainer.contract import RunDir
 from holdfast_trainer.training_state import TrainingState
@@ -1054,3 +1055,38 @@ def test_a_buffer_that_is_expanded_comes_back() -> None:
     (after,) = resumed.parts
     assert isinstance(after, nn.Linear)
     assert after.get_buffer("mask").tolist() == [[0, 1, 2]] * 4
+
+
+class Accuracy(nn.Module):
+    """As torchmetrics has them: attributes, which its own `state_dict` gives."""
+
+    def __init__(self, *seen: int) -> None:
+        super().__init__()
+        self.total, self.rows = torch.tensor(sum(seen)), [torch.full((one,), one) for one in seen]
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        state = super().state_dict(*args, **options)
+        prefix = options.get("prefix", "")
+        return state | {f"{prefix}total": self.total, f"{prefix}rows": self.rows}
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        self.total, self.rows = state.pop(f"{prefix}total"), state.pop(f"{prefix}rows")
+
+
+def test_what_a_module_counts_on_its_own_rank_stays_that_ranks() -> None:
+    """All ranks went on with rank 0's sums, and where ranks had lists of other lengths no save was made."""
+    ranks = [Accuracy(1), Accuracy(2, 3)]
+    states = [TrainingState({"accuracy": one}, rank) for rank, one in enumerate(ranks)]
+    first, second = (state.capture(1) for state in states)
+    divisions = [
+        part_of(captured.shared, captured.own, captured.rank_0_only, rank, 2).division
+        for rank, captured in enumerate((first, second))
+    ]
+    assert divisions[0] == divisions[1]
+    shared, own = (unpack(json.loads(json.dumps(s)), t) for s, t in map(pack, (first.shared, second.own)))
+    for rank, has in ((0, None), (1, own)):
+        accuracy = Accuracy()
+        loaded = Loaded(Manifest(1, 1, 2, "", {}, 0.0), shared, has)
+        assert TrainingState({"accuracy": accuracy}, rank).restore(loaded) == []
+        assert accuracy.total == ranks[rank].total
+        assert [row.tolist() for row in accuracy.rows] == [row.tolist() for row in ranks[rank].rows]

@@ -3,7 +3,7 @@
 Under DDP parameters and optimizer are the same on every rank, so they are written once, by all ranks
 together. Under FSDP2 each rank writes its shards, which load as whole tensors: so either loads what the
 other wrote. Each rank adds its random state and, where it is not rank 0, what may differ: buffers of models
-(running statistics of its own batches), what modules give by `get_extra_state`, and parts that are neither
+(running statistics of its own batches), what modules give besides (see _extra), and parts that are neither
 model nor optimizer (the position of a data loader); rank 0's go with what is shared. So it is with gradients
 that are still being added up.
 
@@ -288,7 +288,7 @@ class TrainingState:
         own: dict[str, Any] = {"rng": rng.capture() if random is None else random}
         buffers = {name: _buffers(model) for name, model in self._models.items()}
         shared = self._shared(step)
-        extra = {name: _extra(shared["parts"][name]) for name in self._models}
+        extra = {name: _extra(shared["parts"][name], model) for name, model in self._models.items()}
         parts = {n: p.state_dict() for n, p in self._parts.items() if _differs_by_rank(p)}
         gradients = {name: unspent.gradients() for name, unspent in self._unspent.items()}
         if self._rank != 0:
@@ -540,7 +540,7 @@ def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
     named = _named_like(state, live.keys())
     placed = {name: shard_like(value, live.get(name)) for name, value in named.items()}
     try:
-        model.load_state_dict({**placed, **in_kind(_extra(placed), live)})
+        model.load_state_dict({**placed, **in_kind(_extra(placed, model), live)})
     except RuntimeError as error:
         if str(error).startswith("Error(s) in loading state_dict"):
             return str(error)
@@ -599,9 +599,19 @@ def _sample(model: nn.Module, step: int) -> np.ndarray:
     return torch.cat([one.double() for one in numbers]).numpy() if numbers else np.zeros(0)
 
 
-def _extra(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What modules give by `get_extra_state`, of a model's state."""
-    return {name: value for name, value in saved.items() if name.endswith(EXTRA)}
+def _extra(saved: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """What modules give besides parameters and buffers, of a model's state: by `get_extra_state`, or by a
+    `state_dict` of their own, as metrics give what they have counted."""
+    tensors = [*_named(model), *model.named_buffers(remove_duplicate=False)]
+    names = {_without_wrapping(name) for name, _ in tensors}
+    others = {name: value for name, value in saved.items() if _without_wrapping(name) not in names}
+    memory = {_local(tensor).data_ptr() for _, tensor in tensors} if others else set()
+    return {
+        name: value
+        for name, value in others.items()
+        if name.endswith(EXTRA)
+        or not (isinstance(value, torch.Tensor) and _local(value).data_ptr() in memory)
+    }
 
 
 def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:

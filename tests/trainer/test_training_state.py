@@ -1057,6 +1057,31 @@ def test_a_buffer_that_is_expanded_comes_back() -> None:
     assert after.get_buffer("mask").tolist() == [[0, 1, 2]] * 4
 
 
+class Whitened(nn.Linear):
+    """It takes the mean from its first batch."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.register_buffer("mean", None)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        if self.mean is None:
+            self.mean = batch.mean(0)
+        return super().forward(batch - self.mean)
+
+
+def test_a_buffer_that_a_model_makes_in_its_first_pass_comes_back() -> None:
+    """Each resume was refused, as if the model were another one."""
+    whitened, again = (nn.Sequential(Whitened()) for _ in range(2))
+    state, resumed = (TrainingState({"model": model}, rank=1) for model in (whitened, again))
+    whitened(torch.ones(3, 2))
+    captured = state.capture(1)
+    assert resumed.restore(Loaded(Manifest(1, 1, 2, "", {}, 0.0), captured.shared, captured.own)) == []
+    batch = torch.randn(3, 2)
+    assert torch.equal(again(batch), whitened(batch))
+    assert resumed.capture(1).rank_0_only == captured.rank_0_only
+
+
 class Accuracy(nn.Module):
     """As torchmetrics has them: attributes, which its own `state_dict` gives."""
 

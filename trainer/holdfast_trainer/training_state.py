@@ -532,10 +532,7 @@ def _load(
 
 def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
     """Empty where it is loaded, else what does not fit, in torch's words."""
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and _is_expanded(buffer):  # torch copies nothing into one
-                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+    _make_room(model, state)
     live = model.state_dict()
     named = _named_like(state, live.keys())
     placed = {name: shard_like(value, live.get(name)) for name, value in named.items()}
@@ -546,6 +543,21 @@ def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
             return str(error)
         raise
     return ""
+
+
+def _make_room(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give it buffers that torch can copy into, for those that are expanded, and for those that it will make
+    in its first pass, and has as None until then."""
+    saved = {_without_wrapping(name): value for name, value in state.items()}
+    for path, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            value = saved.get(_without_wrapping(f"{path}.{name}" if path else name))
+            if buffer is not None and _is_expanded(buffer):
+                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+            elif buffer is None and isinstance(value, torch.Tensor):
+                beside = chain(module.parameters(), module.buffers(), model.parameters())
+                device = next((one.device for one in beside), value.device)
+                module._buffers[name] = torch.empty_like(value, device=device)
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:

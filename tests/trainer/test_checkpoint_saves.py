@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -38,6 +39,7 @@ from holdfast_trainer.checkpoint.stores import admit
 from holdfast_trainer.checkpoint.tensorfile import Header, Written, write_image
 from holdfast_trainer.checkpoint.writer import Job, Writer
 from holdfast_trainer.contract import MANIFEST, RunDir, exists, raise_fence, read_fence
+from holdfast_trainer.place import cannot_begin
 
 # ------------------------------------------------------------ commit and prune
 
@@ -437,6 +439,22 @@ def test_of_starts_at_once_each_is_an_attempt_of_its_own(run: RunDir) -> None:
         numbers = list(pool.map(start, range(starts)))
     assert sorted(numbers) == list(range(2, starts + 2)), "1 began before"
     assert read_fence(run) == max(numbers)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_a_mount_without_locks_is_told_what_it_lacks(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """As Lustre is mounted unless it is told otherwise: "Function not implemented" was all that was said."""
+
+    def flock(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match=r"mount Lustre with the option flock") as raised:
+        admit(run, 2)
+    told = str(cannot_begin(run, raised.value))
+    assert told.startswith(f"run directory {run.path} cannot be used: [Errno {code}] {os.strerror(code)}: ")
 
 
 def test_an_unreadable_fence_stops_saves_with_a_reason(run: RunDir) -> None:

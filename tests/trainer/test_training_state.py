@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from tests.lone_gang import Alone
-from tests.saving import make_saver
+from lone_gang import Alone
+from saving import make_saver
 from torch import nn
 
 from holdfast_trainer.checkpoint import Loaded, WrongConfiguration, load_newest, tensorfile

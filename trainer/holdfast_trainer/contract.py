@@ -296,7 +296,7 @@ def raise_fence(run: RunDir, attempt: int | None) -> int:
     make_directory(run.path)
     lock = os.open(run.path / ".fence.lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock(lock, run.path)
         current = read_fence(run)
         fence = current + 1 if attempt is None else max(attempt, current)
         if fence > current:
@@ -309,6 +309,18 @@ def raise_fence(run: RunDir, attempt: int | None) -> int:
         return fence
     finally:
         os.close(lock)
+
+
+def _lock(file: int, path: Path) -> None:
+    """Wait for it. Where there are no locks a late attempt could lower the fence, so that is told."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise
+        why = f"{os.strerror(error.errno)}: its mount has no locks, which keep a late attempt from writing; "
+        remedy = "mount Lustre with the option flock, NFS with version 4 or with its lock daemon"
+        raise OSError(error.errno, f"{why}{remedy}", str(path)) from error
 
 
 UNFINISHED = re.compile(r"\.step-(\d{8,})\.attempt-(\d+)(\.save-\d+)?")

@@ -1115,3 +1115,33 @@ def test_what_a_module_counts_on_its_own_rank_stays_that_ranks() -> None:
         assert TrainingState({"accuracy": accuracy}, rank).restore(loaded) == []
         assert accuracy.total == ranks[rank].total
         assert [row.tolist() for row in accuracy.rows] == [row.tolist() for row in ranks[rank].rows]
+
+
+class Second(nn.Linear):
+    """As torchvision's MNASNet: it refuses a state of no version, and reads one of its first otherwise."""
+
+    _version = 2
+
+    def _load_from_state_dict(
+        self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *others: Any
+    ) -> None:
+        if (version := metadata.get("version")) not in (1, 2):
+            raise ValueError(f"version should be 1 or 2, not {version}")
+        if version == 1:
+            state[f"{prefix}bias"] = state[f"{prefix}bias"] + 1
+        super()._load_from_state_dict(state, prefix, metadata, *others)
+
+
+@pytest.mark.parametrize(("saved", "added"), [(Second, 0), (nn.Linear, 1)])
+def test_a_module_hears_of_which_version_its_state_is(
+    saved: type[nn.Linear], added: int, tmp_path: Path
+) -> None:
+    """Each resume ended with an error of the module's, or with a state that it took for an older one."""
+    before, after = nn.Sequential(nn.Sequential(saved(2, 1))), nn.Sequential(nn.Sequential(Second(2, 1)))
+    compiled = nn.Sequential(torch.compile(before[0]))
+    captured = TrainingState({"model": compiled}, rank=0).capture(1).shared
+    tensorfile.write(tmp_path / "file", *pack(captured))
+    shared = unpack(*tensorfile.read(tmp_path / "file"))
+    resumed = TrainingState({"model": after}, rank=0)
+    assert resumed.restore(Loaded(Manifest(1, 1, 1, "", {}, 0.0), shared, None)) == []
+    assert torch.equal(after[0][0].bias, before[0][0].bias + added)

@@ -19,7 +19,7 @@ import hashlib
 import re
 import sys
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from types import FrameType
@@ -304,7 +304,8 @@ class TrainingState:
 
     def _shared(self, step: int) -> dict[str, Any]:
         parts = {name: _saved_of(part) for name, part in self._parts.items()}
-        return {"step": step, "parts": parts, "orders": self._orders()}
+        versions = {name: _versions(model) for name, model in self._models.items()}
+        return {"step": step, "parts": parts, "orders": self._orders(), "versions": versions}
 
     def restore(self, loaded: Loaded) -> list[str]:
         """Load all parts; returns the names in the checkpoint that nothing tracks now.
@@ -313,7 +314,7 @@ class TrainingState:
         checkpoint lacks a part, WrongConfiguration where a model or an optimizer is another one now.
         """
         saved, had, has = loaded.shared["parts"], loaded.shared.get("orders", {}), self._orders()
-        changed = _of_other_types(self._models, saved)
+        changed, versions = _of_other_types(self._models, saved), loaded.shared.get("versions", {})
         own = loaded.own or {}
         for name, part in self._parts.items():
             if name not in saved:
@@ -330,7 +331,8 @@ class TrainingState:
             if _differs_by_rank(part):
                 live, mesh = part.state_dict(), self._mesh
                 state = in_kind(state if mesh is None else place_like(state, live, mesh), live)
-            _load(name, part, state, loaded.manifest.step, had.get(name), has.get(name, []), changed)
+            orders = had.get(name), has.get(name, [])
+            _load(name, part, state, loaded.manifest.step, *orders, changed, versions.get(name))
             if isinstance(part, nn.Module):
                 buffers = _named_like(own.get("buffers", {}).get(name, {}), part.state_dict().keys())
                 with torch.no_grad():
@@ -512,11 +514,12 @@ def _load(
     had: Order | None,
     has: Order,
     changed: set[int],
+    versions: dict[str, int] | None,
 ) -> None:
     if isinstance(part, torch.optim.Optimizer):
         misfit = load_optimizer(part, state, had, has, changed)
     elif isinstance(part, nn.Module):
-        misfit = _load_model(part, state)
+        misfit = _load_model(part, state, versions)
     else:
         part.load_state_dict(state)
         for inner in _held(part):
@@ -530,19 +533,32 @@ def _load(
         )
 
 
-def _load_model(model: nn.Module, state: dict[str, Any]) -> str:
-    """Empty where it is loaded, else what does not fit, in torch's words."""
+def _load_model(model: nn.Module, state: dict[str, Any], versions: dict[str, int] | None) -> str:
+    """Empty where it is loaded, else what does not fit, in torch's words. `versions`: of its modules as they
+    were saved, which a module may ask for; None where an earlier Holdfast did not save them."""
     _make_room(model, state)
     live = model.state_dict()
     named = _named_like(state, live.keys())
     placed = {name: shard_like(value, live.get(name)) for name, value in named.items()}
+    whole: Any = OrderedDict({**placed, **in_kind(_extra(placed, model), live)})
+    if versions is not None:
+        paths = [path for path, _ in model.named_modules()]
+        whole._metadata = {path: {"version": versions.get(_without_wrapping(path), 1)} for path in paths}
     try:
-        model.load_state_dict({**placed, **in_kind(_extra(placed, model), live)})
+        model.load_state_dict(whole)
     except RuntimeError as error:
         if str(error).startswith("Error(s) in loading state_dict"):
             return str(error)
         raise
     return ""
+
+
+def _versions(model: nn.Module) -> dict[str, int]:
+    """Of its modules, by path; torch has 1 for those that say nothing."""
+    found = {
+        _without_wrapping(path): getattr(module, "_version", 1) for path, module in model.named_modules()
+    }
+    return {path: version for path, version in found.items() if isinstance(version, int) and version != 1}
 
 
 def _make_room(model: nn.Module, state: Mapping[str, Any]) -> None:

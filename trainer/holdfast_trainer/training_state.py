@@ -568,12 +568,14 @@ def _make_room(model: nn.Module, state: Mapping[str, Any]) -> None:
     for path, module in model.named_modules():
         for name, buffer in module._buffers.items():
             value = saved.get(_without_wrapping(f"{path}.{name}" if path else name))
-            if buffer is not None and _is_expanded(buffer):
-                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
-            elif buffer is None and isinstance(value, torch.Tensor):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if buffer is None:
                 beside = chain(module.parameters(), module.buffers(), model.parameters())
                 device = next((one.device for one in beside), value.device)
                 module._buffers[name] = torch.empty_like(value, device=device)
+            elif _is_expanded(buffer):
+                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:

@@ -515,12 +515,17 @@ def _settled(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _remove_tree(directory: Path) -> None:
-    """With what is in it where somebody has moved it to another disk, and left a link."""
-    place = Path(os.path.realpath(directory))
-    if exists(place):
-        shutil.rmtree(place)
+    """Where somebody has left a link to it elsewhere, the link alone: what is there may be more than this
+    job's, as where two jobs share it."""
     if directory.is_symlink():
+        log.warning(
+            "a run directory is a link; what it leads to stays",
+            run=str(directory),
+            to=os.path.realpath(directory),
+        )
         directory.unlink()
+    elif exists(directory):
+        shutil.rmtree(directory)
 
 
 def _elsewhere(directory: Path, processes: Iterable[ProcessId]) -> Path | None:

@@ -24,6 +24,9 @@ from holdfast_controller.metrics import WatchMetrics
 
 from .connection import Connection, Document
 
+PER_SECOND, BURST = 50.0, 50
+"""Requests of its own, more than it ever sends."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -57,8 +60,8 @@ class Leadership:
         metrics: WatchMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        # A busy apiserver may want to be asked again when it is too late.
-        self._connection = connection.impatient()
+        # It is too late when all that waits its turn was sent, or a busy apiserver wants to be asked again.
+        self._connection = connection.impatient().apart(PER_SECOND, BURST)
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._namespace = namespace
         self._name = name

@@ -625,6 +625,32 @@ def test_what_an_attempt_finds_in_its_directory_and_environment(
     asyncio.run(story())
 
 
+TITLED = """
+import ctypes, os, time
+if not os.environ.get("SPT_NOENV"):
+    fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    ctypes.memset(start, 0, end - start)
+print("it has a title", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_rank_that_gives_itself_a_title_is_still_seen(tmp_path: Path) -> None:
+    """setproctitle writes it over the variables that /proc shows: nobody saw such a process, nor ended it
+    where it had a session of its own, nor knew whose GPU it used."""
+
+    async def story() -> None:
+        job = waiting_job(replicas=1, command=[sys.executable, "-c", TITLED])
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            assert len(process.ranks_of(attempt_uid(job, 1))) == 1
+            await killed(engine, job)
+
+    asyncio.run(story())
+
+
 def test_programs_of_the_job_s_own_path_are_found(tmp_path: Path) -> None:
     """It was left out without a word, for the machine's own."""
     tool = tmp_path / "bin" / "tool-of-annas"

@@ -154,6 +154,7 @@ def replica_environment(
         ENV_TERMINATION_LOG: str(run.termination(attempt, replica)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the numbers that NVML has, by which they are seen
         VARIABLE: ",".join(str(device) for device in grant.gpus),
+        "SPT_NOENV": "1",  # else setproctitle, as Ray uses it, wipes out what processes are told apart by
         "PATH": os.pathsep.join(str(path) for path in paths if path),
     }
     ours = {"OMP_NUM_THREADS": str(max(1, int(per_rank))), "PYTHONUNBUFFERED": "1"}

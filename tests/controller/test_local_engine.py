@@ -35,7 +35,7 @@ from local_world import (
 from processes import Processes
 from waiting import wait_until, wait_until_async
 
-from holdfast_controller.cluster import Invalid, ReplicaState, Unavailable
+from holdfast_controller.cluster import Invalid, NotFound, ReplicaState, Unavailable
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid, shutdown_timeout
 from holdfast_controller.jobs import AttemptRecord, Metadata, TrainingJob, Verdict
@@ -849,6 +849,19 @@ def test_logs_are_followed_to_their_end_and_a_tail_is_a_tail(tmp_path: Path) -> 
             assert [line async for line in lines] == ["the end"]
             assert [line async for line in engine.logs(job, 1, 0, tail=1)] == ["the end"]
             assert [line async for line in engine.logs(job, 1, 0, tail=0)] == []
+
+    asyncio.run(story())
+
+
+def test_a_log_that_was_removed_is_not_said_to_be_of_an_attempt_that_never_was(tmp_path: Path) -> None:
+    async def story() -> None:
+        job = waiting_job()
+        engine = local_engine(tmp_path)
+        with pytest.raises(NotFound, match="has no attempt 1; it has none yet"):
+            await anext(engine.logs(job, 1, 0))
+        job.status.attempts = [AttemptRecord(number=1, started_at=job.metadata.creation_timestamp)]
+        with pytest.raises(NotFound, match=r"what attempt 1 of job default/a wrote: .+/0001 was removed"):
+            await anext(engine.logs(job, 1, 0))
 
     asyncio.run(story())
 

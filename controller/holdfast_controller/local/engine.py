@@ -479,6 +479,11 @@ class LocalEngine:
         run = run_directory(self._data, job)
         started = is_directory(run.attempt(attempt))
         if not started and attempt_uid(job, attempt) not in self._queue:
+            if (record := job.status.record(attempt)) is not None and record.started_at is not None:
+                raise NotFound(
+                    f"nothing is left of what attempt {attempt} of job {job.key} wrote: "
+                    f"{run.attempt(attempt)} was removed"
+                )
             raise NotFound(
                 f"job {job.key} has no attempt {attempt}; it has {run.attempt_numbers() or 'none yet'}"
             )

@@ -175,6 +175,9 @@ def test_the_weights_of_a_ddp_run_load_into_the_bare_model(
     assert "the weights of 'model', step 10 of 2 ranks" in capsys.readouterr().out
     assert main(["checkpoint", "export", str(runs / "ddp"), "--out", str(plain), "--format", "torch"]) == 0
     tensors, same = load_file(packed), torch.load(plain, weights_only=True)
+    versions = {path: of for path, of in network().state_dict()._metadata.items() if path in same._metadata}
+    assert same._metadata == versions, "which modules such as those of torchvision's MNASNet ask for"
+    assert versions["1"] == {"version": 2}
     network().load_state_dict(tensors)
     network().load_state_dict(same)
     assert all(torch.equal(tensors[name], same[name]) for name in same)

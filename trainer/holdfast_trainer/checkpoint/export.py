@@ -8,6 +8,7 @@ on the wrapping.
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,12 +43,14 @@ def export(opened: Opened, out: Path, form: Format, *, part: str | None, everyth
         raise CheckpointError(f"--out {out} is a directory; name a file, such as {out / 'gpt.safetensors'}")
     if exists(out) and not is_file(out):
         raise CheckpointError(f"--out {out} is there and is no file, which it would replace: name a file")
-    parts = opened.shared()["parts"]
+    shared = opened.shared()
+    parts, versions = shared["parts"], None
     if everything:
         what, body = f"all of {', '.join(parts)}", _everything(opened, parts, form)
     else:
         name = _choose(parts, part)
         what, body = f"the weights of {name!r}", dict(parts[name])
+        versions = shared.get("versions", {}).get(name)
         others = [key for key, value in body.items() if not isinstance(value, torch.Tensor)]
         if others and form == "safetensors":
             what += f" without {', '.join(others)}, which --format torch has"
@@ -60,7 +63,7 @@ def export(opened: Opened, out: Path, form: Format, *, part: str | None, everyth
             save_weights_file({key: value.contiguous() for key, value in body.items()}, temporary, metadata)
         else:
             with open(temporary, "wb") as stream:  # of a path torch would not say why it cannot be written
-                torch.save(side_by_side(body, None, _without_numpy), stream)
+                torch.save(_versioned(side_by_side(body, None, _without_numpy), versions), stream)
         os.replace(temporary, file)
     except OSError as error:
         raise CheckpointError(f"{out} cannot be written: {error.strerror or error}") from error
@@ -69,6 +72,18 @@ def export(opened: Opened, out: Path, form: Format, *, part: str | None, everyth
     finally:
         temporary.unlink(missing_ok=True)
     return what
+
+
+def _versioned(state: dict[str, Any], versions: dict[str, int] | None) -> dict[str, Any]:
+    """A model's state that tells its modules of which versions it is, as that of `Module.state_dict` does."""
+    if versions is None:
+        return state
+    paths = {
+        ".".join(words[:count]) for words in (n.split(".") for n in state) for count in range(len(words))
+    }
+    whole: Any = OrderedDict(state)
+    whole._metadata = {path: {"version": versions.get(path, 1)} for path in sorted(paths)}
+    return whole  # type: ignore[no-any-return]
 
 
 def _without_numpy(value: Any, _: object) -> Any:

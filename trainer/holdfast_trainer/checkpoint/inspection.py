@@ -246,7 +246,7 @@ class Opened:
         return found
 
     def shared(self) -> dict[str, Any]:
-        """The state that all ranks share: {"step", "parts": {name: state_dict}}."""
+        """The state that all ranks share: {"step", "parts": {name: state_dict}, "versions": of modules}."""
         tensors = _Lazy({n: (self, n) for n in self._places if n.startswith(f"{SHARED}.")})
         state: dict[str, Any] = unpack(self._skeletons[0][SHARED], tensors)
         return state

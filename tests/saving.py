@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
-from holdfast_trainer.checkpoint import Saved, Saver
+from holdfast_trainer.checkpoint import Loaded, Saved, Saver
+from holdfast_trainer.checkpoint.manifest import Manifest
 from holdfast_trainer.contract import RunDir
+from holdfast_trainer.training_state import TrainingState
 
 
 @dataclass
@@ -65,3 +67,24 @@ def files_left(count: int) -> Iterator[None]:
 
 def listing(run: RunDir) -> list[str]:
     return sorted(path.name for path in run.checkpoints.iterdir())
+
+
+def loaded(state: dict[str, Any], own: dict[str, Any] | None = None) -> Loaded:
+    """A part of the name `scaler` as a later attempt finds it, rank 0's and this rank's own."""
+    manifest = Manifest(step=7, attempt=1, world_size=1, config_hash="", files={}, time=0.0)
+    return Loaded(manifest, {"parts": {"scaler": state}}, None if own is None else {"parts": {"scaler": own}})
+
+
+def saved_by(state: TrainingState, *, without: tuple[str, ...] = ()) -> Loaded:
+    """What a later attempt finds of it; `without` what an older torch did not save of an optimizer."""
+    shared = state.capture(1).shared
+    for group in shared["parts"]["optimizer"]["param_groups"]:
+        for key in without:
+            del group[key]
+    return Loaded(Manifest(1, 1, 1, "", {}, 0.0), shared, None)
+
+
+def carried(state: TrainingState) -> Any:
+    """Of the gradients, what a save now has."""
+    state.end_step()
+    return state.capture(1).shared.get("gradients", {}).get("optimizer")

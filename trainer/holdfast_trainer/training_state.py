@@ -3,9 +3,9 @@
 Under DDP parameters and optimizer are the same on every rank, so they are written once, by all ranks
 together. Under FSDP2 each rank writes its shards, which load as whole tensors: so either loads what the
 other wrote. Each rank adds its random state and, where it is not rank 0, what may differ: buffers of models
-(running statistics of its own batches), what modules give besides (see _extra), and parts that are neither
-model nor optimizer (the position of a data loader); rank 0's go with what is shared. So it is with gradients
-that are still being added up.
+(running statistics of its own batches), what modules give besides (model_state.py), and parts that are
+neither model nor optimizer (the position of a data loader); rank 0's go with what is shared. So it is with
+gradients that are still being added up.
 
 DDP gives all ranks rank 0's buffers as a forward pass begins, but not after a pass that exchanged nothing
 (under `no_sync`, or without gradients). A new DDP does it in its first pass, whatever came before: so the
@@ -19,7 +19,7 @@ import hashlib
 import re
 import sys
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from types import FrameType
@@ -34,12 +34,24 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
 from .checkpoint.tensorfile import Header
-from .checkpoint.tree import EXTRA, Piece, UnsupportedState, in_kind, join, pack
+from .checkpoint.tree import UnsupportedState, in_kind, join, pack
 from .given import given
 from .late import Late
+from .model_state import (
+    buffers_of,
+    extra_of,
+    load_model,
+    local_memory,
+    named_like,
+    named_parameters,
+    of_other_types,
+    versions_of,
+    without_compiled,
+    without_wrapping,
+)
 from .noted_models import NotedModels
 from .optimizer_state import lay_out, load_optimizer
-from .parallel import COMPILED, compiled_from, place_like, shard_like, unwrap
+from .parallel import compiled_from, place_like, unwrap
 from .parameter_order import Order, moved, order_of, told
 from .shuffle_buffer import SHUFFLE_BUFFER, has_shuffle_buffer
 from .unspent import Unspent
@@ -111,7 +123,7 @@ class TrainingState:
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         others = [p for p in parameters if id(p) not in self._of_models]
         given = {tensor.data_ptr() for tensor in tensors.values()} if others else set()
-        return any(_local(p).data_ptr() not in given for p in others)
+        return any(local_memory(p).data_ptr() not in given for p in others)
 
     @property
     def has_no_model(self) -> bool:
@@ -187,7 +199,7 @@ class TrainingState:
             kept = [value for values in optimizer.state.values() for value in _values(values)]
             for value in (*(p for group in optimizer.param_groups for p in group["params"]), *kept):
                 if isinstance(value, torch.Tensor):
-                    found[_local(value).data_ptr()] = value
+                    found[local_memory(value).data_ptr()] = value
         return found
 
     @property
@@ -286,9 +298,9 @@ class TrainingState:
         `random` stands for the generators' state where they have moved on since the state was true.
         """
         own: dict[str, Any] = {"rng": rng.capture() if random is None else random}
-        buffers = {name: _buffers(model) for name, model in self._models.items()}
+        buffers = {name: buffers_of(model) for name, model in self._models.items()}
         shared = self._shared(step)
-        extra = {name: _extra(shared["parts"][name], model) for name, model in self._models.items()}
+        extra = {name: extra_of(shared["parts"][name], model) for name, model in self._models.items()}
         parts = {n: p.state_dict() for n, p in self._parts.items() if _differs_by_rank(p)}
         gradients = {name: unspent.gradients() for name, unspent in self._unspent.items()}
         if self._rank != 0:
@@ -304,7 +316,7 @@ class TrainingState:
 
     def _shared(self, step: int) -> dict[str, Any]:
         parts = {name: _saved_of(part) for name, part in self._parts.items()}
-        versions = {name: _versions(model) for name, model in self._models.items()}
+        versions = {name: versions_of(model) for name, model in self._models.items()}
         return {"step": step, "parts": parts, "orders": self._orders(), "versions": versions}
 
     def restore(self, loaded: Loaded) -> list[str]:
@@ -314,7 +326,7 @@ class TrainingState:
         checkpoint lacks a part, WrongConfiguration where a model or an optimizer is another one now.
         """
         saved, had, has = loaded.shared["parts"], loaded.shared.get("orders", {}), self._orders()
-        changed, versions = _of_other_types(self._models, saved), loaded.shared.get("versions", {})
+        changed, versions = of_other_types(self._models, saved), loaded.shared.get("versions", {})
         own = loaded.own or {}
         for name, part in self._parts.items():
             if name not in saved:
@@ -334,7 +346,7 @@ class TrainingState:
             orders = had.get(name), has.get(name, [])
             _load(name, part, state, loaded.manifest.step, *orders, changed, versions.get(name))
             if isinstance(part, nn.Module):
-                buffers = _named_like(own.get("buffers", {}).get(name, {}), part.state_dict().keys())
+                buffers = named_like(own.get("buffers", {}).get(name, {}), part.state_dict().keys())
                 with torch.no_grad():
                     for key, value in buffers.items():
                         part.get_buffer(key).copy_(value)
@@ -343,7 +355,7 @@ class TrainingState:
             gradients = own.get("gradients", {}).get(name, shared)
             numbers = enumerate(moved(had.get(name), has[name]))
             unspent.restore({now: gradients[then] for now, then in numbers if then in gradients})
-        apart = {_without_wrapping(name) for name in loaded.shared.get("buffers_apart", ())}
+        apart = {without_wrapping(name) for name in loaded.shared.get("buffers_apart", ())}
         for name, model in self.replicated.items():
             model.require_forward_param_sync = name not in apart
         return [name for name in saved if name not in self._parts]
@@ -380,7 +392,7 @@ def _is_cut_by_fsdp1(module: nn.Module) -> bool:
 def _replicated(parts: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
     """Also where torch.compile or another library has wrapped what DDP wraps."""
     found = _modules(parts)
-    return {_without_wrapping(n): m for n, m in found if isinstance(m, DistributedDataParallel)}
+    return {without_wrapping(n): m for n, m in found if isinstance(m, DistributedDataParallel)}
 
 
 def _models(parts: Mapping[str, Any]) -> dict[str, nn.Module]:
@@ -392,17 +404,12 @@ def _names(models: Mapping[str, nn.Module]) -> dict[int, str]:
     models are tracked."""
     found: dict[int, str] = {}
     for of, model in models.items():
-        for path, parameter in _named(model):
-            name = _without_wrapping(f"{of}.{path}")
+        for path, parameter in named_parameters(model):
+            name = without_wrapping(f"{of}.{path}")
             found[id(parameter)] = min(found.get(id(parameter), name), name)
         for parameter in model.parameters():  # of a class of its own, it may give more
             found.setdefault(id(parameter), "")
     return found
-
-
-def _named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Its parameters under all of their names, also where its class has a `named_parameters` of its own."""
-    return nn.Module.named_parameters(model, remove_duplicate=False)
 
 
 def _modules(parts: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
@@ -419,29 +426,12 @@ def _compiled(parts: Mapping[str, Any]) -> str | bool:
     return ", ".join(f"{count} of {k}" if "*" in k else k for k, count in kinds.items()) or False
 
 
-def _named_like(saved: dict[str, Any], live: Collection[str]) -> dict[str, Any]:
-    """`saved` under the names that it has in a model, which are `live`. What is compiled, such as a layer, or
-    under DDP, such as what a model is averaged of, has a part more in them, and may be so now alone, or at
-    the save alone."""
-    names = {_without_wrapping(name): name for name in live}
-    named = {names.get(_without_wrapping(name), name): value for name, value in saved.items()}
-    return named if len(named) == len(saved) and len(names) == len(live) else saved
-
-
-def _without_wrapping(name: str) -> str:
-    return _without(name, COMPILED, "module")
-
-
-def _without(name: str, *wrappings: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in wrappings)
-
-
 def _saved_of(part: Stateful) -> dict[str, Any]:
     """Its state; a model's under names that do not tell whether a layer of it is compiled."""
     state = part.state_dict()
     if not isinstance(part, nn.Module):
         return state
-    return {_without(name, COMPILED): value for name, value in state.items()}
+    return {without_compiled(name): value for name, value in state.items()}
 
 
 def _goes_on_apart(model: DistributedDataParallel) -> bool:
@@ -452,12 +442,6 @@ def _goes_on_apart(model: DistributedDataParallel) -> bool:
 
 def _type_of(parameter: torch.Tensor) -> str:
     return str(parameter.dtype).removeprefix("torch.")
-
-
-def _local(value: torch.Tensor) -> torch.Tensor:
-    """This rank's memory of it."""
-    local: Any = value.detach()
-    return local.to_local() if hasattr(local, "placements") else local  # type: ignore[no-any-return]
 
 
 def _values(values: Any) -> list[Any]:
@@ -519,7 +503,7 @@ def _load(
     if isinstance(part, torch.optim.Optimizer):
         misfit = load_optimizer(part, state, had, has, changed)
     elif isinstance(part, nn.Module):
-        misfit = _load_model(part, state, versions)
+        misfit = load_model(part, state, versions)
     else:
         part.load_state_dict(state)
         for inner in _held(part):
@@ -531,72 +515,6 @@ def _load(
             f"{name!r} is not what it was when the checkpoint of step {step} was written: {misfit}. Build it "
             "as it was then, or use a new run directory"
         )
-
-
-def _load_model(model: nn.Module, state: dict[str, Any], versions: dict[str, int] | None) -> str:
-    """Empty where it is loaded, else what does not fit, in torch's words. `versions`: of its modules as they
-    were saved, which a module may ask for; None where an earlier Holdfast did not save them."""
-    _make_room(model, state)
-    live = model.state_dict()
-    named = _named_like(state, live.keys())
-    placed = {name: shard_like(value, live.get(name)) for name, value in named.items()}
-    whole: Any = OrderedDict({**placed, **in_kind(_extra(placed, model), live)})
-    if versions is not None:
-        paths = [path for path, _ in model.named_modules()]
-        whole._metadata = {path: {"version": versions.get(_without_wrapping(path), 1)} for path in paths}
-    try:
-        model.load_state_dict(whole)
-    except RuntimeError as error:
-        if str(error).startswith("Error(s) in loading state_dict"):
-            return str(error)
-        raise
-    return ""
-
-
-def _versions(model: nn.Module) -> dict[str, int]:
-    """Of its modules, by path; torch has 1 for those that say nothing."""
-    found = {
-        _without_wrapping(path): getattr(module, "_version", 1) for path, module in model.named_modules()
-    }
-    return {path: version for path, version in found.items() if isinstance(version, int) and version != 1}
-
-
-def _make_room(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give it buffers that torch can copy into, for those that are expanded, and for those that it will make
-    in its first pass, and has as None until then."""
-    saved = {_without_wrapping(name): value for name, value in state.items()}
-    for path, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            value = saved.get(_without_wrapping(f"{path}.{name}" if path else name))
-            if not isinstance(value, torch.Tensor):
-                continue
-            if buffer is None:
-                beside = chain(module.parameters(), module.buffers(), model.parameters())
-                device = next((one.device for one in beside), value.device)
-                module._buffers[name] = torch.empty_like(value, device=device)
-            elif _is_expanded(buffer):
-                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
-
-
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether several of its elements are one in memory."""
-    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-    return plain and any(
-        size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-
-
-def _of_other_types(models: Mapping[str, nn.Module], saved: Mapping[str, Any]) -> set[int]:
-    """The parameters of which `saved` has another type, by id."""
-    found: set[int] = set()
-    for of, model in models.items():
-        then = {_without_wrapping(name): value for name, value in saved.get(of, {}).items()}
-        for path, parameter in _named(model):
-            was = then.get(_without_wrapping(path))
-            was = was.tensor if isinstance(was, Piece) else was
-            if isinstance(was, torch.Tensor) and was.dtype != parameter.dtype:
-                found.add(id(parameter))
-    return found
 
 
 def _adds_up_whole(module: nn.Module) -> bool:
@@ -627,25 +545,3 @@ def _sample(model: nn.Module, step: int) -> np.ndarray:
     found = [value[tuple(map(int, place))].cpu() for value, place in zip(whole, places, strict=True)]
     numbers = [torch.view_as_real(one) if one.is_complex() else one.reshape(1) for one in found]
     return torch.cat([one.double() for one in numbers]).numpy() if numbers else np.zeros(0)
-
-
-def _extra(saved: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """What modules give besides parameters and buffers, of a model's state: by `get_extra_state`, or by a
-    `state_dict` of their own, as metrics give what they have counted."""
-    tensors = [*_named(model), *model.named_buffers(remove_duplicate=False)]
-    names = {_without_wrapping(name) for name, _ in tensors}
-    others = {name: value for name, value in saved.items() if _without_wrapping(name) not in names}
-    memory = {_local(tensor).data_ptr() for _, tensor in tensors} if others else set()
-    return {
-        name: value
-        for name, value in others.items()
-        if name.endswith(EXTRA)
-        or not (isinstance(value, torch.Tensor) and _local(value).data_ptr() in memory)
-    }
-
-
-def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Under each of its names, as what is saved of a model has one that two modules share under both."""
-    saved = module.state_dict().keys()
-    named = module.named_buffers(remove_duplicate=False)
-    return {_without(name, COMPILED): buffer for name, buffer in named if name in saved}

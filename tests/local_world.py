@@ -15,7 +15,9 @@ from typing import Any
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import AttemptObservation, Engine, ReplicaState
+from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob
+from holdfast_controller.local import process
 from holdfast_controller.local.engine import LocalEngine
 from holdfast_controller.local.launch import Runtime, run_directory
 from holdfast_controller.local.slots import Machine
@@ -35,6 +37,11 @@ def waiting_job(name: str = "a", **spec: Any) -> TrainingJob:
 
 def local_engine(data: Path, cores: int = 4, runtime: Runtime = TINY) -> LocalEngine:
     return LocalEngine(data, Machine(cores), runtime=runtime)
+
+
+def processes_of(job: TrainingJob, attempt: int = 1) -> list[int]:
+    """Those that carry the attempt's mark."""
+    return [found.pid for found in process.find(attempt_uid(job, attempt))]
 
 
 def end(data: Path, job: TrainingJob, attempt: int, rank: int, code: int = 0) -> None:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import errno
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import structlog
 from local_world import (
     TINY,
     all_running,
@@ -28,6 +23,7 @@ from local_world import (
     gone,
     killed,
     local_engine,
+    processes_of,
     ranks_up,
     until,
     waiting_job,
@@ -35,90 +31,19 @@ from local_world import (
 from processes import Processes
 from waiting import wait_until, wait_until_async
 
-from holdfast_controller.cluster import Invalid, NotFound, ReplicaState, Unavailable
+from holdfast_controller.cluster import Invalid, ReplicaState
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.gang import attempt_uid, shutdown_timeout
 from holdfast_controller.jobs import AttemptRecord, Metadata, TrainingJob, Verdict
-from holdfast_controller.lines import LONGEST_LINE
-from holdfast_controller.local import asking, logs, process
+from holdfast_controller.local import asking, process
 from holdfast_controller.local import engine as engine_module
 from holdfast_controller.local.engine import LONGEST_WORD, LocalEngine
 from holdfast_controller.local.launch import Runtime, replica_environment, run_directory
-from holdfast_controller.local.record import AttemptFiles, Launch
+from holdfast_controller.local.record import AttemptFiles
 from holdfast_controller.local.slots import Grant, Machine
 from holdfast_controller.policy.classify import classify
 from holdfast_controller.prices import NodePrice, Prices
-from holdfast_trainer.bounded_log import NOTE, HoledLog
 from holdfast_trainer.contract import RunDir, read_fence
-
-
-def processes_of(job: TrainingJob, attempt: int = 1) -> list[int]:
-    return [found.pid for found in process.find(attempt_uid(job, attempt))]
-
-
-def test_a_new_controller_finds_what_runs_and_starts_no_second_copy(tmp_path: Path) -> None:
-    async def story() -> None:
-        job = waiting_job()
-        async with at_work(local_engine(tmp_path, cores=2)) as engine:
-            await engine.start(job, 1)
-            await ranks_up(engine, tmp_path, job)
-        files = AttemptFiles(run_directory(tmp_path, job), 1)
-        before = files.launch()
-
-        async with at_work(local_engine(tmp_path, cores=2)) as engine:
-            assert engine.slots() == {"cpu": (2.0, 2.0), "gpu": (0.0, 0.0)}
-            await engine.start(job, 1)
-            assert all_running(await engine.observe(job, 1))
-            assert files.launch() == before
-            assert [line async for line in engine.logs(job, 1, 1)] == ["rank 1 is up"]
-            other = waiting_job("b", replicas=1)
-            await engine.start(other, 1)
-            waits = (await engine.observe(other, 1)).waiting
-            assert waits == "waits for 1 CPU slots: 0 of 2 free; job default/a holds 2"
-            for rank in (0, 1):
-                end(tmp_path, job, 1, rank)
-            seen = await until(engine, job, 1, "the end", gone)
-            assert classify(seen).verdict is Verdict.FINISHED
-            await until(engine, other, 1, "its turn", all_running)
-            await killed(engine, other)
-
-    asyncio.run(story())
-
-
-def test_a_job_whose_store_was_moved_away_keeps_its_gpu_beside_the_next_of_its_name(tmp_path: Path) -> None:
-    """As the store advises where its file is damaged; the log says how the old one is ended."""
-    machine = Machine(4, (0, 1))
-
-    def on_a_gpu(name: str) -> TrainingJob:
-        return waiting_job(name, gpus="1", replicas=1)
-
-    async def story() -> None:
-        old, new, other = on_a_gpu("a"), on_a_gpu("a"), on_a_gpu("b")
-        async with at_work(LocalEngine(tmp_path, machine, runtime=TINY)) as engine:
-            await engine.start(old, 1)
-            await ranks_up(engine, tmp_path, old)
-        engine = LocalEngine(tmp_path, machine, runtime=TINY)
-        async with at_work(engine):
-            with structlog.testing.capture_logs() as told:
-                engine.tell_of_strangers({old.metadata.uid})
-                assert told == []
-                engine.tell_of_strangers(set())
-            await engine.start(new, 1)
-            await engine.start(other, 1)
-            assert engine.slots()["gpu"] == (2.0, 2.0)
-            waits = (await engine.observe(other, 1)).waiting
-            assert waits == "waits for 1 GPU slots: 0 of 2 free; job default/a holds 2"
-
-            assert [line["uid"] for line in told] == [attempt_uid(old, 1)]
-            ending = await asyncio.create_subprocess_shell(told[0]["to_end_it"])
-            assert await ending.wait() == 0
-            await until(engine, other, 1, "its turn", all_running)
-            assert sorted(grant.gpu for grant in engine.gpus_held()) == [0, 1]
-            for job in (new, other):
-                await killed(engine, job)
-
-    asyncio.run(story())
-
 
 CONTROLLER = """
 import asyncio, sys
@@ -137,149 +62,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def test_a_copy_of_a_data_directory_does_not_take_the_attempts_of_the_original_for_its_own(
-    tmp_path: Path,
-) -> None:
-    """A backup that is tried out beside what runs: it showed figures of the original, and suspended it."""
-
-    async def story() -> None:
-        job = waiting_job()
-        first, moved = tmp_path / "first", tmp_path / "moved"
-        async with at_work(local_engine(first)) as engine:
-            await engine.start(job, 1)
-            await ranks_up(engine, first, job)
-        shutil.copytree(first, tmp_path / "copy")
-        place = run_directory(first, job).path
-        told = f"copy is a copy: attempt 1 of default/a runs in {place}, and would be taken"
-        with pytest.raises(Unavailable, match=told):
-            local_engine(tmp_path / "copy")
-        assert processes_of(job), "nothing was done to it"
-
-        first.rename(moved)
-        first.symlink_to(moved)
-        async with at_work(local_engine(moved)) as engine:
-            assert all_running(await engine.observe(job, 1)), "by another path, it is its own"
-            await killed(engine, job)
-
-    asyncio.run(story())
-
-
-def test_an_attempt_is_not_started_beside_the_same_one_of_the_directory_that_this_is_a_copy_of(
-    tmp_path: Path,
-) -> None:
-    """Made while the job rested, and tried out beside the original: the processes of the two were told apart
-    by nothing, and who ended one ended both."""
-
-    async def story() -> None:
-        job = waiting_job()
-        first, copy = tmp_path / "first", tmp_path / "copy"
-        async with at_work(local_engine(first)) as engine, at_work(local_engine(copy)) as other:
-            await engine.start(job, 1)
-            await ranks_up(engine, first, job)
-            await other.start(job, 1)
-            seen = await other.observe(job, 1)
-            place = run_directory(first, job).path
-            assert f"attempt 1 of default/a runs in {place}, and of the two data" in seen.waiting
-            await other.kill(job, 1)
-            assert all_running(await engine.observe(job, 1))
-            await killed(engine, job)
-            await other.start(job, 1)
-            await ranks_up(other, copy, job)
-            await killed(other, job)
-
-    asyncio.run(story())
-
-
-def test_what_runs_without_a_record_is_ended_before_its_job_goes_on_or_goes(tmp_path: Path) -> None:
-    """Somebody has made room by hand, and started the controller again: the next attempt ran beside it, and
-    what was deleted ran on."""
-
-    async def story() -> None:
-        job = waiting_job()
-        async with at_work(local_engine(tmp_path)) as engine:
-            await engine.start(job, 1)
-            await ranks_up(engine, tmp_path, job)
-        shutil.rmtree(run_directory(tmp_path, job).path)
-        async with at_work(local_engine(tmp_path)) as engine:
-            with structlog.testing.capture_logs() as told:
-                seen = await engine.observe(job, 1)
-            assert (seen.exists, seen.gone, processes_of(job)) == (False, True, [])
-            assert told[0]["event"] == "ending what runs without a record"
-
-            await engine.start(job, 2)
-            await ranks_up(engine, tmp_path, job, 2)
-            shutil.rmtree(run_directory(tmp_path, job).path)
-            assert all_running(await engine.observe(job, 2)), "this controller knows of it"
-            await killed(engine, job, 2)
-
-    asyncio.run(story())
-
-
-def test_a_record_that_cannot_be_read_is_not_taken_for_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a disk that fails once: the next attempt ran beside the one that it is of."""
-    read_bytes = Path.read_bytes
-
-    def fails(path: Path) -> bytes:
-        if path.name == "engine.json":
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return read_bytes(path)
-
-    async def story() -> None:
-        job = waiting_job()
-        async with at_work(local_engine(tmp_path)) as engine:
-            await engine.start(job, 1)
-            await ranks_up(engine, tmp_path, job)
-        with monkeypatch.context() as failing:
-            failing.setattr(Path, "read_bytes", fails)
-            told = "engine.json: Input/output error; what runs there would be started twice"
-            with pytest.raises(Unavailable, match=told):
-                local_engine(tmp_path)
-        async with at_work(local_engine(tmp_path)) as engine:
-            assert all_running(await engine.observe(job, 1))
-            await killed(engine, job)
-
-    asyncio.run(story())
-
-
-def test_a_directory_that_has_no_record_of_it_does_not_end_what_runs_in_another(tmp_path: Path) -> None:
-    async def story() -> None:
-        job = waiting_job()
-        async with (
-            at_work(local_engine(tmp_path / "first")) as engine,
-            at_work(local_engine(tmp_path / "copy")) as other,
-        ):
-            await engine.start(job, 1)
-            await ranks_up(engine, tmp_path / "first", job)
-            assert (await other.observe(job, 1)).gone
-            assert all_running(await engine.observe(job, 1))
-            await killed(engine, job)
-
-    asyncio.run(story())
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_link_in_the_place_of_a_run_directory_goes_with_its_job(tmp_path: Path, there: bool) -> None:
-    """Where its disk was full it was moved to another, and its job could not be deleted, for `None`. What the
-    link leads to stays: another job may go on from there."""
-
-    async def story() -> None:
-        job = waiting_job()
-        place, moved = run_directory(tmp_path / "data", job).path, tmp_path / "moved"
-        engine = local_engine(tmp_path / "data")
-        place.parent.mkdir(parents=True)
-        place.symlink_to(moved)
-        if there:
-            (moved / "checkpoints").mkdir(parents=True)
-        await engine.delete(job)
-        assert (moved / "checkpoints").exists() == there
-        assert not place.is_symlink()
-        await engine.delete(job)
-
-    asyncio.run(story())
 
 
 def test_kill_9_of_the_controller_ends_no_attempt(tmp_path: Path, processes: Processes) -> None:
@@ -349,32 +131,6 @@ def test_kill_9_from_outside_is_a_disruption(tmp_path: Path, depth: int, reason:
             assert not seen.replicas[0].disrupted
             incident = classify(await killed(engine, job))
             assert (incident.verdict, incident.replica) == (Verdict.DISRUPTED, 1)
-
-    asyncio.run(story())
-
-
-def test_what_ended_with_its_machine_ended_when_it_was_last_heard_of(tmp_path: Path) -> None:
-    """Until the next morning, when a controller was started, it was taken to run, and cost money."""
-
-    async def story() -> None:
-        job = waiting_job()
-        async with at_work(local_engine(tmp_path)) as engine:
-            await engine.start(job, 1)
-            await ranks_up(engine, tmp_path, job)
-        process.kill_all(attempt_uid(job, 1))
-        await wait_until_async(lambda: not processes_of(job), "the machine to be off")
-        files = AttemptFiles(run_directory(tmp_path, job), 1)
-        launch, night = files.launch(), time.time() - 10 * 3600
-        assert launch is not None
-        files.write_launch(replace(launch, started=night - 3600, boot="the boot before"))
-        for path in files.directory.iterdir():
-            os.utime(path, (night, night))
-        async with at_work(local_engine(tmp_path)) as engine:
-            seen = await until(engine, job, 1, "the end", gone)
-        incident = classify(seen)
-        assert incident.verdict is Verdict.DISRUPTED
-        assert incident.reason == "replica 0: Vanished: this machine went down, and was booted since"
-        assert [one.ended_at for one in seen.replicas] == [pytest.approx(night, abs=1)] * 2
 
     asyncio.run(story())
 
@@ -525,58 +281,6 @@ def test_a_helper_with_a_session_of_its_own_keeps_the_attempt_from_being_gone(tm
             assert not seen.gone
             await killed(engine, job)
             assert processes_of(job) == []
-
-    asyncio.run(story())
-
-
-@pytest.mark.parametrize("begun", [0, 1])
-def test_a_start_cut_short_is_put_to_an_end_and_never_doubled(tmp_path: Path, begun: int) -> None:
-    """The controller died after it had recorded its intent: some replicas may run, some may not."""
-
-    async def story() -> None:
-        job = waiting_job()
-        engine = local_engine(tmp_path)
-        async with at_work(engine):
-            await engine.start(job, 1)
-            await ranks_up(engine, tmp_path, job)
-        files = AttemptFiles(run_directory(tmp_path, job), 1)
-        launch = files.launch()
-        assert launch is not None
-        for replica in range(begun, 2):
-            process.kill_all(launch.uid, replica)
-        for leftover in files.directory.glob("engine-*"):
-            leftover.unlink()
-        files.write_launch(Launch(**{**vars(launch), "supervisors": ()}))
-
-        async with at_work(local_engine(tmp_path)) as engine:
-            await engine.start(job, 1)
-            incident = classify(await until(engine, job, 1, "the end", gone))
-            assert incident.verdict is Verdict.DISRUPTED
-            assert "CutShort: its start was interrupted" in incident.reason
-            assert processes_of(job) == []
-
-    asyncio.run(story())
-
-
-def test_what_a_later_version_has_written_of_an_attempt_is_read_after_a_rollback(tmp_path: Path) -> None:
-    """One key more in one of its files, and `holdfast up` ended in a traceback."""
-
-    async def story() -> None:
-        job = waiting_job()
-        engine = local_engine(tmp_path)
-        async with at_work(engine):
-            await engine.start(job, 1)
-            await ranks_up(engine, tmp_path, job)
-            await engine.drill(job, 1, 1, DrillKind.NOTICE)
-            await engine.stop(job, 1)
-            await killed(engine, job)
-        files = AttemptFiles(run_directory(tmp_path, job), 1)
-        known = (files.launch(), files.stop(), files.drill(1), files.lost(0))
-        assert None not in known
-        for file in files.directory.glob("engine*.json"):
-            file.write_text(json.dumps({**json.loads(file.read_text()), "invented": 1}))
-        assert (files.launch(), files.stop(), files.drill(1), files.lost(0)) == known
-        assert (await local_engine(tmp_path).observe(job, 1)).gone
 
     asyncio.run(story())
 
@@ -832,94 +536,6 @@ def test_what_the_trainer_will_not_take_is_told_before_the_job_runs(
 
 def test_a_program_of_the_users_own_is_not_asked(tmp_path: Path) -> None:
     assert asyncio.run(local_engine(tmp_path).objections(waiting_job(config={"anything": 1}))) == ()
-
-
-def test_logs_are_followed_to_their_end_and_a_tail_is_a_tail(tmp_path: Path) -> None:
-    async def story() -> None:
-        script = (
-            "for i in 1 2 3; do echo line $i; done; until [ -e $HOLDFAST_RUN_DIR/go ]; do sleep 0.02; done"
-        )
-        job = waiting_job(replicas=1, command=["sh", "-c", f"{script}; printf 'the end'"])
-        async with at_work(local_engine(tmp_path)) as engine:
-            await engine.start(job, 1)
-            lines = aiter(engine.logs(job, 1, 0, follow=True))
-            assert [await anext(lines) for _ in range(3)] == ["line 1", "line 2", "line 3"]
-            assert [line async for line in engine.logs(job, 1, 0, tail=2)] == ["line 2", "line 3"]
-            (run_directory(tmp_path, job).path / "go").touch()
-            assert [line async for line in lines] == ["the end"]
-            assert [line async for line in engine.logs(job, 1, 0, tail=1)] == ["the end"]
-            assert [line async for line in engine.logs(job, 1, 0, tail=0)] == []
-
-    asyncio.run(story())
-
-
-def test_a_log_that_was_removed_is_not_said_to_be_of_an_attempt_that_never_was(tmp_path: Path) -> None:
-    async def story() -> None:
-        job = waiting_job()
-        engine = local_engine(tmp_path)
-        with pytest.raises(NotFound, match="has no attempt 1; it has none yet"):
-            await anext(engine.logs(job, 1, 0))
-        job.status.attempts = [AttemptRecord(number=1, started_at=job.metadata.creation_timestamp)]
-        with pytest.raises(NotFound, match=r"what attempt 1 of job default/a wrote: .+/0001 was removed"):
-            await anext(engine.logs(job, 1, 0))
-
-    asyncio.run(story())
-
-
-def test_a_progress_bar_that_never_ends_its_line_is_cut_between_characters(tmp_path: Path) -> None:
-    async def story() -> None:
-        log = tmp_path / "rank-0.log"
-        bar = "|" + "\u2588" * (LONGEST_LINE // 2)
-        log.write_bytes(bar.encode() + b"\xe2\x96\nnext\n")
-        *pieces, last = [line async for line in logs.read(log, tail=None, over=None)]
-        assert len(pieces) > 1
-        assert "".join(pieces) == bar + "\ufffd", "what the program itself cut is marked"
-        assert last == "next"
-
-    asyncio.run(story())
-
-
-def test_what_is_left_out_of_a_long_log_is_passed_over(tmp_path: Path) -> None:
-    """Its reader is shown what is there and told of the rest, also where he was in its midst as it went."""
-
-    async def story() -> None:
-        path, limit = tmp_path / "rank-0.log", 1 << 20
-        with path.open("ab", buffering=0) as file:
-            log = HoledLog(file.fileno(), limit)
-            file.write(b"first\n" + b"line %s\n" % (b"." * 58) * (2 * limit // 64))
-            follower = aiter(logs.read(path, tail=(limit + limit // 4) // 64, over=lambda: True))
-            await anext(follower)
-            file.write(b"line %s\n" % (b"." * 58) * (8 * limit // 64) + b"last\n")
-            log.cut()
-            rest = [line async for line in follower]
-        assert [line async for line in logs.read(path, tail=1, over=None)] == ["last"]
-        lines = [line async for line in logs.read(path, tail=None, over=None)]
-        assert (lines[0], lines[-1]) == ("first", "last")
-        assert sum(len(line) + 1 for line in lines) < limit
-        (note,) = [line for line in lines if line.startswith("[holdfast]")]
-        size = path.stat().st_size
-        assert f"{size - sum(len(line) + 1 for line in lines) + NOTE} bytes are left out here" in note
-        assert not any("\0" in line for line in (*lines, *rest))
-        (note,) = [line for line in rest if line.startswith("[holdfast]")]
-        assert note.endswith("bytes were left out before they were shown: they came too fast for that")
-        assert rest[-1] == "last"
-        assert [line async for line in logs.read(path, tail=len(lines) - 3, over=None)] == lines[3:]
-
-    asyncio.run(story())
-
-
-def test_a_rank_that_talks_without_end_leaves_the_checkpoints_their_room(tmp_path: Path) -> None:
-    async def story() -> None:
-        script = "yes 'a line' | head -c 4000000; printf '\\nthe end'"
-        job = waiting_job(replicas=1, command=["sh", "-c", script])
-        async with at_work(local_engine(tmp_path, runtime=replace(TINY, log_limit="1Mi"))) as engine:
-            await engine.start(job, 1)
-            lines = [line async for line in engine.logs(job, 1, 0, follow=True)]
-        assert (lines[0], lines[-1]) == ("a line", "the end")
-        assert any("bytes are left out here: this log may take 1048576 bytes" in line for line in lines)
-        assert run_directory(tmp_path, job).rank_log(1, 0).stat().st_blocks * 512 <= 1 << 20
-
-    asyncio.run(story())
 
 
 def test_one_machine_is_no_node_that_a_drill_can_take(tmp_path: Path) -> None:

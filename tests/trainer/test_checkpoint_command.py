@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import shutil
 import stat
 import subprocess
@@ -241,6 +242,24 @@ def test_an_export_that_finds_no_room_says_so_and_leaves_nothing(
     assert "out cannot be written: " in (told := capsys.readouterr().err)
     assert "No space left on device" in told
     assert [path.name for path in small_disk.iterdir() if path.is_file()] == ["filler"]
+
+
+def test_an_export_that_is_left_without_room_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of what it could not end torch said that it was not where it had expected to be."""
+    run, out = RunDir(tmp_path / "run"), str(tmp_path / "out")
+    saver = make_saver(run)
+    saver.save(7, {"parts": {"model": {f"{number}.weight": torch.ones(128, 32) for number in range(3)}}}, {})
+    saver.wait()
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in range(2048, 40960, 4096):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+        try:
+            assert main(["checkpoint", "export", str(run.path), "--out", out, "--format", "torch"]) == 2
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+        assert capsys.readouterr().err == f"error: {out} cannot be written: File too large\n"
 
 
 def test_what_cannot_be_exported_is_said(

@@ -67,8 +67,9 @@ def export(opened: Opened, out: Path, form: Format, *, part: str | None, everyth
         os.replace(temporary, file)
     except OSError as error:
         raise CheckpointError(f"{out} cannot be written: {error.strerror or error}") from error
-    except Exception as error:  # the library wraps what the file system said
-        raise CheckpointError(f"{out} cannot be written: {error}") from error
+    except Exception as error:  # the library wraps what the file system said, or fails for it once more
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise CheckpointError(f"{out} cannot be written: {getattr(cause, 'strerror', cause)}") from error
     finally:
         temporary.unlink(missing_ok=True)
     return what

@@ -574,3 +574,41 @@ def test_a_default_device_is_the_scripts_own_matter(workshop: Workshop, tmp_path
     assert gang.history.events("attempt_start", 2)[0]["resumed_step"] == 6
     assert sorted(gang.history.losses()) == list(range(1, 11))
     assert "of both 0.5" in gang.texts()
+
+
+UNSCALED_BEFORE = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=int(sys.argv[1]), keep=9)
+model = torch.nn.Linear(2, 1)
+optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), torch.amp.GradScaler("cpu", init_scale=8.0)
+run.track(model=model, optimizer=optimizer, scaler=scaler)
+for step in run.steps(int(sys.argv[2])):
+    loss = model(torch.ones(1, 2)).square().sum()
+    scaler.scale(loss).backward()
+    run.log(loss=loss)
+    if step % 2 == 0:
+        scaler.unscale_(optimizer)
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("every", "told"), [(3, True), (2, False)])
+def test_a_scaler_that_is_saved_amid_its_turn_is_told(
+    workshop: Workshop, tmp_path: Path, every: int, told: bool
+) -> None:
+    """It unscales gradients in one step, and has its optimizer step in the next: after a resume between them
+    it did so twice, and the weights were others, without a word."""
+    script = tmp_path / "unscaled_before.py"
+    script.write_text(UNSCALED_BEFORE)
+    gang = workshop.start(script=script, arguments=[str(every), "4"])
+    assert gang.wait() == [0], gang.texts()
+    said = "what scaler has done to gradients before the step ended in which it is updated, it does again: "
+    assert (said in gang.texts()) == told
+    history = workshop.finish(script=script, arguments=[str(every), "6"])
+    assert ("not deterministic" in str(history.events("attempt_start", 2)[0]["differences"])) == told

@@ -121,3 +121,8 @@ class Exactness:
         for name in state.whole_gradients():
             why = "(set_requires_gradient_sync(False)) are not saved; have each pass reduce them"
             self.lose(f"gradients that {name} adds up whole", why)
+        for name in state.amid_scaling():
+            why = (
+                "before the step ended in which it is updated, it does again: have all in one step of the run"
+            )
+            self.lose(f"what {name} has done to gradients", why)

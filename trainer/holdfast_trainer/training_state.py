@@ -29,6 +29,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from torch import nn
+from torch.amp.grad_scaler import OptState
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -264,6 +265,15 @@ class TrainingState:
     def whole_gradients(self) -> list[str]:
         """The models, cut over the ranks, whose gradients add up whole on each: no save takes these."""
         return [name for name, model in self._models.items() if any(map(_adds_up_whole, model.modules()))]
+
+    def amid_scaling(self) -> list[str]:
+        """The scalers that have unscaled gradients, or stepped, and were not updated since."""
+        return [
+            name
+            for name, part in self._parts.items()
+            if isinstance(part, torch.amp.GradScaler)
+            and any(of["stage"] is not OptState.READY for of in part._per_optimizer_states.values())
+        ]
 
     def end_step(self) -> None:
         """A step has ended: gradients that no optimizer has stepped with are part of the state after it."""

@@ -116,7 +116,6 @@ def test_without_a_file_the_overrides_are_the_whole_configuration() -> None:
             "checkpoint.every: 'often' is none of: auto, a number of steps (500), seconds",
         ),
         ("checkpoint.every=0", "checkpoint.every: 0 is none of: auto"),
-        ("checkpoint.keep_best=2", "checkpoint.keep_best: 2 are to stay by their validation loss, and there"),
         (f"train.global_batch={10**16}", "train.global_batch: must be at most 1073741824, found the integer"),
         ("checkpoint.every=" + "9" * 400 + "s", "checkpoint.every: '9999"),
         ("train.steps", "override 'train.steps': expected section.key=value, such as train.steps=200"),

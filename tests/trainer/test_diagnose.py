@@ -275,6 +275,14 @@ def test_a_vocabulary_that_weights_have_already_is_left_as_it_is() -> None:
     assert findings(config("model.vocab_size=65", "train.init_from=gpt2"), FACTS) == []
 
 
+def test_the_best_of_what_nobody_validates_is_warned_of() -> None:
+    """And not refused: a run may have validated before, and keeps the best of then."""
+    found = findings(config("validation.every=0", "checkpoint.keep_best=2"), FACTS)
+    told = next(finding for finding in found if finding.setting == "checkpoint.keep_best")
+    assert told.level == "warning"
+    assert "which nobody measures: set validation.every" in told.message
+
+
 def test_errors_come_first() -> None:
     found = findings(config("validation.every=0"), replace(FACTS, memory_peak=9_900_000, samples=5000))
     assert [finding.level for finding in found] == ["error", "warning", "note"]

@@ -255,11 +255,6 @@ class Config:
                 "validation.every: data.stream keeps no text for it; set data.stream.validation_fraction, "
                 "such as 0.01, or validation.every=0"
             )
-        if self.checkpoint.keep_best and not self.validation.every:
-            errors.append(
-                f"checkpoint.keep_best: {self.checkpoint.keep_best} are to stay by their validation loss, "
-                "and there is no validation; set validation.every, such as 500, or checkpoint.keep_best=0"
-            )
         if errors:
             raise ConfigError(errors)
 

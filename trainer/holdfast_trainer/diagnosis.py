@@ -234,6 +234,11 @@ def _saves(config: Config, facts: Facts) -> list[Finding]:
                 f"wait for the disk; use auto, or {math.ceil(facts.save_seconds / facts.step_seconds) * 10}"
             )
             found.append(Finding("warning", "checkpoint.every", message))
+    if config.checkpoint.keep_best and not config.validation.every:
+        message = (
+            "none is kept for its validation loss, which nobody measures: set validation.every, such as 500"
+        )
+        found.append(Finding("warning", "checkpoint.keep_best", message))
     return found
 
 

@@ -9,6 +9,7 @@ import resource
 import shutil
 import sys
 import threading
+import tracemalloc
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from holdfast_trainer.checkpoint.errors import StorageUnavailable, may_pass
 from holdfast_trainer.checkpoint.store import CheckpointStore
 from holdfast_trainer.checkpoint.stores import admit, open_store
 from holdfast_trainer.checkpoint_command import main
-from holdfast_trainer.contract import RunDir, read_lines
+from holdfast_trainer.contract import RunDir, line_of, read_lines
 from holdfast_trainer.ledger import Journal, trained_before
 from holdfast_trainer.place import Place
 from holdfast_trainer.records import Records
@@ -218,6 +219,51 @@ def test_a_ledger_that_could_not_be_written_whole_is_fetched_again(
     Records(elsewhere, 2).fetch()
     assert elsewhere.ledger(1).read_text() == first.ledger(1).read_text()
     assert list(elsewhere.attempt(1).iterdir()) == [elsewhere.ledger(1)]
+
+
+def test_a_copy_of_the_newest_lines_takes_memory_for_these_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of weeks has written gigabytes of steps, and copies some with each checkpoint."""
+    run, sent = RunDir(tmp_path / "run", "s3://bucket/run"), dict[str, bytes]()
+    monkeypatch.setattr(Bucket, "put", lambda self, key, data: sent.update({key: data}))
+    run.attempt(1).mkdir(parents=True)
+    old, new = b'{"step": 1}\n' * (1 << 20), b'{"step": 2}\n'
+    run.steps(1).write_bytes(old)
+    records = Records(run, 1)
+    records.publish()
+    with run.steps(1).open("ab") as file:
+        file.write(new)
+    tracemalloc.start()
+    try:
+        records.publish()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    begin = "attempts/0001/steps.jsonl."
+    assert sent == {f"{begin}{0:012d}": old, f"{begin}{len(old):012d}": new}
+    assert most < 1 << 20
+
+
+def test_what_many_checkpoints_left_of_a_ledger_is_fetched_many_pieces_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After weeks there are tens of thousands, and all ranks wait for them before they can begin."""
+    run, count = RunDir(tmp_path / "run", "s3://bucket/run"), 64
+    lines = {
+        f"attempts/0001/ledger.jsonl.{n:012d}": line_of({"event": "attempt_start", "n": n})
+        for n in range(count)
+    }
+    at_once = threading.Barrier(16, timeout=30)
+
+    def get(_: Bucket, key: str) -> bytes:
+        at_once.wait()
+        return lines[key]
+
+    monkeypatch.setattr(Bucket, "keys", lambda self, below: list(reversed(lines)))
+    monkeypatch.setattr(Bucket, "get", get)
+    Records(run, 2).fetch()
+    assert [line["n"] for line in read_lines(run.ledger(1))] == list(range(count))
 
 
 def test_a_first_step_is_known_on_another_machine_though_its_attempt_was_killed(

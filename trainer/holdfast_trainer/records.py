@@ -11,10 +11,13 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from .checkpoint.bucket import Bucket
 from .checkpoint.errors import ObjectStoreError
+from .checkpoint.s3 import CONNECTIONS
+from .checkpoint.spread import Spread
 from .contract import RunDir, exists, read_lines, replace_durably
 
 log = logging.getLogger("holdfast")
@@ -53,7 +56,7 @@ class Records:
             try:
                 for name, path in self._files.items():
                     begin = self._sent[name]
-                    data = path.read_bytes()[begin:] if exists(path) else b""
+                    data = _from(path, begin) if exists(path) else b""
                     if data:
                         self._bucket.put(f"attempts/{self._attempt:04d}/{name}.jsonl.{begin:012d}", data)
                         self._sent[name] += len(data)
@@ -75,20 +78,34 @@ class Records:
         """
         if self._bucket is None:
             return
+        bucket = self._bucket
         pieces: dict[tuple[int, str], list[tuple[int, str]]] = {}
-        for key in self._bucket.keys("attempts/"):
+        for key in bucket.keys("attempts/"):
             if (match := _KEY.fullmatch(key)) and int(match[1]) < self._attempt:
                 pieces.setdefault((int(match[1]), match[2]), []).append((int(match[3]), key))
         for (attempt, name), found in pieces.items():
             path = self._run.attempt(attempt) / f"{name}.jsonl"
             if not _whole(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                fetched = b"".join(self._bucket.get(key) for _, key in sorted(found))
+                fetched = b"".join(_all_of(bucket, [key for _, key in sorted(found)]))
                 there = path.read_bytes() if exists(path) else b""
-                known = set(fetched.splitlines())
+                known = set(fetched.splitlines() if there else ())
                 more = [line for line in there.splitlines(keepends=True) if line.rstrip() not in known]
                 # All at once: what has rank 0's lines is taken for whole by every later attempt.
                 replace_durably(path, fetched + b"".join(more))
+
+
+def _from(path: Path, begin: int) -> bytes:
+    """What a file has from a byte on: steps are gigabytes in the end."""
+    with open(path, "rb") as file:
+        file.seek(begin)
+        return file.read()
+
+
+def _all_of(bucket: Bucket, keys: Sequence[str]) -> list[bytes]:
+    """Many at a time: after weeks there are tens of thousands, and all ranks wait for them."""
+    pieces = Spread(lambda number: bucket.get(keys[number]), len(keys), name="records", least=CONNECTIONS)
+    return pieces.finish()
 
 
 def _whole(path: Path) -> bool:

@@ -10,6 +10,7 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -178,6 +179,34 @@ def test_what_runs_without_a_record_is_ended_before_its_job_goes_on_or_goes(tmp_
             shutil.rmtree(run_directory(tmp_path, job).path)
             assert all_running(await engine.observe(job, 2)), "this controller knows of it"
             await killed(engine, job, 2)
+
+    asyncio.run(story())
+
+
+def test_a_start_looks_at_the_machine_s_processes_once_for_all_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of jobs have, and a look at a machine's thousand processes takes 20 ms."""
+    jobs, looks, scandir = [waiting_job(name) for name in "abc"], list[object](), os.scandir
+
+    def counted(path: Any = ".") -> Any:
+        looks.append(path)
+        return scandir(path)
+
+    async def story() -> None:
+        async with at_work(local_engine(tmp_path, cores=8)) as engine:
+            for job in jobs:
+                await engine.start(job, 1)
+                await ranks_up(engine, tmp_path, job)
+            for job in jobs[:2]:
+                await killed(engine, job)
+        with monkeypatch.context() as counting:
+            counting.setattr(os, "scandir", counted)
+            engine = local_engine(tmp_path, cores=8)
+        assert looks.count(process.PROC) == 1
+        async with at_work(engine):
+            assert [(await engine.observe(job, 1)).gone for job in jobs] == [True, True, False]
+            await killed(engine, jobs[2])
 
     asyncio.run(story())
 

@@ -83,9 +83,10 @@ class ActiveAttempt:
         *,
         to_reap: Sequence[int] = (),
         refused: str = "",
+        over: bool = False,
     ):
         """`to_reap` are children of ours that are none of its supervisors; `refused`: why not all of it could
-        be started."""
+        be started; `over`: its supervisors were started, and no process of it was left a moment ago."""
         self.files = files
         self.launch = launch
         self.progress: Progress | None = None
@@ -113,6 +114,7 @@ class ActiveAttempt:
         self._next_scan = Deadline(0.0, 0.0)
         self._helpers = list(to_reap)
         self._refused = refused
+        self._over = over
         parent = parent_group()
         self._groups = (
             {i: MemoryGroup(parent, launch.uid, i) for i in range(launch.replicas)} if parent else {}
@@ -145,7 +147,8 @@ class ActiveAttempt:
                 process.reap(supervisor.pid)
         if not self.launch.supervisors and self._killed is None and not self._rebooted:
             self.kill()
-        self.repeat()
+        if not self._over:
+            self.repeat()
 
     def repeat(self) -> None:
         """Do again what is on record as asked for: the controller may have died before it was done."""
@@ -171,10 +174,10 @@ class ActiveAttempt:
         self._keep_deadlines()
         if not self._running and self._next_scan.passed:
             self._next_scan = Deadline(now + SCAN_SECONDS, SCAN_SECONDS)
-            if self._killed is not None:
+            if self._killed is not None and not self._over:
                 process.kill_all(self.launch.uid)
             settled = bool(self.launch.supervisors) or self._appears.passed
-            self.gone = settled and not process.find(self.launch.uid)
+            self.gone = self._over or (settled and not process.find(self.launch.uid))
             changed |= self.gone
         self._clear_away()
         if changed:

@@ -117,6 +117,7 @@ class LocalEngine:
         self._recover()
 
     def _recover(self) -> None:
+        seen = process.attempts()  # once for all: of thousands of jobs nearly all have ended
         for directory in self._run_directories():
             run = RunDir(directory)
             for attempt in run.attempt_numbers()[-1:]:
@@ -132,7 +133,8 @@ class LocalEngine:
                             f"{original}, and would be taken for the copy's own; suspend the job there "
                             "first, or let it finish"
                         )
-                    self._adopt(files, launch)
+                    # Of a start that was cut short a process may show itself yet.
+                    self._adopt(files, launch, over=bool(launch.supervisors) and launch.uid not in seen)
 
     def _run_directories(self) -> list[Path]:
         """Raises Unavailable: an attempt that runs in one which cannot be seen would be started twice."""
@@ -142,8 +144,8 @@ class LocalEngine:
         except OSError as error:
             raise _started_twice(error) from error
 
-    def _adopt(self, files: AttemptFiles, launch: Launch) -> ActiveAttempt:
-        active = ActiveAttempt(files, launch, self._memory, self._keys.publish)
+    def _adopt(self, files: AttemptFiles, launch: Launch, *, over: bool = False) -> ActiveAttempt:
+        active = ActiveAttempt(files, launch, self._memory, self._keys.publish, over=over)
         if not active.gone:
             log.info("found a running attempt", job=launch.key, attempt=launch.attempt)
         self._active[launch.uid] = active

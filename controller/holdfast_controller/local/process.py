@@ -126,6 +126,19 @@ def find(uid: str, replica: int | None = None, rank: int | None = None) -> list[
     return found
 
 
+def attempts() -> frozenset[str]:
+    """The uids of all attempts, anybody's, of which there is a process: for many it is one look as `find` is
+    for one. Raises OSError likewise."""
+    named = f"{ENV_ATTEMPT_UID}=".encode()
+    found = set()
+    for entry in os.scandir(PROC):
+        if not entry.name.isdigit():
+            continue
+        with suppress(*NOT_TO_BE_SEEN):
+            found |= {one for one in environment(int(entry.name)) if one.startswith(named)}
+    return frozenset(os.fsdecode(one.removeprefix(named)) for one in found)
+
+
 def send(process: ProcessId, number: signal.Signals) -> None:
     """Signal exactly this process: a pidfd cannot come to mean another one."""
     try:

@@ -315,6 +315,9 @@ class MemoryEngine:
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
         return []
 
+    async def ends_of_steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+        return await self.steps(job)
+
     async def keep_logs(self, job: TrainingJob, attempt: int) -> None:
         self.kept_logs.add((job.metadata.uid, attempt))
 

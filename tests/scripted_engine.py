@@ -81,6 +81,9 @@ class ScriptedEngine:
             raise NotReady(self.no_steps)
         return self.step_lines.get(job.key, [])
 
+    async def ends_of_steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+        return await self.steps(job)
+
     async def keep_logs(self, job: TrainingJob, attempt: int) -> None:
         """`output` stays."""
 

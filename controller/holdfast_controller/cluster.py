@@ -345,8 +345,12 @@ class Engine(Protocol):
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
         """All lines of steps.jsonl of all attempts, each with its "attempt".
 
-        Raises NotReady where they are out of reach, and says where they are.
+        Raises NotReady where they are out of reach, or more than have room here, and says where they are.
         """
+
+    async def ends_of_steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+        """Of each attempt at least the first lines and the last of these, from which its first and its last
+        step are known. Raises NotReady likewise."""
 
     async def keep_logs(self, job: TrainingJob, attempt: int) -> None:
         """See to it that `logs` has at least the last lines of every rank of an attempt that has ended, after

@@ -392,7 +392,7 @@ class Reconciler:
     async def _steps(self, job: TrainingJob) -> list[dict[str, Any]]:
         """None where only the run directory has them: the last word of rank 0 has their sums."""
         try:
-            return await self._engine.steps(job)
+            return await self._engine.ends_of_steps(job)
         except NotReady:
             return []
 

@@ -133,6 +133,25 @@ def test_an_attempt_whose_steps_are_out_of_reach_is_judged_all_the_same() -> Non
     play(story)
 
 
+def test_the_end_of_an_attempt_is_judged_by_the_ends_of_its_steps() -> None:
+    """There may be millions of them, of which it needs the last."""
+
+    class Long(MemoryEngine):
+        async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+            raise AssertionError("they do not fit into memory")
+
+        async def ends_of_steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+            return [{"attempt": 1, "step": step, "time": 1.0, "loss": 0.5} for step in (1, 10**7)]
+
+    async def story(scene: Scene) -> None:
+        scene.run_on(Long(clock=scene.seconds))
+        await scene.submit(make())
+        job = await scene.end(0, 0)
+        assert job.status.attempts[0].last_step == 10**7
+
+    play(story)
+
+
 def test_a_reason_to_wait_that_is_told_too_soon_after_another_is_told_when_its_time_has_come() -> None:
     async def story(scene: Scene) -> None:
         scene.engine.slots = 2

@@ -134,7 +134,7 @@ async def ledger(at: At, job: Found) -> Any:
     """The account of every attempt, its totals, and the ledger lines they were computed from."""
     lines = await at.engine.ledger(job)
     try:
-        steps = await at.engine.steps(job)  # last, as no other's may be in memory while these are
+        steps = await at.engine.ends_of_steps(job)  # last, as no other's may be in memory while these are
     except NotReady:  # they are out of reach: the status remembers what they added up to
         steps = []
     told = account(job, lines, steps)
@@ -151,7 +151,7 @@ async def steps(
     """Every step of every attempt: loss, seconds, tokens; for plots and proofs.
 
     On Kubernetes they are read from rank 0 while it runs; afterwards they are in the run directory alone,
-    and the answer is 409 with the file's name.
+    and the answer is 409 with the file's name, as it is on one machine of more than 128 MiB of them.
     """
     lines = await at.engine.steps(job)
     chosen = [

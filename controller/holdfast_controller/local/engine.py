@@ -56,6 +56,7 @@ from .process import ProcessId
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Grant, Machine, Waiting, admit, never_fits, request_of, usage
 from .spawn import DIRECTORY_GONE, directory_gone, inherited, start_attempt
+from .steps import all_steps, ends_of_steps
 from .targets import TargetsFile
 
 TEND_SECONDS = 0.1
@@ -459,21 +460,16 @@ class LocalEngine:
         return str(run_directory(self._data, job).path)
 
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
-        return await asyncio.to_thread(self._lines, job, RunDir.ledger)
+        return await asyncio.to_thread(_ledger, run_directory(self._data, job))
 
     async def keep_logs(self, job: TrainingJob, attempt: int) -> None:
         """They are files, which stay."""
 
     async def steps(self, job: TrainingJob) -> list[dict[str, Any]]:
-        return await asyncio.to_thread(self._lines, job, RunDir.steps)
+        return await asyncio.to_thread(all_steps, run_directory(self._data, job))
 
-    def _lines(self, job: TrainingJob, path: Any) -> list[dict[str, Any]]:
-        run = run_directory(self._data, job)
-        return [
-            {**line, "attempt": attempt}
-            for attempt in run.attempt_numbers()
-            for line in read_lines(path(run, attempt))
-        ]
+    async def ends_of_steps(self, job: TrainingJob) -> list[dict[str, Any]]:
+        return await asyncio.to_thread(ends_of_steps, run_directory(self._data, job))
 
     async def logs(
         self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
@@ -507,6 +503,14 @@ class LocalEngine:
         async with aclosing(self._keys.follow()) as keys:
             async for key in keys:
                 yield key
+
+
+def _ledger(run: RunDir) -> list[dict[str, Any]]:
+    return [
+        {**line, "attempt": attempt}
+        for attempt in run.attempt_numbers()
+        for line in read_lines(run.ledger(attempt))
+    ]
 
 
 def _started_twice(error: OSError) -> Unavailable:

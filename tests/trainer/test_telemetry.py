@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 import time
+import tracemalloc
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -254,6 +255,27 @@ def test_useful_seconds_are_summed_anew_where_no_line_tells_them(tmp_path: Path)
     assert useful_seconds(run, 3, 4) == 1.0 + 1.0 + 2.0 + 2.0
     assert useful_seconds(run, 3, 6) is None, "step 6 is on no record"
     assert useful_seconds(run, 2, 4) is None, "what comes after counts for nothing"
+
+
+def test_of_a_long_run_the_steps_since_its_newest_checkpoint_alone_are_read(tmp_path: Path) -> None:
+    """There are gigabytes of them after weeks, and rank 0 has its memory for the training."""
+    run, saved, last = RunDir(tmp_path), 49_000, 49_900
+    journal = Journal(run, 1)
+    journal.event("attempt_start", resumed_step=0, useful_seconds=0.0)
+    journal.steps([{"step": step, "seconds": 1.0} for step in range(1, last + 51)])
+    journal.event("checkpoint", step=saved, useful_seconds=0.5 * saved)
+    again = Journal(run, 2)
+    again.event("attempt_start", resumed_step=last, useful_seconds=None)
+    again.steps([{"step": last + 1, "seconds": 2.0}])
+    tracemalloc.start()
+    try:
+        useful = useful_seconds(run, 3, last)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert useful == 0.5 * saved + last - saved
+    assert most < 4 << 20
+    assert useful_seconds(run, 3, last + 1) == useful + 2.0
 
 
 # ------------------------------------------------------------------- the ledger

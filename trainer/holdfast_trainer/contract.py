@@ -380,6 +380,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return []
 
 
+def newest_lines(path: Path, most: int) -> list[dict[str, Any]]:
+    """As `read_lines`, but for what comes before the last `most` bytes."""
+    if not exists(path):
+        return []
+    with open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+        return parse_lines(file.read().decode("utf-8", "replace"))
+
+
 def parse_lines(text: str) -> list[dict[str, Any]]:
     """The JSON objects among the lines; what is none is left out."""
     lines = []

@@ -10,6 +10,7 @@ again; one that the disk has taken with an error may be there twice. The formats
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import threading
 import time
@@ -19,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .contract import RunDir, is_count, is_figure, line_of, read_lines
+from .contract import RunDir, exists, is_count, is_figure, line_of, newest_lines, read_lines
 from .records import EVENTS, Records
 from .within import start_thread
 
@@ -27,6 +28,8 @@ TURN_SECONDS = 1.0
 """How long an append waits for those of other ranks: one that is frozen may hold them all up."""
 SLOW_SECONDS, SLOW_IN_A_ROW = 0.001, 5
 """So many appends of that length, and steps are written in a thread of their own from then on."""
+NEWEST_BYTES = 1 << 18
+"""Of an attempt's steps, that are looked at first: a thousand or two."""
 MOST_LATE = 10_000
 """Lines of a file that wait for room, some 2 MB; beyond that the oldest are lost."""
 
@@ -165,24 +168,47 @@ def _take_turn(fd: int) -> None:
 def useful_seconds(run: RunDir, attempt: int, step: int) -> float | None:
     """What the attempts before `attempt` spent on steps 1 to `step`, each as it was last done.
 
-    As it was told when the checkpoint of `step` was made; where that line is missing, from the steps
-    themselves. None where these have gaps.
+    As it was told when the checkpoint of `step` was made; where that line is missing, as its attempt told of
+    what it began with or saved before, and from the steps since. None where these have gaps.
     """
     if step == 0:
         return 0.0
-    earlier = [number for number in run.attempt_numbers() if number < attempt]
-    for number in reversed(earlier):
-        for line in reversed(read_lines(run.ledger(number))):
-            if line.get("event") == "checkpoint" and line.get("step") == step:
-                told = line.get("useful_seconds")
-                if isinstance(told, int | float):
-                    return float(told)
-    seconds: dict[int, float] = {}
+    earlier = [number for number in reversed(run.attempt_numbers()) if number < attempt]
     for number in earlier:
-        for line in read_lines(run.steps(number)):
-            if isinstance(line.get("seconds"), int | float) and line.get("step", 0) <= step:
-                seconds[line["step"]] = line["seconds"]
-    return sum(seconds.values()) if len(seconds) == step else None
+        if (told := _told_of(read_lines(run.ledger(number)), "checkpoint", "step").get(step)) is not None:
+            return told
+    for number in earlier:
+        lines = read_lines(run.ledger(number))
+        told_of = _told_of(lines, "attempt_start", "resumed_step") | _told_of(lines, "checkpoint", "step")
+        if told_of and min(told_of) >= step:
+            continue  # it went on from a later one
+        known = max((one for one in told_of if one < step), default=0)
+        seconds = _seconds_of(run.steps(number), known, step)
+        if step not in seconds:
+            continue  # it did not come as far
+        before = min(seconds) - 1
+        until_then = told_of[before] if before in told_of else useful_seconds(run, number, before)
+        if until_then is None or len(seconds) < step - before:
+            return None
+        return until_then + sum(seconds.values())
+    return None
+
+
+def _told_of(lines: Sequence[Mapping[str, Any]], event: str, name: str) -> dict[int, float]:
+    """By the step that has that `name`."""
+    found = [(line.get(name), line.get("useful_seconds")) for line in lines if line.get("event") == event]
+    return {step: float(told) for step, told in found if is_count(step) and is_figure(told)}
+
+
+def _seconds_of(path: Path, after: int, last: int) -> dict[int, float]:
+    """Of the steps after `after`, up to `last`: from the end of the file, which has gigabytes after weeks."""
+    most = NEWEST_BYTES
+    while True:
+        lines = [line for line in newest_lines(path, most) if is_figure(line.get("seconds"))]
+        seconds = {line["step"]: float(line["seconds"]) for line in lines if is_count(line.get("step"))}
+        if min(seconds, default=math.inf) <= after or not exists(path) or most >= path.stat().st_size:
+            return {step: told for step, told in seconds.items() if after < step <= last}
+        most *= 4
 
 
 def last_validations(lines: Sequence[Mapping[str, Any]]) -> dict[int, float]:

@@ -7,9 +7,8 @@ Where one differs now, the loop has something that no checkpoint holds, and whoe
 from __future__ import annotations
 
 import logging
-import os
 
-from .contract import RunDir, is_count, parse_lines, read_lines
+from .contract import RunDir, is_count, newest_lines, read_lines
 
 log = logging.getLogger("holdfast")
 
@@ -52,7 +51,10 @@ def _went_on_alike(run: RunDir, attempt: int) -> bool:
 
 def _told(run: RunDir, attempt: int) -> dict[int, float]:
     """By step."""
-    lines = parse_lines(_tail(run, attempt))
+    try:
+        lines = newest_lines(run.steps(attempt), TAIL_BYTES)
+    except OSError:
+        return {}
     found = [(line.get("step"), _number(line.get("loss_hex"))) for line in lines]
     return {step: loss for step, loss in found if is_count(step) and loss is not None}
 
@@ -62,12 +64,3 @@ def _number(text: object) -> float | None:
         return float.fromhex(text) if isinstance(text, str) else None
     except (ValueError, OverflowError):
         return None
-
-
-def _tail(run: RunDir, attempt: int) -> str:
-    try:
-        with open(run.steps(attempt), "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""

@@ -20,7 +20,7 @@ from holdfast_trainer.contract import DEFAULT_PORT, ENV_HOST, ENV_PORT, ENV_REPL
 from .gang import TORCHRUN, rank_environment, rendezvous_id, run_name, shutdown_timeout, supervised_rank
 from .jobs import TrainingJob
 from .pod_settings import PodSettings
-from .policy.gpu_request import GpuRequest, gpu_request
+from .policy.gpu_request import NO_DEVICES, VISIBLE, GpuRequest, gpu_request
 from .policy.placement import affinity, notice_seconds, tolerations
 from .policy.pod_labels import passed_on
 from .policy.quantity import quantity
@@ -181,6 +181,7 @@ def _environment(
         # The same on every node: another number of threads adds floats in another order.
         "OMP_NUM_THREADS": str(threads),
         **job.spec.env,
+        **({} if gpus.on_gpu else {VISIBLE: NO_DEVICES}),
         **rank_environment(
             job,
             attempt,

@@ -226,6 +226,14 @@ def test_the_platforms_names_win_over_the_jobs_and_those_over_the_operators() ->
     assert "NCCL_DEBUG" not in environment(pod_of(a_job(), settings)), "there is no NCCL on CPU"
 
 
+def test_a_job_without_gpus_sees_none_of_its_node_whatever_its_image_says() -> None:
+    assert environment(pod_of(a_job()))["NVIDIA_VISIBLE_DEVICES"] == "void"
+    said = a_job(env={"NVIDIA_VISIBLE_DEVICES": "void"})
+    assert environment(pod_of(said))["NVIDIA_VISIBLE_DEVICES"] == "void"
+    for asked in ({"gpus": 1}, {"gpus": "0.25"}, {"gpus": 1, "mig": "1g.10gb"}):
+        assert "NVIDIA_VISIBLE_DEVICES" not in environment(pod_of(a_job(**asked))), "the device plugin says"
+
+
 @pytest.mark.parametrize(
     ("cpu", "processes", "threads"), [(None, None, "1"), ("8", 2, "4"), ("500m", None, "1"), ("7", 2, "3")]
 )
@@ -319,6 +327,15 @@ def test_two_attempts_never_share_a_name(
             PodSettings(allowed_images=("registry.example.org/team/*",)),
             "spec.image 'docker.io/stranger/miner:1' is not among the images this cluster allows "
             "(registry.example.org/team/*)",
+        ),
+        *(
+            (
+                {"gpus": gpus, "env": {"NVIDIA_VISIBLE_DEVICES": "all"}},
+                PodSettings(limits=Limits(gpus=1)),
+                "spec.env.NVIDIA_VISIBLE_DEVICES would show the job GPUs of its node that it did not ask "
+                "for, and that others have: leave it out, and say in spec.gpus how many it needs",
+            )
+            for gpus in (0, 1)
         ),
         (
             {"priority": "urgent"},

@@ -17,6 +17,11 @@ MIG = "nvidia.com/mig-"
 GPUS = (WHOLE, MIG)
 """How the names of all of them begin: a slice in time has one that goes on (`.shared`)."""
 SLICES_LABEL = "nvidia.com/gpu.replicas"
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+"""Which GPUs of its node NVIDIA's container runtime shows a container, whatever its pod asked for. The device
+plugin says it where the pod asks for some, and the pod's own environment wins over that; where neither does,
+its image says it, and CUDA's say `all`."""
+NO_DEVICES = "void"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.pod_settings import JobsKind, Limits, PodSettings
 
+from .gpu_request import NO_DEVICES, VISIBLE
 from .images import allowed, is_reference
 from .quantity import quantity
 
@@ -17,6 +18,7 @@ def refusals(job: TrainingJob, settings: PodSettings) -> tuple[str, ...]:
         *_queue(job, settings),
         *_priority(job, settings),
         *_fewer_replicas(job),
+        *_devices(job),
         *_caps(job, settings.limits),
     )
 
@@ -73,6 +75,15 @@ def _fewer_replicas(job: TrainingJob) -> list[str]:
     return [
         f"spec.minReplicas {job.spec.min_replicas} is for jobs without a queue: Kueue gives places to all "
         "replicas or to none; leave out spec.minReplicas or spec.queue"
+    ]
+
+
+def _devices(job: TrainingJob) -> list[str]:
+    if job.spec.env.get(VISIBLE, NO_DEVICES) == NO_DEVICES:
+        return []
+    return [
+        f"spec.env.{VISIBLE} would show the job GPUs of its node that it did not ask for, and that others "
+        "have: leave it out, and say in spec.gpus how many it needs"
     ]
 
 

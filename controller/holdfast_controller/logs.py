@@ -1,15 +1,20 @@
 """The controller's own log: structlog, for people on a terminal and as JSON lines elsewhere.
 
-A traceback has no values of variables: those of a request have its token.
+A traceback has no values of variables: those of a request have its token. And what a text would do to a
+terminal is done to nobody's: who has no token, too, has the path of his request in it.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
-from typing import Literal
+from collections.abc import MutableMapping
+from typing import Any, Literal, TextIO
 
 import structlog
+
+from holdfast_trainer.contract import legible
 
 
 def configure_logging(
@@ -26,12 +31,13 @@ def configure_logging(
     ]
     last: list[structlog.typing.Processor] = (
         [
+            _legible,
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
                 pad_event_to=0,
                 pad_level=False,
-                exception_formatter=structlog.dev.plain_traceback,
-            )
+                exception_formatter=_traceback,
+            ),
         ]
         if console
         else [
@@ -66,3 +72,13 @@ def configure_logging(
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
     log: structlog.stdlib.BoundLogger = structlog.get_logger("holdfast_controller")
     return log
+
+
+def _legible(_: object, __: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
+    return {key: legible(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def _traceback(to: TextIO, error: structlog.typing.ExcInfo) -> None:
+    told = io.StringIO()
+    structlog.dev.plain_traceback(told, error)
+    to.write(legible(told.getvalue()))

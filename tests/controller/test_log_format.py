@@ -28,3 +28,27 @@ def test_a_traceback_in_the_log_has_no_token(form: str) -> None:
     assert "RuntimeError" in done.stderr
     assert "answer" in done.stderr
     assert "the-token" not in done.stderr
+
+
+TELLS = """
+import sys
+from holdfast_controller.logs import configure_logging
+log = configure_logging("info", sys.argv[1])
+text = sys.stdin.read()
+log.info("request", path=text)
+try:
+    raise RuntimeError(text)
+except RuntimeError:
+    log.error("unforeseen: " + text, exc_info=True)
+"""
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+@pytest.mark.parametrize("told", ["\x1b]0;renamed\x07", "\x1b[2J", "\x9b2J"])
+def test_what_the_log_tells_does_nothing_to_a_terminal(form: str, told: str) -> None:
+    """Who has no token, too, could clear the screen of who ran `holdfast up`, by the path of a request."""
+    command = [sys.executable, "-c", TELLS, form]
+    done = subprocess.run(command, input=f"/v1/{told}jobs", capture_output=True, encoding="utf-8", check=True)
+    assert "/v1/" in done.stderr
+    assert "jobs" in done.stderr
+    assert not set(done.stderr) & {"\x1b", "\x07", "\x9b"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -283,6 +284,38 @@ def test_another_script_reads_its_own_dataclass() -> None:
         "mine.yaml: sizes[1]: expected an integer, found the text 'b'",
         "mine.yaml: augment.flop: unknown key; did you mean 'flip'?",
     ]
+
+
+@pytest.mark.parametrize("made_as", ["another user's", "a link to another user's", "a link to nowhere"])
+def test_what_a_run_in_a_bucket_keeps_here_lies_in_nobody_elses_directory(
+    made_as: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In /tmp anybody may make one first, and what is in its compile cache runs as who trains."""
+    monkeypatch.delenv("HOLDFAST_LOCAL_DIR", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    theirs, user = tmp_path / "theirs", os.getuid()
+    theirs.mkdir()
+    monkeypatch.setattr("os.getuid", lambda: user + 1)
+    base = tmp_path / f"holdfast-{user + 1}"
+    if made_as == "another user's":
+        base.mkdir()
+    else:
+        base.symlink_to(theirs if "another" in made_as else tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=rf"^{base}, .* is no directory of yours: .* HOLDFAST_LOCAL_DIR$"):
+        run_directory("s3://bucket/run")
+
+
+def test_nobody_else_writes_where_a_run_in_a_bucket_keeps_its_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOLDFAST_LOCAL_DIR", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    base = tmp_path / f"holdfast-{os.getuid()}"
+    assert run_directory("s3://bucket/run").path == base / "bucket/run"
+    assert base.stat().st_mode & 0o777 == 0o700
+    base.chmod(0o777)  # as an earlier Holdfast left it, where new files are open to all
+    run_directory("s3://bucket/run")
+    assert base.stat().st_mode & 0o777 == 0o755
 
 
 @pytest.mark.parametrize("place", ["s3://", "s3://runs", "gs://runs/a"])

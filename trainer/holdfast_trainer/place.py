@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -126,7 +128,7 @@ def run_directory(text: str) -> RunDir:
         except CheckpointError as error:
             raise ConfigError(f"the run directory {error}") from error
         local = os.environ.get(contract.ENV_LOCAL_DIR)
-        base = Path(local) if local else Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+        base = Path(local) if local else _of_ours(Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}")
         return RunDir((base / bucket.url.removeprefix("s3://")).absolute(), bucket.url)
     if "://" in text:
         raise ConfigError(
@@ -134,6 +136,27 @@ def run_directory(text: str) -> RunDir:
             "their S3 interface, at AWS_ENDPOINT_URL"
         )
     return RunDir(place_of(text).absolute())
+
+
+def _of_ours(base: Path) -> Path:
+    """`base`, made where there is none, in which nobody else writes: all of this machine may make one of its
+    name, and what they put into the compile cache there would run as this user. Raises ConfigError.
+    """
+    with suppress(OSError):  # why it cannot be made is told where something is to be written there
+        base.mkdir(mode=0o700)
+    if not os.path.lexists(base):
+        return base
+    found = base.stat() if base.exists() else None  # else a link that leads nowhere
+    owners = set() if found is None else {base.lstat().st_uid, found.st_uid}
+    if found is None or owners != {os.getuid()} or not stat.S_ISDIR(found.st_mode):
+        raise ConfigError(
+            f"{base}, for logs and compiled code of runs in buckets, is no directory of yours: another user "
+            f"may have made it. Have it removed, or name one of your own in {contract.ENV_LOCAL_DIR}"
+        )
+    others = stat.S_IWGRP | stat.S_IWOTH
+    if found.st_mode & others:
+        base.chmod(stat.S_IMODE(found.st_mode) & ~others)
+    return base
 
 
 def grace_seconds() -> float:

@@ -469,6 +469,15 @@ def test_the_longest_word_that_a_process_can_have_is_taken(tmp_path: Path) -> No
         subprocess.run(["true", f"{longest}x"], check=False)
 
 
+def test_a_working_directory_that_is_not_there_does_nothing_to_the_terminal_of_who_reads_of_it(
+    tmp_path: Path,
+) -> None:
+    (why,) = local_engine(tmp_path).plan(waiting_job(workingDir=f"{tmp_path}/\x1b[2Jhome")).reasons
+    assert (
+        why == f"spec.workingDir: there is no directory {tmp_path}/home on this machine that jobs may enter"
+    )
+
+
 def test_a_job_runs_in_its_working_directory_and_waits_for_one_that_is_not_there(tmp_path: Path) -> None:
     """Several people share a controller, which was started in one directory; each has scripts in another."""
     home = tmp_path / "home of anna"

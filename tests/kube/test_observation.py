@@ -630,6 +630,18 @@ def test_a_replica_that_its_node_could_not_start_found_no_place_and_says_why() -
     assert attempt_observation(1, 1, job(), pods[:1]).started_at is None
 
 
+def test_what_a_node_says_of_a_working_directory_does_nothing_to_a_terminal() -> None:
+    """runc names it as it is; the screen of who lists the jobs of all namespaces was cleared by it."""
+    said = "error during container init: mkdir /\x1b[2J\x9b2Jx: read-only file system"
+    seen = attempt_observation(1, 1, job(), [pod(0, phase="Failed", state=ended(128, said, "StartError"))])
+    assert classify(seen).reason == (
+        "replica 0: StartError: error during container init: mkdir /x: read-only file system"
+    )
+    waits = {"waiting": {"reason": "RunContainerError", "message": said}}
+    seen = attempt_observation(1, 1, job(), [pod(0, phase="Pending", state=waits)])
+    assert "mkdir /x: read-only" in seen.waiting
+
+
 def test_a_replica_that_its_node_does_not_take_costs_its_job_no_disruption() -> None:
     """Nothing of it ran: one that its node's device plugin keeps out used up retries.disruptions."""
     message = "Pod was rejected: Allocate failed due to no healthy devices present"

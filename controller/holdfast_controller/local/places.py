@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import threading
 
+from holdfast_trainer.contract import legible
+
 ANSWER_SECONDS = 1.0
 _asked: dict[str, threading.Thread] = {}
 """Looks that have not come back."""
@@ -26,6 +28,12 @@ def why_not_entered(directory: str) -> str:
         asking.start()
         asking.join(ANSWER_SECONDS)
     if not answers:
-        return f"the directory {directory} does not answer: see to its mount, or to the server of that"
+        return (
+            f"the directory {legible(directory)} does not answer: see to its mount, or to the server of that"
+        )
     del _asked[directory]
-    return "" if answers[0] else f"there is no directory {directory} on this machine that jobs may enter"
+    return (
+        ""
+        if answers[0]
+        else f"there is no directory {legible(directory)} on this machine that jobs may enter"
+    )

@@ -22,7 +22,7 @@ from typing import Any
 
 from holdfast_controller.cluster import RankExit
 from holdfast_controller.drills import DrillKind
-from holdfast_trainer.contract import RunDir, Termination, exists, replace_durably
+from holdfast_trainer.contract import RunDir, Termination, exists, legible, replace_durably
 
 from .process import ProcessId
 from .slots import Allocation, Grant
@@ -175,7 +175,8 @@ class AttemptFiles:
                 lines = file.read().decode("utf-8", errors="replace").split("\n")
         except OSError:
             return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        said = (legible(line).strip() for line in reversed(lines))
+        return next((line for line in said if line), "")
 
     def rank_exit(self, rank: int) -> RankExit | None:
         end = _read(self.run.rank_exit(self.attempt, rank))

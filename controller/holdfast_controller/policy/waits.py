@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holdfast_trainer.contract import legible
+
 FAILED_POD, FAILED_SERVICE = "FailedCreatePod: ", "FailedCreateService: "
 """What a reason begins with where the apiserver refuses a replica's pod, or its name."""
 SAID_LIMIT = 400
@@ -222,7 +224,9 @@ def explain_wait(reason: str) -> str:
 
 
 def explain(reason: str, remedies: Sequence[Remedy]) -> str:
-    """`reason` with the first remedy that fits it."""
+    """`reason` with the first remedy that fits it. A node's words have the job's in them, such as its working
+    directory, and with them what those would do to the terminal of whoever lists jobs."""
+    reason = legible(reason)
     for remedy in remedies:
         found = list(re.finditer(remedy.pattern, reason, re.DOTALL))
         if found:

@@ -33,6 +33,25 @@ def job(name: str) -> TrainingJob:
     return TrainingJob(metadata=Metadata(name=name), spec=Spec(command=["true"]))
 
 
+def test_what_jobs_were_given_to_run_with_is_read_by_their_user_alone(tmp_path: Path) -> None:
+    """A data directory that was there before may be open to all, and keys and passwords are in `env`."""
+    path = tmp_path / "jobs.db"
+
+    def modes() -> dict[str, int]:
+        return {one.name: one.stat().st_mode & 0o077 for one in tmp_path.glob("jobs.db*")}
+
+    async def story() -> None:
+        async with opened(path) as store:
+            await store.create(job("a"))
+            assert {"jobs.db", "jobs.db-wal"} <= modes().keys()
+            assert not any(modes().values()), modes()
+        path.chmod(0o644)  # as an earlier Holdfast made it
+        async with opened(path):
+            assert not any(modes().values()), modes()
+
+    asyncio.run(story())
+
+
 def test_a_restart_finds_everything_and_versions_go_on(tmp_path: Path) -> None:
     async def story() -> None:
         once = Idempotency("key", "print")

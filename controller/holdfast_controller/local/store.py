@@ -96,6 +96,7 @@ class LocalStore:
         lock = _own(path)
         connection = None
         try:
+            _close_to_others(path)
             connection = await aiosqlite.connect(path, isolation_level=None)
             await _prepare(connection, path)
         except BaseException as error:
@@ -375,6 +376,16 @@ def _own(path: Path) -> int:
             f"another controller uses {path}; stop it, or give this one its own data directory"
         ) from None
     return lock
+
+
+def _close_to_others(path: Path) -> None:
+    """Jobs' `env` is in it, with keys and passwords, and the directory may be one that everybody reads. What
+    SQLite makes beside the file gets its mode; what is there already is from before."""
+    with suppress(OSError):  # that it cannot be made is SQLite's to say; and it may be another user's
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        for one in (path, *(path.with_name(f"{path.name}-{kind}") for kind in ("wal", "shm"))):
+            with suppress(FileNotFoundError):
+                one.chmod(0o600)
 
 
 async def _prepare(db: aiosqlite.Connection, path: Path) -> None:

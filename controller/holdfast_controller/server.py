@@ -40,7 +40,7 @@ GRACE_SECONDS = 5
 LEAST_OPEN_FILES = 32
 """Twice what it takes to start."""
 REQUEST_SECONDS = 30.0
-"""For the headers of a connection's first request: who sends none, token or not, holds a file of ours."""
+"""For the headers of a connection's next request: who sends none, token or not, holds a file of ours."""
 TELL_SECONDS = 30.0
 """Between two words about connections that cannot be taken."""
 
@@ -238,18 +238,24 @@ async def serve(
 
 
 class _Connection(H11Protocol):
-    """Of which something must come in time; after its first request uvicorn sees to that."""
+    """Of which each request has to come in time. uvicorn waits a few seconds for the next one to begin, and
+    for ever for the rest of it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._first = self.loop.call_later(REQUEST_SECONDS, self._give_up)
+        self._next = self.loop.call_later(REQUEST_SECONDS, self._give_up)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._next.cancel()
+        self._next = self.loop.call_later(REQUEST_SECONDS, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._first.cancel()
+        self._next.cancel()
         super().connection_lost(exc)
 
     def _give_up(self) -> None:
-        if not self.cycle:
+        if not self.cycle or self.cycle.response_complete:
             self.transport.close()
 
 

@@ -277,16 +277,29 @@ def test_a_head_is_a_get_without_its_body(server: Served, http: httpx.Client) ->
         assert stranger.head(JOBS).status_code == 401
 
 
+@pytest.mark.parametrize(
+    ("sent", "told", "more"),
+    [
+        ("GET /healthz HTTP/1.1\r\nHost: x\r\n", "", ""),
+        ("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", "200", "G"),
+        ("GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", "422", ""),
+        ("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", "401", "{"),
+    ],
+)
 def test_who_never_says_what_he_wants_is_let_go(
-    server: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    server: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, sent: str, told: str, more: str
 ) -> None:
     """Each held a file that the controller had open, for ever, and needed no token for it."""
-    monkeypatch.setattr("holdfast_controller.server.REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr("holdfast_controller.server.REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("holdfast_controller.api.limits.BODY_SECONDS", 0.2)
     where = urlsplit(server.url)
     assert where.hostname is not None
-    with socket.create_connection((where.hostname, where.port or 0), timeout=300) as slow:
-        slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
-        assert slow.recv(100) == b""
+    with socket.create_connection((where.hostname, where.port or 0), timeout=30) as slow:
+        slow.sendall(sent.encode())
+        assert slow.recv(4096)[:12].decode() == (f"HTTP/1.1 {told}" if told else "")
+        slow.sendall(more.encode())
+        while slow.recv(4096):
+            pass
     with http.stream("GET", JOBS, params={"watch": "true"}) as watched:
         assert any(watched.iter_lines()), "who asked is answered as long as he likes"
 

@@ -1,8 +1,9 @@
 """How much a request may send, enforced while it is read.
 
-A body is at most `BODY_LIMIT` bytes, whether its length was declared or it came in chunks. What is too
-much is counted and thrown away, never kept: the client can then finish sending and read the answer,
-instead of finding its connection reset. After `DISCARD_LIMIT` bytes more we stop being polite.
+A body is at most `BODY_LIMIT` bytes, whether its length was declared or it came in chunks, and comes within
+`BODY_SECONDS`. What is too much is counted and thrown away, never kept: the client can then finish sending
+and read the answer, instead of finding its connection reset. After `DISCARD_LIMIT` bytes more we stop being
+polite.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import asyncio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..cluster import Invalid
 from ..problem import TooLarge
 from .problems import problem_response
 
 BODY_LIMIT = 1024 * 1024
 DISCARD_LIMIT = 64 * BODY_LIMIT
 DISCARD_SECONDS = 10.0
+BODY_SECONDS = 60.0
+"""For a whole body: of who never sends it the connection is a file that we hold open."""
 
 
 class BodyLimit:
@@ -34,7 +38,13 @@ class BodyLimit:
         headers = Headers(scope=scope)
         declared = headers.get("content-length", "0")
         too_large = declared.isdecimal() and int(declared) > self._limit
-        body = None if too_large else await self._read(receive)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = None if too_large else await self._read(receive)
+        except TimeoutError:
+            late = Invalid(f"the body has not come whole in {BODY_SECONDS:g} s: send it again")
+            await problem_response(late, scope["path"])(scope, receive, send)
+            return
         if body is not None and body["type"] == "http.disconnect":
             return  # the client left in the middle of it: nobody is there to be answered
         if body is None:

@@ -113,6 +113,14 @@ def test_a_process_in_a_notebook_cannot_claim_to_be_a_job(pods: Pods) -> None:
     assert holder_of(Origin("other", MAIN, claims), pods, LABELS) == Holder("team-a", "notebook", "pytorch")
 
 
+@pytest.mark.parametrize("told", ["team-a/\x1b[2Jgpt", "\x1b]0;renamed\x07/gpt", "team-a/gpt\n", "gpt", ""])
+def test_what_is_no_name_names_no_job(pods: Pods, told: str) -> None:
+    """`sudo holdfast gpus` shows what strangers' processes carry: one had the screen of root cleared."""
+    assert holder_of(Origin(environment={"HOLDFAST_JOB": told}), pods, LABELS) is None
+    of_job = holder_of(Origin(environment={"HOLDFAST_JOB": "team-a/gpt"}), pods, LABELS)
+    assert of_job == Holder(namespace="team-a", job="gpt")
+
+
 def test_use_is_summed_by_holder_and_an_unknown_part_makes_it_unknown(pods: Pods) -> None:
     of_pod, of_nobody = Origin(UID, MAIN), Origin()
     processes = (

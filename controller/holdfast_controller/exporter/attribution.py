@@ -138,7 +138,7 @@ def holder_of(origin: Origin, pods: Pods, labels: PodLabels) -> Holder | None:
         rank = environment.get(ENV_RANK, "") if holder.job and agrees else ""
         return Holder(**{**vars(holder), "container": container, "rank": _number(rank)})
     namespace, slash, job = environment.get(ENV_JOB, "").partition("/")
-    if not slash:
+    if not (slash and namespace.isprintable() and job.isprintable()):  # who sees all may be root
         return None
     attempt, replica, rank = (
         _number(environment.get(name, "")) for name in (ENV_ATTEMPT, ENV_REPLICA, ENV_RANK)

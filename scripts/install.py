@@ -8,11 +8,13 @@ Runs on any Python from 3.11 on with pip and nothing else; the standard library 
 4. Holdfast itself, without dependencies and without build isolation: the build backend is pinned too.
 
 Packages come from the index that this machine's own configuration names: uv's, else pip's, else the
-default. A stamp in .venv, the hash of all that decides its contents, makes the next call return at once.
+default. A stamp in .venv, the hash of all that decides its contents, makes the next call return at once. One
+without a stamp is made anew: uv takes for installed what a full disk or a signal left half written.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -20,12 +22,15 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 STAMP = ".holdfast-stamp"
 FLOOR = (3, 11)
+BELOW: str = getattr(sys, "_base_executable", sys.executable)
+"""The Python below the virtual environment that this one may be of, which may be .venv itself."""
 
 Command = Sequence[str | Path]
 
@@ -77,8 +82,7 @@ def index_environment(environment: Mapping[str, str], pip_config: str) -> dict[s
 def uv_environment(*pips: Command) -> dict[str, str]:
     """This process's environment, and in it what lets uv go where pip goes: the first of `pips` that answers,
     by default this Python's, that of the Python below .venv (which has none itself), or the one on PATH."""
-    below = getattr(sys, "_base_executable", sys.executable)
-    anyone: list[Command] = [[sys.executable, "-m", "pip"], [below, "-m", "pip"]]
+    anyone: list[Command] = [[sys.executable, "-m", "pip"], [BELOW, "-m", "pip"]]
     anyone += [[found] for found in (shutil.which("pip"), shutil.which("pip3")) if found]
     for pip in pips or anyone:
         listing = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False)
@@ -96,19 +100,22 @@ def run(command: Command, environment: Mapping[str, str], remedy: str) -> None:
 
 
 def pip_for(venv: Path) -> list[str | Path]:
-    """The pip command that installs into `venv`: this Python's, or else one that ensurepip puts there.
+    """The pip command that installs into `venv`: this Python's, that of the one below the virtual environment
+    it is of, or else one that ensurepip puts there.
 
     Debian and Ubuntu ship Python without both: as root they are fetched, else the message says how.
     """
-    outside: list[str | Path] = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python"]
-    if _answers([*outside, "--version"]):  # no pip, or one before 22.3 without --python: no answer
-        return outside
+    outside: list[str | Path] = []
+    for python in (sys.executable, BELOW):
+        outside = [python, "-m", "pip", "--python", venv / "bin" / "python"]
+        if _answers([*outside, "--version"]):  # no pip, or one before 22.3 without --python: no answer
+            return outside
     inside: list[str | Path] = [venv / "bin" / "python", "-m", "pip"]
     if _answers([venv / "bin" / "python", "-m", "ensurepip"]) and _answers([*inside, "--version"]):
         return inside
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         raise InstallError(
-            f"{sys.executable} has no pip that can fill a virtual environment: install one (Debian, Ubuntu: "
+            f"{BELOW} has no pip that can fill a virtual environment: install one (Debian, Ubuntu: "
             "sudo apt-get install python3-pip), or name another Python: make PYTHON=/path/to/python3.11"
         )
     say("this Python has no usable pip: installing python3-pip")
@@ -123,16 +130,18 @@ def _answers(command: Command) -> bool:
 
 
 def make_environment(venv: Path) -> None:
-    """An empty virtual environment, whatever stood there before."""
-    shutil.rmtree(venv, ignore_errors=True)
-    command: Command = [sys.executable, "-m", "venv", "--without-pip", venv]
-    run(command, os.environ, "Debian, Ubuntu: sudo apt-get install python3-venv")
+    """An empty virtual environment, whatever stood there before: perhaps what this very Python is of."""
+    command: Command = [BELOW, "-m", "venv", "--clear", "--without-pip", venv]
+    remedy = "is it yours to write? Where there is no module venv (Debian, Ubuntu): "
+    run(command, os.environ, f"{remedy}sudo apt-get install python3-venv")
 
 
 def usable(venv: Path) -> bool:
-    """Whether .venv was made at this place, holds the same Python as this one, and starts."""
+    """Whether .venv was filled to the end, at this place, holds the same Python as this one, and starts."""
     python, config = venv / "bin" / "python", venv / "pyvenv.cfg"
-    if not python.exists() or not config.is_file() or str(venv) not in config.read_text(encoding="utf-8"):
+    if not all(path.is_file() for path in (venv / STAMP, python, config)):
+        return False
+    if str(venv) not in config.read_text(encoding="utf-8"):
         return False
     version = subprocess.run(
         [python, "-c", "import sys; print(sys.version)"], capture_output=True, text=True, check=False
@@ -146,9 +155,9 @@ def install(root: Path, venv: Path) -> None:
     if not usable(venv):
         say(f"making {venv} with Python {sys.version.split()[0]} ({sys.executable})")
         make_environment(venv)
-    build = root / "build"
-    build.mkdir(exist_ok=True)
+    (venv / STAMP).unlink(missing_ok=True)
 
+    build = root / "build"
     pinned = build / "requirements-uv.txt"
     pinned.write_text(uv_requirement((root / "uv.lock").read_text(encoding="utf-8")) + "\n", encoding="utf-8")
     pip = pip_for(venv)
@@ -193,20 +202,41 @@ def say(text: str) -> None:
     print(f"holdfast: {text}", flush=True)
 
 
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """No other process is in here meanwhile, on file systems that have locks."""
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another make installs into this checkout: waiting for it")
+            fcntl.flock(held, fcntl.LOCK_EX)
+        except OSError:
+            pass
+        yield
+
+
 def main() -> int:
     if sys.version_info < FLOOR:
         say(f"Python {sys.version.split()[0]} is too old, 3.11 is needed: make PYTHON=/path/to/python3.11")
         return 1
     venv = ROOT / ".venv"
+    stamp = venv / STAMP
     try:
         wanted = fingerprint(ROOT)
-        stamp = venv / STAMP
-        if stamp.is_file() and stamp.read_text() == wanted and (venv / "bin" / "python").exists():
+
+        def there() -> bool:
+            return stamp.is_file() and stamp.read_text() == wanted and (venv / "bin" / "python").exists()
+
+        if there():
             return 0
-        began = time.monotonic()
-        stamp.unlink(missing_ok=True)
-        install(ROOT, venv)
-        stamp.write_text(wanted)
+        with alone(ROOT / "build" / "install.lock"):
+            if there():
+                return 0
+            began = time.monotonic()
+            install(ROOT, venv)
+            stamp.write_text(wanted)
         say(f"installed in {time.monotonic() - began:.0f} s")
     except InstallError as error:
         say(str(error))

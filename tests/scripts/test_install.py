@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from scripts.install import (
     InstallError,
     fingerprint,
     index_environment,
+    make_environment,
     run,
     usable,
     uv_environment,
@@ -115,10 +117,58 @@ def test_an_environment_that_was_moved_is_made_anew(tmp_path: Path) -> None:
     venv, moved = tmp_path / "a" / ".venv", tmp_path / "b" / ".venv"
     assert not usable(venv)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (venv / STAMP).touch()
     assert usable(venv)
     moved.parent.mkdir()
     venv.rename(moved)
     assert not usable(moved)
+
+
+def test_an_environment_that_was_not_filled_to_the_end_is_made_anew(tmp_path: Path) -> None:
+    """A disk that is full or a signal leaves packages of which half the files are there; for uv they are."""
+    venv = tmp_path / ".venv"
+    make_environment(venv)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    (packages / "half").mkdir()
+    (packages / "half-1.0.dist-info").mkdir()
+    assert not usable(venv)
+    make_environment(venv)
+    assert not list(packages.iterdir())
+
+
+def test_make_runs_by_the_python_of_the_environment_that_it_makes(tmp_path: Path) -> None:
+    """As where it was activated: that one has no pip, and is gone when the next is made."""
+    venv = tmp_path / ".venv"
+    make_environment(venv)
+    code = f"from pathlib import Path; from scripts import install; venv = Path({str(venv)!r}); "
+    code += "install.make_environment(venv); print(*install.pip_for(venv))"
+    done = subprocess.run(
+        [venv / "bin" / "python", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    pip = done.stdout.split()
+    assert pip[1:] == ["-m", "pip", "--python", str(venv / "bin" / "python")], done.stderr
+    assert Path(pip[0]).parent != venv / "bin"
+    listing = subprocess.run([*pip, "list"], capture_output=True, text=True, check=True)
+    assert not listing.stdout.strip(), "a pip was put there, for which Debian needs a package more"
+
+
+def test_of_two_that_install_into_a_checkout_one_waits(tmp_path: Path) -> None:
+    root = checkout(tmp_path / "both")
+    (root / "build").mkdir()
+    binaries = root / ".venv" / "bin"
+    with (root / "build/install.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        second = subprocess.Popen(
+            [sys.executable, root / "scripts" / "install.py"], stdout=subprocess.PIPE, text=True
+        )
+        assert second.stdout is not None
+        assert second.stdout.readline() == (
+            "holdfast: another make installs into this checkout: waiting for it\n"
+        )
+        binaries.mkdir(parents=True)
+        (binaries / "python").symlink_to(sys.executable)
+        (root / ".venv" / STAMP).write_text(fingerprint(root))
+    assert (second.communicate(timeout=60)[0], second.returncode) == ("", 0)
 
 
 def test_a_step_that_fails_says_what_to_do() -> None:

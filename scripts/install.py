@@ -241,6 +241,9 @@ def main() -> int:
     except InstallError as error:
         say(str(error))
         return 1
+    except OSError as error:
+        say(f"{error.filename or venv}: {error.strerror}: make writes .venv and build/ in its checkout")
+        return 1
     return 0
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from disks import remount, small_disk
 from scripts.install import (
     ROOT,
     STAMP,
@@ -169,6 +170,19 @@ def test_of_two_that_install_into_a_checkout_one_waits(tmp_path: Path) -> None:
         (binaries / "python").symlink_to(sys.executable)
         (root / ".venv" / STAMP).write_text(fingerprint(root))
     assert (second.communicate(timeout=60)[0], second.returncode) == ("", 0)
+
+
+def test_a_checkout_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        root = checkout(disk / "here")
+        remount(disk, "ro")
+        done = subprocess.run(
+            [sys.executable, root / "scripts" / "install.py"], capture_output=True, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout == (
+        f"holdfast: {root}/build: Read-only file system: make writes .venv and build/ in its checkout\n"
+    )
 
 
 def test_a_step_that_fails_says_what_to_do() -> None:

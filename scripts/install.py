@@ -60,7 +60,7 @@ def uv_requirement(lock: str) -> str:
 
 
 def index_environment(environment: Mapping[str, str], pip_config: str) -> dict[str, str]:
-    """Settings that let uv use the index and certificates that pip is configured with.
+    """Settings that let uv use the index, proxy and certificates that pip is configured with.
 
     What the user told uv itself wins. `pip_config` is the output of `pip config list`: lines such as
     `global.index-url='https://...'`, later lines (environment) over earlier ones (files).
@@ -70,6 +70,9 @@ def index_environment(environment: Mapping[str, str], pip_config: str) -> dict[s
         key, _, value = line.partition("=")
         found[key.rpartition(".")[2]] = value.strip().strip("'\"")
     settings = {"UV_HTTP_TIMEOUT": "300"}  # one wheel may be near a gigabyte
+    told = {name.upper() for name in environment}
+    if found.get("proxy") and not told & {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}:
+        settings["HTTP_PROXY"] = settings["HTTPS_PROXY"] = found["proxy"]
     if found.get("index-url") and "UV_INDEX_URL" not in environment:
         settings["UV_DEFAULT_INDEX"] = found["index-url"]
     if found.get("extra-index-url") and "UV_EXTRA_INDEX_URL" not in environment:

@@ -105,6 +105,15 @@ PIP = "global.cert='/etc/ssl/ca.pem'\nglobal.index-url='https://mirror.example.o
             "global.extra-index-url='\\nhttps://a.example.org\\nhttps://b.example.org'\n",
             {"UV_INDEX": "https://a.example.org https://b.example.org"},
         ),
+        (
+            {"UV_HTTP_TIMEOUT": "9"},
+            "global.proxy='http://proxy.example.org:3128'\n",
+            {
+                "HTTP_PROXY": "http://proxy.example.org:3128",
+                "HTTPS_PROXY": "http://proxy.example.org:3128",
+            },
+        ),
+        ({"UV_HTTP_TIMEOUT": "9", "https_proxy": "p"}, "global.proxy='http://proxy.example.org:3128'\n", {}),
     ],
 )
 def test_packages_come_from_where_this_machine_says(

@@ -31,6 +31,11 @@ STAMP = ".holdfast-stamp"
 FLOOR = (3, 11)
 BELOW: str = getattr(sys, "_base_executable", sys.executable)
 """The Python below the virtual environment that this one may be of, which may be .venv itself."""
+OVERRULED = {
+    *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_CONSTRAINT"),
+    *("UV_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE_NEWER", "UV_REQUIRE_HASHES", "VIRTUAL_ENV"),
+}
+"""Variables by which pip and uv would install elsewhere, or other than what uv.lock pins."""
 
 Command = Sequence[str | Path]
 
@@ -90,8 +95,12 @@ def uv_environment(*pips: Command) -> dict[str, str]:
     for pip in pips or anyone:
         listing = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False)
         if listing.returncode == 0:
-            return {**os.environ, **index_environment(os.environ, listing.stdout)}
-    return {**os.environ, **index_environment(os.environ, "")}
+            return {**ours(os.environ), **index_environment(os.environ, listing.stdout)}
+    return {**ours(os.environ), **index_environment(os.environ, "")}
+
+
+def ours(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in OVERRULED}
 
 
 def run(command: Command, environment: Mapping[str, str], remedy: str) -> None:
@@ -164,12 +173,11 @@ def install(root: Path, venv: Path) -> None:
     pinned = build / "requirements-uv.txt"
     pinned.write_text(uv_requirement((root / "uv.lock").read_text(encoding="utf-8")) + "\n", encoding="utf-8")
     pip = pip_for(venv)
-    environment = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment = {**ours(os.environ), "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     fetch = [*pip, "install", "--quiet", "--require-hashes", "-r", pinned]
     run(fetch, environment, "is the package index reachable? (pip config list)")
 
     environment = uv_environment(pip)
-    environment.pop("VIRTUAL_ENV", None)
     locked = build / "requirements.txt"
     export: Command = [
         uv,

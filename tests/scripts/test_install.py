@@ -17,6 +17,7 @@ from scripts.install import (
     fingerprint,
     index_environment,
     make_environment,
+    ours,
     run,
     usable,
     uv_environment,
@@ -179,6 +180,17 @@ def test_of_two_that_install_into_a_checkout_one_waits(tmp_path: Path) -> None:
         (binaries / "python").symlink_to(sys.executable)
         (root / ".venv" / STAMP).write_text(fingerprint(root))
     assert (second.communicate(timeout=60)[0], second.returncode) == ("", 0)
+
+
+def test_variables_that_lead_pip_and_uv_elsewhere_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv.lock decides what is installed, and .venv where: PIP_TARGET left it without uv."""
+    monkeypatch.setenv("PIP_TARGET", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("UV_REQUIRE_HASHES", "1")
+    assert {"PIP_TARGET", "UV_REQUIRE_HASHES"}.isdisjoint(uv_environment())
+    kept = {"PATH": "/usr/bin", "PIP_INDEX_URL": "https://mirror.example.org/simple"}
+    assert ours({**kept, "PIP_PREFIX": "/opt", "UV_CONSTRAINT": "c.txt"}) == kept
 
 
 def test_a_checkout_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ slows all (bench/training/gate.py). The stages:
   ddp               two processes (as many as there are GPUs, with some), same dtype
   telemetry         steps of a tiny model by the thousand, with and without what observes them
 
-`first step` is from the start of the process, imports and all, to the end of its first step. `telemetry_cost`
+`first step` is from the start of the process, imports and all, to the end of its first step. Each program is
+started once before, for whoever comes first reads from the disk what the others share. `telemetry_cost`
 is what observing a step takes, in seconds of the tiny model, over the seconds of a step of the model above:
 the difference of two whole steps of that one is smaller than its spread.
 
@@ -45,7 +46,7 @@ from holdfast_trainer.spinning import spin_briefly
 
 from .report import RESULTS, ROOT, Report, ReportError, refuse_unwritable, scratch, take_turns
 from .training.turns import Training, busy, ending
-from .training.work import Work, write_tokens
+from .training.work import SHAPES, Work, write_tokens
 
 UNITS = {"speed": "tokens/s", "first step": "s", "step": "s", "peak": "FLOP/s"}
 PEER_PACKAGES = {
@@ -162,6 +163,8 @@ class Bench:
     ) -> None:
         self._report, self._folder, self._path, self._heard = report, folder, path, heard
         self.left_out: dict[str, str] = {}
+        self._in_memory: set[str] = set()
+        """Programs that have been started before."""
         self._missing = peers.missing(PEER_PACKAGES.values(), path)
 
     def run(self, stage: Stage) -> None:
@@ -175,6 +178,8 @@ class Bench:
                 if (package := PEER_PACKAGES.get(subject.runs)) in self._missing:
                     self.left_out[subject.name] = f"{package} is not installed"
                     continue
+                if not stage.together:
+                    self._warm_up(stage, subject, data)
                 self._heard(f"{stage.title}: start {subject.name}")
                 training = self._start(stage, subject, data)
                 stack.enter_context(ending([training]))
@@ -197,6 +202,16 @@ class Bench:
             path=self._path,
             environment={**_as_started(subject), **subject.environment},
         )
+
+    def _warm_up(self, stage: Stage, subject: Subject, data: Path) -> None:
+        """Start a program once, so that no first step waits for the disk; why it cannot is told later."""
+        if subject.runs in self._in_memory:
+            return
+        self._in_memory.add(subject.runs)
+        self._heard(f"{stage.title}: warm-up: {subject.name}")
+        training = self._start(stage, subject, data)
+        with ending([training]), contextlib.suppress(ReportError):
+            training.first_step()
 
     def _meet(
         self, stage: Stage, started: list[tuple[Subject, Training]], trainings: dict[str, Training]
@@ -304,7 +319,9 @@ def main() -> int:
         prog="make bench-trainer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    parser.add_argument("--shape", default="124M" if gpus else "10M", help="10M or 124M (%(default)s)")
+    parser.add_argument(
+        "--shape", default="124M" if gpus else "10M", choices=SHAPES, help="of the model (%(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="samples of each subject (%(default)s)")
     parser.add_argument("--window", type=int, default=20 if gpus else 3, help="steps a sample (%(default)s)")
     parser.add_argument("--no-peers", action="store_true", help="install none; those that are here are used")

@@ -31,9 +31,19 @@ def test_ours_and_the_bare_loop_take_turns(processes: Processes, tmp_path: Path)
     assert body["ratios"]["vs_bare_loop"] == median["holdfast", "speed"] / median["bare loop", "speed"]
     assert {"telemetry_cost", "share_of_gemm_peak", "first_step_vs_bare_loop"} <= set(body["ratios"])
     assert median["holdfast", "first step"] > 0
+    for name in ("bare loop", "holdfast"):
+        assert out.index(f"warm-up: {name}\n") < out.index(f"start {name}\n"), "none waits for the disk"
     assert body["machine"]["left_out"]["lightning"] == "lightning is not installed"
     assert "hf trainer was left out: transformers is not installed" in out
     assert list((tmp_path / "place").iterdir()) == [], "runs are removed"
+
+
+def test_a_model_that_there_is_not_is_refused() -> None:
+    command = [sys.executable, "-m", "bench.trainer", "--shape", "5M"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "argument --shape: invalid choice: '5M' (choose from" in done.stderr
+    assert "124M" in done.stderr
 
 
 def test_neighbours_are_busy_until_they_are_not_wanted_any_more() -> None:

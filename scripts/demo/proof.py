@@ -69,7 +69,10 @@ def differences(evidence: Evidence) -> str:
     Compared are the digests (every byte of every rank's state at the end) and the loss of every step,
     also of those that were done twice.
     """
-    if _digest(evidence.ledger) != _digest(evidence.twin_ledger):
+    digests = {_digest(evidence.ledger), _digest(evidence.twin_ledger)}
+    if None in digests:
+        return "the ledger has no digest of a final state"
+    if len(digests) > 1:
         return "the digests of the final states differ"
     twin = {(line["step"], kind): line[kind] for line in evidence.twin_steps for kind in _kinds(line)}
     seen = set()
@@ -88,9 +91,10 @@ def _kinds(line: Line) -> list[str]:
     return [kind for kind in ("loss_hex", "val_loss_hex") if kind in line]
 
 
-def _digest(ledger: dict[str, Any]) -> str:
-    """Of the state at the end of the last attempt."""
-    return str(ledger["attempts"][-1]["digest"])
+def _digest(ledger: dict[str, Any]) -> str | None:
+    """Of the state at the end of the last attempt; None where that could not tell."""
+    digest: str | None = ledger["attempts"][-1]["digest"]
+    return digest
 
 
 def notice_lost_steps(ledger: dict[str, Any]) -> int:

@@ -92,6 +92,12 @@ def test_equal_losses_do_not_hide_another_state(evidence: Evidence) -> None:
     assert differences(evidence) == "the digests of the final states differ"
 
 
+def test_states_that_nobody_told_are_not_equal(evidence: Evidence) -> None:
+    for one in (evidence.ledger, evidence.twin_ledger):
+        one["attempts"][-1]["digest"] = None
+    assert differences(evidence) == "the ledger has no digest of a final state"
+
+
 @pytest.mark.parametrize("outcome", ["interrupted", None], ids=["it saved", "its grace ended first"])
 def test_work_lost_after_a_notice_is_a_failed_demo(outcome: str | None, evidence: Evidence) -> None:
     """Also where a slow machine ends the ranks before they have saved: they say nothing, and none was told to

@@ -125,15 +125,21 @@ def pip_for(venv: Path) -> list[str | Path]:
     inside: list[str | Path] = [venv / "bin" / "python", "-m", "pip"]
     if _answers([venv / "bin" / "python", "-m", "ensurepip"]) and _answers([*inside, "--version"]):
         return inside
+    major, minor = sys.version_info[:2]
+    nothing = InstallError(
+        f"{BELOW} has no pip that can fill a virtual environment: install one, 22.3 or newer (Debian, "
+        f"Ubuntu: sudo apt-get install python3-pip, or python{major}.{minor}-venv where that is older), or "
+        "name another Python: make PYTHON=/path/to/python3.11"
+    )
     if os.geteuid() != 0 or not shutil.which("apt-get"):
-        raise InstallError(
-            f"{BELOW} has no pip that can fill a virtual environment: install one (Debian, Ubuntu: "
-            "sudo apt-get install python3-pip), or name another Python: make PYTHON=/path/to/python3.11"
-        )
+        raise nothing
     say("this Python has no usable pip: installing python3-pip")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    run(["apt-get", "update", "-qq"], environment, "is the network there?")
-    run(["apt-get", "install", "-qq", "-y", "python3-pip"], environment, "install python3-pip yourself")
+    apt = ["apt-get", "-o", "DPkg::Lock::Timeout=300"]
+    run([*apt, "update", "-qq"], environment, "is the network there?")
+    run([*apt, "install", "-qq", "-y", "python3-pip"], environment, "install python3-pip yourself")
+    if not _answers([*outside, "--version"]):
+        raise nothing
     return outside
 
 

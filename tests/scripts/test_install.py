@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import scripts.install as installer
 from disks import remount, small_disk
 from scripts.install import (
     ROOT,
@@ -161,6 +162,29 @@ def test_make_runs_by_the_python_of_the_environment_that_it_makes(tmp_path: Path
     assert Path(pip[0]).parent != venv / "bin"
     listing = subprocess.run([*pip, "list"], capture_output=True, text=True, check=True)
     assert not listing.stdout.strip(), "a pip was put there, for which Debian needs a package more"
+
+
+def test_a_pip_that_is_still_too_old_when_apt_has_installed_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of Ubuntu 22.04 for a Python 3.11 from elsewhere: without --python, its own error misleads."""
+    spoken = tmp_path / "spoken"
+    (tmp_path / "apt-get").write_text(f'#!/bin/sh\necho "$*" >> {spoken}\n')
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\nexit 2\n")
+    for program in (tmp_path / "apt-get", python):
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("sys.executable", str(python))
+    monkeypatch.setattr(installer, "BELOW", str(python))
+    with pytest.raises(InstallError, match=r"has no pip .* 22\.3 or newer .* python3\.\d+-venv"):
+        installer.pip_for(tmp_path)
+    assert spoken.read_text().splitlines() == [
+        "-o DPkg::Lock::Timeout=300 update -qq",
+        "-o DPkg::Lock::Timeout=300 install -qq -y python3-pip",
+    ], "what another apt holds is waited for"
 
 
 def test_of_two_that_install_into_a_checkout_one_waits(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ keeps its pins.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -71,8 +72,11 @@ def update(root: Path, options: Sequence[str]) -> int:
 
 
 def _uv(root: Path, *arguments: str, show: bool = False) -> subprocess.CompletedProcess[str]:
+    from scripts.install import uv_environment
+
     command = [sys.executable, "-m", "uv", *arguments]
-    return subprocess.run(command, cwd=root, capture_output=not show, text=True, check=False)
+    environment = {**uv_environment(), **os.environ}  # by what the user says of versions, too
+    return subprocess.run(command, cwd=root, env=environment, capture_output=not show, text=True, check=False)
 
 
 def main() -> int:
@@ -87,4 +91,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))  # run as a file, it finds its neighbours by scripts.*
     sys.exit(main())

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from scripts.lock import addresses, check, without_addresses
+from scripts.lock import addresses, check, update, without_addresses
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,6 +62,20 @@ def test_a_dependency_that_was_added_without_relocking_is_noticed(tmp_path: Path
     faults = check(tmp_path)
     assert len(faults) == 1
     assert faults[0].startswith("uv.lock does not fit pyproject.toml: run `make lock`")
+
+
+def test_what_is_resolved_comes_from_where_pip_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    project = '[project]\nname = "x"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = ["idna"]\n'
+    (tmp_path / "pyproject.toml").write_text(project)
+    assert update(tmp_path, []) != 0
+    assert "http://127.0.0.1:9/simple/idna/" in capfd.readouterr().err
 
 
 def test_a_missing_lock_file_is_noticed(tmp_path: Path) -> None:

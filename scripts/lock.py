@@ -19,7 +19,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +55,14 @@ def check(root: Path) -> list[str]:
         faults.append(
             f"uv.lock names {len(named)} addresses, the first on line {number} ({address}): run `make lock`"
         )
-    fresh = _uv(root, "lock", "--check", "--offline", "--quiet")
+    fresh = subprocess.run(
+        _uv("lock", "--check", "--offline", "--quiet"),
+        cwd=root,
+        env=_without_settings(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if fresh.returncode:
         faults.append(f"uv.lock does not fit pyproject.toml: run `make lock`\n{fresh.stderr.strip()}")
     return faults
@@ -63,20 +70,30 @@ def check(root: Path) -> list[str]:
 
 def update(root: Path, options: Sequence[str]) -> int:
     """Resolve and write the lock file; uv's exit code. A failed resolution leaves the file as it was."""
+    from scripts.install import uv_environment
+
     path = root / "uv.lock"
-    code = _uv(root, "lock", *options, show=True).returncode
+    environment = {**uv_environment(), **os.environ}  # by what the user says of versions, too
+    code = subprocess.run(_uv("lock", *options), cwd=root, env=environment, check=False).returncode
     if path.is_file():
         text = path.read_text(encoding="utf-8")
         path.write_text(without_addresses(text), encoding="utf-8")
     return code
 
 
-def _uv(root: Path, *arguments: str, show: bool = False) -> subprocess.CompletedProcess[str]:
-    from scripts.install import uv_environment
+def _uv(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "uv", *arguments]
 
-    command = [sys.executable, "-m", "uv", *arguments]
-    environment = {**uv_environment(), **os.environ}  # by what the user says of versions, too
-    return subprocess.run(command, cwd=root, env=environment, capture_output=not show, text=True, check=False)
+
+def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """None of what the user tells uv: to another index than its default one no lock file without addresses
+    seems to fit."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("UV_") or name == "UV_CACHE_DIR"
+    }
+    return {**kept, "UV_NO_CONFIG": "1"}
 
 
 def main() -> int:

@@ -64,6 +64,23 @@ def test_a_dependency_that_was_added_without_relocking_is_noticed(tmp_path: Path
     assert faults[0].startswith("uv.lock does not fit pyproject.toml: run `make lock`")
 
 
+@pytest.mark.parametrize("how", ["variable", "file"])
+def test_a_lock_file_fits_whatever_index_this_machine_has(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a mirror `make verify` called it stale, and `make lock` did not help."""
+    for name in ("README.md", "LICENSE", "pyproject.toml", "uv.lock"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    if how == "variable":
+        monkeypatch.setenv("UV_DEFAULT_INDEX", "https://mirror.example.org/simple")
+    else:
+        (tmp_path / "uv").mkdir()
+        index = '[[index]]\nurl = "https://mirror.example.org/simple"\ndefault = true\n'
+        (tmp_path / "uv" / "uv.toml").write_text(index)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert check(tmp_path) == []
+
+
 def test_what_is_resolved_comes_from_where_pip_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,7 +65,7 @@ def uv_requirement(lock: str) -> str:
 
 
 def index_environment(environment: Mapping[str, str], pip_config: str) -> dict[str, str]:
-    """Settings that let uv use the index, proxy and certificates that pip is configured with.
+    """Settings that let uv use the index, proxy, hosts and certificates that pip is configured with.
 
     What the user told uv itself wins. `pip_config` is the output of `pip config list`: lines such as
     `global.index-url='https://...'`, later lines (environment) over earlier ones (files).
@@ -82,6 +82,8 @@ def index_environment(environment: Mapping[str, str], pip_config: str) -> dict[s
         settings["UV_DEFAULT_INDEX"] = found["index-url"]
     if found.get("extra-index-url") and "UV_EXTRA_INDEX_URL" not in environment:
         settings["UV_INDEX"] = " ".join(found["extra-index-url"].replace("\\n", " ").split())
+    if found.get("trusted-host"):
+        settings["UV_INSECURE_HOST"] = " ".join(found["trusted-host"].replace("\\n", " ").split())
     if found.get("cert"):
         settings["SSL_CERT_FILE"] = found["cert"]
     return {name: value for name, value in settings.items() if name not in environment}

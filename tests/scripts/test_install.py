@@ -115,6 +115,11 @@ PIP = "global.cert='/etc/ssl/ca.pem'\nglobal.index-url='https://mirror.example.o
                 "HTTPS_PROXY": "http://proxy.example.org:3128",
             },
         ),
+        (
+            {"UV_HTTP_TIMEOUT": "9"},
+            "global.trusted-host='\\na.example.org\\nb.example.org:8443'\n",
+            {"UV_INSECURE_HOST": "a.example.org b.example.org:8443"},
+        ),
         ({"UV_HTTP_TIMEOUT": "9", "https_proxy": "p"}, "global.proxy='http://proxy.example.org:3128'\n", {}),
     ],
 )

@@ -5,11 +5,21 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from bench.report import Report, ReportError, commit_here, machine_facts, refuse_unwritable, take_turns
+from bench.report import (
+    ROOT,
+    Report,
+    ReportError,
+    commit_here,
+    machine_facts,
+    refuse_unwritable,
+    take_turns,
+)
 from rich.console import Console
 
 
@@ -144,3 +154,23 @@ def test_the_commit_says_when_files_were_changed_after_it(tmp_path: Path) -> Non
     assert len(clean) == 40
     (tmp_path / "file").write_text("two")
     assert commit_here(tmp_path) == f"{clean} (with changes)"
+
+
+def test_a_benchmark_that_cannot_be_made_here_keeps_none_of_the_others_from_it(tmp_path: Path) -> None:
+    for name, code in (("images", "raise SystemExit('needs root')"), ("startup", "print('measured')")):
+        (tmp_path / "bench").mkdir(exist_ok=True)
+        (tmp_path / "bench" / f"{name}.py").write_text(code)
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "install.py").touch()
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    made = subprocess.run(
+        ["make", "--no-print-directory", f"PYTHON={sys.executable}", "ARGS=", "bench"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "needs root" in made.stderr
+    assert made.stdout.splitlines()[0] == "measured", made.stderr
+    assert made.returncode == 2

@@ -91,6 +91,12 @@ def saved(index: int, at: float = 10.0) -> ReplicaObservation:
     )
 
 
+def beside(message: Termination, first: RankExit) -> ReplicaObservation:
+    """Of two ranks; rank 0 has said `message`, and left with 143 on a notice."""
+    code = 143 if message.outcome == "interrupted" else 1
+    return replace(bad(0, message), ranks=(RankExit(0, code, None, 10.0), first))
+
+
 def taken(index: int, reason: str = "Drilled: killed on request") -> ReplicaObservation:
     return ReplicaObservation(index, ReplicaState.FAILED, reason, disrupted=True, ended_at=10.0)
 
@@ -329,6 +335,42 @@ CASES = [
         Verdict.DISRUPTED,
         "notice and saved",
         id="a notice, and nobody knows when",
+    ),
+    pytest.param(
+        (beside(NOTICED, RankExit(1, None, 11, 9.0)),),
+        Verdict.FAILED,
+        "replica 0: rank 1 ended by SIGSEGV",
+        id="a rank crashed, and torchrun gave its peers in the replica notice",
+    ),
+    pytest.param(
+        (beside(NOTICED, RankExit(1, 7, None, 9.0)), bad(1, RESET, at=9)),
+        Verdict.FAILED,
+        "replica 0: rank 1 ended with exit code 7",
+        id="a rank left without a word, and its peer got notice",
+    ),
+    pytest.param(
+        (beside(RESET, RankExit(1, None, 6, 9.0)), ours(1)),
+        Verdict.FAILED,
+        "replica 0: rank 1 ended by SIGABRT",
+        id="a rank crashed, and its peer in the replica tells of the connection",
+    ),
+    pytest.param(
+        (beside(NOTICED, RankExit(1, None, 11, 11.0)),),
+        Verdict.DISRUPTED,
+        "notice and saved",
+        id="a notice, and a rank that crashes after its peer has left",
+    ),
+    pytest.param(
+        (replace(saved(0), ranks=(RankExit(0, 0, None, 10.0), RankExit(1, None, 6, 10.1))),),
+        Verdict.DISRUPTED,
+        "notice and saved",
+        id="a notice, and a rank that crashes as it leaves",
+    ),
+    pytest.param(
+        (beside(NOTICED, RankExit(1, None, 15, 9.0)),),
+        Verdict.DISRUPTED,
+        "notice and saved",
+        id="a notice that ended a rank without a word",
     ),
     pytest.param((ours(0), ours(1)), Verdict.DISRUPTED, "nothing says who", id="no evidence at all"),
     pytest.param((), Verdict.DISRUPTED, "nothing says who", id="no replica at all"),

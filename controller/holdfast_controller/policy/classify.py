@@ -14,8 +14,8 @@ victims and never counted; the verdict comes from the first cause:
    what Holdfast ended the attempt for         -> Hung, Unschedulable or ImagePull, as it put on record;
    a hang that a node explains which fell silent -> LostNode: its peers wait for it, and end on that
 5. a replica that got a notice and said so (`interrupted`), unless a rank had failed before it ended:
-   torchrun also ends the peers of a failed rank by SIGTERM, and a fault must not pass for a disruption,
-   or it would be tried again for ever            -> Disrupted
+   torchrun also ends the peers of a failed rank by SIGTERM, those in its own replica too, and a fault must
+   not pass for a disruption, or it would be tried again for ever            -> Disrupted
 6. a replica that fell silent, when all that the others tell of is its broken connection -> Disrupted
 7. the earliest of the other bad ends that tells of more than its broken connection, else the earliest
                                                 -> OutOfMemory, Hung or Failed; StorageUnavailable where
@@ -118,6 +118,8 @@ _LOST_PEER = re.compile(
     r"|Watchdog caught collective operation timeout"  # NCCL
 )
 """How PyTorch tells a rank that another one is gone, or says nothing any more."""
+_AFTER_WORDS = (1, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""With which the trainer leaves a rank that has said why (ending.py)."""
 _OWN_CONNECTION = re.compile(r"(?:ConnectionReset|ConnectionAborted|BrokenPipe)Error|\[Errno \d+\]")
 """How Python tells of a connection or a pipe: those between ranks are none of Python's."""
 
@@ -131,7 +133,16 @@ def lost_its_peer(message: Termination | None) -> bool:
 
 def _only_lost_its_peer(replica: ReplicaObservation) -> bool:
     """Of several ranks in a replica the first to speak is heard: the kernel may know of a worse end there."""
-    return lost_its_peer(replica.termination) and not replica.out_of_memory
+    return lost_its_peer(replica.termination) and not replica.out_of_memory and not _crashed(replica)
+
+
+def _crashed(replica: ReplicaObservation) -> bool:
+    """Whether the first of its ranks to end did so by itself and without a word, as by SIGSEGV: what the
+    others there have to say, of a notice or a broken connection, came of that."""
+    first = min(replica.ranks, key=lambda rank: rank.ended, default=None)
+    if first is None or first.signal in (signal.SIGKILL, signal.SIGTERM):
+        return False
+    return first.code not in (0, *_AFTER_WORDS)
 
 
 def _waited_for_a_peer(replica: ReplicaObservation) -> bool:
@@ -172,7 +183,8 @@ def _config_error(replica: ReplicaObservation) -> bool:
 
 
 def _interrupted(replica: ReplicaObservation) -> bool:
-    return replica.termination is not None and replica.termination.outcome == "interrupted"
+    message = replica.termination
+    return message is not None and message.outcome == "interrupted" and not _crashed(replica)
 
 
 def _failed(replica: ReplicaObservation) -> bool:
@@ -223,7 +235,7 @@ def _say(replica: ReplicaObservation) -> str:
     """The evidence: the trainer's message, else how its first bad rank ended, else its own exit."""
     where = f"replica {replica.index}"
     said = replica.termination.error.strip() if replica.termination is not None else ""
-    if said and not (replica.out_of_memory and lost_its_peer(replica.termination)):
+    if said and not _is_of_a_victim(replica):
         assert replica.termination is not None
         if replica.termination.config_error:  # a line for each thing that is wrong
             return f"{where}: {'; '.join(said.splitlines())}"
@@ -235,6 +247,15 @@ def _say(replica: ReplicaObservation) -> str:
         return f"{where}: rank {ranks[0].rank} {_how(ranks[0].code, ranks[0].signal)}"
     how = f"{where}: {_how(replica.exit_code, replica.exit_signal)}"
     return f"{how} before it had started a rank: {replica.torchrun_said}" if replica.torchrun_said else how
+
+
+def _is_of_a_victim(replica: ReplicaObservation) -> bool:
+    """Whether what a replica says is less than what is known of it: a rank of it that could say nothing was
+    the first to end."""
+    if lost_its_peer(replica.termination):
+        return not _only_lost_its_peer(replica)
+    assert replica.termination is not None
+    return replica.termination.outcome == "interrupted" and _crashed(replica)
 
 
 def _exception_in(said: str) -> str:

@@ -12,9 +12,9 @@ import socket
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast_trainer import contract
@@ -29,6 +29,13 @@ from .visible_gpus import VARIABLE, gpus_present, gpus_shown
 PREFIX = "HOLDFAST_"
 DEFAULT_PORT = 8765
 CLIENT_NAMES = ("HOLDFAST_SERVER", "HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE", "HOLDFAST_NAMESPACE")
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)]
 
 
 class SettingsError(HoldfastError):
@@ -65,7 +72,7 @@ class Settings(BaseSettings):
     gpu_look_seconds: float = Field(
         default=10.0, gt=0, description="Between two looks at whether jobs use their GPUs."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: LogLevel = "info"
     log_format: Literal["auto", "console", "json"] = Field(
         default="auto", description="auto: for people on a terminal, JSON elsewhere."
     )
@@ -74,11 +81,6 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return whole_path(value)
-
-    @field_validator("log_level", mode="before")
-    @classmethod
-    def _lower(cls, value: object) -> object:
-        return value.lower() if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _wide_needs_a_token(self) -> Settings:
@@ -128,7 +130,7 @@ class ClusterSettings(BaseSettings):
 
     kubeconfig: str | None = Field(
         default=None,
-        validation_alias=AliasChoices("kubeconfig", "HOLDFAST_KUBECONFIG", "KUBECONFIG"),
+        validation_alias=AliasChoices("HOLDFAST_KUBECONFIG", "KUBECONFIG"),
         description="Of the cluster; by default the service account of the pod this runs in.",
     )
     listen_host: str = Field(default="0.0.0.0", min_length=1, description="Address to listen on.")
@@ -141,12 +143,12 @@ class ClusterSettings(BaseSettings):
     )
     pod_namespace: str = Field(
         default="default",
-        validation_alias=AliasChoices("pod_namespace", "HOLDFAST_POD_NAMESPACE", "POD_NAMESPACE"),
+        validation_alias=AliasChoices("HOLDFAST_POD_NAMESPACE", "POD_NAMESPACE"),
         description="Where the Lease lies.",
     )
     pod_name: str = Field(
         default_factory=socket.gethostname,
-        validation_alias=AliasChoices("pod_name", "HOLDFAST_POD_NAME", "POD_NAME"),
+        validation_alias=AliasChoices("HOLDFAST_POD_NAME", "POD_NAME"),
         description="Who holds the Lease.",
     )
     requests_per_second: float = Field(
@@ -162,7 +164,7 @@ class ClusterSettings(BaseSettings):
     gpu_look_seconds: float = Field(
         default=30.0, gt=0, description="Between two looks at whether jobs use their GPUs."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: LogLevel = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
 
 

@@ -27,7 +27,7 @@ from holdfast_controller.data_directory import (
     read_token,
 )
 from holdfast_controller.server import Controller, StartupError, bind, claim, serve
-from holdfast_controller.settings import SettingsError, load_settings, unknown_names
+from holdfast_controller.settings import SettingsError, load_cluster_settings, load_settings, unknown_names
 from holdfast_controller.visible_gpus import gpus_present, gpus_shown
 
 
@@ -50,6 +50,26 @@ def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert load_settings().listen_port == 9000
     assert load_settings(listen_port=9001).listen_port == 9001
     assert load_settings().log_level == "debug"
+
+
+@pytest.mark.parametrize("name", ["kubeconfig", "pod_namespace", "pod_name"])
+def test_a_variable_of_holdfasts_own_wins_over_one_that_others_read_too(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name.upper(), "theirs")
+    assert getattr(load_cluster_settings(), name) == "theirs"
+    monkeypatch.setenv(f"HOLDFAST_{name.upper()}", "ours")
+    assert getattr(load_cluster_settings(), name) == "ours"
+    assert getattr(load_cluster_settings(**{name: "flag"}), name) == "flag"
+    monkeypatch.setenv(f"HOLDFAST_{name.upper()}", "")
+    assert getattr(load_cluster_settings(), name) == "theirs"
+
+
+def test_a_log_level_may_be_written_in_capitals_wherever_the_controller_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_LOG_LEVEL", "INFO")
+    assert load_settings().log_level == load_cluster_settings().log_level == "info"
 
 
 def test_a_variable_that_is_set_to_nothing_is_not_given(

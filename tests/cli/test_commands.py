@@ -149,6 +149,18 @@ def test_a_faulty_set(holdfast: Holdfast, job_file: Path, assignment: str, told:
     assert told in holdfast("submit", str(job_file), "--set", assignment, code=1).stderr
 
 
+def test_a_set_changes_the_place_it_names_alone(holdfast: Holdfast) -> None:
+    """An alias and a merge stand for one mapping; the teacher got the student's layers."""
+    config = "{teacher: &t {lr: 1, model: {layers: 8}}, student: {<<: *t}, twin: *t}"
+    words = ("--set", "spec.config.student.model.layers=2", "--set", "spec.config.twin.lr=3", "-o", "json")
+    shown = holdfast("submit", "-", *words, given=f"{job_yaml()}  config: {config}\n").stdout
+    assert json.loads(shown)["spec"]["config"] == {
+        "teacher": {"lr": 1, "model": {"layers": 8}},
+        "student": {"lr": 1, "model": {"layers": 2}},
+        "twin": {"lr": 3, "model": {"layers": 8}},
+    }
+
+
 def test_a_missing_file_and_a_taken_name(holdfast: Holdfast, job_file: Path, tmp_path: Path) -> None:
     assert f"there is no file {tmp_path}/no.yaml" in holdfast("submit", f"{tmp_path}/no.yaml", code=1).stderr
     assert "Is a directory" in holdfast("submit", str(tmp_path), code=1).stderr

@@ -65,6 +65,12 @@ def test_overrides_win_over_the_file_and_the_environment_wins_over_both(file: Pa
     assert (cadence.seconds, cadence.steps) == (None, 500)
 
 
+def test_an_override_changes_the_section_it_names_alone(file: Path) -> None:
+    file.write_text(GOOD + "validation: &often {every: 100}\ncheckpoint: *often\n")
+    config = read(file, "checkpoint.every=25")
+    assert (config.validation.every, config.checkpoint.every) == (100, 25)
+
+
 def test_without_a_file_the_overrides_are_the_whole_configuration() -> None:
     pairs = ["vocab_size=300", "layers=1", "heads=1", "width=8", "context=4"]
     config = load(

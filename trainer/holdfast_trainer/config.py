@@ -327,12 +327,14 @@ def _lay_over(document: dict[str, Any], places: dict[str, str], key: str, value:
     section = document
     *parents, last = key.split(".")
     for depth, parent in enumerate(parents, start=1):
-        if section.get(parent) is None:
-            section[parent] = {}
+        inner = section.get(parent)
+        if inner is None:
+            inner = {}
             places.setdefault(".".join(parents[:depth]), place)
-        section = section[parent]
-        if not isinstance(section, dict):
+        if not isinstance(inner, dict):
             raise ConfigError(f"{place}: {parent} is a value, not a section with keys")
+        section[parent] = dict(inner)  # behind an alias it is the very section that stands elsewhere too
+        section = section[parent]
     section[last] = value
     places[key] = place
 

@@ -89,11 +89,11 @@ def assign(document: dict[str, Any], assignment: str) -> None:
         raise Invalid(f"--set {assignment}: write it as a dotted path and a value, e.g. spec.replicas=2")
     place: Any = document
     for depth, key in enumerate(keys[:-1], 1):
-        if place.get(key) is None:
-            place[key] = {}
+        inner = {} if place.get(key) is None else place[key]
+        if not isinstance(inner, dict):
+            raise Invalid(f"--set {assignment}: {'.'.join(keys[:depth])} is {inner!r}, not a mapping")
+        place[key] = dict(inner)  # behind an alias it is the very mapping that stands elsewhere too
         place = place[key]
-        if not isinstance(place, dict):
-            raise Invalid(f"--set {assignment}: {'.'.join(keys[:depth])} is {place!r}, not a mapping")
     place[keys[-1]] = parse_value(text, f"--set {assignment}")
 
 

@@ -229,7 +229,8 @@ def validate(model: type[M], body: object) -> M:
 
 def _valid(model: type[M], body: object) -> M:
     try:
-        return model.model_validate(body)
+        # Keys are as the published schemas have them: those that our own code uses are no others beside.
+        return model.model_validate(body, by_alias=True, by_name=False)
     except ValidationError as error:
         faults = describe_faults(error, model)
         raise Invalid(summary(faults, error.error_count()), faults) from None

@@ -70,6 +70,14 @@ GOOD = "metadata: {name: j}\nspec: {command: [python, t.py]}\n"
         ("metadata: {name: j, labels: {'b c': d}}\nspec: {command: [x]}", "'b c' is no label's name"),
         ("metadata: {name: j, labels: {'A_b/c': d}}\nspec: {command: [x]}", "'A_b/c' is no label's name"),
         ("metadata: {name: j}\nspec: {command: [x], checkpoint: {evry: 5}}", "did you mean 'every'?"),
+        (
+            "metadata: {name: j}\nspec: {command: [x], grace_seconds: 60}",  # which kubectl refuses, too
+            "spec.grace_seconds: unknown key; did you mean 'graceSeconds'?",
+        ),
+        (
+            "metadata: {name: j, deletion_timestamp: '2026-01-01T00:00:00Z'}\nspec: {command: [x]}",
+            "metadata.deletion_timestamp: unknown key; did you mean 'deletionTimestamp'?",
+        ),
         ("metadata: {name: j}\nspec: {command: [x], zzz: 1}", "spec.zzz: unknown key; known: image, command"),
         (
             "metadata: {name: j}\nspec: {command: [x], replicas: two}",

@@ -19,13 +19,22 @@ _ELSEWHERE = rf"{_NUMBER}({_EXPONENT})?|[-+]?0[xXoObB][\da-fA-F_]+|[yYnN]"
 _SIXTIES = r"[-+]?\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?"
 _FLOAT = "tag:yaml.org,2002:float"
 _TEXT = "tag:yaml.org,2002:str"
+_INTEGER = "tag:yaml.org,2002:int"
+_OCTAL = re.compile(r"[-+]?0[0_]*([1-7][0-7_]*)")
 _DIGITS = "-+.0123456789"
 
 
 class Loader(yaml.CSafeLoader):
-    """`1e-3` is a number (PyYAML reads a string), a date or a ratio stays text."""
+    """`1e-3` is a number (PyYAML reads a string), a date or a ratio stays text. `0100` is an error: it is 64
+    in one of YAML's versions, and 100 in the other."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if node.tag == _INTEGER and (digits := _OCTAL.fullmatch(node.value)):
+            problem = (
+                f"{node.value!r:.40} has zeros before it, as octal numbers have; write {digits[1]:.40}, "
+                "or put it in quotes if it is text"
+            )
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:
             return super().construct_object(node, deep)
         except ValueError:  # an integer of over 4,300 digits, `!!int abc`

@@ -71,6 +71,10 @@ GOOD = "metadata: {name: j}\nspec: {command: [python, t.py]}\n"
         ("metadata: {name: j, labels: {'A_b/c': d}}\nspec: {command: [x]}", "'A_b/c' is no label's name"),
         ("metadata: {name: j}\nspec: {command: [x], checkpoint: {evry: 5}}", "did you mean 'every'?"),
         (
+            "metadata: {name: j}\nspec: {command: [x], checkpoint: {every: 0500}}",  # 320 steps to PyYAML
+            "line 2, column 42: '0500' has zeros before it, as octal numbers have; write 500, or put it in",
+        ),
+        (
             "metadata: {name: j}\nspec: {command: [x], grace_seconds: 60}",  # which kubectl refuses, too
             "spec.grace_seconds: unknown key; did you mean 'graceSeconds'?",
         ),

@@ -349,10 +349,22 @@ CASES = [
         id="a rank left without a word, and its peer got notice",
     ),
     pytest.param(
-        (beside(RESET, RankExit(1, None, 6, 9.0)), ours(1)),
+        (beside(RESET, RankExit(1, None, 11, 9.0)), ours(1)),
+        Verdict.FAILED,
+        "replica 0: rank 1 ended by SIGSEGV",
+        id="a rank crashed, and its peer in the replica tells of the connection",
+    ),
+    pytest.param(
+        (beside(NOTICED, RankExit(1, None, 6, 9.0)),),
         Verdict.FAILED,
         "replica 0: rank 1 ended by SIGABRT",
-        id="a rank crashed, and its peer in the replica tells of the connection",
+        id="a rank aborted, and torchrun gave its peers in the replica notice",
+    ),
+    pytest.param(
+        (beside(RESET, RankExit(1, None, 6, 9.0)), ours(1)),
+        Verdict.DISRUPTED,
+        "replica 1",
+        id="NCCL ended a rank that waited for one which fell silent, and its peer tells of the connection",
     ),
     pytest.param(
         (beside(NOTICED, RankExit(1, None, 11, 11.0)),),

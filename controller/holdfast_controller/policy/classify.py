@@ -132,17 +132,22 @@ def lost_its_peer(message: Termination | None) -> bool:
 
 
 def _only_lost_its_peer(replica: ReplicaObservation) -> bool:
-    """Of several ranks in a replica the first to speak is heard: the kernel may know of a worse end there."""
-    return lost_its_peer(replica.termination) and not replica.out_of_memory and not _crashed(replica)
+    """Of several ranks in a replica the first to speak is heard: the kernel may know of a worse end there. By
+    SIGABRT NCCL, too, ends a rank that waited for a peer in vain."""
+    worse = replica.out_of_memory or (_crashed(replica) and _first_to_end(replica).signal != signal.SIGABRT)
+    return lost_its_peer(replica.termination) and not worse
 
 
 def _crashed(replica: ReplicaObservation) -> bool:
     """Whether the first of its ranks to end did so by itself and without a word, as by SIGSEGV: what the
     others there have to say, of a notice or a broken connection, came of that."""
-    first = min(replica.ranks, key=lambda rank: rank.ended, default=None)
-    if first is None or first.signal in (signal.SIGKILL, signal.SIGTERM):
+    if not replica.ranks or _first_to_end(replica).signal in (signal.SIGKILL, signal.SIGTERM):
         return False
-    return first.code not in (0, *_AFTER_WORDS)
+    return _first_to_end(replica).code not in (0, *_AFTER_WORDS)
+
+
+def _first_to_end(replica: ReplicaObservation) -> RankExit:
+    return min(replica.ranks, key=lambda rank: rank.ended)
 
 
 def _waited_for_a_peer(replica: ReplicaObservation) -> bool:

@@ -181,6 +181,31 @@ def test_a_client_that_goes_away_costs_no_output(capfd: pytest.CaptureFixture[st
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_strangers_who_connect_without_end_have_a_bounded_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any pod of a cluster may connect. With the last thread that one may have went the training's saves."""
+    monkeypatch.setattr("holdfast_trainer.endpoint.AT_ONCE", 2)
+    endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry, lambda: Telemetry(1, 1).progress)
+    host, port = endpoint.address.split(":")
+    first, second, third = (socket.create_connection((host, int(port)), timeout=60) for _ in range(3))
+    with first, second, third:
+        assert third.recv(1) == b"", "one too many is let go, not left to wait"
+        for waits in (first, second):
+            waits.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                waits.recv(1)
+
+    def answered() -> bool:
+        try:
+            return Progress.from_json(get(endpoint.address, "/progress")).step == 0
+        except OSError:
+            return False
+
+    wait_until(answered, "an answer once they are gone")
+    endpoint.close()
+
+
 def test_the_ledger_of_all_attempts_is_served_to_who_cannot_mount_the_run_directory(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for attempt, text in ((1, '{"event": "attempt_start"}\n{"event": "stop"}\n'), (3, '{"event": "torn')):

@@ -27,6 +27,10 @@ STEPS_BYTES = 1 << 20
 LEDGER_BYTES = 3 << 20
 """Some ten thousand checkpoints. A controller reads 4 MiB at most: of more it would know nothing new."""
 EVERYWHERE = "0.0.0.0"
+AT_ONCE = 64
+"""Requests, each of which has a thread. In a pod any other may send some, and threads without end would leave
+none for a save."""
+_Request = socket.socket | tuple[bytes, socket.socket]
 
 
 class _Server(ThreadingHTTPServer):
@@ -36,6 +40,7 @@ class _Server(ThreadingHTTPServer):
         if host == EVERYWHERE and socket.has_dualstack_ipv6():
             host = "::"  # takes IPv4 as well: pods may have either, or both
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._free = threading.Semaphore(AT_ONCE)
         super().__init__((host, port), answer)
 
     def server_bind(self) -> None:
@@ -44,6 +49,22 @@ class _Server(ThreadingHTTPServer):
         # HTTPServer's own asks the name service for a name that nobody needs; that can take seconds.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: _Request, client_address: object) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # there is no thread for it
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: _Request, client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         log.debug("a client of the metrics port went away: %s", client_address)

@@ -187,3 +187,37 @@ def test_a_flood_of_tokens_waits_for_nothing_and_blocks_nobody_for_ever(tmp_path
             server.close()
 
     asyncio.run(story())
+
+
+def test_a_flood_of_tokens_keeps_nobody_out_whose_own_was_known(tmp_path: Path) -> None:
+    """Who had no token at all kept REST from everybody, ten seconds after they had last been asked about."""
+    asked = 0
+
+    async def review(request: web.Request) -> web.Response:
+        nonlocal asked
+        told = await request.json()
+        if told["spec"].get("token", "hers") != "hers":
+            asked += 1
+            await asyncio.Event().wait()
+        known = request.match_info["kind"] == "tokenreviews"
+        return web.json_response({"status": ALICE if known else {"allowed": True}}, status=201)
+
+    async def story() -> None:
+        async with connected([web.post("/apis/{group}/v1/{kind}", review)], tmp_path) as connection:
+            access = ClusterAccess(connection, kept_seconds=0)
+
+            async def ask(token: str) -> HoldfastError | None:
+                return await access.refuse("GET", "/v1/jobs", "", {"authorization": f"Bearer {token}"})
+
+            assert await ask("hers") is None
+            flood = [asyncio.create_task(ask(f"token-{number}")) for number in range(UNDER_WAY)]
+            try:
+                await wait_until_async(lambda: asked == UNDER_WAY, "all of them to be asked about")
+                assert isinstance(await ask("another"), Unavailable)
+                assert await ask("hers") is None
+            finally:
+                for task in flood:
+                    task.cancel()
+                await asyncio.gather(*flood, return_exceptions=True)
+
+    asyncio.run(story())

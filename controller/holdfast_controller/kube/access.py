@@ -5,9 +5,9 @@ user may do this to TrainingJobs in that namespace (SubjectAccessReview): for ev
 drills too. Answers are kept for some seconds, tokens as digests alone. A path that `ROUTES` does not know
 is refused, so that a new route is closed until somebody has said whose right it needs.
 
-Whoever reaches the port can make us ask, also with tokens that are none. So the connection given here has a
-budget of its own, and at most `UNDER_WAY` reviews wait at a time: strangers can keep each other waiting, but
-neither the reconciler nor the lease.
+Whoever reaches the port can make us ask, also with tokens that are none. So reviews have budgets of their
+own, of which at most `UNDER_WAY` wait at a time: strangers can keep each other waiting, but neither the
+reconciler nor the lease, nor whose token was somebody's a while ago.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ REVIEWS_BURST = 200
 UNDER_WAY = 64
 KEPT_SECONDS = 10.0
 KEPT_MOST = 10_000
+KNOWN_SECONDS = 3600.0
+"""For so long whose token was somebody's is no stranger, and does not wait among them to be asked about."""
 LONGEST_TOKEN = 16 * 1024
 _NO_ANSWER = re.compile(
     r"\b(?:Get|Post) \"https?://|authenticator not initialized|prevented the request from succeeding"
@@ -113,8 +115,8 @@ class ClusterAccess:
     """Refuses requests by the cluster's own rules."""
 
     def __init__(self, connection: Connection, *, kept_seconds: float = KEPT_SECONDS):
-        self._connection = connection.apart(REVIEWS_PER_SECOND, REVIEWS_BURST)
-        self._under_way = 0
+        self._of_strangers, self._of_users = _Reviews(connection), _Reviews(connection)
+        self._known: _Kept[str, None] = _Kept(KNOWN_SECONDS)
         self._users: _Kept[str, User | None] = _Kept(kept_seconds)
         self._answers: _Kept[tuple[User, Right], str | None] = _Kept(kept_seconds)
 
@@ -146,7 +148,8 @@ class ClusterAccess:
         found, user = self._users.get(digest)
         if found:
             return user
-        review = await self._review(
+        reviews = self._of_users if self._known.get(digest)[0] else self._of_strangers
+        review = await reviews.ask(
             "/apis/authentication.k8s.io/v1/tokenreviews",
             {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}},
         )
@@ -155,6 +158,8 @@ class ClusterAccess:
         if user is None and _NO_ANSWER.search(str(status.get("error") or "")):
             raise Unavailable(_CANNOT_TELL.format("whose token this is"))
         self._users.put(digest, user)
+        if user is not None:
+            self._known.put(digest, None)
         return user
 
     async def _denied(self, user: User, right: Right) -> str | None:
@@ -163,7 +168,7 @@ class ClusterAccess:
         if found:
             return answer
         which = "resourceAttributes" if right.resource else "nonResourceAttributes"
-        review = await self._review(
+        review = await self._of_users.ask(
             "/apis/authorization.k8s.io/v1/subjectaccessreviews",
             {
                 "apiVersion": "authorization.k8s.io/v1",
@@ -184,7 +189,15 @@ class ClusterAccess:
         self._answers.put((user, right), answer)
         return answer
 
-    async def _review(self, path: str, document: Document) -> Document:
+
+class _Reviews:
+    """Questions to the apiserver with a budget of their own."""
+
+    def __init__(self, connection: Connection):
+        self._connection = connection.apart(REVIEWS_PER_SECOND, REVIEWS_BURST)
+        self._under_way = 0
+
+    async def ask(self, path: str, document: Document) -> Document:
         """Ask the apiserver. Raises Unavailable at once where too many are waiting for it."""
         if self._under_way >= UNDER_WAY:
             raise Unavailable("too many tokens are being reviewed at the moment; try again in a second")

@@ -266,6 +266,23 @@ def test_what_many_checkpoints_left_of_a_ledger_is_fetched_many_pieces_at_a_time
     assert [line["n"] for line in read_lines(run.ledger(1))] == list(range(count))
 
 
+def test_steps_of_weeks_are_fetched_without_all_of_them_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, piece, count = RunDir(tmp_path / "run", "s3://bucket/run"), b'{"step": 1}\n' * (1 << 14), 320
+    keys = [f"attempts/0001/steps.jsonl.{n * len(piece):012d}" for n in range(count)]
+    monkeypatch.setattr(Bucket, "keys", lambda self, below: keys)
+    monkeypatch.setattr(Bucket, "get", lambda self, key: bytes(bytearray(piece)))
+    tracemalloc.start()
+    try:
+        Records(run, 2).fetch()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert run.steps(1).stat().st_size == count * len(piece)
+    assert most < count * len(piece) // 2
+
+
 def test_a_first_step_is_known_on_another_machine_though_its_attempt_was_killed(
     environment: None, server: ObjectServer, tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,16 +233,18 @@ def _opens(directory: Path) -> bool:
     return True
 
 
-def replace_durably(path: Path, data: str | bytes) -> None:
+def replace_durably(path: Path, data: str | bytes | Iterable[bytes]) -> None:
     """Write `data`, text as UTF-8, so that after a crash `path` holds all of it or what it held before."""
+    if isinstance(data, str | bytes):
+        data = (data.encode() if isinstance(data, str) else data,)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     fsync_directory(path.parent)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from .checkpoint.bucket import Bucket
@@ -87,12 +88,16 @@ class Records:
             path = self._run.attempt(attempt) / f"{name}.jsonl"
             if not _whole(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                fetched = b"".join(_all_of(bucket, [key for _, key in sorted(found)]))
-                there = path.read_bytes() if exists(path) else b""
-                known = set(fetched.splitlines() if there else ())
-                more = [line for line in there.splitlines(keepends=True) if line.rstrip() not in known]
+                fetched = _all_of(bucket, [key for _, key in sorted(found)])
                 # All at once: what has rank 0's lines is taken for whole by every later attempt.
-                replace_durably(path, fetched + b"".join(more))
+                replace_durably(path, _joined(fetched, path.read_bytes()) if exists(path) else fetched)
+
+
+def _joined(fetched: Iterable[bytes], there: bytes) -> bytes:
+    """With what else is there."""
+    text = b"".join(fetched)
+    known = set(text.splitlines())
+    return text + b"".join(line for line in there.splitlines(keepends=True) if line.rstrip() not in known)
 
 
 def _from(path: Path, begin: int) -> bytes:
@@ -102,10 +107,16 @@ def _from(path: Path, begin: int) -> bytes:
         return file.read()
 
 
-def _all_of(bucket: Bucket, keys: Sequence[str]) -> list[bytes]:
-    """Many at a time: after weeks there are tens of thousands, and all ranks wait for them."""
-    pieces = Spread(lambda number: bucket.get(keys[number]), len(keys), name="records", least=CONNECTIONS)
-    return pieces.finish()
+def _all_of(bucket: Bucket, keys: Sequence[str]) -> Iterator[bytes]:
+    """Many at a time, for after weeks there are tens of thousands, and all ranks wait for them; not all at
+    once, for they are gigabytes."""
+    for begin in range(0, len(keys), CONNECTIONS):
+        some = keys[begin : begin + CONNECTIONS]
+        yield from Spread(partial(_get, bucket, some), len(some), name="records", least=CONNECTIONS).finish()
+
+
+def _get(bucket: Bucket, keys: Sequence[str], number: int) -> bytes:
+    return bucket.get(keys[number])
 
 
 def _whole(path: Path) -> bool:

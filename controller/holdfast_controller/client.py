@@ -30,7 +30,7 @@ from .spec import JOB_NAME, JOB_NAME_RULE, NAMESPACE, NAMESPACE_RULE
 
 SUBMIT_SECONDS = 20.0
 """For how long a submission is tried again whose answer was lost: as long as a controller takes to start."""
-PAGE = 200
+PAGE = 500
 RETRY_AFTER_LIMIT = 30.0
 """Seconds; nobody has to believe that a controller stays away for an hour."""
 QUIET_SECONDS = 20.0

@@ -21,8 +21,10 @@ from served import Served, history, job_yaml
 from typed import Holdfast
 
 from holdfast_controller.cli.formats import count, figure
+from holdfast_controller.cli.live import top_view
 from holdfast_controller.cli.tables import event_columns, table
 from holdfast_controller.cluster import Event
+from holdfast_controller.jobs import Metadata, Phase, Spec, Status, TrainingJob
 
 
 def test_the_ledger(holdfast: Holdfast, server: Served, job_file: Path) -> None:
@@ -339,6 +341,24 @@ def test_top_shows_each_job_and_the_sum(holdfast: Holdfast, server: Served, job_
     assert "1 Running   12,346 tokens/s" in shown
     assert "50/200" in shown
     assert "██▒···········" in shown, "the saved part of the bar is solid, what a loss would take is light"
+
+
+def test_top_draws_as_many_jobs_as_the_terminal_has_room_for() -> None:
+    """Of five thousand that had ended each look took ten seconds, and showed no more."""
+    spec, ended, runs = Spec(command=["true"]), Status(phase=Phase.SUCCEEDED), Status(phase=Phase.RUNNING)
+    jobs = [
+        TrainingJob(metadata=Metadata(name=f"job-{n}"), spec=spec, status=runs if n == 4000 else ended)
+        for n in range(5000)
+    ]
+    for known, rows in ((jobs, 20), (jobs[4000:4005], 5)):
+        screen = Console(file=io.StringIO(), width=120, height=24)
+        with screen.capture() as drawn:
+            screen.print(top_view(known, "http://here", 120, None, height=24))
+        lines = drawn.get().splitlines()
+        assert len(lines) <= 24
+        shown = [line.split()[0] for line in lines if line.startswith("job-")]
+        assert (len(shown), shown[0]) == (rows, "job-4000")
+        assert ("20 of 5,000 jobs fit here; holdfast get tells of all" in lines) is (known is jobs)
 
 
 @pytest.mark.parametrize("seconds", ["1e10", "nan"])

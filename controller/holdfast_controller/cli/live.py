@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ..client import Client
 
 BAR_WIDTH = 14
+ABOVE_ROWS = 2
+"""An empty line, and the titles of the columns."""
 
 
 def show_top(client: Client, namespace: str | None, selector: str, interval: float, once: bool) -> None:
@@ -49,7 +51,8 @@ def show_top(client: Client, namespace: str | None, selector: str, interval: flo
     with Live(console=screen, screen=True, auto_refresh=False) as live:
         silent, pause = None, interval
         while True:
-            live.update(top_view(jobs, client.server, screen.width, silent), refresh=True)
+            frame = top_view(jobs, client.server, screen.width, silent, height=screen.height)
+            live.update(frame, refresh=True)
             time.sleep(pause)
             try:
                 jobs = client.list_jobs(namespace, selector=selector)
@@ -59,9 +62,15 @@ def show_top(client: Client, namespace: str | None, selector: str, interval: flo
 
 
 def top_view(
-    jobs: Sequence[TrainingJob], server: str, width: int, silent_since: datetime | None
+    jobs: Sequence[TrainingJob],
+    server: str,
+    width: int,
+    silent_since: datetime | None,
+    *,
+    height: int | None = None,
 ) -> RenderableType:
-    """One frame of `holdfast top`: a line of totals, then a row a job, running ones first."""
+    """One frame of `holdfast top`: a line of totals, then a row a job, running ones first; of a terminal of
+    `height` lines, on which no more can be seen, as many as it has room for."""
     counts = Counter(job.status.phase for job in jobs)
     speeds = [
         job.status.progress.tokens_per_second
@@ -87,6 +96,11 @@ def top_view(
         return Group(*parts, Text(), Text("No jobs. Submit one: holdfast submit job.yaml"))
     order = [Phase.RUNNING, *(phase for phase in Phase if phase != Phase.RUNNING)]
     ordered = sorted(jobs, key=lambda job: order.index(job.status.phase))
+    room = len(ordered) if height is None else max(1, height - len(parts) - ABOVE_ROWS)
+    if room < len(ordered):  # to lay out thousands of rows takes ten seconds
+        shown = max(1, room - 1)
+        parts.append(Text(f"{shown} of {len(ordered):,} jobs fit here; holdfast get tells of all", "dim"))
+        ordered = ordered[:shown]
     return Group(*parts, Text(), _top_table(ordered, width))
 
 

@@ -313,3 +313,46 @@ def test_a_rank_in_which_no_python_can_run_ends_too(workshop: Workshop) -> None:
 def test_a_validation_that_takes_longer_than_a_hang_may_is_none(workshop: Workshop) -> None:
     history = workshop.finish(steps=12, validate_every=10, validation_pause=3.0, env=QUICK)
     assert history.events("hang") == []
+
+
+SLOWER_THAN_AN_EXCHANGE = """
+import sys, time
+from datetime import timedelta
+import torch
+from holdfast_trainer import parallel
+
+parallel.RENDEZVOUS_TIMEOUT = timedelta(seconds=2)
+from holdfast_trainer.run import Run
+
+run = Run()
+model = run.wrap(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(6):
+    loss = model(torch.ones(1, 2)).square().sum()
+    if step == 3 and run.rank == 1:
+        time.sleep(4)  # the other one is in its backward pass
+    optimizer.zero_grad()
+    loss.backward()
+    run.log(loss=loss)
+    optimizer.step()
+    if step == 4 and run.rank == 0:
+        time.sleep(4)  # the other one is at the end of its step
+if sys.argv[1] == "late" and run.rank == 0:
+    time.sleep(300)
+run.mean(1.0)
+"""
+
+
+@pytest.mark.parametrize("late", ["", "late"])
+def test_how_long_a_step_may_take_is_not_for_an_exchange_to_say(
+    workshop: Workshop, tmp_path: Path, late: str
+) -> None:
+    """Of several ranks none could wait longer than ten minutes, whatever hangSeconds said. Out of the loop
+    nobody watches, and an exchange has its bound."""
+    script = tmp_path / "slow.py"
+    script.write_text(SLOWER_THAN_AN_EXCHANGE)
+    gang = workshop.start(ranks=2, script=script, arguments=[late], env={"HOLDFAST_HANG_SECONDS": "60"})
+    assert gang.ranks[1].wait() == bool(late), gang.texts()
+    assert gang.history.last_step() == 6
+    assert ("Timed out waiting 2000ms" in gang.texts()) == bool(late)

@@ -25,6 +25,10 @@ from .checkpoint.tree import Piece, side_by_side
 from .faults import NoGpu
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
+"""For ranks to wait for each other while nobody watches them."""
+WATCHED_TIMEOUT = timedelta(days=30)
+"""While a watchdog does, which knows how long a step may take and says who holds up the others."""
+CPU = torch.device("cpu")
 COMPILED = "_orig_mod"
 """What torch.compile calls, within the module that it makes, the one that it was given."""
 _settled: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -42,6 +46,8 @@ class Gang:
     control: dist.ProcessGroup | None = None
     """gloo; None where there is one rank."""
     local_world_size: int = 1
+    joined_here: bool = False
+    """Whether the default group is of our making, and not of the script's."""
 
     @property
     def of_this_replica(self) -> range:
@@ -78,6 +84,15 @@ class Gang:
 
         return finish
 
+    def wait_for_peers(self, *, watched: bool) -> None:
+        """How long ranks do so from now on, in either group, until an exchange fails."""
+        limit = WATCHED_TIMEOUT if watched else RENDEZVOUS_TIMEOUT
+        default = dist.group.WORLD if self.joined_here else None
+        for group, device in ((self.control, CPU), (default, self.device)):
+            if group is not None:
+                backend: Any = group._get_backend(device)
+                backend._set_default_timeout(limit)  # torch.distributed.set_timeout, which not all have yet
+
     def leave(self) -> None:
         """Tear the groups down; after this only local work is possible.
 
@@ -105,7 +120,7 @@ def is_lost_peer(error: BaseException) -> bool:
 def device_for(rank: int, local_rank: int, gpus: int) -> torch.device:
     """The GPU of a rank where `gpus` of them are visible, the CPU where none is. Raises NoGpu."""
     if gpus == 0:
-        return torch.device("cpu")
+        return CPU
     if local_rank < gpus:
         return torch.device("cuda", local_rank)
     raise NoGpu(
@@ -132,9 +147,10 @@ def join_gang() -> Gang:
     device = device_for(rank, local_rank, gpus)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    control = None
+    control, joined_here = None, False
     if world_size > 1:
-        if not dist.is_initialized():
+        joined_here = not dist.is_initialized()
+        if joined_here:
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 timeout=RENDEZVOUS_TIMEOUT,
@@ -143,7 +159,7 @@ def join_gang() -> Gang:
         group = dist.new_group(backend="gloo", timeout=RENDEZVOUS_TIMEOUT)
         assert isinstance(group, dist.ProcessGroup)
         control = group
-    return Gang(rank, world_size, local_rank, device, control, local_world_size)
+    return Gang(rank, world_size, local_rank, device, control, local_world_size, joined_here)
 
 
 def wrap(

@@ -144,7 +144,7 @@ class Watchdog:
         seen = gang.of_this_replica if run_dir.objects else everybody
         self._stacks = {rank: run_dir.stacks(attempt, rank) for rank in seen}
         self._unseen = [rank for rank in everybody if rank not in seen]
-        self._rank = gang.rank
+        self._rank, self._gang = gang.rank, gang
         self._after = after
         self._on_hang = on_hang
         self._lock = threading.Lock()
@@ -161,7 +161,9 @@ class Watchdog:
         """It has noticed a hang and will end this process."""
 
     def start(self) -> None:
-        """Begin to watch; the first step has longer. Again after `stop`, anew."""
+        """Begin to watch; the first step has longer. Again after `stop`, anew. Until then nothing else says
+        how long ranks wait for each other."""
+        self._gang.wait_for_peers(watched=True)
         if self._after.seconds == 0:
             return
         self._recalled.set()
@@ -175,6 +177,7 @@ class Watchdog:
         self._ended.set()
         self._recalled.set()
         faulthandler.cancel_dump_traceback_later()
+        self._gang.wait_for_peers(watched=False)
         if self._thread not in (None, threading.current_thread()) and not self.telling:
             self._thread.join()
 

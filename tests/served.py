@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.server
 import logging
+import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -136,7 +137,12 @@ def job_yaml(name: str = "gpt-small") -> str:
 
 @contextlib.contextmanager
 def ingress(
-    port: int, status: int, body: bytes = b"<html>Bad Gateway</html>", **headers: str
+    port: int,
+    status: int,
+    body: bytes = b"<html>Bad Gateway</html>",
+    *,
+    tls: ssl.SSLContext | None = None,
+    **headers: str,
 ) -> Iterator[list[str]]:
     """What stands before a controller that is being replaced, and the requests that it answered itself."""
     asked: list[str] = []
@@ -155,6 +161,8 @@ def ingress(
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), Refusal) as standing:
+        if tls is not None:
+            standing.socket = tls.wrap_socket(standing.socket, server_side=True)
         serving = threading.Thread(target=standing.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         serving.start()
         try:

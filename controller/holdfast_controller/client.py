@@ -8,7 +8,9 @@ an idempotency key, so a torn connection never makes two jobs.
 from __future__ import annotations
 
 import json
+import os
 import re
+import ssl
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -54,6 +56,31 @@ class NotHoldfast(HoldfastError):
     """Something answers, but not what this version of Holdfast speaks."""
 
 
+def _authorities() -> ssl.SSLContext:
+    """Who vouches for a server: the world's, or whom SSL_CERT_FILE or SSL_CERT_DIR names."""
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        named = os.environ.get("SSL_CERT_FILE")
+        raise Unreachable(f"SSL_CERT_FILE is {named!r}, with no certificates: {error.strerror}") from error
+
+
+def _tls_fault(error: BaseException | None) -> str | None:
+    """Why a connection that was made could not be made safe; None where it was not made."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted ({error.verify_message}): where its authority is one of your "
+            "own, name a file with that one's certificate by SSL_CERT_FILE"
+        )
+    return (
+        None
+        if error is None
+        else f"not by TLS ({error.strerror}): look whether its address starts with http://"
+    )
+
+
 class Client:
     """One connection pool to one controller. Use it as a context manager.
 
@@ -82,19 +109,20 @@ class Client:
         # A proxy for the world outside has no business between a machine and itself.
         beyond = urlsplit(self.server).hostname not in HERE
         self._remedy = _ELSEWHERE if beyond else _HERE
-        secure = self.server.startswith("https:")  # reading the world's certificates takes longer than a call
+        # For https alone: reading the world's certificates takes longer than a call.
+        verify = _authorities() if urlsplit(self.server).scheme == "https" else False
         with self._connected():
             try:
                 transport = None
                 # With one of our own, httpx heeds no proxy.
                 if not (beyond and getproxies().keys() & {"http", "https", "all"}):
-                    transport = httpx.HTTPTransport(secure, trust_env=beyond, socket_options=PROBED)
+                    transport = httpx.HTTPTransport(verify, trust_env=beyond, socket_options=PROBED)
                 self._http = httpx.Client(
                     base_url=self.server,
                     auth=_Bearer(token, before, reread or (lambda: token)),
                     timeout=timeout,
                     trust_env=beyond,
-                    verify=secure,
+                    verify=verify,
                     transport=transport,
                 )
             except (ImportError, ValueError) as error:
@@ -118,6 +146,8 @@ class Client:
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if (fault := _tls_fault(error)) is not None:
+                raise Unreachable(f"{self.server} answers, but {fault}") from error
             there = self.server
             if (now := self._moved()) is not None:
                 self.server = self._http.base_url = now

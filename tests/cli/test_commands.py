@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
 import typer
 from served import TOKEN, Served, ingress, job_yaml, served
+from tests.cluster.certificates import Authority
 from typed import Holdfast
 
 from holdfast_controller.cli import create_cli
@@ -251,6 +253,35 @@ def test_something_else_answers(holdfast: Holdfast, monkeypatch: pytest.MonkeyPa
                 told = holdfast(*words, code=1).stderr
                 assert told.startswith(f"error: http://127.0.0.1:{port} answered {status} "), (words, told)
                 assert "and not as a controller does: look whether that is its address" in told
+
+
+def test_a_server_whose_certificate_nobody_vouches_for_gets_no_token(
+    holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It answered; no controller did, it was said. And HTTPS:// was taken for no https at all."""
+    authority = Authority(tmp_path / "authority")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*authority.issue("server", "holdfast", hosts=["localhost"]))
+    port = free_port()
+    with ingress(port, 200, b'{"items": [], "metadata": {"continue": ""}}', tls=tls) as asked:
+        for scheme in ("https", "HTTPS"):
+            monkeypatch.setenv("HOLDFAST_SERVER", f"{scheme}://localhost:{port}")
+            told = holdfast("get", "-o", "name", code=1).stderr
+            assert f"://localhost:{port} answers, but its certificate is not trusted (unable to get " in told
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+        monkeypatch.setenv("HOLDFAST_SERVER", f"https://127.0.0.1:{port}")
+        assert "(IP address mismatch, " in holdfast("get", code=1).stderr
+        assert asked == []
+        monkeypatch.setenv("HOLDFAST_SERVER", f"https://localhost:{port}")
+        assert holdfast("get", "-o", "name").stdout == ""
+        assert len(asked) == 1
+    with ingress(port, 200):
+        assert "look whether its address starts with http://" in holdfast("get", code=1).stderr
+    for named, fault in ((tmp_path / "none.pem", "No such file"), (Path(__file__), "no certificate or crl")):
+        monkeypatch.setenv("SSL_CERT_FILE", str(named))
+        told = holdfast("get", code=1).stderr
+        assert told.startswith(f"error: SSL_CERT_FILE is '{named}', with no certificates: ")
+        assert fault in told
 
 
 def test_a_proxy_that_cannot_be_used(holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:

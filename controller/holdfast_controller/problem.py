@@ -88,7 +88,7 @@ def document_of(error: HoldfastError, instance: str) -> dict[str, Any]:
         "instance": instance,
     }
     if isinstance(error, Invalid):
-        body["errors"] = error.errors
+        body["errors"] = error.errors or [body["detail"]]
     return body
 
 

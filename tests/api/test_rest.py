@@ -146,6 +146,17 @@ def test_an_unknown_key_names_the_nearest(http: httpx.Client) -> None:
     ]
 
 
+def test_a_program_finds_each_fault_in_errors_where_it_is_one_alone_too(http: httpx.Client) -> None:
+    submit(http)
+    for answer in (
+        http.post(JOBS, content=job_yaml() + "  replicas: 3\n", headers=YAML),
+        http.post(JOBS, params={"dry_run": "true"}, content=job_yaml(), headers=YAML),
+        http.get(f"{JOBS}/gpt-small/logs", params={"rank": 5}),
+        http.get(JOBS, params={"labelSelector": "a,,b"}),
+    ):
+        assert answer.json()["errors"] == [problem(answer, 422, "invalid")]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "sent", "status", "slug", "told"),
     [

@@ -266,6 +266,24 @@ def test_what_many_checkpoints_left_of_a_ledger_is_fetched_many_pieces_at_a_time
     assert [line["n"] for line in read_lines(run.ledger(1))] == list(range(count))
 
 
+def test_records_of_many_attempts_are_fetched_several_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five hundred interruptions leave a thousand files, for which each start on another machine waits."""
+    run, attempts, at_once = RunDir(tmp_path / "run", "s3://bucket/run"), 16, threading.Barrier(8, timeout=30)
+
+    def get(_: Bucket, key: str) -> bytes:
+        at_once.wait()
+        return line_of({"event": "attempt_start", "from": key})
+
+    keys = [f"attempts/{number:04d}/ledger.jsonl.{0:012d}" for number in range(1, attempts + 1)]
+    monkeypatch.setattr(Bucket, "keys", lambda self, below: keys)
+    monkeypatch.setattr(Bucket, "get", get)
+    Records(run, attempts + 1).fetch()
+    told = [line["from"] for number in run.attempt_numbers() for line in read_lines(run.ledger(number))]
+    assert told == keys
+
+
 def test_steps_of_weeks_are_fetched_without_all_of_them_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

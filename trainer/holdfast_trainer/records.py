@@ -35,6 +35,8 @@ EVENTS = (
     "stop",
 )
 """Of the ledger; after these it is copied."""
+FILES = 8
+"""That are fetched at a time: after weeks there are those of hundreds of attempts."""
 _KEY = re.compile(r"attempts/(\d+)/(ledger|steps)\.jsonl\.(\d+)")
 
 
@@ -84,13 +86,20 @@ class Records:
         for key in bucket.keys("attempts/"):
             if (match := _KEY.fullmatch(key)) and int(match[1]) < self._attempt:
                 pieces.setdefault((int(match[1]), match[2]), []).append((int(match[3]), key))
-        for (attempt, name), found in pieces.items():
-            path = self._run.attempt(attempt) / f"{name}.jsonl"
-            if not _whole(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                fetched = _all_of(bucket, [key for _, key in sorted(found)])
-                # All at once: what has rank 0's lines is taken for whole by every later attempt.
-                replace_durably(path, _joined(fetched, path.read_bytes()) if exists(path) else fetched)
+        paths = {which: self._run.attempt(which[0]) / f"{which[1]}.jsonl" for which in pieces}
+        missing = [
+            (paths[which], [key for _, key in sorted(found)])
+            for which, found in pieces.items()
+            if not _whole(paths[which])
+        ]
+        Spread(lambda n: _fetch(bucket, *missing[n]), len(missing), name="records", least=FILES).finish()
+
+
+def _fetch(bucket: Bucket, path: Path, keys: Sequence[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fetched = _all_of(bucket, keys)
+    # All at once: what has rank 0's lines is taken for whole by every later attempt.
+    replace_durably(path, _joined(fetched, path.read_bytes()) if exists(path) else fetched)
 
 
 def _joined(fetched: Iterable[bytes], there: bytes) -> bytes:

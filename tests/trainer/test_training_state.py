@@ -50,6 +50,21 @@ def test_a_gradient_scaler_goes_on_or_begins_anew(
     assert here.get_scale() == scale
 
 
+@pytest.mark.parametrize("fp16", [False, True])
+def test_a_scaler_is_amid_its_turn_from_unscale_to_update(fp16: bool) -> None:
+    """One that is switched off, as with any other precision, never is."""
+    model, made = nn.Linear(2, 1), torch.amp.GradScaler("cpu", enabled=fp16)
+    optimizer = torch.optim.SGD(model.parameters())
+    state = TrainingState({"model": model, "optimizer": optimizer, "scaler": made}, rank=0)
+    assert state.amid_scaling() == []
+    made.scale(model(torch.ones(1, 2)).sum()).backward()  # type: ignore[no-untyped-call]
+    made.unscale_(optimizer)
+    assert state.amid_scaling() == (["scaler"] if fp16 else [])
+    made.step(optimizer)
+    made.update()
+    assert state.amid_scaling() == []
+
+
 class Wrapped(torch.optim.Optimizer):
     """As accelerate has it: an Optimizer by type alone, all else is another's."""
 

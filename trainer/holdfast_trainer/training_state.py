@@ -272,6 +272,7 @@ class TrainingState:
             name
             for name, part in self._parts.items()
             if isinstance(part, torch.amp.GradScaler)
+            and part.is_enabled()  # else it has no such states
             and any(of["stage"] is not OptState.READY for of in part._per_optimizer_states.values())
         ]
 

@@ -10,12 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
-from holdfast_controller.jobs import AttemptRecord, Capacity, JobProgress, Phase, Retries, Status, Verdict
+from holdfast_controller.jobs import (
+    AttemptRecord,
+    Capacity,
+    JobProgress,
+    Phase,
+    Retries,
+    Spec,
+    Status,
+    Verdict,
+)
 from holdfast_controller.policy.backoff import backoff
 from holdfast_controller.policy.budget import spend
 from holdfast_controller.policy.conditions import conditions_of
 from holdfast_controller.policy.launchers import launcher_of
 from holdfast_controller.policy.lost_work import Work, goodput, lost_steps, work_of
+from holdfast_controller.policy.overruled import overruled_notes
 from holdfast_controller.policy.peers import kill_at
 from holdfast_controller.policy.repeats import (
     failures_in_a_row,
@@ -425,3 +435,44 @@ def test_when_the_rest_of_an_attempt_is_ended(
 )
 def test_what_starts_ranks_of_its_own(command: list[str], launcher: str | None) -> None:
     assert launcher_of(command) == launcher
+
+
+# ------------------------------------------------------- settings that another wins over
+
+
+@pytest.mark.parametrize(
+    ("command", "told", "saves", "notes"),
+    [
+        (
+            "python -m holdfast_trainer train",
+            {"every": 500},
+            {},
+            ["spec.config.checkpoint.every is 500, and"],
+        ),
+        (
+            "python -m holdfast_trainer train",
+            {"every": "90s", "keep": 10},
+            {"every": "90s"},
+            ["spec.config.checkpoint.keep is 10, and has no effect: spec.checkpoint.keep, which is 3, wins"],
+        ),
+        (
+            "python -m holdfast_trainer train checkpoint.keep=9",
+            {"keep": 4},
+            {"keep": 4},
+            ["checkpoint.keep in spec.command is 9, and has no effect: spec.checkpoint.keep, which is 4,"],
+        ),
+        ("python -m holdfast_trainer train", {"every": 500, "keep": 4}, {"every": 500, "keep": 4}, []),
+        ("python -m holdfast_trainer train", {"every": None, "keep_best": 2}, {}, []),
+        ("python -m holdfast_trainer train", None, {}, []),
+        ("python train.py", {"every": 500, "keep": "all"}, {}, []),
+    ],
+)
+def test_what_the_config_says_of_checkpoints_where_the_spec_wins(
+    command: str, told: object, saves: dict[str, object], notes: list[str]
+) -> None:
+    spec = Spec.model_validate(
+        {"command": command.split(), "config": {"checkpoint": told}, "checkpoint": saves}
+    )
+    found = overruled_notes(spec)
+    assert len(found) == len(notes)
+    assert all(note.startswith(begin) for note, begin in zip(found, notes, strict=True)), found

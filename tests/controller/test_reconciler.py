@@ -43,6 +43,26 @@ def test_a_job_that_just_works() -> None:
     play(story)
 
 
+def test_a_setting_that_another_wins_over_is_told_of_once() -> None:
+    """A config that kept ten checkpoints by hand kept three as a job's, and nothing said so."""
+
+    async def story(scene: Scene) -> None:
+        command = ["python", "-m", "holdfast_trainer", "train"]
+        await scene.submit(make(command=command, config={"checkpoint": {"keep": 10}}))
+        await scene.end(1)
+        scene.now += timedelta(minutes=10)
+        await scene.look(passes=2)
+        events = await scene.store.events("default", "a")
+        (told,) = [one for one in events if one.reason == "SettingOverruled"]
+        assert (told.type, told.count) == ("Warning", 1)
+        assert told.message == (
+            "spec.config.checkpoint.keep is 10, and has no effect: spec.checkpoint.keep, which is 3, wins; "
+            "say there what is meant"
+        )
+
+    play(story)
+
+
 def test_a_command_that_starts_ranks_itself_is_told_of_once() -> None:
     async def story(scene: Scene) -> None:
         await scene.submit(make(command=["torchrun", "train.py"], processes=2, replicas=2))

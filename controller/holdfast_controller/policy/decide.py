@@ -27,6 +27,7 @@ from .half_placed import PLACE_SECONDS, half_placed, held_up_at, seconds_left
 from .hang import hangs
 from .launchers import launcher_notes
 from .lost_work import Line
+from .overruled import overruled_notes
 from .peers import SETTLE_SECONDS, kill_at, lost_at
 from .queue_waits import why_put_aside
 from .recovery import CORRECTED, remembered
@@ -334,6 +335,8 @@ class _Deciding:
         if number == 1:
             for note in launcher_notes(self.spec):
                 self._tell("Warning", "NestedLauncher", note)
+            for note in overruled_notes(self.spec):
+                self._tell("Warning", "SettingOverruled", note)
         return self._done(start=number, requeue_after=1.0)
 
     def _fewer(self, ended: Sequence[AttemptRecord]) -> int | None:

@@ -19,7 +19,7 @@ from .policy.gpu_request import SLICES_LABEL
 from .policy.half_placed import PLACE_SECONDS
 from .policy.placement import DISRUPTED, Provider
 from .prices import Prices
-from .spec import LOG_LIMIT, LOG_LIMIT_SAYS, FrozenModel, Quantity
+from .spec import LOG_LIMIT, LOG_LIMIT_SAYS, FrozenModel, Quantity, Size
 
 
 class PodSettingsError(HoldfastError):
@@ -39,7 +39,7 @@ class Limits(FrozenModel):
     replicas: int | None = Field(default=None, ge=1, description="Pods of one job.")
     gpus: int | None = Field(default=None, ge=0, description="GPUs of one replica.")
     cpu: Quantity | None = Field(default=None, description="Cores of one replica.")
-    memory: Quantity | None = Field(default=None, description="Memory of one replica.")
+    memory: Size | None = Field(default=None, description="Memory of one replica.")
 
 
 class Toleration(FrozenModel):
@@ -129,9 +129,9 @@ class PodSettings(FrozenModel):
     rdma_resources: dict[str, str] = Field(
         default_factory=dict, description="Extended resources for jobs of several replicas on GPUs."
     )
-    shared_memory: Quantity = Field(default="8Gi", description="Most that /dev/shm may hold.")
-    scratch: Quantity = Field(default="20Gi", description="Most that /tmp may hold, on the node's disk.")
-    log_limit: Quantity = Field(default=LOG_LIMIT, description=LOG_LIMIT_SAYS)
+    shared_memory: Size = Field(default="8Gi", description="Most that /dev/shm may hold.")
+    scratch: Size = Field(default="20Gi", description="Most that /tmp may hold, on the node's disk.")
+    log_limit: Size = Field(default=LOG_LIMIT, description=LOG_LIMIT_SAYS)
     slices_label: str = Field(
         default=SLICES_LABEL,
         description="Node label that says into how many slices a GPU is cut; empty: any slice will do.",

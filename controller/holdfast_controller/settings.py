@@ -23,7 +23,7 @@ from .cluster import HoldfastError
 from .data_directory import DataDirectory, default_data_directory, whole_path
 from .listeners import is_loopback
 from .prices import NodePrice, Prices
-from .spec import LOG_LIMIT, LOG_LIMIT_SAYS, Quantity
+from .spec import LOG_LIMIT, LOG_LIMIT_SAYS, Size
 from .visible_gpus import VARIABLE, gpus_present, gpus_shown
 
 PREFIX = "HOLDFAST_"
@@ -68,7 +68,7 @@ class Settings(BaseSettings):
         default=None, gt=0, description="What this machine costs; without it no cost is shown."
     )
     currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$", description="Of the price, ISO 4217.")
-    log_limit: Quantity = Field(default=LOG_LIMIT, description=LOG_LIMIT_SAYS)
+    log_limit: Size = Field(default=LOG_LIMIT, description=LOG_LIMIT_SAYS)
     gpu_look_seconds: float = Field(
         default=10.0, gt=0, description="Between two looks at whether jobs use their GPUs."
     )

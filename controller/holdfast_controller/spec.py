@@ -30,6 +30,8 @@ Namespace = Annotated[str, StringConstraints(pattern=NAMESPACE, min_length=1, ma
 OBJECT_NAME = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"
 ObjectName = Annotated[str, StringConstraints(pattern=OBJECT_NAME, min_length=1, max_length=253)]
 Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
+Size = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$")]
+"""Of bytes. No `m`, which is a thousandth: who writes `100m` means a hundred million."""
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME, max_length=128)]
 ABSOLUTE = r"^/"

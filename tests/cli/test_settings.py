@@ -95,6 +95,7 @@ def test_a_variable_that_is_set_to_nothing_is_not_given(
             r"listen_port \(HOLDFAST_LISTEN_PORT\) is 70000: .* less than or equal to 65535",
         ),
         ({"cpu_slots": 0}, r"cpu_slots \(HOLDFAST_CPU_SLOTS\) is 0: .* greater than or equal to 1"),
+        ({"log_limit": "100m"}, "is '100m': write it like 1Gi"),  # a tenth of a byte: no limit
         ({"log_limit": "2GB"}, r"log_limit \(HOLDFAST_LOG_LIMIT\) is '2GB': write it like 1Gi, which"),
         ({"currency": "usd"}, r"currency \(HOLDFAST_CURRENCY\) is 'usd': write it like USD"),
         ({"log_level": "loud"}, r"log_level \(HOLDFAST_LOG_LEVEL\) is 'loud'"),

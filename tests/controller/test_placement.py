@@ -268,6 +268,7 @@ def test_settings_are_read_by_the_names_of_the_chart(tmp_path: Path) -> None:
         ("provider: gcp", "provider is 'gcp'"),
         ("kind: JobSet", "kind is 'JobSet': Input should be 'PyTorchJob' or 'TrainJob'"),
         ("sharedMemory: lots", "sharedMemory is 'lots'"),
+        ("scratch: 500m", "scratch is '500m'"),  # half a byte, in which no job's pod stays
         ("userId: 0", "userId is 0"),
         ("[1, 2]", "the document is [1, 2]"),
         ("{", "is not YAML"),

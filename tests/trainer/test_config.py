@@ -280,6 +280,22 @@ def test_the_home_is_found_where_no_shell_has_put_it(
     assert (prepared.source, prepared.out) == ([tmp_path / "text"], tmp_path / "data")
 
 
+@pytest.mark.parametrize("option", ["--source", "--out", "--tokenizer"])
+def test_an_empty_path_is_not_the_current_directory(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    """--source "$TEXT" where that is not set made shards of whatever lay there."""
+    words = {"--source": "text", "--out": "data", "--tokenizer": "bpe.json"} | {option: ""}
+    with pytest.raises(SystemExit, match="2"):
+        build_parser().parse_args([f"{name}={value}" for name, value in words.items()])
+    assert f"argument {option}: it is empty, as of a variable that is not set" in capsys.readouterr().err
+
+
+def test_an_empty_run_directory_is_not_the_usual_one(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    """There may be another training's, which was gone on from."""
+    with pytest.raises(SystemExit, match="2"):
+        check([str(file), "--run-dir="])
+    assert "argument --run-dir: it is empty, as of a variable" in capsys.readouterr().err
+
+
 def test_another_script_reads_its_own_dataclass() -> None:
     body = {"images": 3, "sizes": [1, 2], "names": {"x": 1}, "mode": 2, "augment": {"flip": True}}
     assert from_mapping(Mine, body, "mine.yaml") == Mine(3, (1, 2), {"x": 1.0}, 2, Augment(True))

@@ -17,6 +17,7 @@ import math
 import re
 import types
 import typing
+from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -94,6 +95,19 @@ def place_of(text: str | Path) -> Path:
         return Path(text).expanduser()
     except RuntimeError:  # there is no such user
         return Path(text)
+
+
+def word_given(text: str) -> str:
+    """For argparse: a word that names something. Where it is empty, the current directory or a default would
+    be taken, which nobody named."""
+    if not text:
+        raise ArgumentTypeError("it is empty, as of a variable that is not set")
+    return text
+
+
+def place_given(text: str) -> Path:
+    """As `place_of`, of a word that is not empty."""
+    return place_of(word_given(text))
 
 
 _FAULTY = object()

@@ -13,6 +13,7 @@ from pathlib import Path
 from . import contract
 from .config import Config, check_world, load
 from .contract import is_file
+from .schema import word_given
 
 
 def add_train_words(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +24,7 @@ def add_train_words(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--run-dir",
+        type=word_given,
         help=f"a path, or s3://BUCKET/PREFIX (default: {contract.ENV_RUN_DIR}, or ./holdfast-run)",
     )
     parser.add_argument("words", nargs="*", metavar="section.key=value", help="win over the file")

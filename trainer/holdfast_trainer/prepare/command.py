@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..schema import place_of
+from ..schema import place_given
 from ..token_index import DataError
 from .build import prepare
 from .corpus import DEFAULT_PATTERNS, Request
@@ -38,11 +38,11 @@ def build_parser() -> argparse.ArgumentParser:
     default = Request(sources=(), out=Path())
     add = parser.add_argument
     # fmt: off
-    add("--source", nargs="+", action="extend", required=True, type=place_of, metavar="PATH",
+    add("--source", nargs="+", action="extend", required=True, type=place_given, metavar="PATH",
         help="files and directories, in the order their documents shall have")
-    add("--out", required=True, type=place_of, metavar="DIR",
+    add("--out", required=True, type=place_given, metavar="DIR",
         help="directory for the shards; made where it does not exist")
-    add("--tokenizer", type=place_of, metavar="FILE",
+    add("--tokenizer", type=place_given, metavar="FILE",
         help="a tokenizer.json to use; without it a byte-level BPE is trained on a sample of the text")
     add("--encoder", choices=("auto", "tokenizers"), default=default.encoder,
         help="auto: gigatoken where it makes the same tokens, many times faster (%(default)s)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,9 +15,11 @@ from holdfast_trainer.check_command import main as check
 from holdfast_trainer.checkpoint import Cadence
 from holdfast_trainer.config import Config, ConfigError, check_world, from_mapping, load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
+from holdfast_trainer.hf_command import main as export_hf
 from holdfast_trainer.place import run_directory
 from holdfast_trainer.prepare.command import build_parser
 from holdfast_trainer.schema import Range
+from holdfast_trainer.tune.command import main as tune
 
 GOOD = """\
 model: {vocab_size: 4096, layers: 2, heads: 2, width: 64, context: 32}
@@ -287,6 +290,18 @@ def test_an_empty_path_is_not_the_current_directory(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit, match="2"):
         build_parser().parse_args([f"{name}={value}" for name, value in words.items()])
     assert f"argument {option}: it is empty, as of a variable that is not set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [(tune, ["gpt.yaml", "--out="]), (export_hf, ["run", "--config=gpt.yaml", "--out="])],
+)
+def test_nothing_is_written_where_no_place_was_named(
+    capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], int], words: list[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(words)
+    assert "argument --out: it is empty, as of a variable" in capsys.readouterr().err
 
 
 def test_an_empty_run_directory_is_not_the_usual_one(capsys: pytest.CaptureFixture[str], file: Path) -> None:

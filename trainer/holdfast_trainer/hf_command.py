@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from . import contract
 from .checkpoint.configuration import CONFIGURATION, other_configuration
@@ -15,6 +14,7 @@ from .checkpoint.inspection import Opened, choose, open_run
 from .checkpoint.manifest import Manifest
 from .config import Config, ConfigError, load
 from .data_config import DataConfig
+from .schema import place_given
 from .token_index import DataError, read_index
 
 
@@ -26,8 +26,12 @@ def main(argv: Sequence[str]) -> int:
         "layout of its family (GPT-2, Llama). The checkpoint is verified first.",
     )
     parser.add_argument("run", metavar="RUN", help="run directory, or s3://BUCKET/PREFIX")
-    parser.add_argument("--config", type=Path, required=True, help="the YAML file that the run was given")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIRECTORY", help="where to write them")
+    parser.add_argument(
+        "--config", type=place_given, required=True, help="the YAML file that the run was given"
+    )
+    parser.add_argument(
+        "--out", type=place_given, required=True, metavar="DIRECTORY", help="where to write them"
+    )
     parser.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="all that the run was given"

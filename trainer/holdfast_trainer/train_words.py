@@ -13,13 +13,13 @@ from pathlib import Path
 from . import contract
 from .config import Config, check_world, load
 from .contract import is_file
-from .schema import word_given
+from .schema import place_given, word_given
 
 
 def add_train_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
-        type=Path,
+        type=place_given,
         help=f"the YAML file, which may also stand alone; default: the one that {contract.ENV_CONFIG} names",
     )
     parser.add_argument(

@@ -22,6 +22,7 @@ from typing import Any, Literal, cast
 from .. import contract
 from ..config import Config, ConfigError, check_world, load
 from ..contract import exists, is_directory
+from ..schema import place_given
 from ..target_words import add_target_words, is_workload, target_of
 from ..token_index import DataError
 
@@ -234,7 +235,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_target_words(parser, "what to tune")
-    parser.add_argument("--out", type=Path, default=Path("tune"), help="directory for results (%(default)s)")
+    parser.add_argument(
+        "--out", type=place_given, default=Path("tune"), help="directory for results (%(default)s)"
+    )
     parser.add_argument(
         "--rounds", type=int, default=3, metavar="N", help="times to measure the table (%(default)s)"
     )

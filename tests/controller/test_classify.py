@@ -458,6 +458,23 @@ def test_a_connection_of_the_programs_own_that_breaks_is_its_fault(said: str) ->
     assert incident.reason == f"replica 0: {said}"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "torch.AcceleratorError: CUDA error: out of memory",
+        "rank 1 ran out of memory before its first step: CUDA driver error: out of memory. Peak 0.1 of 8 GB.",
+        "RuntimeError: CUDA driver error: out of memory",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled cuda error\n"
+        "Last error:\nCuda failure 2 'out of memory'",
+    ],
+)
+def test_memory_that_runs_out_past_the_allocator_of_pytorch_is_memory(said: str) -> None:
+    """As on a GPU that others have filled."""
+    told = Termination("failed", 0, 0, said)
+    assert classify(AttemptObservation(1, True, True, (bad(0, told),))).verdict is Verdict.OUT_OF_MEMORY
+
+
 ENDED = Incident(Verdict.HUNG, "no step for 400 s")
 
 

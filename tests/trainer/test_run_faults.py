@@ -506,6 +506,14 @@ def test_a_rank_for_which_no_gpu_is_left_says_so() -> None:
     assert error.value.mendable, "a machine that lost one is not the only one"
 
 
+NCCL_SAYS = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled cuda error (run with "
+    "NCCL_DEBUG=INFO for details), NCCL version 2.26.2\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\n"
+    "Last error:\n"
+)
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -521,6 +529,9 @@ def test_a_rank_for_which_no_gpu_is_left_says_so() -> None:
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"), False),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (torch.distributed.DistBackendError(f"{NCCL_SAYS}Cuda failure 2 'out of memory'"), True),
+        (torch.distributed.DistBackendError(f"{NCCL_SAYS}Cuda failure 'out of memory'"), True),
+        (torch.distributed.DistBackendError(f"{NCCL_SAYS}Cuda failure 999 'unknown error'"), False),
         (RuntimeError("shapes do not match"), False),
         (ValueError("DefaultCPUAllocator"), False),
     ],

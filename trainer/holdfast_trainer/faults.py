@@ -135,6 +135,8 @@ NO_MEMORY = (
     "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "Cuda failure 'out of memory'",  # NCCL's, and that of newer ones
+    "Cuda failure 2 'out of memory'",
 )
 """What errors say of it that are of no class of their own: what asks the driver or the host for memory, past
 PyTorch's allocator, such as a context, a kernel's code or the workspace of a library."""

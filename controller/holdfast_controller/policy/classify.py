@@ -228,8 +228,11 @@ def _kind(replica: ReplicaObservation) -> Verdict:
 
 
 _MEMORY = re.compile(
-    r"OutOfMemoryError|CUDA out of memory|MemoryError|DefaultCPUAllocator|ran out of memory in step"
+    r"OutOfMemoryError|MemoryError|DefaultCPUAllocator|ran out of memory (?:in|before its first) step"
+    r"|CUDA (?:driver )?(?:error: )?out of memory|Cuda failure (?:\d+ )?'out of memory'"  # NCCL's
+    r"|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED"
 )
+"""As told by the trainer (faults.py), or, before it can explain anything, by PyTorch."""
 
 
 def _names_memory(error: str) -> bool:

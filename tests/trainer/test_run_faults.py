@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -558,6 +559,28 @@ def test_where_memory_is_short_what_fitted_before_counts(
     fitted: bool, before: bool, mendable: bool, said: str
 ) -> None:
     error = out_of_memory(MemoryError("no room"), 0, 9, CPU, "Buy more", fitted=fitted, fitted_before=before)
+    assert error.mendable is mendable
+    assert said in str(error)
+
+
+@pytest.mark.parametrize(
+    ("free", "mendable", "said"),
+    [
+        (20, True, "Peak 9.0 of 80.0 GB. About 50.0 GB of it are other processes' (nvidia-smi lists them)"),
+        (61, False, "Peak 9.0 of 80.0 GB. No step has fitted, so none will: this is not tried again."),
+    ],
+)
+def test_a_gpu_that_others_have_filled_is_told_from_one_that_is_too_small(
+    monkeypatch: pytest.MonkeyPatch, free: int, mendable: bool, said: str
+) -> None:
+    """The job ended for good, as if no GPU of that size would do."""
+    gb = 10**9
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * gb))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 9 * gb)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 10 * gb)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * gb, 80 * gb))
+    gpu, fault = torch.device("cuda", 0), torch.OutOfMemoryError("CUDA out of memory.")
+    error = out_of_memory(fault, 0, 1, gpu, "Buy more", fitted=False)
     assert error.mendable is mendable
     assert said in str(error)
 

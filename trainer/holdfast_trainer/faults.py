@@ -12,8 +12,8 @@
       NoGpu                 there are fewer GPUs than ranks
 
 A run resumes bit for bit, so what a deterministic step did once it does again: such a fault is not
-retried. A step that ran out of memory after others fitted, in this attempt or on an earlier one's device, may
-fit another time, and is a failure like any other.
+retried. A step that ran out of memory after others fitted, in this attempt or on an earlier one's device, or
+while other processes had a part of its GPU, may fit another time, and is a failure like any other.
 """
 
 from __future__ import annotations
@@ -129,6 +129,9 @@ def _left(durable_step: int, *, deterministic: bool) -> str:
     return f"{kept}. A retry would meet the same bits." if deterministic else f"{kept}."
 
 
+OWN_BYTES, OWN_SHARE = 2e9, 0.1
+"""What of a GPU's memory, these bytes and this share, may be this process's and not PyTorch's: its context,
+the buffers of NCCL."""
 NO_MEMORY = (
     "DefaultCPUAllocator",
     "CUDA error: out of memory",
@@ -204,11 +207,17 @@ def out_of_memory(
     attempt did fit before; `fitted_before`: those of an earlier one, maybe on another device."""
     first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
     where = "before its first step" if step is None else f"in step {step}"
-    use = ""
+    use, crowded = "", False
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         use = f" Peak {torch.cuda.max_memory_allocated(device) / 1e9:.1f} of {total / 1e9:.1f} GB."
-    if fitted:
+        others = total - _free_of_gpu(device)
+        if crowded := others > OWN_BYTES + OWN_SHARE * total:
+            use += (
+                f" About {others / 1e9:.1f} GB of it are other processes' (nvidia-smi lists them): let less "
+                "run beside it, or give the job a GPU of its own (spec.gpus)."
+            )
+    if fitted or (crowded and not fitted_before):
         again = ""
     elif fitted_before:
         again = f" Steps of earlier attempts fitted, on this device or with more memory{_free(device)}."
@@ -216,7 +225,7 @@ def out_of_memory(
         again = " No step has fitted, so none will: this is not tried again."
     explained = OutOfMemory(
         f"rank {rank} ran out of memory {where}: {first_line}.{use}{again} {remedy}",
-        mendable=fitted or fitted_before,
+        mendable=fitted or fitted_before or crowded,
     )
     explained.__cause__ = error
     return explained
@@ -224,8 +233,9 @@ def out_of_memory(
 
 def _free(device: torch.device) -> str:
     """What others leave of the memory, in words: on a GPU this rank holds a part of that itself."""
-    if device.type == "cuda":
-        free: int | None = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    else:
-        free = free_memory()
+    free = _free_of_gpu(device) if device.type == "cuda" else free_memory()
     return "" if free is None else f"; {free / 1e9:.1f} GB were free for it here"
+
+
+def _free_of_gpu(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)

@@ -331,10 +331,28 @@ CASES = [
         id="a notice first, by the first rank that has saved",
     ),
     pytest.param(
-        (replace(saved(0), ranks=()), bad(1, CRASHED, at=1)),
+        (replace(saved(0), ranks=(), ended_at=None), bad(1, CRASHED, at=1)),
         Verdict.DISRUPTED,
         "notice and saved",
         id="a notice, and nobody knows when",
+    ),
+    pytest.param(
+        (replace(saved(0), ranks=()), bad(1, CRASHED, at=8)),
+        Verdict.FAILED,
+        "replica 1: ValueError",
+        id="a fault, and the notice by which we end its peer",
+    ),
+    pytest.param(
+        (replace(saved(0), ranks=()), replace(bad(1, at=9), ranks=(RankExit(1, None, 15, 9.0),))),
+        Verdict.DISRUPTED,
+        "notice and saved",
+        id="a notice to both, of which one had not begun",
+    ),
+    pytest.param(
+        (replace(saved(0), ranks=()), bad(1, RESET, at=9)),
+        Verdict.DISRUPTED,
+        "notice and saved",
+        id="a notice, and a peer whose clock is behind",
     ),
     pytest.param(
         (beside(NOTICED, RankExit(1, None, 11, 9.0)),),

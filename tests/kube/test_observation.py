@@ -613,6 +613,21 @@ def test_a_fault_is_a_failure_though_we_killed_the_rest() -> None:
     assert verdict(killed, broken, peer) == (Verdict.FAILED, "replica 0: ValueError: nan")
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (Termination("failed", 800, 750, "ValueError: nan").to_json(), "ValueError: nan"),
+        ('{"rank": 0, "signal": 11, "ended": 1777637400.4, "peak_bytes": 1}', "rank 0 ended by SIGSEGV"),
+    ],
+)
+def test_a_fault_is_a_failure_though_its_peer_took_our_end_for_a_notice(message: str, said: str) -> None:
+    """It computed for a while, and met the broken connection in the second that it has then."""
+    killed = job(annotations={KILLED: "2026-05-01T12:10:01+00:00"}, going=True)
+    broken = pod(0, "Failed", ended(1, message), deleted=("2026-05-01T12:10:02Z", 1))
+    peer = pod(1, "Failed", ended(1, SAVED, at="2026-05-01T12:10:02Z"), deleted=("2026-05-01T12:10:02Z", 1))
+    assert verdict(killed, broken, peer) == (Verdict.FAILED, f"replica 0: {said}")
+
+
 def test_a_replica_that_its_node_could_not_start_found_no_place_and_says_why() -> None:
     """containerd says that it ended with 128, and began in 1970: none of its ranks ever ran."""
     unstarted = ended(128, NO_PROGRAM, "StartError")

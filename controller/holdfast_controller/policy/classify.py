@@ -14,8 +14,8 @@ victims and never counted; the verdict comes from the first cause:
    what Holdfast ended the attempt for         -> Hung, Unschedulable or ImagePull, as it put on record;
    a hang that a node explains which fell silent -> LostNode: its peers wait for it, and end on that
 5. a replica that got a notice and said so (`interrupted`), unless a rank had failed before it ended:
-   torchrun also ends the peers of a failed rank by SIGTERM, those in its own replica too, and a fault must
-   not pass for a disruption, or it would be tried again for ever            -> Disrupted
+   torchrun also ends the peers of a failed rank by SIGTERM, those in its own replica too, and we those of a
+   failed replica; a fault must not pass for a disruption, or it would be tried again for ever -> Disrupted
 6. a replica that fell silent, when all that the others tell of is its broken connection -> Disrupted
 7. the earliest of the other bad ends that tells of more than its broken connection, else the earliest
                                                 -> OutOfMemory, Hung or Failed; StorageUnavailable where
@@ -76,9 +76,10 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
         return _fell_silent(lost, ended_for.reason) if hung and lost is not None else ended_for
     failures = [replica for replica in replicas if _failed(replica)]
     noticed = [replica for replica in replicas if _interrupted(replica)]
-    if noticed and not any(
-        _bad_end(failure) < _any_end(notice) for failure in failures for notice in noticed
-    ):
+    # Ends are told in whole seconds on a cluster: a peer's broken connection may seem to come first.
+    causes = [replica for replica in failures if not _only_lost_its_peer(replica)]
+    faults = [replica for replica in causes if not _told_to_end(replica)]
+    if noticed and not any(_bad_end(fault) < _any_end(notice) for fault in faults for notice in noticed):
         first = min(noticed, key=_any_end)
         return Incident(Verdict.DISRUPTED, f"replica {first.index} was given notice and saved", first.index)
     if lost is not None and all(_waited_for_a_peer(failure) for failure in failures):
@@ -91,8 +92,6 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
             silent[0].index,
         )
     if failures:
-        # Ends are told in whole seconds on a cluster: a peer's broken connection may seem to come first.
-        causes = [replica for replica in failures if not _only_lost_its_peer(replica)]
         if any(_kind(replica) is Verdict.STORAGE_UNAVAILABLE for replica in causes):
             causes = [replica for replica in causes if _kind(replica) is not Verdict.HUNG]
         first = min(causes or failures, key=_bad_end)
@@ -203,6 +202,12 @@ def _failed(replica: ReplicaObservation) -> bool:
     return replica.exit_code not in (0, None)
 
 
+def _told_to_end(replica: ReplicaObservation) -> bool:
+    """Whether SIGTERM is all that is known of its end, as of one that had no words for a notice yet."""
+    ends = {rank.signal for rank in replica.ranks if bad(rank)}
+    return replica.termination is None and ends == {signal.SIGTERM}
+
+
 def _bad_end(replica: ReplicaObservation) -> float:
     """When it first ended badly; for ever after the others where nobody knows."""
     ends = [rank.ended for rank in replica.ranks if bad(rank)]
@@ -212,8 +217,10 @@ def _bad_end(replica: ReplicaObservation) -> float:
 
 
 def _any_end(replica: ReplicaObservation) -> float:
-    """When the first of its ranks ended; without ranks on record a notice is never anybody's victim."""
-    return min((rank.ended for rank in replica.ranks), default=-math.inf)
+    """When the first of its ranks ended, or, where none is on record, all of it: a notice may be ours, as the
+    rest of a failed attempt is ended. Where nobody knows when, it is nobody's victim."""
+    known = -math.inf if replica.ended_at is None else replica.ended_at
+    return min((rank.ended for rank in replica.ranks), default=known)
 
 
 def _kind(replica: ReplicaObservation) -> Verdict:

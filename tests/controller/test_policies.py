@@ -145,6 +145,8 @@ def records(*told: tuple[Verdict, int | None, str] | tuple[Verdict, int | None])
 
 
 NAN = "replica 0: loss is NaN"
+ECC = "replica 0: torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered ... Compile with"
+ACCESS = "replica 0: torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 KILLED = "replica 0: rank 0 ended by SIGKILL"
 REPEATS = [
     # of the newest attempt and those before it: is another try of no use?
@@ -163,6 +165,9 @@ REPEATS = [
     (records((Verdict.FAILED, 0, NAN), (Verdict.FAILED, 0, NAN)), False),  # a service may come back
     (records((Verdict.FAILED, None, "x"), (Verdict.FAILED, None, "x")), False),  # not our trainer
     (records((Verdict.HUNG, 40, "x"), (Verdict.HUNG, 40, "x")), False),
+    # Twice on one GPU, at the first step after a resume.
+    (records((Verdict.FAILED, 40, ECC), (Verdict.FAILED, 40, ECC)), False),
+    (records((Verdict.FAILED, 40, ACCESS), (Verdict.FAILED, 40, ACCESS)), True),
     (records((Verdict.FAILED, 40, NAN), (Verdict.FAILED, 40, NAN), (Verdict.DISRUPTED, 40)), False),
 ]
 

@@ -2,7 +2,8 @@
 
 **The same failure again.** Training is a function of its step: an attempt that fails at the step where the
 one before failed, with the same words, will fail there for ever (a poison batch, a NaN, a model that does
-not fit). Before the first step it is another matter: a service that was down may be back.
+not fit). Before the first step it is another matter: a service that was down may be back. So it is where a
+GPU is broken: the next attempt may have another one.
 
 **Standstill.** Disruptions are free, however many there are. A job that is disrupted again and again before
 a new step is durable would run for ever and get nowhere, at full price: that is said.
@@ -26,6 +27,11 @@ from .budget import DISRUPTIONS, FAILURES, NO_PLACE
 REPEATABLE = (Verdict.FAILED, Verdict.OUT_OF_MEMORY)
 STANDSTILL_ATTEMPTS = 3
 SHORT = timedelta(minutes=1)
+_BROKEN_GPU = re.compile(
+    r"uncorrectable (?:ECC|NVLink) error|device\(s\) is/are busy or unavailable|CUDA error: unknown error"
+    r"|no CUDA-capable device is detected|peer GPU memory over nvlink or a hardware error"
+)
+"""How CUDA tells of one; an illegal access or a failed launch may be the program's."""
 SAVE_MORE = "save more often (checkpoint.every)"
 
 
@@ -42,7 +48,7 @@ def same_failure(attempts: Sequence[AttemptRecord], total_steps: int | None) -> 
     before, newest = judged[-2:]
     if newest is not attempts[-1] or newest.verdict not in REPEATABLE or not newest.last_step:
         return ""
-    if _failure(newest) != _failure(before):
+    if _failure(newest) != _failure(before) or _BROKEN_GPU.search(newest.reason):
         return ""
     if total_steps is not None and newest.last_step >= total_steps:
         look = "all steps were done: look at what comes after them, such as the last save"

@@ -16,7 +16,7 @@ from . import contract
 from .checkpoint.bucket import Bucket, is_bucket
 from .checkpoint.errors import CheckpointError, StorageUnavailable, may_pass
 from .checkpoint.stores import admit
-from .contract import RunDir
+from .contract import RunDir, exists
 from .ledger import trained_before
 from .parallel import Gang
 from .records import Records
@@ -146,7 +146,7 @@ def _of_ours(base: Path) -> Path:
         base.mkdir(mode=0o700)
     if not os.path.lexists(base):
         return base
-    found = base.stat() if base.exists() else None  # else a link that leads nowhere
+    found = base.stat() if exists(base) else None  # else a link that leads nowhere
     owners = set() if found is None else {base.lstat().st_uid, found.st_uid}
     if found is None or owners != {os.getuid()} or not stat.S_ISDIR(found.st_mode):
         raise ConfigError(

@@ -15,7 +15,7 @@ import datasets
 import torch
 from datasets import Dataset, load_dataset, load_from_disk
 
-from holdfast_trainer.checkpoint.tree import UnsupportedState
+from holdfast_trainer.checkpoint.errors import UnsupportedState
 from holdfast_trainer.prepare.corpus import PIECE_BYTES
 from holdfast_trainer.token_index import DataError
 from holdfast_trainer.token_stream import TokenStream

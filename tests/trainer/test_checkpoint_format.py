@@ -23,10 +23,11 @@ from holdfast_trainer import contract
 from holdfast_trainer.checkpoint import manifest as manifests
 from holdfast_trainer.checkpoint import rng, tensorfile
 from holdfast_trainer.checkpoint.cadence import Cadence, young_interval
+from holdfast_trainer.checkpoint.errors import UnsupportedState
 from holdfast_trainer.checkpoint.manifest import BadManifest, Manifest, OtherVersion
 from holdfast_trainer.checkpoint.spread import Spread
 from holdfast_trainer.checkpoint.tensorfile import DTYPES, UnreadableFile, Written
-from holdfast_trainer.checkpoint.tree import UnsupportedState, pack, unpack
+from holdfast_trainer.checkpoint.tree import pack, unpack
 
 # ------------------------------------------------------------------------ trees
 

@@ -17,8 +17,9 @@ from saving import carried, loaded, make_saver, saved_by
 from torch import nn
 
 from holdfast_trainer.checkpoint import Loaded, WrongConfiguration, load_newest, tensorfile
+from holdfast_trainer.checkpoint.errors import UnsupportedState
 from holdfast_trainer.checkpoint.manifest import Manifest
-from holdfast_trainer.checkpoint.tree import UnsupportedState, in_kind, pack, unpack
+from holdfast_trainer.checkpoint.tree import in_kind, pack, unpack
 from holdfast_trainer.contract import RunDir
 from holdfast_trainer.training_state import TrainingState
 

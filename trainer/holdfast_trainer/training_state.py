@@ -34,8 +34,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from .checkpoint import CheckpointError, Loaded, WrongConfiguration, rng
+from .checkpoint.errors import UnsupportedState
 from .checkpoint.tensorfile import Header
-from .checkpoint.tree import UnsupportedState, in_kind, join, pack
+from .checkpoint.tree import in_kind, join, pack
 from .given import given
 from .late import Late
 from .model_state import (
@@ -213,12 +214,13 @@ class TrainingState:
         if not self._scalers:
             return None
         one = torch.ones((), device=device)  # get_scale() would wait for the device
-        return Late.of(torch.stack([scaler.scale(one) for scaler in self._scalers]).min())
+        return Late.of(torch.stack([scaler.scale(one) for scaler in self._scalers.values()]).min())
 
     @property
-    def _scalers(self) -> list[torch.amp.GradScaler]:
-        scalers = (p for p in self._parts.values() if isinstance(p, torch.amp.GradScaler))
-        return [scaler for scaler in scalers if scaler.is_enabled()]
+    def _scalers(self) -> dict[str, torch.amp.GradScaler]:
+        """Those that are at work: one that is switched off keeps nothing."""
+        scalers = {n: p for n, p in self._parts.items() if isinstance(p, torch.amp.GradScaler)}
+        return {name: scaler for name, scaler in scalers.items() if scaler.is_enabled()}
 
     @property
     def in_shards(self) -> bool:
@@ -270,10 +272,8 @@ class TrainingState:
         """The scalers that have unscaled gradients, or stepped, and were not updated since."""
         return [
             name
-            for name, part in self._parts.items()
-            if isinstance(part, torch.amp.GradScaler)
-            and part.is_enabled()  # else it has no such states
-            and any(of["stage"] is not OptState.READY for of in part._per_optimizer_states.values())
+            for name, scaler in self._scalers.items()
+            if any(of["stage"] is not OptState.READY for of in scaler._per_optimizer_states.values())
         ]
 
     def end_step(self) -> None:

@@ -57,7 +57,7 @@ from .process import ProcessId
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Grant, Machine, Waiting, admit, never_fits, request_of, usage
 from .spawn import DIRECTORY_GONE, directory_gone, inherited, start_attempt
-from .steps import all_steps, ends_of_steps
+from .steps import all_steps, ends_of_steps, of_attempts
 from .targets import TargetsFile
 
 TEND_SECONDS = 0.1
@@ -461,7 +461,8 @@ class LocalEngine:
         return str(run_directory(self._data, job).path)
 
     async def ledger(self, job: TrainingJob) -> list[dict[str, Any]]:
-        return await asyncio.to_thread(_ledger, run_directory(self._data, job))
+        run = run_directory(self._data, job)
+        return await asyncio.to_thread(of_attempts, run, lambda attempt: read_lines(run.ledger(attempt)))
 
     async def keep_logs(self, job: TrainingJob, attempt: int) -> None:
         """They are files, which stay."""
@@ -504,14 +505,6 @@ class LocalEngine:
         async with aclosing(self._keys.follow()) as keys:
             async for key in keys:
                 yield key
-
-
-def _ledger(run: RunDir) -> list[dict[str, Any]]:
-    return [
-        {**line, "attempt": attempt}
-        for attempt in run.attempt_numbers()
-        for line in read_lines(run.ledger(attempt))
-    ]
 
 
 def _started_twice(error: OSError) -> Unavailable:

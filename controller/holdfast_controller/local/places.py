@@ -27,13 +27,8 @@ def why_not_entered(directory: str) -> str:
         _asked[directory] = asking = threading.Thread(target=look, name="look", daemon=True)
         asking.start()
         asking.join(ANSWER_SECONDS)
+    named = legible(directory)
     if not answers:
-        return (
-            f"the directory {legible(directory)} does not answer: see to its mount, or to the server of that"
-        )
+        return f"the directory {named} does not answer: see to its mount, or to the server of that"
     del _asked[directory]
-    return (
-        ""
-        if answers[0]
-        else f"there is no directory {legible(directory)} on this machine that jobs may enter"
-    )
+    return "" if answers[0] else f"there is no directory {named} on this machine that jobs may enter"

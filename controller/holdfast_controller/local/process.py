@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,11 +118,9 @@ def find(uid: str, replica: int | None = None, rank: int | None = None) -> list[
     if rank is not None:
         wanted.add(f"RANK={rank}".encode())
     found = []
-    for entry in os.scandir(PROC):
-        if not entry.name.isdigit():
-            continue
+    for pid, names in _environments():
         with suppress(*NOT_TO_BE_SEEN):
-            if wanted <= environment(int(entry.name)) and (process := identify(int(entry.name))):
+            if wanted <= names and (process := identify(pid)):
                 found.append(process)
     return found
 
@@ -130,13 +129,17 @@ def attempts() -> frozenset[str]:
     """The uids of all attempts, anybody's, of which there is a process: for many it is one look as `find` is
     for one. Raises OSError likewise."""
     named = f"{ENV_ATTEMPT_UID}=".encode()
-    found = set()
+    found = {one for _, names in _environments() for one in names if one.startswith(named)}
+    return frozenset(os.fsdecode(one.removeprefix(named)) for one in found)
+
+
+def _environments() -> Iterator[tuple[int, frozenset[bytes]]]:
+    """Of every process that can be seen. Raises OSError where nobody can tell."""
     for entry in os.scandir(PROC):
         if not entry.name.isdigit():
             continue
         with suppress(*NOT_TO_BE_SEEN):
-            found |= {one for one in environment(int(entry.name)) if one.startswith(named)}
-    return frozenset(os.fsdecode(one.removeprefix(named)) for one in found)
+            yield int(entry.name), environment(int(entry.name))
 
 
 def send(process: ProcessId, number: signal.Signals) -> None:

@@ -6,6 +6,7 @@ Parsed, lines take eight times the memory of their text, and a million of them t
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,20 @@ the newest loss, and mostly the newest validation."""
 
 def all_steps(run: RunDir) -> list[dict[str, Any]]:
     """All lines of all attempts, each with its "attempt". Raises NotReady of more than `LIMIT`."""
-    attempts = run.attempt_numbers()
-    if sum(_size(run.steps(attempt)) for attempt in attempts) > LIMIT:
+    if sum(_size(run.steps(attempt)) for attempt in run.attempt_numbers()) > LIMIT:
         where = f"{run.attempts}/*/steps.jsonl"
         raise NotReady(f"there are more than {LIMIT >> 20} MiB of steps, too many for an answer: see {where}")
-    return [{**line, "attempt": attempt} for attempt in attempts for line in read_lines(run.steps(attempt))]
+    return of_attempts(run, lambda attempt: read_lines(run.steps(attempt)))
 
 
 def ends_of_steps(run: RunDir) -> list[dict[str, Any]]:
     """Of each attempt the first lines and the last."""
-    return [
-        {**line, "attempt": attempt}
-        for attempt in run.attempt_numbers()
-        for line in parse_lines(_ends(run.steps(attempt)).decode(errors="replace"))
-    ]
+    return of_attempts(run, lambda attempt: parse_lines(_ends(run.steps(attempt)).decode(errors="replace")))
+
+
+def of_attempts(run: RunDir, lines: Callable[[int], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """`lines` of all attempts, each with its "attempt"."""
+    return [{**line, "attempt": attempt} for attempt in run.attempt_numbers() for line in lines(attempt)]
 
 
 def _size(path: Path) -> int:

@@ -21,6 +21,10 @@ import errno
 from ..contract import AWAY, NO_ROOM
 
 
+class UnsupportedState(TypeError):
+    """A value in the state can be saved neither as a tensor nor as JSON, or there is too much of that."""
+
+
 class CheckpointError(Exception):
     """A save or a load failed; training state in memory is unharmed."""
 

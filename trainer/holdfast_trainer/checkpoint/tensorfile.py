@@ -24,7 +24,7 @@ from ..memory import huge_pages
 from ..sizes import size_text
 from .bucket import Location
 from .checksums import BLOCK, Running, Written, combine, sum_of
-from .errors import CheckpointError, StorageUnavailable, may_pass, not_looked_at
+from .errors import CheckpointError, StorageUnavailable, UnsupportedState, may_pass, not_looked_at
 from .scan import Bytes, Opened, UnreadableFile, opened, scan, size_of
 from .spread import Spread
 from .storage import PartFiles, Storage
@@ -64,10 +64,6 @@ _LARGE = 4 << 20
 
 _LARGEST_HEADER = 100_000_000
 """Bytes; the library's own bound. A damaged length must not ask for all memory."""
-
-
-class UnsupportedState(TypeError):
-    """A value in the state can be saved neither as a tensor nor as JSON, or there is too much of that."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .errors import UnsupportedState
 from .tensorfile import DTYPES, RESERVED
-from .tensorfile import UnsupportedState as UnsupportedState
 
 _TAGS = ("$tensor", "$shards", "$elsewhere", "$array", "$scalar", "$tuple", "$dict")
 _SHARD = re.compile(r"@\d+$")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..attention import attention_kernels
-from ..checkpoint.tree import UnsupportedState
+from ..checkpoint.errors import UnsupportedState
 from ..determinism import hear_of_operations, with_kernels
 from ..faults import is_out_of_memory
 from ..footprint import warm_up

@@ -38,9 +38,8 @@ from holdfast_controller.manifests import KINDS, kind_of
 from holdfast_controller.pod_settings import PodSettings
 from holdfast_controller.policy.cost import place_of
 from holdfast_controller.policy.gpu_request import gpu_request, sharing_notes
-from holdfast_controller.policy.launchers import launcher_notes
-from holdfast_controller.policy.overruled import overruled_notes
 from holdfast_controller.policy.peers import LOST_SECONDS
+from holdfast_controller.policy.spec_notes import spec_notes
 
 from . import ranks
 from .connection import MERGE_PATCH, Connection, Document
@@ -121,7 +120,7 @@ class KubeEngine:
         notes = sharing_notes(job.spec.gpus)
         if notes and job.spec.replicas > 1:
             notes += ("Each replica gets a node of its own: NCCL refuses two ranks on one GPU.",)
-        notes += (*launcher_notes(job.spec), *overruled_notes(job.spec))
+        notes += tuple(note for _, note in spec_notes(job.spec))
         return Plan(self.name, tuple(manifests), notes=notes)
 
     async def objections(self, job: TrainingJob) -> tuple[str, ...]:

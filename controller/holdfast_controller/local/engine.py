@@ -38,8 +38,7 @@ from holdfast_controller.gang import attempt_uid
 from holdfast_controller.jobs import Capacity, Spec, TrainingJob
 from holdfast_controller.policy.cost import Node, place_of
 from holdfast_controller.policy.gpu_request import gpu_request, sharing_notes
-from holdfast_controller.policy.launchers import launcher_notes
-from holdfast_controller.policy.overruled import overruled_notes
+from holdfast_controller.policy.spec_notes import spec_notes
 from holdfast_controller.policy.words import too_little_memory, unstartable
 from holdfast_controller.prices import Prices
 from holdfast_controller.queueing import Keys
@@ -203,7 +202,7 @@ class LocalEngine:
             for launch in self._planned(job)
         )
         notes = ["The master port is chosen at the start, and so is CUDA_VISIBLE_DEVICES."]
-        notes += (*sharing_notes(job.spec.gpus), *launcher_notes(job.spec), *overruled_notes(job.spec))
+        notes += (*sharing_notes(job.spec.gpus), *(note for _, note in spec_notes(job.spec)))
         for name, value in (
             ("image", job.spec.image),
             ("queue", job.spec.queue),

@@ -25,14 +25,13 @@ from .conditions import conditions_of
 from .decision import Decision
 from .half_placed import PLACE_SECONDS, half_placed, held_up_at, seconds_left
 from .hang import hangs
-from .launchers import launcher_notes
 from .lost_work import Line
-from .overruled import overruled_notes
 from .peers import SETTLE_SECONDS, kill_at, lost_at
 from .queue_waits import why_put_aside
 from .recovery import CORRECTED, remembered
 from .repeats import next_capacity, remedy, same_failure, standstill, times_in_a_row
 from .size import next_replicas
+from .spec_notes import spec_notes
 from .tails import bound_tails
 
 SILENT_SECONDS = 120.0
@@ -333,10 +332,8 @@ class _Deciding:
         self._opens(f"attempt {number} starts{size}{f': {reason}' if reason else ''}")
         self._tell("Normal", "AttemptOpened", f"attempt {number} opened{size}")
         if number == 1:
-            for note in launcher_notes(self.spec):
-                self._tell("Warning", "NestedLauncher", note)
-            for note in overruled_notes(self.spec):
-                self._tell("Warning", "SettingOverruled", note)
+            for event, note in spec_notes(self.spec):
+                self._tell("Warning", event, note)
         return self._done(start=number, requeue_after=1.0)
 
     def _fewer(self, ended: Sequence[AttemptRecord]) -> int | None:

@@ -279,6 +279,17 @@ def read_fence(run: RunDir) -> int:
         raise ValueError(f"{run.fence} holds {text[:40]!r}, not an attempt number") from None
 
 
+NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cuda failure 'out of memory'",  # NCCL's, and that of newer ones
+    "Cuda failure 2 'out of memory'",
+)
+"""How errors of no class of their own say that memory ran out: what asks the driver or the host for it, past
+PyTorch's allocator, such as a context, a kernel's code or the workspace of a library."""
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 """How the system says that a disk is full, or what its user may have of it."""
 AWAY = frozenset(

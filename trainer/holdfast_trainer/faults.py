@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .contract import NO_MEMORY
 from .determinism import operation_of
 from .memory import free_memory
 from .overflow import LIMIT
@@ -132,17 +133,6 @@ def _left(durable_step: int, *, deterministic: bool) -> str:
 OWN_BYTES, OWN_SHARE = 2e9, 0.1
 """What of a GPU's memory, these bytes and this share, may be this process's and not PyTorch's: its context,
 the buffers of NCCL."""
-NO_MEMORY = (
-    "DefaultCPUAllocator",
-    "CUDA error: out of memory",
-    "CUDA driver error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "Cuda failure 'out of memory'",  # NCCL's, and that of newer ones
-    "Cuda failure 2 'out of memory'",
-)
-"""What errors say of it that are of no class of their own: what asks the driver or the host for memory, past
-PyTorch's allocator, such as a context, a kernel's code or the workspace of a library."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

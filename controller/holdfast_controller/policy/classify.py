@@ -33,7 +33,7 @@ from itertools import dropwhile
 
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import Verdict
-from holdfast_trainer.contract import CUT, EXIT_CONFIG_ERROR, Termination
+from holdfast_trainer.contract import CUT, EXIT_CONFIG_ERROR, NO_MEMORY, Termination
 
 _TRACEBACK = "Traceback (most recent call last):"
 
@@ -234,16 +234,16 @@ def _kind(replica: ReplicaObservation) -> Verdict:
     return Verdict.FAILED
 
 
-_MEMORY = re.compile(
-    r"OutOfMemoryError|MemoryError|DefaultCPUAllocator|ran out of memory (?:in|before its first) step"
-    r"|CUDA (?:driver )?(?:error: )?out of memory|Cuda failure (?:\d+ )?'out of memory'"  # NCCL's
-    r"|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED"
+_MEMORY = (
+    *("ran out of memory in step", "ran out of memory before its first step"),
+    *("MemoryError", "CUDA out of memory"),
+    *NO_MEMORY,
 )
-"""As told by the trainer (faults.py), or, before it can explain anything, by PyTorch."""
+"""As told by the trainer (faults.py), or, before it can explain anything, by Python and PyTorch."""
 
 
 def _names_memory(error: str) -> bool:
-    return bool(_MEMORY.search(error))
+    return any(sign in error for sign in _MEMORY)
 
 
 def _say(replica: ReplicaObservation) -> str:

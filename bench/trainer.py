@@ -61,6 +61,7 @@ PEER_PACKAGES = {
 OURS = "holdfast"
 FREE = f"{OURS}, not deterministic"
 LARGE = f"{OURS}, PyTorch's loss"
+PLAIN = f"{OURS}, PyTorch's layers"
 BARE_WITH, OURS_WITHOUT = "bare loop with tcmalloc", f"{OURS} without tcmalloc"
 
 
@@ -116,6 +117,8 @@ def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[
             Subject(BARE_WITH, "bare", environment=malloc),
             Subject(OURS_WITHOUT, "holdfast", environment=without),
         )
+    if not gpus:
+        alone += (Subject(PLAIN, "holdfast", changes=("train.fused_layers=false",)),)
     if gpus:
         # Others are not deterministic: there are faster kernels, of attention's backward pass above all.
         alone += (Subject(FREE, "holdfast", changes=("train.deterministic=false",)),)
@@ -284,6 +287,7 @@ def ratios(report: Report, shape: str, ranks: int) -> None:
     keep("malloc_gain", OURS, OURS_WITHOUT)
     keep("vs_not_deterministic", OURS, FREE)
     keep("fused_loss_gain", OURS, LARGE)
+    keep("fused_layers_gain", OURS, PLAIN)
     keep("vs_hf_trainer", OURS, "hf trainer")
     keep("vs_lightning", OURS, "lightning")
     keep("vs_fabric", OURS, "fabric (litgpt's loop)")

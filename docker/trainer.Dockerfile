@@ -95,6 +95,19 @@ RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \
     # `holdfast`, the controller's client, needs what this image has not.
     && rm -r /opt/holdfast-app/bin
 
+# What layers of models on a CPU compute between their products (trainer/holdfast_trainer/native.py): the
+# compiler is not shipped. It is keyed by these four files.
+FROM tools AS kernels
+RUN --mount=type=cache,id=holdfast-trainer-apt,target=/var/cache/apt,sharing=locked \
+    --mount=type=cache,id=holdfast-trainer-lists,target=/var/lib/apt/lists,sharing=locked \
+    apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++
+WORKDIR /src/holdfast_trainer
+COPY --link trainer/holdfast_trainer/__init__.py trainer/holdfast_trainer/cpuinfo.py \
+    trainer/holdfast_trainer/layers.cpp trainer/holdfast_trainer/native.py ./
+WORKDIR /src
+RUN python3 -m holdfast_trainer.native /kernels
+
 # What trains on a CPU takes it by itself (trainer/holdfast_trainer/allocator.py). After the wheels: another
 # malloc is no reason to unpack PyTorch again.
 FROM dependencies AS malloc
@@ -140,6 +153,7 @@ ENV PATH=/opt/holdfast/bin:$PATH \
     NVIDIA_VISIBLE_DEVICES=void \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --link --from=source /opt/holdfast-app /opt/holdfast-app
+COPY --link --from=kernels /kernels /opt/holdfast-app/holdfast_trainer/compiled
 LABEL org.opencontainers.image.title="Holdfast trainer, with compilers" \
       org.opencontainers.image.description="Builds extensions for the trainer: nvcc, headers, build tools" \
       org.opencontainers.image.licenses="Apache-2.0" \
@@ -166,6 +180,7 @@ ENV PATH=/opt/holdfast/bin:$PATH \
     NVIDIA_VISIBLE_DEVICES=void \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --link --from=source /opt/holdfast-app /opt/holdfast-app
+COPY --link --from=kernels /kernels /opt/holdfast-app/holdfast_trainer/compiled
 LABEL org.opencontainers.image.title="Holdfast trainer" \
       org.opencontainers.image.description="Trains PyTorch models on interruptible GPUs and loses no work" \
       org.opencontainers.image.licenses="Apache-2.0" \

@@ -112,6 +112,13 @@ def test_a_small_model_has_sizes_that_say_something() -> None:
             "train.compile",
             "in less time and memory by kernels of its own (rank 0: pip install cuda-bindings)",
         ),
+        (
+            (),
+            {"device_type": "cpu", "own_malloc": True, "slow_layers": "rank 0: it needs a C++ compiler once"},
+            "note",
+            "train.fused_layers",
+            "faster, by kernels of its own (rank 0: it needs a C++ compiler once)",
+        ),
         ((), {"bad_loss": "nan"}, "error", "model", "the loss of these steps comes to nan, at which a run"),
         ((), {"bad_loss": "inf", "precision": "fp16"}, "error", "train.precision", "fp16 ends at 65504: "),
         (

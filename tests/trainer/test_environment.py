@@ -275,6 +275,9 @@ def test_what_could_not_be_repeated_is_told_unless_it_is_told_now() -> None:
         ({"tf32": False}, {}, []),
         ({"tf32": False}, {"device_type": "cuda"}, ["train.tf32: True -> False"]),
         ({}, {"device_type": "cuda", "fused_loss": True}, ["loss: torch -> fused"]),
+        ({"fused_layers": False}, {}, []),  # what came of it counts
+        ({}, {"layers": "fused (0a1b2c3d)"}, ["layers: torch -> fused (0a1b2c3d)"]),
+        ({}, {"device_type": "cuda", "layers": "fused (0a1b2c3d)"}, []),
     ],
 )
 def test_which_settings_change_bits(changed: Any, here: dict[str, Any], expected: list[str]) -> None:
@@ -283,6 +286,7 @@ def test_which_settings_change_bits(changed: Any, here: dict[str, Any], expected
         "compiled": False,
         "attention": "flash",
         "fused_loss": False,
+        "layers": "torch",
         "device_type": here.get("device_type", "cpu"),
     }
     then = execution(TrainConfig(steps=9, global_batch=4), **as_it_was)

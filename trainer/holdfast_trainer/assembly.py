@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from . import fused_loss
+from . import fused_layers, fused_loss
 from .alike import require_alike
 from .attention import Attend, attention_kernels
 from .compilation import compile_or_eager, mode_that_holds
@@ -23,8 +24,10 @@ from .data import Tokens
 from .decoder import Decoder
 from .hf_weights import Digest, load_weights, published_values
 from .model import build_model, joins
+from .native import library
 from .optim import build_optimizer
 from .parallel import Gang, fill, first_fault, shard, unharmed, wrap
+from .pointwise import Pointwise
 from .precision import Precision
 
 log = logging.getLogger("holdfast")
@@ -115,6 +118,10 @@ class Assembled:
     """Whether its kernels are those of fused_loss.py."""
     large_loss: str
     """Why they are not, though this device could have them; else empty."""
+    layers: str
+    """What computes between their products: fused, and by which library, or torch."""
+    slow_layers: str
+    """Why they are not fused, though this device could have them so; else empty."""
 
 
 def assemble(
@@ -142,12 +149,19 @@ def assemble(
         check_sharding(compute.name)
     torch.manual_seed(settings.seed)  # the same initial weights on every rank
     drawn = weights is None and not resumes
-    attend, slow = _attend(gang, compute, batches)
+    pointwise, slow_layers = _pointwise(gang, compute, config)
+    fused = pointwise is not None
+    attend, slow = _attend(gang, compute, batches, fused=fused)
     loss_kernel, large_loss = _loss(gang, compute, config)
     # What is to be sharded may fit neither the device nor, once for each rank, this machine in one piece.
     # Where it is in one piece the meta device is no help: it imports nine hundred modules.
     with torch.device("meta") if sharded else nullcontext() if drawn else Undrawn():
-        raw = build_model(config.model, recompute=settings.activation_checkpointing, attend=attend)
+        raw = build_model(
+            config.model,
+            recompute=settings.activation_checkpointing,
+            attend=attend,
+            pointwise=pointwise or Pointwise,
+        )
     if loss_kernel is not None:
         raw.cross_entropy = loss_kernel
     if sharded:
@@ -199,6 +213,8 @@ def assemble(
         slow,
         fused_loss=loss_kernel is not None,
         large_loss=large_loss,
+        layers=f"fused ({library().digest})" if fused else "torch",
+        slow_layers=slow_layers,
     )
 
 
@@ -211,29 +227,43 @@ def check_sharding(precision: str) -> None:
         )
 
 
-def _attend(gang: Gang, compute: Precision, batches: Batches) -> tuple[Attend | None, str]:
-    """The one kernel of all ranks, None for torch's, and why it is the slower one. Collective."""
+def _pointwise(gang: Gang, compute: Precision, config: Config) -> tuple[type[Pointwise] | None, str]:
+    """By what all ranks compute between products, None for torch's, and why it is the slower. Collective."""
+    if gang.device.type != "cpu" or not config.train.fuses_layers:
+        return None, ""
+    lacking = fused_layers.choose(gang.device, compute.dtype)
+    worth = fused_layers.is_for(gang.device, compute.dtype)
+    without = "layers without kernels of their own, which are faster (%s)"
+    return _agreed(gang, fused_layers.Fused, lacking, without if worth else "")
+
+
+def _attend(gang: Gang, compute: Precision, batches: Batches, *, fused: bool) -> tuple[Attend | None, str]:
+    """The one kernel of all ranks, None for torch's, and why it is the slower one; `fused`: layers.cpp is to
+    compute what it can of it. Collective."""
     model, device, dtype = batches.config.model, gang.device, compute.dtype
     without = ""
     queries = (batches.micro, model.heads, model.context, model.width // model.heads)
     if model.dropout:
         return None, ""
+    joined = joins(model)
     # Each is of no use elsewhere.
     if device.type == "cpu" and dtype == torch.bfloat16:
-        from .product_attention import choose, kernel, why_unfit
+        from . import product_attention as product
 
-        if not why_unfit(device, dtype, queries, model.key_value_heads):
+        if not product.why_unfit(device, dtype, queries, model.key_value_heads):
             without = "attention without a gradient by matrix products, which is faster (%s)"
+        own = product.kernel(joined=joined, fused=fused)
+        choose = partial(product.choose, fused=fused)
     elif device.type == "cuda" and batches.config.train.deterministic:
-        from .exact_attention import choose, is_for, kernel
+        from . import exact_attention as exact
 
-        if is_for(device, dtype):
+        if exact.is_for(device, dtype):
             without = "attention without cuDNN's deterministic kernel, which is faster (%s)"
+        own, choose = exact.kernel(joined=joined), partial(exact.choose)
     else:
         return None, ""
-    joined = joins(model)
     lacking = choose(device, dtype, queries, model.key_value_heads, joined=joined)
-    return _agreed(gang, kernel(joined=joined), lacking, without)
+    return _agreed(gang, own, lacking, without)
 
 
 def _loss(

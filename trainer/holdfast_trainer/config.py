@@ -89,6 +89,11 @@ class TrainConfig:
     """Cross-entropy by kernels of its own, which keep nothing in fp32: in bf16 or fp16 on an NVIDIA GPU from
     Ampere on, where nothing is compiled. false: PyTorch's, in more time and memory; for comparison, or to go
     on with the bits of an earlier version."""
+    fused_layers: bool = True
+    """Norms, GELU and SwiGLU, residual additions and what attention's gradient has besides its products by
+    kernels of its own: on a CPU of x86, in bf16 or fp32, where nothing is compiled; outside of the image they
+    take g++ once. false: PyTorch's, which are slower; for comparison, or to go on with the bits of an earlier
+    version."""
     tf32: bool = True
     """TensorFloat-32 for the matrix products that stay fp32 on a CUDA device: several times as fast, with 10
     bits of mantissa instead of 23."""
@@ -111,6 +116,11 @@ class TrainConfig:
     def fuses_loss(self) -> bool:
         """Whether it is to be, where the device can; compiled, it is as good already."""
         return self.fused_loss and not self.compile
+
+    @property
+    def fuses_layers(self) -> bool:
+        """As `fuses_loss`."""
+        return self.fused_layers and not self.compile
 
     @property
     def kernels(self) -> Literal["strict", False]:
@@ -218,6 +228,7 @@ EXECUTION = (
     "activation_checkpointing",
     "fused_optimizer",
     "fused_loss",
+    "fused_layers",
     "tf32",
     "threads",
     "deterministic",

@@ -117,7 +117,8 @@ def as_text(config: Config, facts: Facts, found: Sequence[Finding]) -> str:
         f"logits {size_text(need.logits)})",
         f"step        {1e3 * facts.step_seconds:,.1f} ms, {tokens / facts.step_seconds:,.0f} tokens/s, "
         f"{facts.data_seconds / facts.step_seconds:.2%} of it data",
-        f"attention   {facts.attention}{', a fused loss' if facts.fused_loss else ''}",
+        f"attention   {facts.attention}{', a fused loss' if facts.fused_loss else ''}"
+        f"{', fused layers' if facts.fused_layers else ''}",
         checkpoint_line(facts),
         f"data        {_data(config, facts.samples)}",
         *network_lines(facts),

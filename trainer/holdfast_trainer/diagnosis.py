@@ -59,6 +59,10 @@ class Facts(RunFacts):
     """Whether it was computed by the kernels of fused_loss.py."""
     large_loss: str = ""
     """Why it was not, though this GPU could."""
+    fused_layers: bool = False
+    """Whether what they have besides products was computed by layers.cpp."""
+    slow_layers: str = ""
+    """Why it was not, though this CPU could."""
     bad_loss: str = ""
     """What the losses came to, where that is no finite number."""
     ranks_here: int = 1
@@ -271,6 +275,9 @@ def _computing(config: Config, facts: Facts) -> list[Finding]:
         message = "the loss could be computed in less time and memory by kernels of its own "
         message += f"({facts.large_loss}); what is compiled has the like"
         found.append(Finding("note", "train.compile", message))
+    if facts.slow_layers:
+        message = f"layers could be computed faster, by kernels of its own ({facts.slow_layers})"
+        found.append(Finding("note", "train.fused_layers", message))
     return found
 
 

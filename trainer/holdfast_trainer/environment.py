@@ -38,7 +38,7 @@ def own_code(package: Path = Path(__file__).parent) -> str:
     """A digest of Holdfast's own sources. Each of them may have a part in what is computed, and its version
     tells releases apart alone."""
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted((*package.rglob("*.py"), *package.rglob("*.cpp"))):
         digest.update(f"{path.relative_to(package)}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
@@ -61,11 +61,12 @@ def execution(
     compiled: bool,
     attention: str,
     fused_loss: bool,
+    layers: str,
     device_type: str,
 ) -> dict[str, Any]:
     """How a step is computed, as far as it changes bits here, by the configuration's keys. Pure.
 
-    `micro_batch` to `fused_loss`: what came of the settings. They are not in the configuration's hash: a run
+    `micro_batch` to `layers`: what came of the settings. They are not in the configuration's hash: a run
     may go on with others, and then says so.
     """
     told: dict[str, Any] = {
@@ -79,6 +80,8 @@ def execution(
     if device_type == "cuda":
         told["train.tf32"] = settings.tf32
         told["loss"] = "fused" if fused_loss else "torch"
+    if device_type == "cpu":
+        told["layers"] = layers
     return told
 
 

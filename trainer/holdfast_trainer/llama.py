@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from .attention import Attend
 from .config import ModelConfig
 from .decoder import Block, Decoder
+from .pointwise import Pointwise
 
 
 class Rotary(nn.Module):
@@ -76,8 +77,17 @@ class Attention(nn.Module):
 class LlamaBlock(Block):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: ModelConfig, rotary: Rotary, attend: Attend, *, recompute: bool):
+    def __init__(
+        self,
+        config: ModelConfig,
+        rotary: Rotary,
+        attend: Attend,
+        pointwise: type[Pointwise],
+        *,
+        recompute: bool,
+    ):
         super().__init__(recompute=recompute)
+        self.pointwise = pointwise
         # One for all layers, and so in no layer's list of modules.
         self._rotary = (rotary,)
         self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
@@ -89,10 +99,11 @@ class LlamaBlock(Block):
         self.dropout = nn.Dropout(config.dropout)
 
     def transform(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), self._rotary[0]))
-        normed = self.mlp_norm(x)
-        out: Tensor = x + self.dropout(self.down(F.silu(self.gate(normed)) * self.up(normed)))
-        return out
+        x, normed = self.pointwise.norm(x, self.attention_norm)
+        attended = self.dropout(self.attention(normed, self._rotary[0]))
+        x, normed = self.pointwise.add_norm(x, attended, self.mlp_norm)
+        gated = self.pointwise.gated(self.gate(normed), self.up(normed))
+        return self.pointwise.add(x, self.dropout(self.down(gated)))
 
 
 class Llama(Decoder):
@@ -104,13 +115,15 @@ class Llama(Decoder):
         *,
         recompute: bool = False,
         attend: Attend = F.scaled_dot_product_attention,
+        pointwise: type[Pointwise] = Pointwise,
     ):
         super().__init__(config)
         self.token_embedding = nn.Embedding(config.vocab_size, config.width)
         self.dropout = nn.Dropout(config.dropout)
         self.rotary = Rotary(config)
         self.blocks = nn.ModuleList(
-            LlamaBlock(config, self.rotary, attend, recompute=recompute) for _ in range(config.layers)
+            LlamaBlock(config, self.rotary, attend, pointwise, recompute=recompute)
+            for _ in range(config.layers)
         )
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.output = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)

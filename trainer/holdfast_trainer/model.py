@@ -1,19 +1,22 @@
 """A decoder-only GPT: pre-norm blocks, causal attention, GELU MLP, learned positions, tied embedding.
 
 The shape is GPT-2's (Radford et al. 2019); `llama.py` has the other family, and `build_model` picks.
-Attention is torch's, which picks the fastest kernel of the device, or what a caller gives in its place.
+Attention is torch's, which picks the fastest kernel of the device, or what a caller gives in its place; so is
+what lies between the products.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from . import llama
 from .attention import Attend, attend_joined
 from .config import ModelConfig
 from .decoder import Block, Decoder
+from .pointwise import Pointwise
 
 MLP_RATIO = 4
 
@@ -40,8 +43,9 @@ class Attention(nn.Module):
 class GPTBlock(Block):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: ModelConfig, attend: Attend, *, recompute: bool):
+    def __init__(self, config: ModelConfig, attend: Attend, pointwise: type[Pointwise], *, recompute: bool):
         super().__init__(recompute=recompute)
+        self.pointwise = pointwise
         self.attention_norm = nn.LayerNorm(config.width, bias=config.bias)
         self.attention = Attention(config, attend)
         self.mlp_norm = nn.LayerNorm(config.width, bias=config.bias)
@@ -50,9 +54,9 @@ class GPTBlock(Block):
         self.dropout = nn.Dropout(config.dropout)
 
     def transform(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
-        out: Tensor = x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh")))
-        return out
+        x, normed = self.pointwise.norm(x, self.attention_norm)
+        x, normed = self.pointwise.add_norm(x, self.dropout(self.attention(normed)), self.mlp_norm)
+        return self.pointwise.add(x, self.dropout(self.down(self.pointwise.gelu(self.up(normed)))))
 
 
 class GPT(Decoder):
@@ -64,13 +68,14 @@ class GPT(Decoder):
         *,
         recompute: bool = False,
         attend: Attend = attend_joined,
+        pointwise: type[Pointwise] = Pointwise,
     ):
         super().__init__(config)
         self.token_embedding = nn.Embedding(config.vocab_size, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            GPTBlock(config, attend, recompute=recompute) for _ in range(config.layers)
+            GPTBlock(config, attend, pointwise, recompute=recompute) for _ in range(config.layers)
         )
         self.norm = nn.LayerNorm(config.width, bias=config.bias)
         self.initialise()
@@ -89,14 +94,21 @@ def joins(config: ModelConfig) -> bool:
     return config.family == "gpt2"
 
 
-def build_model(config: ModelConfig, *, recompute: bool = False, attend: Attend | None = None) -> Decoder:
+def build_model(
+    config: ModelConfig,
+    *,
+    recompute: bool = False,
+    attend: Attend | None = None,
+    pointwise: type[Pointwise] = Pointwise,
+) -> Decoder:
     """The configured family's model, with random weights (see `Decoder`).
 
     `attend` in place of torch's attention: called as `attend_joined` where the family `joins`, else as
     `scaled_dot_product_attention`.
     """
-    given = {} if attend is None else {"attend": attend}
-    return (llama.Llama if config.family == "llama" else GPT)(config, recompute=recompute, **given)
+    given: dict[str, Any] = {} if attend is None else {"attend": attend}
+    family = llama.Llama if config.family == "llama" else GPT
+    return family(config, recompute=recompute, pointwise=pointwise, **given)
 
 
 def parameter_count(config: ModelConfig) -> int:

@@ -123,6 +123,8 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         slow_attention=training.slow_attention,
         fused_loss=training.fused_loss,
         large_loss=training.large_loss,
+        fused_layers=training.fused_layers,
+        slow_layers=training.slow_layers,
         bad_loss=next((f"{told:g}" for told in losses if not math.isfinite(told)), ""),
         ranks_here=ranks_here(),
         **vars(surroundings(gang, directory, state, ready - seconds, crowding)),

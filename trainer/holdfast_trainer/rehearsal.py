@@ -98,6 +98,7 @@ class Rehearsal:
         """Why not, where it was to be; else empty."""
         self.attention, self.slow_attention = parts.attention, parts.slow_attention
         self.fused_loss, self.large_loss = parts.fused_loss, parts.large_loss
+        self.fused_layers, self.slow_layers = parts.layers != "torch", parts.slow_layers
         self._losses = torch.zeros((), device=gang.device)
 
     def step(self, number: int) -> Clock:

@@ -83,6 +83,7 @@ def train(
         compiled=bool(settings.compile) and not parts.not_compiled,
         attention=parts.attention,
         fused_loss=parts.fused_loss,
+        layers=parts.layers,
         device_type=run.device.type,
     )
     if config.checkpoint.keep_best:
@@ -105,7 +106,7 @@ def train(
             parameter_count(config.model) / 1e6,
             compute.name,
             run.device,
-            parts.attention,
+            parts.attention + (", fused layers" if parts.layers != "torch" else ""),
             ", a fused loss" if parts.fused_loss else "",
             run.world_size,
             batches.chunks,

@@ -1,0 +1,187 @@
+"""layers.cpp as a library: found compiled, or compiled on this machine, once for each of its users.
+
+The trainer's image has it compiled (`python -m holdfast_trainer.native DIRECTORY`), and no compiler.
+Elsewhere it takes g++, two seconds of the first start, and a file in the user's cache, which later starts
+load. What is loaded runs as the user, so nothing is taken from where somebody else could have put it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import cpuinfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SOURCE = Path(__file__).with_name("layers.cpp")
+SHIPPED = Path(__file__).with_name("compiled")
+"""Where the image has it."""
+COMPILER = "g++"
+LEVELS = {
+    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    "x86-64-v3": ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"),
+}
+"""What it is compiled for, the best first, and what Linux must show of such a processor."""
+OPTIONS = (
+    *("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-mprefer-vector-width=512"),
+    *("-fopenmp", "-shared", "-fPIC", "-s"),
+)
+"""None with which NaNs or an order of additions may be lost: what is added up in lanes says so itself."""
+TIMEOUT = 60.0
+"""Seconds for the compiler."""
+
+
+class Unavailable(Exception):
+    """Why there is no such library here."""
+
+
+class Library:
+    """Its functions, called with tensors, whole numbers and fractions."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError where it cannot be loaded."""
+        self._functions = ctypes.CDLL(str(path))
+        self.digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+        """Of its code: another compiler's may round otherwise."""
+
+    def call(self, name: str, *given: Tensor | float | None) -> None:
+        """For tensors that are contiguous; PyTorch's number of threads comes last."""
+        import torch
+
+        self._functions[name](*map(_c_value, given), ctypes.c_int64(torch.get_num_threads()))
+
+
+def _c_value(one: Any) -> ctypes.c_void_p | ctypes.c_int64 | ctypes.c_float:
+    if isinstance(one, float):
+        return ctypes.c_float(one)
+    return (
+        ctypes.c_int64(one)
+        if isinstance(one, int)
+        else ctypes.c_void_p(None if one is None else one.data_ptr())
+    )
+
+
+@cache
+def library() -> Library:
+    """Raises Unavailable with what there is to do."""
+    found = level(cpuinfo.read(), platform.machine())
+    if not found:
+        raise Unavailable("it is for CPUs of x86 with AVX2 or AVX-512")
+    own = _loaded(SHIPPED / file_name(found)) or _from_cache(found)
+    if len(_thread_pools()) > 1:
+        raise Unavailable("its threads would be others than PyTorch's, whose OpenMP is not g++'s")
+    return own
+
+
+def level(text: str, machine: str) -> str:
+    """What to compile for, by the text of /proc/cpuinfo; empty where there is nothing. Pure."""
+    flags = cpuinfo.first(text).get("flags", "").split()
+    fitting = (name for name, needed in LEVELS.items() if not set(needed).difference(flags))
+    return next(fitting, "") if machine == "x86_64" else ""
+
+
+def file_name(level: str) -> str:
+    """It has a name of its own for each source."""
+    return f"layers-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}-{level}.so"
+
+
+def compile_to(path: Path, level: str) -> None:
+    """Raises Unavailable where it cannot be compiled, OSError where it cannot be written."""
+    compiler = shutil.which(COMPILER)
+    if compiler is None:
+        raise Unavailable(f"it needs a C++ compiler once: apt-get install {COMPILER}")
+    # Not into its place: another process may look there, and a disk that is full leaves a part of it.
+    with tempfile.TemporaryDirectory(prefix=".layers-", dir=path.parent) as directory:
+        made = Path(directory) / "layers.so"
+        command = [compiler, *OPTIONS, f"-march={level}", "-o", str(made), SOURCE.name]
+        try:
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, timeout=TIMEOUT, cwd=SOURCE.parent
+            )
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"{compiler} was not done after {TIMEOUT:.0f} s") from None
+        if done.returncode:
+            said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip())
+            raise Unavailable(f"{compiler} failed with {done.returncode}: {said or 'and said nothing'}")
+        os.replace(made, path)
+
+
+def _from_cache(level: str) -> Library:
+    with _own_directory() as directory:
+        path = directory / file_name(level)
+        found = _loaded(path)
+        if found is None:
+            try:
+                compile_to(path, level)
+                found = Library(path)
+            except OSError as error:
+                raise Unavailable(f"{path}: {error}") from error
+        return found
+
+
+def _loaded(path: Path) -> Library | None:
+    """None where it is not there, or not whole."""
+    try:
+        return Library(path) if path.exists() else None
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def _own_directory() -> Iterator[Path]:
+    """Where this user's are kept; where that cannot be, or others may write there, one that goes again."""
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        kept = Path(base) / "holdfast" / "kernels"
+        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = kept.lstat()
+        usable = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022
+        usable = usable and os.access(kept, os.W_OK)
+    except (OSError, RuntimeError):  # no home
+        usable = False
+    if usable:
+        yield kept
+        return
+    try:
+        with tempfile.TemporaryDirectory(prefix="holdfast-kernels-") as directory:
+            yield Path(directory)
+    except OSError as error:
+        raise Unavailable(f"there is no place to compile it in: {error}") from error
+
+
+def _thread_pools() -> set[str]:
+    """The OpenMP libraries that this process has loaded."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    paths = (line.split(maxsplit=5)[-1] for line in lines)
+    names = ("libgomp", "libomp", "libiomp")
+    return {path for path in paths if path.rpartition("/")[2].startswith(names)}
+
+
+def main() -> int:
+    """Compile for each level into the directory that is named; for other processors nothing."""
+    directory = Path(sys.argv[1])
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in LEVELS if platform.machine() == "x86_64" else ():
+        compile_to(directory / file_name(name), name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

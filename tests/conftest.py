@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -27,6 +28,7 @@ from tests.cluster.fixtures import (  # noqa: F401  here they are one for all di
     trainer_image,
 )
 from tests.cluster.machine import why_no_node
+from tests.cluster.system import install
 from tests.cluster.tools import BUILT_FOR, NEED_NODES
 from waiting import Deadline
 from xdist.remote import Producer
@@ -60,6 +62,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # It clears up after SIGTERM, too, by which what runs tests may end them; workers may just die.
     if not hasattr(config, "workerinput"):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # Before any test: from then on trainings compute otherwise (holdfast_trainer/native.py).
+        with contextlib.suppress(ClusterError):
+            install({"g++": "g++"})
 
 
 @pytest.hookimpl(trylast=True)

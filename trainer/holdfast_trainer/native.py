@@ -136,7 +136,7 @@ def _from_cache(level: str) -> Library:
 def _loaded(path: Path) -> Library | None:
     """None where it is not there, or not whole."""
     try:
-        return Library(path) if path.exists() else None
+        return Library(path)
     except OSError:
         return None
 

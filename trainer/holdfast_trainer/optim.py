@@ -58,7 +58,9 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     """
     parameters = [p for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if max_norm > 0:
+    # PyTorch multiplies by 1 what stays as it is; on a CPU one may look first.
+    stays = type(norm) is Tensor and norm.device.type == "cpu" and bool(norm + 1e-6 <= max_norm)
+    if max_norm > 0 and not stays:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     full_tensor = getattr(norm, "full_tensor", None)
     return norm if full_tensor is None else full_tensor()

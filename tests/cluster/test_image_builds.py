@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from tests.cluster.machine import Machine
 from tests.cluster.test_node import pod
 from tests.docker.bake import bake
 from waiting import Deadline
+
+from holdfast_trainer import cpuinfo
+from holdfast_trainer.native import LEVELS, file_name, level
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
@@ -133,6 +137,23 @@ def test_a_rank_in_the_trainer_image_has_the_malloc_that_it_brings(
     command += ["--", "--tee", "--", "grep", "-om1", "libtcmalloc_minimal.so", "/proc/self/maps"]
     cluster.kubectl.apply(restricted("malloc", baked["trainer"].name, command=command), namespace=namespace)
     assert "libtcmalloc_minimal.so" in said_by(cluster, namespace, "malloc").split()
+
+
+def test_in_the_trainer_image_layers_are_fused_without_a_compiler(
+    cluster: Cluster, baked: dict[str, Built], namespace: str
+) -> None:
+    look = (
+        "import shutil, torch\n"
+        "from holdfast_trainer import fused_layers, native\n"
+        "lacking = fused_layers.choose(torch.device('cpu'), torch.float32)\n"
+        "print([lacking, shutil.which('g++'), sorted(path.name for path in native.SHIPPED.iterdir())])\n"
+    )
+    doc = restricted("layers", baked["trainer"].name, command=["python", "-c", look])
+    cluster.kubectl.apply(doc, namespace=namespace)
+    shipped = sorted(map(file_name, LEVELS))
+    here = level(cpuinfo.read(), platform.machine())
+    lacking = "" if here else "it is for CPUs of x86 with AVX2 or AVX-512, in bf16 or fp32"
+    assert said_by(cluster, namespace, "layers").splitlines()[-1] == str([lacking, None, shipped])
 
 
 @pytest.mark.parametrize("kind", ["controller", "trainer"])

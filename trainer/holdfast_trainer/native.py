@@ -54,25 +54,30 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError where it cannot be loaded."""
-        self._functions = ctypes.CDLL(str(path))
+        import torch  # to compile it takes none
+
+        self._threads = torch.get_num_threads
+        self._code = ctypes.CDLL(str(path))
+        self._functions: dict[str, Any] = {}
         self.digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
         """Of its code: another compiler's may round otherwise."""
 
     def call(self, name: str, *given: Tensor | float | None) -> None:
-        """For tensors that are contiguous; PyTorch's number of threads comes last."""
-        import torch
+        """For tensors that are contiguous, and always as many and of the same types; PyTorch's number of
+        threads comes last."""
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = self._code[name]
+            function.argtypes = [*map(_c_type, given), ctypes.c_int64]
+            function.restype = None
+        plain = [one if one is None or isinstance(one, (int, float)) else one.data_ptr() for one in given]
+        function(*plain, self._threads())
 
-        self._functions[name](*map(_c_value, given), ctypes.c_int64(torch.get_num_threads()))
 
-
-def _c_value(one: Any) -> ctypes.c_void_p | ctypes.c_int64 | ctypes.c_float:
+def _c_type(one: object) -> type[ctypes.c_void_p | ctypes.c_int64 | ctypes.c_float]:
     if isinstance(one, float):
-        return ctypes.c_float(one)
-    return (
-        ctypes.c_int64(one)
-        if isinstance(one, int)
-        else ctypes.c_void_p(None if one is None else one.data_ptr())
-    )
+        return ctypes.c_float
+    return ctypes.c_int64 if isinstance(one, int) else ctypes.c_void_p
 
 
 @cache

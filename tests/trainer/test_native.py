@@ -38,6 +38,15 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """A g++ that does what they say."""
+    compiler = tmp_path / "bin/g++"
+    compiler.parent.mkdir()
+    compiler.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
+
+
 def works(library: Library) -> bool:
     x, y = torch.tensor([0.0, 1.0]), torch.empty(2)
     library.call("gelu_float32", x, y, 2)
@@ -101,14 +110,26 @@ def test_what_the_compiler_refuses_is_told(
 
 
 @compiles
+def test_a_compiler_from_before_the_levels_had_names_will_do(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As GCC 8 of RHEL 8."""
+    usual = native.library()
+    (cache / file_name(HERE)).unlink()
+    stand_in(
+        tmp_path,
+        monkeypatch,
+        'case "$*" in *-march=x86-64-v*) echo "error: bad value for -march=" >&2; exit 1; esac',
+        f'exec {shutil.which("g++")} "$@"',
+    )
+    assert native.library().digest == usual.digest
+
+
+@compiles
 def test_a_compiler_that_hangs_is_waited_for_no_longer_than_a_minute(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hanging = tmp_path / "bin/g++"
-    hanging.parent.mkdir()
-    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
-    hanging.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{hanging.parent}:{os.environ['PATH']}")
+    stand_in(tmp_path, monkeypatch, "exec sleep 600")
     monkeypatch.setattr(native, "TIMEOUT", 0.2)
     with pytest.raises(Unavailable, match=r"bin/g\+\+ was not done after 0 s"):
         native.library()

@@ -31,9 +31,10 @@ SOURCE = Path(__file__).with_name("layers.cpp")
 SHIPPED = Path(__file__).with_name("compiled")
 """Where the image has it."""
 COMPILER = "g++"
+V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 LEVELS = {
-    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
-    "x86-64-v3": ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"),
+    "x86-64-v4": (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    "x86-64-v3": V3,
 }
 """What it is compiled for, the best first, and what Linux must show of such a processor."""
 OPTIONS = (
@@ -112,7 +113,9 @@ def compile_to(path: Path, level: str) -> None:
     # Not into its place: another process may look there, and a disk that is full leaves a part of it.
     with tempfile.TemporaryDirectory(prefix=".layers-", dir=path.parent) as directory:
         made = Path(directory) / "layers.so"
-        command = [compiler, *OPTIONS, f"-march={level}", "-o", str(made), SOURCE.name]
+        # The levels have names from GCC 11 on; RHEL 8 has GCC 8.
+        instructions = (f"-m{'bmi' if flag == 'bmi1' else flag}" for flag in LEVELS[level])
+        command = [compiler, *OPTIONS, *instructions, "-o", str(made), SOURCE.name]
         try:
             done = subprocess.run(
                 command, check=False, capture_output=True, text=True, timeout=TIMEOUT, cwd=SOURCE.parent

@@ -109,6 +109,15 @@ def test_what_the_compiler_refuses_is_told(
     assert list(cache.iterdir()) == [], "nothing is left of it"
 
 
+@pytest.mark.usefixtures("cache")
+@compiles
+def test_of_a_linker_that_fails_the_cause_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it ends on a disk that is full: what it writes to here takes nothing."""
+    stand_in(tmp_path, monkeypatch, f'exec {shutil.which("g++")} "$@" -o /dev/full')
+    with pytest.raises(Unavailable, match=r"g\+\+ failed with 1: .*ld: .*No space left on device$"):
+        native.library()
+
+
 @compiles
 def test_a_compiler_from_before_the_levels_had_names_will_do(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

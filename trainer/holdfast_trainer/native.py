@@ -123,9 +123,16 @@ def compile_to(path: Path, level: str) -> None:
         except subprocess.TimeoutExpired:
             raise Unavailable(f"{compiler} was not done after {TIMEOUT:.0f} s") from None
         if done.returncode:
-            said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip())
-            raise Unavailable(f"{compiler} failed with {done.returncode}: {said or 'and said nothing'}")
+            raise Unavailable(f"{compiler} failed with {done.returncode}: {_cause(done.stderr)}")
         os.replace(made, path)
+
+
+def _cause(stderr: str) -> str:
+    """What a compiler says of it in one line. Pure."""
+    # Why a linker failed, as on a full disk, it says itself, and g++ only that it did.
+    no_more = "collect2: error: ld returned"
+    lines = [line for line in stderr.strip().splitlines() if not line.startswith(no_more)]
+    return next((line for line in lines if "error" in line), lines[-1] if lines else "and said nothing")
 
 
 def _from_cache(level: str) -> Library:

@@ -190,6 +190,27 @@ def test_a_user_with_no_place_for_it_has_it_compiled_at_each_start(
 
 
 @compiles
+def test_a_cache_that_is_named_from_where_somebody_is_works(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert works(native.library())
+    assert [path.name for path in cache.iterdir()] == [file_name(HERE)]
+
+
+@compiles
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_all_may_run_what_is_compiled_and_its_owner_alone_may_write_it(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        compile_to(tmp_path / "layers.so", HERE)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "layers.so").stat().st_mode & 0o777 == 0o755
+
+
+@compiles
 def test_an_image_has_it_for_each_kind_of_processor(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

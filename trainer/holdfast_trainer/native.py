@@ -112,7 +112,7 @@ def compile_to(path: Path, level: str) -> None:
         raise Unavailable(f"it needs a C++ compiler once: apt-get install {COMPILER}")
     # Not into its place: another process may look there, and a disk that is full leaves a part of it.
     with tempfile.TemporaryDirectory(prefix=".layers-", dir=path.parent) as directory:
-        made = Path(directory) / "layers.so"
+        made = Path(directory).absolute() / "layers.so"  # it runs elsewhere
         # The levels have names from GCC 11 on; RHEL 8 has GCC 8.
         instructions = (f"-m{'bmi' if flag == 'bmi1' else flag}" for flag in LEVELS[level])
         command = [compiler, *OPTIONS, *instructions, "-o", str(made), SOURCE.name]
@@ -124,6 +124,7 @@ def compile_to(path: Path, level: str) -> None:
             raise Unavailable(f"{compiler} was not done after {TIMEOUT:.0f} s") from None
         if done.returncode:
             raise Unavailable(f"{compiler} failed with {done.returncode}: {_cause(done.stderr)}")
+        made.chmod(0o755)  # whatever the umask: others run what an image has, and none of them may write it
         os.replace(made, path)
 
 

@@ -211,6 +211,18 @@ def test_all_may_run_what_is_compiled_and_its_owner_alone_may_write_it(umask: in
 
 
 @compiles
+def test_what_cannot_be_loaded_from_its_place_is_told_once_with_the_remedy(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a home that is mounted noexec."""
+    stand_in(tmp_path, monkeypatch, 'while [ "$1" != -o ]; do shift; done', 'echo "no library" >"$2"')
+    with pytest.raises(Unavailable) as told:
+        native.library()
+    path = cache / file_name(HERE)
+    assert str(told.value) == f"{path}: file too short; XDG_CACHE_HOME can name another place for it"
+
+
+@compiles
 def test_an_image_has_it_for_each_kind_of_processor(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,7 +145,7 @@ def _from_cache(level: str) -> Library:
                 compile_to(path, level)
                 found = Library(path)
             except OSError as error:
-                raise Unavailable(f"{path}: {error}") from error
+                raise Unavailable(f"{error}; XDG_CACHE_HOME can name another place for it") from error
         return found
 
 

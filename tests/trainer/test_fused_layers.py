@@ -188,6 +188,16 @@ def test_of_types_that_it_has_no_function_for_the_result_is_torchs(dtype: torch.
 
 
 @fuses
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_model_that_was_moved_to_another_device_is_torchs_there(family: Any) -> None:
+    """Called with addresses that are none of the CPU's, the library would end the process."""
+    config = ModelConfig(family=family, layers=1, heads=2, width=32, context=16, vocab_size=50)
+    model, tokens = build_model(config, pointwise=Fused), torch.zeros(3, 16, dtype=torch.int64)
+    there = copy.deepcopy(model).to("meta")
+    assert there(tokens.to("meta"))[0].shape == model(tokens)[0].shape
+
+
+@fuses
 def test_weights_in_the_products_type_as_those_that_fsdp_gathers_are_torchs() -> None:
     x, norm = drawn(4, 8, dtype=torch.bfloat16), norm_of("layer", 8).to(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):

@@ -48,15 +48,16 @@ def is_for(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 class Fused(Pointwise):
-    """By layers.cpp. What it has no function for, such as a sum in another type than fp32, is PyTorch's."""
+    """By layers.cpp. What it has no function for, such as a sum in another type than fp32, or what was moved
+    to another device, is PyTorch's."""
 
     @staticmethod
     def gelu(x: Tensor) -> Tensor:
-        return _Gelu.apply(x) if x.dtype in NAMES else Pointwise.gelu(x)
+        return _Gelu.apply(x) if _known(x) else Pointwise.gelu(x)
 
     @staticmethod
     def gated(gate: Tensor, up: Tensor) -> Tensor:
-        known = gate.dtype in NAMES and gate.dtype == up.dtype
+        known = _known(gate) and gate.dtype == up.dtype
         return _Gated.apply(gate, up) if known else Pointwise.gated(gate, up)
 
     @staticmethod
@@ -71,7 +72,7 @@ class Fused(Pointwise):
 
     @staticmethod
     def add(x: Tensor, branch: Tensor) -> Tensor:
-        known = x.dtype == torch.float32 and branch.dtype in NAMES
+        known = x.dtype == torch.float32 and _known(branch)
         return _Add.apply(x, branch) if known else Pointwise.add(x, branch)
 
 
@@ -100,6 +101,10 @@ def tried(layers: type[Pointwise], dtype: torch.dtype) -> str:
     return compared(lambda: computed(layers), lambda: computed(Pointwise), CLOSE)
 
 
+def _known(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype in NAMES
+
+
 def _products_in(x: Tensor) -> torch.dtype:
     """The type in which a product of x is computed here."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
@@ -107,7 +112,7 @@ def _products_in(x: Tensor) -> torch.dtype:
 
 def _fits(x: Tensor, norm: nn.LayerNorm | nn.RMSNorm, dtype: torch.dtype) -> bool:
     """Not where weights are sharded: gathered, they have the products' type."""
-    return x.dtype == norm.weight.dtype == torch.float32 and dtype in NAMES
+    return _known(x) and x.dtype == norm.weight.dtype == torch.float32 and dtype in NAMES
 
 
 def _normed(

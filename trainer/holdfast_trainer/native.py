@@ -101,8 +101,9 @@ def level(text: str, machine: str) -> str:
 
 
 def file_name(level: str) -> str:
-    """It has a name of its own for each source."""
-    return f"layers-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}-{level}.so"
+    """It has a name of its own for each source and way to compile it."""
+    made_of = SOURCE.read_bytes() + " ".join((*OPTIONS, *LEVELS[level])).encode()
+    return f"layers-{hashlib.sha256(made_of).hexdigest()[:12]}-{level}.so"
 
 
 def compile_to(path: Path, level: str) -> None:

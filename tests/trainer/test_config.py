@@ -182,6 +182,8 @@ def test_all_faults_of_a_file_are_told_at_once_each_with_its_line(file: Path) ->
             "is a TrainingJob, for `holdfast submit`; what is wanted",
         ),
         (f"a: {'9' * 5000}\n", "line 1, column 4: '999999999"),
+        (f"a: {'[' * 10_000}{']' * 10_000}\n", "train.yaml: nested too deeply, or within itself by an alias"),
+        ("a: &a {b: *a}\n", "train.yaml: nested too deeply, or within itself by an alias (`*name`)"),
     ],
 )
 def test_a_file_that_is_no_configuration(file: Path, text: str, message: str) -> None:
@@ -194,6 +196,12 @@ def test_a_file_that_is_no_configuration(file: Path, text: str, message: str) ->
 def test_a_word_of_the_command_line_that_is_no_value(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"^'9{70,80} is not a YAML value: .* cannot be read as int"):
         read(file, f"train.steps={'9' * 5000}")
+    twice = r"^'{seed: 1, seed: 2}' line 1: seed: written twice; the first is at '{seed: 1, seed: 2}' line 1"
+    with pytest.raises(ConfigError, match=twice):
+        read(file, "train={seed: 1, seed: 2}")
+    for value in ("[" * 10_000, "{a: &a {b: *a}}"):
+        with pytest.raises(ConfigError, match=r"^'.{0,80}: nested too deeply, or within itself by an alias"):
+            read(file, f"train={value}")
 
 
 def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:

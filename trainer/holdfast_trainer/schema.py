@@ -308,11 +308,13 @@ _Loader.add_implicit_resolver(
 
 
 def parse_scalar(text: str) -> object:
-    """A value as YAML reads it: `12`, `6e-4`, `true`, `null`, `90s`, `[1, 2]`. Raises ConfigError."""
+    """A value as YAML reads it: `12`, `6e-4`, `true`, `null`, `90s`, `[1, 2]`. Raises ConfigError, also where
+    it names a key twice."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        value, _ = _read(text, f"{text!r:.80}", None)
     except yaml.YAMLError as error:
         raise ConfigError(f"{text!r:.80} is not a YAML value: {_first_line(error)}") from error
+    return value
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -327,34 +329,43 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError(f"{path}: no such configuration file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
-        places: dict[str, str] = {}
-        if node is not None:
-            _collect_places(node, "", path, places)
-        value = {} if node is None else loader.construct_document(node)
+        value, places = _read(text, str(path), {})
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {_first_line(error)}") from error
-    finally:
-        loader.dispose()
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, found {_show(value)}")
     return value, places
 
 
-def _collect_places(node: yaml.Node, prefix: str, path: Path, places: dict[str, str]) -> None:
+def _read(text: str, where: str, empty: Any) -> tuple[Any, dict[str, str]]:
+    """What a document holds, `empty` where there is none, and the place of each key. Raises YAMLError;
+    ConfigError where a key is written twice."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        places: dict[str, str] = {}
+        if node is not None:
+            _collect_places(node, "", where, places)
+        return empty if node is None else loader.construct_document(node), places
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply, or within itself by an alias (`*name`)") from None
+    finally:
+        loader.dispose()
+
+
+def _collect_places(node: yaml.Node, prefix: str, where: str, places: dict[str, str]) -> None:
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
             continue
         name = _join(prefix, key.value)
-        place = f"{path} line {key.start_mark.line + 1}"
+        place = f"{where} line {key.start_mark.line + 1}"
         if name in places:
             raise ConfigError(f"{place}: {name}: written twice; the first is at {places[name]}")
         places[name] = place
-        _collect_places(value, name, path, places)
+        _collect_places(value, name, where, places)
 
 
 def _first_line(error: yaml.YAMLError) -> str:

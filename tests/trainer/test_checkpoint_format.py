@@ -295,7 +295,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
         manifests.read(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["0", "null", "[1]", "{}", '"text"'])
+@pytest.mark.parametrize("text", ["0", "null", "[1]", "{}", '"text"', "[" * 100_000])
 def test_what_is_json_and_no_manifest_is_named(text: str) -> None:
     with pytest.raises(BadManifest, match="not a manifest"):
         Manifest.from_json(text)

@@ -80,7 +80,7 @@ class Manifest:
                 )
             if _text(body) != text:  # 1e5 and 1E5 are one value and two texts
                 raise BadManifest("it is not the text that was written: a bit has flipped or it was edited")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadManifest(f"not a manifest: {error}") from error
         # What is wrong from here on was written so: the first of version 3 had no losses, a later Holdfast's
         # may have what nobody here knows.

@@ -65,7 +65,10 @@ class Settings(BaseSettings):
         "default all of them.",
     )
     price_per_hour: float | None = Field(
-        default=None, gt=0, description="What this machine costs; without it no cost is shown."
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="What this machine costs; without it no cost is shown.",
     )
     currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$", description="Of the price, ISO 4217.")
     log_limit: Size = Field(default=LOG_LIMIT, description=LOG_LIMIT_SAYS)

@@ -310,5 +310,7 @@ def test_prices_that_cannot_be_are_refused() -> None:
         NodePrice(price=0)
     with pytest.raises(SettingsError, match=r"price_per_hour \(HOLDFAST_PRICE_PER_HOUR\) is -1"):
         load_settings(price_per_hour=-1)
+    with pytest.raises(SettingsError, match=r"price_per_hour \(HOLDFAST_PRICE_PER_HOUR\) is inf: .*finite"):
+        load_settings(price_per_hour=float("inf"))
     assert load_settings(price_per_hour=2.5).prices.of("", None) == 2.5
     assert load_settings().prices.of("", None) is None

@@ -202,7 +202,10 @@ class Client:
     def _items(self, document: Any) -> list[Any]:
         if isinstance(document, dict) and isinstance(document.get("items"), list):
             return list(document["items"])
-        raise NotHoldfast(f"{self.server} answered {json.dumps(document)[:60]}, no list: {self._remedy}")
+        raise self._no_list(document)
+
+    def _no_list(self, document: Any) -> NotHoldfast:
+        return NotHoldfast(f"{self.server} answered {json.dumps(document)[:60]}, no list: {self._remedy}")
 
     def _job(self, document: object) -> TrainingJob:
         try:
@@ -263,7 +266,10 @@ class Client:
         while True:
             body = self._request("GET", _jobs(namespace), params=query)
             found += [self._job(item) for item in self._items(body)]
-            query["continue"] = body["metadata"]["continue"]
+            try:
+                query["continue"] = body["metadata"]["continue"]
+            except (KeyError, TypeError):  # as of a Kubernetes API server
+                raise self._no_list(body) from None
             if not query["continue"]:
                 return found
 

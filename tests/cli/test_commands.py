@@ -238,6 +238,8 @@ def test_something_else_answers(holdfast: Holdfast, monkeypatch: pytest.MonkeyPa
         (b"<html>hello</html>", "answered '<html>hello</html>', not JSON: start one with `holdfast up`;"),
         (b"{}", "answered {}, no list: start one with `holdfast up`;"),
         (b"[1]", "answered [1], no list: "),
+        (b'{"items": []}', 'answered {"items": []}, no list: '),
+        (b'{"items": [], "metadata": {"resourceVersion": "7"}}', ", no list: "),
     ):
         with ingress(port, 200, body):
             assert told in holdfast("get", code=1).stderr

@@ -21,6 +21,7 @@ from holdfast_trainer.checkpoint.errors import UnsupportedState
 from holdfast_trainer.checkpoint.manifest import Manifest
 from holdfast_trainer.checkpoint.tree import in_kind, pack, unpack
 from holdfast_trainer.contract import RunDir
+from holdfast_trainer.exactness import Exactness
 from holdfast_trainer.training_state import TrainingState
 
 
@@ -543,3 +544,44 @@ def test_lists_too_long_to_be_read_again_are_refused_by_name(
     loaded, skipped = load_newest(RunDir(tmp_path), 2, Alone())
     assert loaded is not None
     assert (loaded.manifest.step, skipped) == (1, [])
+
+
+class Memory(nn.Module):
+    """Keeps a row of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(0, 2))
+
+    def grow(self) -> None:
+        self.rows = torch.cat([self.rows, torch.ones(1, 2)])
+
+
+class LoadsAnyShape(Memory):
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        self.rows = torch.empty_like(state[f"{prefix}rows"])
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def test_a_buffer_that_grows_is_told_at_the_first_save_as_a_resume_refuses_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Only the attempt after an interruption heard of it, which ended the job for good."""
+    model = nn.Sequential(nn.Linear(2, 2), Memory(), LoadsAnyShape())
+    state = TrainingState({"model": model}, 0)
+    exactness = Exactness({}, Alone())
+    exactness.before_save(state)
+    assert not caplog.messages
+    for _ in range(2):  # it is told once
+        model[1].grow()
+        model[2].grow()
+        exactness.before_save(state)
+    assert caplog.messages == [
+        "the buffer 1.rows of model, [1, 2] where it was [0, 2], has another shape than at run.track: a "
+        "resume is refused, as torch loads it into one of the same shape alone. Give it all its room before "
+        "run.track"
+    ]
+    saved = model[2].state_dict()
+    LoadsAnyShape().load_state_dict(saved)
+    with pytest.raises(RuntimeError, match="size mismatch for rows"):
+        Memory().load_state_dict(saved)

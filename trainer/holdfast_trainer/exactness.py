@@ -126,3 +126,9 @@ class Exactness:
                 "before the step ended in which it is updated, it does again: have all in one step of the run"
             )
             self.lose(f"what {name} has done to gradients", why)
+        for what in state.resized():
+            log.warning(
+                "the buffer %s, has another shape than at run.track: a resume is refused, as torch loads it "
+                "into one of the same shape alone. Give it all its room before run.track",
+                what,
+            )

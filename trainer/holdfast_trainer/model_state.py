@@ -63,6 +63,26 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
     )
 
 
+def fixed_shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """Of the buffers that are saved, by name, and that torch alone loads, which takes no other shape."""
+    if type(model).load_state_dict is not nn.Module.load_state_dict:
+        return {}
+    found: dict[str, torch.Size] = {}
+    own = [path for path, module in model.named_modules() if _loads_itself(module)]
+    for path, module in model.named_modules():
+        if any(not of or path == of or path.startswith(f"{of}.") for of in own):  # it may load what is in it
+            continue
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                found[f"{path}.{name}" if path else name] = buffer.shape
+    return found
+
+
+def _loads_itself(module: nn.Module) -> bool:
+    plain = type(module)._load_from_state_dict is nn.Module._load_from_state_dict
+    return not plain or bool(module._load_state_dict_pre_hooks)
+
+
 def versions_of(model: nn.Module) -> dict[str, int]:
     """Of its modules, by path; torch has 1 for those that say nothing."""
     found = {without_wrapping(path): getattr(module, "_version", 1) for path, module in model.named_modules()}

@@ -42,6 +42,7 @@ from .late import Late
 from .model_state import (
     buffers_of,
     extra_of,
+    fixed_shapes,
     load_model,
     local_memory,
     named_like,
@@ -107,6 +108,7 @@ class TrainingState:
         self._unspent = {name: Unspent(one) for name, one in (optimizers | self._inner).items()}
         self._models = _models(self._parts)
         self._of_models = _names(self._models)
+        self._shapes = {name: fixed_shapes(model) for name, model in self._models.items()}
         self.noted = NotedModels(self._models.values())
         self.given = given(self._parts)
         """What optimizers and schedulers were made with, by what a checkpoint keeps it as."""
@@ -151,6 +153,17 @@ class TrainingState:
             return ""
         self._groups[id(optimizer)] = name, len(optimizer.param_groups)
         return name
+
+    def resized(self) -> list[str]:
+        """The buffers that have another shape than when their model was tracked, in words; once for each."""
+        found: list[str] = []
+        for of, model in self._models.items():
+            then, now = self._shapes[of], fixed_shapes(model)
+            others = [name for name, shape in now.items() if then.get(name, shape) != shape]
+            found += (
+                f"{name} of {of}, {list(now[name])} where it was {list(then.pop(name))}" for name in others
+            )
+        return found
 
     def find_untracked_schedulers(self) -> None:
         """Look for those of tracked optimizers that no part is or has. All objects are gone through, where an

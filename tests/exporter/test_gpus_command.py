@@ -112,6 +112,7 @@ def test_a_driver_without_gpus(script: Script) -> None:
     [
         (("--node", "n1"), "--node n1 is given, but no apiserver: KUBERNETES_SERVICE_HOST is not set"),
         (("--log-level", "loud"), "--log-level 'loud': it is one of debug, info, warning, error"),
+        (("--log-level", "INFO", "--node", "n1"), "--node n1 is given, but no apiserver"),  # as `holdfast up`
     ],
 )
 def test_options_of_the_exporter_that_do_not_fit(

@@ -80,6 +80,7 @@ def exporter(
     from ..exporter.running import ExporterError, Options, run
     from ..logs import configure_logging
 
+    log_level = log_level.lower()
     for name, value, known in (
         ("--log-level", log_level, ("debug", "info", "warning", "error")),
         ("--log-format", log_format, ("auto", "console", "json")),

@@ -204,6 +204,20 @@ def test_useful_seconds_are_those_of_the_steps_as_they_were_last_done(tmp_path: 
     assert useful_seconds(run, 3, 5) is None
 
 
+def test_ledgers_are_read_once_where_no_line_tells_of_the_newest_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt was killed between its commit and the line of it, so that each has to be summed anew."""
+    run, read = RunDir(tmp_path), list[Path]()
+    for attempt in range(1, 6):
+        journal = Journal(run, attempt)
+        journal.event("attempt_start", resumed_step=attempt - 1, useful_seconds=None)
+        journal.steps([{"step": attempt, "seconds": 1.0}])
+    monkeypatch.setattr(ledger, "read_lines", lambda path: read.append(path) or read_lines(path))
+    assert useful_seconds(run, 6, 5) == 5.0
+    assert sorted(read) == [run.ledger(attempt) for attempt in range(1, 6)]
+
+
 def test_a_validation_that_tells_no_figure_is_none(tmp_path: Path) -> None:
     """A loss that is no number would be the least of all, and keep its checkpoint for good."""
     journal, run = Journal(RunDir(tmp_path), 1), RunDir(tmp_path)

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -171,27 +172,39 @@ def useful_seconds(run: RunDir, attempt: int, step: int) -> float | None:
     As it was told when the checkpoint of `step` was made; where that line is missing, as its attempt told of
     what it began with or saved before, and from the steps since. None where these have gaps.
     """
-    if step == 0:
-        return 0.0
-    earlier = [number for number in reversed(run.attempt_numbers()) if number < attempt]
-    for number in earlier:
-        if (told := _told_of(read_lines(run.ledger(number)), "checkpoint", "step").get(step)) is not None:
-            return told
-    for number in earlier:
-        lines = read_lines(run.ledger(number))
-        told_of = _told_of(lines, "attempt_start", "resumed_step") | _told_of(lines, "checkpoint", "step")
-        if told_of and min(told_of) >= step:
-            continue  # it went on from a later one
-        known = max((one for one in told_of if one < step), default=0)
-        seconds = _seconds_of(run.steps(number), known, step)
-        if step not in seconds:
-            continue  # it did not come as far
+    numbers, since = run.attempt_numbers()[::-1], 0.0
+    told_by = cache(partial(_told_by, run))  # many attempts may have to be summed anew, one before the other
+    while step > 0:
+        earlier = [number for number in numbers if number < attempt]
+        for number in earlier:
+            saved, _ = told_by(number)
+            if step in saved:
+                return saved[step] + since
+        for attempt in earlier:
+            _, told_of = told_by(attempt)
+            if told_of and min(told_of) >= step:
+                continue  # it went on from a later one
+            known = max((one for one in told_of if one < step), default=0)
+            seconds = _seconds_of(run.steps(attempt), known, step)
+            if step in seconds:
+                break
+        else:
+            return None  # none came as far
         before = min(seconds) - 1
-        until_then = told_of[before] if before in told_of else useful_seconds(run, number, before)
-        if until_then is None or len(seconds) < step - before:
+        if len(seconds) < step - before:
             return None
-        return until_then + sum(seconds.values())
-    return None
+        since += sum(seconds.values())
+        if before in told_of:
+            return told_of[before] + since
+        step = before
+    return since
+
+
+def _told_by(run: RunDir, attempt: int) -> tuple[dict[int, float], dict[int, float]]:
+    """As its attempt told of them: the steps that it saved, and these with the one that it began with."""
+    lines = read_lines(run.ledger(attempt))
+    saved = _told_of(lines, "checkpoint", "step")
+    return saved, _told_of(lines, "attempt_start", "resumed_step") | saved
 
 
 def _told_of(lines: Sequence[Mapping[str, Any]], event: str, name: str) -> dict[int, float]:

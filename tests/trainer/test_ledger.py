@@ -207,7 +207,7 @@ def test_useful_seconds_are_those_of_the_steps_as_they_were_last_done(tmp_path: 
 def test_ledgers_are_read_once_where_no_line_tells_of_the_newest_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each attempt was killed between its commit and the line of it, so that each has to be summed anew."""
+    """Nor do the attempts tell what they began with, so that each has to be summed anew."""
     run, read = RunDir(tmp_path), list[Path]()
     for attempt in range(1, 6):
         journal = Journal(run, attempt)

@@ -11,6 +11,7 @@ from aiohttp import web
 from small_apiserver import connected, meanwhile
 from waiting import wait_until_async
 
+from holdfast_controller.kube.connection import CONNECTIONS, MERGE_PATCH
 from holdfast_controller.kube.leader import Leadership, LeaseTiming
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/holdfast/leases"
@@ -99,6 +100,39 @@ def test_a_lease_is_renewed_before_all_else_that_waits_its_turn(tmp_path: Path) 
             async with meanwhile(leadership.run(work.run)):
                 await work.began.wait()
                 assert not all(one.done() for one in others)
+            for one in others:
+                one.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def test_requests_that_hang_leave_a_connection_for_the_lease(tmp_path: Path) -> None:
+    """As where the last lines of a wide gang are noted on its pods, and an admission webhook, which is
+    asked about each, does not answer: the lease waited behind them, and the next leader had as much to do."""
+    asked = []
+
+    async def hang(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def story() -> None:
+        lease, work = Lease(), Work()
+        pods = "/api/v1/namespaces/team-a/pods"
+        async with connected([*lease.routes(), web.patch(f"{pods}/{{name}}", hang)], tmp_path) as connection:
+            leadership = Leadership(connection, "holdfast", "holdfast", "one", timing=OFTEN)
+            others = [
+                asyncio.create_task(connection.patch(f"{pods}/gpt-1-worker-{index}", {}, MERGE_PATCH))
+                for index in range(CONNECTIONS + 1)
+            ]
+            await wait_until_async(lambda: len(asked) == CONNECTIONS, "as many as there may be to be sent")
+            async with meanwhile(leadership.run(work.run)):
+                async with asyncio.timeout(LeaseTiming().duration / 3):
+                    await work.began.wait()
+                    version = lease.version
+                    await wait_until_async(lambda: lease.version > version, "a renewal")
+                assert leadership.leads
             for one in others:
                 one.cancel()
             await asyncio.gather(*others, return_exceptions=True)

@@ -55,7 +55,9 @@ REQUESTS_PER_SECOND = 500.0
 BURST = 1000
 CONNECTIONS = 100
 LOG_CONNECTIONS = 400
-"""Beside these, for anybody may follow logs, a lost node never answers, and the lease has to be renewed."""
+"""Beside these, for anybody may follow logs, and a lost node never answers."""
+LEASE_CONNECTIONS = 1
+"""Beside all these: where an admission webhook does not answer, writes may hold all of them for as long."""
 FAREWELL_SECONDS = 1.0
 """For the other side of a websocket to say that it has closed it too."""
 
@@ -67,6 +69,7 @@ class Connection:
         self,
         api: client.ApiClient,
         logs: client.ApiClient,
+        lease: client.ApiClient,
         sockets: WsApiClient,
         limit: RateLimit,
         may_write: Callable[[], bool] = lambda: True,
@@ -79,6 +82,7 @@ class Connection:
         wants to be asked again later than `patience` seconds is asked no more."""
         self._api = api
         self._logs = logs
+        self._lease = lease
         self._sockets = sockets
         self._limit = limit
         self._may_write = may_write
@@ -93,20 +97,27 @@ class Connection:
 
     def guarded(self, may_write: Callable[[], bool]) -> Connection:
         """The same connection, for one who may write only while `may_write` says so."""
-        return self._view(self._limit, may_write, self._patience)
+        return self._view(self._api, self._limit, may_write, self._patience)
 
     def impatient(self) -> Connection:
         """The same connection, for one who has to answer soon himself."""
-        return self._view(self._limit, self._may_write, PATIENCE_SECONDS)
+        return self._view(self._api, self._limit, self._may_write, PATIENCE_SECONDS)
 
     def apart(self, per_second: float, burst: int) -> Connection:
         """The same connection with a budget of its own, for requests that others can make us send."""
-        return self._view(RateLimit(per_second, burst), self._may_write, self._patience)
+        return self._view(self._api, RateLimit(per_second, burst), self._may_write, self._patience)
 
-    def _view(self, limit: RateLimit, may_write: Callable[[], bool], patience: float) -> Connection:
+    def for_lease(self, per_second: float, burst: int) -> Connection:
+        """Likewise, and waits for no answer that others wait for."""
+        return self._view(self._lease, RateLimit(per_second, burst), self._may_write, PATIENCE_SECONDS)
+
+    def _view(
+        self, api: client.ApiClient, limit: RateLimit, may_write: Callable[[], bool], patience: float
+    ) -> Connection:
         return Connection(
-            self._api,
+            api,
             self._logs,
+            self._lease,
             self._sockets,
             limit,
             may_write,
@@ -121,6 +132,7 @@ class Connection:
             await asyncio.gather(self._renewal, return_exceptions=True)
         await self._sockets.close()
         await self._logs.close()
+        await self._lease.close()
         await self._api.close()
 
     # ------------------------------------------------------------ requests
@@ -351,10 +363,11 @@ async def connect(
         "proxy": configuration.proxy,  # the client's own requests name it, its websockets do not
     }
     renewal = None if loader is None else asyncio.create_task(keep_fresh(loader, configuration))
-    logs = _pool(configuration, LOG_CONNECTIONS)
+    logs, lease = _pool(configuration, LOG_CONNECTIONS), _pool(configuration, LEASE_CONNECTIONS)
     return Connection(
         _pool(configuration, CONNECTIONS),
         logs,
+        lease,
         WsApiClient(configuration),
         RateLimit(per_second, burst),
         metrics=metrics,

@@ -61,7 +61,7 @@ class Leadership:
         clock: Callable[[], float] = time.monotonic,
     ):
         # It is too late when all that waits its turn was sent, or a busy apiserver wants to be asked again.
-        self._connection = connection.impatient().apart(PER_SECOND, BURST)
+        self._connection = connection.for_lease(PER_SECOND, BURST)
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._namespace = namespace
         self._name = name

@@ -98,6 +98,14 @@ def test_no_job_s_program_can_tell_figures_of_other_jobs_or_of_gpus() -> None:
     assert {name for name in own_series if re.fullmatch(dropped, name)} == set()
 
 
+def test_what_a_job_s_program_serves_is_bounded_and_a_trainer_s_series_are_well_within_it() -> None:
+    """One that served a million of them filled the Prometheus of all."""
+    template = (ROOT / "helm/holdfast/templates/monitors.yaml").read_text()
+    (most,) = re.findall(r"PodMonitor\n.*\n  sampleLimit: (\d+)\n", template, re.DOTALL)
+    series = sum(len(family.samples) for family in text_string_to_metric_families(trainer()))
+    assert 10 * series < int(most) <= 10_000
+
+
 def given() -> list[tuple[str, Labels]]:
     """Of alerts.test.yaml, without what a scrape adds."""
     series = [

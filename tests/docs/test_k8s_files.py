@@ -63,6 +63,32 @@ def test_whoever_is_told_to_submit_the_sample_has_its_data_made_first(told: str)
     assert first == sorted(first)
 
 
+SIZES = {
+    "g5.12xlarge": (4, 48, 192), "g6.12xlarge": (4, 48, 192), "g6e.12xlarge": (4, 48, 384),
+    "g2-standard-48": (4, 48, 192), "Standard_NC24ads_A100_v4": (1, 24, 220),
+    "Standard_NC96ads_A100_v4": (4, 96, 880),
+}  # fmt: skip
+"""GPUs, cores and GiB of memory, as their vendors tell them."""
+
+
+@pytest.mark.parametrize("pool", ["eks.yaml", "gke.sh", "aks.sh"])
+def test_the_sample_for_spot_gpus_has_room_on_the_nodes_of_each_sample_pool(pool: str) -> None:
+    """It asked for eight GPUs where nodes have four, or one, and waited for ever."""
+    text = (K8S / "node-pools" / pool).read_text()
+    kinds = re.findall(r"(?:g\w+\.\w*xlarge|g2-standard-\d+|Standard_\w+)", text)
+    assert kinds
+    [one] = documents(K8S / "examples/gpt-spot-gpus.yaml")
+    spec = TrainingJob.model_validate(one).spec
+    assert spec.resources.cpu
+    assert spec.resources.memory
+    assert spec.replicas <= int(re.search(r"max(?:Size:|-nodes|-count) (\d+)", text)[1])  # type: ignore[index]
+    for gpus, cores, gibibytes in (SIZES[kind] for kind in kinds):
+        assert quantity(str(spec.gpus)) <= gpus
+        # A node keeps some of both for itself and its daemons.
+        assert quantity(spec.resources.cpu) <= Fraction(9, 10) * cores
+        assert quantity(spec.resources.memory) <= Fraction(9, 10) * gibibytes * 2**30
+
+
 def test_teams_share_one_pool_and_each_gets_its_own_back() -> None:
     """What two teams are told to apply gives them together what one queue has, by the same resources."""
 

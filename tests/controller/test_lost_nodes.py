@@ -12,6 +12,7 @@ from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Statu
 from holdfast_controller.policy.decide import Evidence, decide
 from holdfast_controller.policy.decision import Decision
 from holdfast_controller.policy.peers import LOST_SECONDS
+from holdfast_trainer.contract import Termination
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 RUNS = ReplicaObservation(0, ReplicaState.RUNNING)
@@ -64,3 +65,19 @@ def test_one_whose_node_fell_silent_before_it_had_started_is_given_up_too() -> N
     decision = decided(lost, waiting=waits)
     assert (decision.kill, decision.status.phase) == (1, Phase.RECOVERING)
     assert "replica 1 is gone (DeletionByTaintManager: its node is silent)" in decision.status.message
+
+
+def test_a_leader_whose_clock_was_ahead_makes_nobody_s_grace_longer() -> None:
+    """A replica that hung on its notice held the gang for as long as the clocks of two leaders differ, beyond
+    its grace; from when the next one looks it has that grace, and no more."""
+    spec = Spec(command=["true"], replicas=2, grace_seconds=30)
+    ahead = NOON + timedelta(hours=1)
+    record = AttemptRecord(number=1, started_at=NOON, first_step_at=NOON, detected_at=ahead)
+    status = Status(phase=Phase.RUNNING, attempt=1, attempts=[record])
+    job = TrainingJob(metadata=Metadata(name="a"), spec=spec, status=status)
+    said = ReplicaObservation(1, ReplicaState.FAILED, termination=Termination("interrupted", 5, 5))
+    seen = AttemptObservation(1, exists=True, gone=False, replicas=(RUNS, said))
+    first = decide(job, seen, Evidence(), NOON)
+    assert (first.kill, first.requeue_after) == (None, pytest.approx(30))
+    job.status = first.status
+    assert decide(job, seen, Evidence(), NOON + timedelta(seconds=30)).kill == 1

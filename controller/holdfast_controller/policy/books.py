@@ -144,8 +144,9 @@ class Books:
             self._note_useful(self.status.useful_seconds, ended)
 
     def detected(self, record: AttemptRecord) -> None:
-        """It is known that the attempt cannot go on."""
-        record.detected_at = record.detected_at or self.now
+        """It is known that the attempt cannot go on, since now at the latest: the clock of a leader before
+        this one may have been ahead."""
+        record.detected_at = min(record.detected_at or self.now, self.now)
 
     def _note_places(self, record: AttemptRecord, observation: AttemptObservation) -> None:
         """Replicas are placed one by one: the observation that knows most of them counts."""

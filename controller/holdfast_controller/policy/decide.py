@@ -235,7 +235,7 @@ class _Deciding:
         at = lost_at(observation)
         if at is None or at > self.now.timestamp():
             opened = self.job.as_of(record.number).spec
-            known_at = (record.detected_at or self.now).timestamp()
+            known_at = min(record.detected_at or self.now, self.now).timestamp()
             ranks, grace = opened.processes_per_replica, opened.grace_seconds
             at = kill_at(observation, ranks, grace, known_at, self.settle_seconds)
         if at is not None:

@@ -17,6 +17,7 @@ from disks import fill, small_disk
 
 from holdfast_controller.cluster import AlreadyExists, Idempotency, Unavailable
 from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob
+from holdfast_controller.local import store as local_store
 from holdfast_controller.local.store import LocalStore
 
 
@@ -263,3 +264,34 @@ def test_a_write_that_was_cancelled_leaves_the_store_usable(tmp_path: Path) -> N
             assert await store.get("default", "after") == made
 
     asyncio.run(story())
+
+
+def test_others_have_their_turn_while_a_list_of_many_jobs_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five thousand take half a second, in which no request was answered and no attempt looked after."""
+    turns, at_jobs = 0, list[int]()
+    decode = local_store._decode
+
+    def noted(row: sqlite3.Row) -> TrainingJob:
+        at_jobs.append(turns)
+        return decode(row)
+
+    async def story() -> None:
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with opened(tmp_path / "jobs.db") as store:
+            names = [f"job-{number}" for number in range(3 * local_store.JOBS_AT_ONCE)]
+            for name in names:
+                await store.create(job(name))
+            others = asyncio.create_task(take_turns())
+            monkeypatch.setattr(local_store, "_decode", noted)
+            assert sorted(one.metadata.name for one in await store.list_jobs()) == sorted(names)
+            others.cancel()
+
+    asyncio.run(story())
+    assert len(set(at_jobs)) == 3

@@ -13,8 +13,8 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -70,6 +70,8 @@ CREATE TABLE idempotency (
 """
 EVENTS_KEPT = 200
 KEYS_KEPT_SECONDS = 24 * 3600.0
+JOBS_AT_ONCE = 20
+"""Of a list: they take some milliseconds to decode, after which others have a turn."""
 
 
 class _NoRoom(Unavailable):
@@ -144,9 +146,10 @@ class LocalStore:
             return _decode(await self._row(db, namespace, name))
 
     async def list_jobs(self, namespace: str | None = None) -> list[TrainingJob]:
-        query = "SELECT version, body FROM jobs WHERE ?1 IS NULL OR namespace = ?1 ORDER BY created, uid"
         async with self._read() as db:
-            return [_decode(row) for row in await db.execute_fetchall(query, (namespace,))]
+            rows = await _rows_of(db, namespace)
+        with self._legible():
+            return await _decode_all(rows)
 
     async def replace_spec(self, job: TrainingJob) -> TrainingJob:
         async with self._write() as db:
@@ -199,8 +202,9 @@ class LocalStore:
             self._reserve.keep()  # its files have made room
 
     async def watch(self, namespace: str | None = None) -> AsyncIterator[Change]:
+        async with self._read() as db:  # until all are decoded, so that no job changes meanwhile
+            jobs = await _decode_all(await _rows_of(db, namespace))
         # No await from here until the subscription: no change falls between the two.
-        jobs = await self.list_jobs(namespace)
         async with aclosing(self._watchers.follow(jobs)) as changes:
             async for change in changes:
                 if namespace in (None, change.job.metadata.namespace):
@@ -230,10 +234,15 @@ class LocalStore:
     @asynccontextmanager
     async def _read(self) -> AsyncIterator[aiosqlite.Connection]:
         async with self._turn:
-            try:
+            with self._legible():
                 yield self._db
-            except (sqlite3.Error, ValueError) as error:
-                raise _unavailable(self._path, error) from error
+
+    @contextmanager
+    def _legible(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, ValueError) as error:
+            raise _unavailable(self._path, error) from error
 
     @asynccontextmanager
     async def _write(self) -> AsyncIterator[aiosqlite.Connection]:
@@ -345,6 +354,21 @@ async def _one(db: aiosqlite.Connection, query: str, *values: object) -> sqlite3
     async with db.execute(query, values) as cursor:
         rows = list(await cursor.fetchall())
     return rows[0] if rows else None
+
+
+async def _rows_of(db: aiosqlite.Connection, namespace: str | None) -> Iterable[sqlite3.Row]:
+    """All jobs of a namespace, oldest first; None: of all."""
+    query = "SELECT version, body FROM jobs WHERE ?1 IS NULL OR namespace = ?1 ORDER BY created, uid"
+    return await db.execute_fetchall(query, (namespace,))
+
+
+async def _decode_all(rows: Iterable[sqlite3.Row]) -> list[TrainingJob]:
+    jobs: list[TrainingJob] = []
+    for row in rows:
+        jobs.append(_decode(row))
+        if len(jobs) % JOBS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return jobs
 
 
 def _decode(row: sqlite3.Row) -> TrainingJob:

@@ -54,6 +54,13 @@ def remount(path: Path, mode: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{mode}", str(path)], check=True)
 
 
+def no_more_files(path: Path) -> None:
+    """Let no file be made on the small disk at `path`: a tmpfs has room for an empty one when it is full."""
+    there = os.statvfs(path)
+    option = f"remount,nr_inodes={there.f_files - there.f_ffree}"
+    subprocess.run(["mount", "-o", option, str(path)], check=True)
+
+
 def fill(path: Path) -> None:
     """Write until nothing more goes in."""
     with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):

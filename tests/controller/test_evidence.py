@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
@@ -250,3 +251,32 @@ def test_what_a_replica_left_is_told_as_it_is() -> None:
     assert (second.exit_code, second.exit_signal, second.torchrun_said) == (None, KILL, "hello")
     memory = [one.out_of_memory for one in (first, second, third)]
     assert memory == [False, True, False], "of what we killed for a drill the kernel's word says nothing"
+
+
+NO_WORD = Lost(9, False, no_room="cannot write into /run/attempts/0001: No space left on device")
+
+
+def test_what_could_not_begin_on_a_full_disk_has_the_disk_to_blame() -> None:
+    (seen,) = judge(AttemptFacts((facts(lost=NO_WORD),)))
+    assert not seen.disrupted
+    assert seen.termination is not None
+    assert seen.termination.storage_unavailable
+    assert seen.termination.error == NO_WORD.no_room
+
+
+@pytest.mark.parametrize(
+    ("more", "attempt"),
+    [
+        ({"ranks_started": 1}, {}),
+        ({"drill": Drill(DrillKind.KILL, 8, 8)}, {}),
+        ({}, {"rebooted": True}),
+        ({}, {"cut_short": "no process left"}),
+    ],
+    ids=["a rank began", "a drill", "a reboot", "cut short"],
+)
+def test_a_full_disk_is_not_to_blame_for_what_else_took_a_replica(
+    more: dict[str, object], attempt: dict[str, Any]
+) -> None:
+    (seen,) = judge(AttemptFacts((facts(lost=NO_WORD, **more),), **attempt))
+    assert seen.disrupted
+    assert seen.termination is None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from disks import fill, fill_whole, real_disk, small_disk
+from disks import fill, fill_whole, no_more_files, real_disk, small_disk
 from local_world import all_running, at_work, gone, killed, local_engine, ranks_up, until, waiting_job
 from waiting import wait_until_async
 
@@ -291,3 +291,21 @@ def test_a_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match=r"cannot write .*runs: Not a directory; choose another data"):
         local_engine(tmp_path / "file")
+
+
+def test_a_disk_that_is_full_before_a_rank_has_begun_is_said_to_be(tmp_path: Path) -> None:
+    """Nothing of what came of it could be written down, so it was said to be killed from outside."""
+
+    async def story(data: Path) -> None:
+        job = waiting_job()
+        async with at_work(local_engine(data)) as engine:
+            await engine.start(job, 1)
+            fill(data / "filler")
+            no_more_files(data)
+            incident = classify(await until(engine, job, 1, "the end", gone))
+            assert incident.verdict is Verdict.STORAGE_UNAVAILABLE
+            assert str(run_directory(data, job).attempt(1)) in incident.reason
+            assert incident.reason.endswith("No space left on device")
+
+    with small_disk(tmp_path / "disk") as disk:
+        asyncio.run(story(disk))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
@@ -20,7 +20,7 @@ import structlog
 from holdfast_controller.cluster import AttemptObservation, Invalid, NotFound, NotReady, RankExit
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.heartbeat import Heartbeat
-from holdfast_trainer.contract import Progress
+from holdfast_trainer.contract import NO_ROOM, Progress
 
 from . import process
 from .evidence import AttemptFacts, ReplicaFacts, judge
@@ -251,7 +251,10 @@ class ActiveAttempt:
 
     def _write_lost(self, replica: int, lost: Lost) -> None:
         self._lost[replica] = lost
-        self._keep(lambda: self.files.write_lost(replica, lost))
+        fault = self._keep(lambda: self.files.write_lost(replica, lost))
+        if fault is not None and fault.errno in NO_ROOM:
+            said = f"cannot write into {self.files.directory}: {fault.strerror}"
+            self._lost[replica] = replace(lost, no_room=said)
 
     def _keep_deadlines(self) -> None:
         if self._deadline is not None and self._deadline.passed and self._killed is None:
@@ -260,12 +263,14 @@ class ActiveAttempt:
             if replica in self._running and deadline.passed:
                 process.kill_all(self.launch.uid, replica)
 
-    def _keep(self, write: Callable[[], None]) -> None:
-        """Put evidence on disk; a full disk must not keep us from acting on what we know."""
+    def _keep(self, write: Callable[[], None]) -> OSError | None:
+        """Put evidence on disk; a full disk must not keep us from acting on what we know. Why it failed."""
         try:
             write()
         except OSError as error:
             log.warning("cannot keep a record", job=self.key, error=str(error))
+            return error
+        return None
 
     def observe(self) -> AttemptObservation:
         """What is known now; the replicas' ends are judged by evidence.py."""

@@ -62,6 +62,10 @@ def judge(facts: AttemptFacts) -> tuple[ReplicaObservation, ...]:
 def _judge(replica: ReplicaFacts, facts: AttemptFacts) -> ReplicaObservation:
     end = replica.exit
     disrupted, reason = _taken(replica, facts)
+    termination = replica.termination
+    if no_room := _no_room_to_begin(replica, facts):
+        disrupted, reason = False, ""
+        termination = Termination("failed", 0, 0, no_room, storage_unavailable=True)
     if replica.running:
         state = ReplicaState.RUNNING
         ended_at = None
@@ -77,10 +81,19 @@ def _judge(replica: ReplicaFacts, facts: AttemptFacts) -> ReplicaObservation:
         torchrun_said=replica.torchrun_said,
         exit_code=None if end is None else end.code,
         exit_signal=None if end is None else end.signal,
-        termination=replica.termination,
+        termination=termination,
         ranks=replica.ranks,
         ended_at=ended_at,
     )
+
+
+def _no_room_to_begin(replica: ReplicaFacts, facts: AttemptFacts) -> str:
+    """Why it began no rank, where its disk was too full for any to say so; empty where that was not it."""
+    lost = replica.lost
+    if lost is None or replica.running or replica.ranks_started or replica.termination is not None:
+        return ""
+    others = replica.drill is not None or lost.out_of_memory or facts.cut_short or facts.rebooted
+    return "" if others or _ours(lost.time, facts) else lost.no_room
 
 
 def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:

@@ -83,6 +83,8 @@ class Lost:
     out_of_memory: bool
     limit: int | None = None
     """Bytes that it was held to, where that was the reason."""
+    no_room: str = ""
+    """Why neither it nor we could write down how it ended, where its disk is full; never on record, then."""
 
 
 @dataclass(frozen=True)

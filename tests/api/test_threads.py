@@ -1,18 +1,22 @@
-"""What a request needs of threads: nothing, unless its body is long, and then it alone waits."""
+"""What a request needs of threads: nothing, unless its body or answer is long, and then it alone waits."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import anyio.to_thread
 import httpx
 import pytest
 from fakes import MemoryEngine, MemoryStore
+from pydantic_core import to_json
 
-from holdfast_controller.api import create_app
+from holdfast_controller.api import create_app, records
 from holdfast_controller.api.lifecycle import SMALL_BODY
+from holdfast_controller.jobs import TrainingJob
 
 JOBS = "/v1/namespaces/default/jobs"
 LONG = "#" * SMALL_BODY
@@ -54,3 +58,39 @@ def test_requests_are_answered_while_all_threads_are_busy_and_long_bodies_wait_f
                 assert (await waits).status_code == 422
 
     asyncio.run(story())
+
+
+def test_the_steps_of_a_long_run_are_told_in_a_thread_a_part_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """800,000 of them took seconds, in which no other request was answered and no attempt looked after."""
+    here, count = threading.get_ident(), 3 * records.LINES_AT_ONCE - 1
+    parts: list[tuple[int, bool]] = []
+
+    def noted(lines: list[dict[str, Any]], **more: Any) -> bytes:
+        parts.append((len(lines), threading.get_ident() == here))
+        return to_json(lines, **more)
+
+    async def many(_: TrainingJob) -> list[dict[str, Any]]:
+        losses = [math.nan, *(float(step) for step in range(1, count))]
+        return [{"attempt": 1, "step": step, "loss": loss} for step, loss in enumerate(losses)]
+
+    monkeypatch.setattr(records, "to_json", noted)
+
+    async def story() -> None:
+        engine = MemoryEngine(slots=4)
+        monkeypatch.setattr(engine, "steps", many)
+        transport = httpx.ASGITransport(create_app(MemoryStore(), engine))
+        yaml = {"Content-Type": "application/yaml"}
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", headers=yaml
+        ) as client:
+            await client.post(JOBS, content=JOB % "gpt")
+            told = (await client.get(f"{JOBS}/gpt/steps")).json()["items"]
+            assert [line["step"] for line in told] == list(range(count))
+            assert [line["loss"] for line in told[:2]] == [None, 1.0]
+            assert (await client.get(f"{JOBS}/gpt/steps", params={"attempt": 2})).json() == {"items": []}
+
+    asyncio.run(story())
+    most = records.LINES_AT_ONCE
+    assert parts == [(most, False), (most, False), (most - 1, False)]

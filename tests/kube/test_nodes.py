@@ -12,7 +12,7 @@ from small_apiserver import connected
 from structlog.testing import capture_logs
 
 from holdfast_controller.kube.connection import Connection
-from holdfast_controller.kube.nodes import KEPT_SECONDS, UNREAD_SECONDS, Nodes
+from holdfast_controller.kube.nodes import CUT_SECONDS, KEPT_SECONDS, UNREAD_SECONDS, Nodes
 from holdfast_controller.policy.cost import Node
 
 LABELS = {"karpenter.sh/capacity-type": "spot"}
@@ -93,6 +93,25 @@ def test_a_node_that_the_apiserver_could_not_tell_of_is_asked_for_again(tmp_path
             world.status = 500
             now[0] += KEPT_SECONDS + 1
             assert (await nodes.of(["n1"]))["n1"].labels == LABELS, "what was known of it holds"
+
+    asyncio.run(story())
+
+
+def test_a_node_with_parts_of_gpus_is_read_anew_as_they_may_be_cut_otherwise(tmp_path: Path) -> None:
+    """A replica there cost the share that one part had been before, for as long as its attempt ran."""
+    world, now = World(), [0.0]
+    world.put("n1")
+    part = "nvidia.com/mig-1g.10gb"
+
+    async def story() -> None:
+        async with world.connected(tmp_path) as connection:
+            nodes = Nodes(connection, clock=lambda: now[0])
+            for count in ("7", "4"):
+                world.nodes["n1"]["status"]["allocatable"] = {part: count}
+                assert (await nodes.of(["n1"], part))["n1"].allocatable == {part: count}
+                assert (await nodes.of(["n1"], part))["n1"].allocatable == {part: count}
+                now[0] += CUT_SECONDS
+            assert world.asked == ["n1", "n1"]
 
     asyncio.run(story())
 

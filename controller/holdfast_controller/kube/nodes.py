@@ -14,6 +14,7 @@ import structlog
 
 from holdfast_controller.cluster import HoldfastError, NotFound
 from holdfast_controller.policy.cost import Node, offers
+from holdfast_controller.policy.gpu_request import MIG
 
 from .connection import Connection
 from .errors import NotPermitted
@@ -22,6 +23,8 @@ log = structlog.get_logger(__name__)
 
 KEPT_SECONDS = 600.0
 """Labels and sizes hardly ever change while a node lives."""
+CUT_SECONDS = 10.0
+"""Of a node with MIG devices: cut otherwise it has another number of the same ones."""
 UNREAD_SECONDS = 10.0
 """Until one that could not be read is asked for again."""
 NODES_KEPT = 10_000
@@ -58,6 +61,8 @@ class Nodes:
         seconds, node = KEPT_SECONDS, None if outdated else known
         try:
             node = Node.of(await self._connection.get(f"/api/v1/nodes/{name}"))
+            if any(offered.startswith(MIG) for offered in node.allocatable):
+                seconds = CUT_SECONDS
         except NotFound:
             node = known or Node(name, {}, {})  # taken back already: what was known of it holds
         except HoldfastError as error:

@@ -22,8 +22,10 @@ import math
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -161,13 +163,15 @@ def refuse_unwritable(parser: argparse.ArgumentParser, folder: Path = RESULTS) -
 
 @contextmanager
 def scratch(where: Path, name: str) -> Iterator[Path]:
-    """A directory below `where` for what is measured; gone afterwards."""
+    """A directory below `where` for what is measured; gone afterwards, also where SIGTERM ends it."""
     where.mkdir(parents=True, exist_ok=True)
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=where))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        signal.signal(signal.SIGTERM, before)
 
 
 Measure = Callable[[], Mapping[str, float]]
@@ -187,8 +191,24 @@ def take_turns(
 
     Round r, counted from 0, starts with subject r (modulo their number). `units` names each metric's
     unit; `heard` is told what runs now. Raises ReportError for a metric without a unit; what a subject
-    raises passes.
+    raises passes, and what `report` has by then is shown: none of it will be written.
     """
+    try:
+        _take_turns(report, subjects, units, rounds, warmup, heard)
+    except BaseException:  # of a peer that crashed, or Ctrl-C: hours may have been measured
+        if report.rows():
+            report.show()
+        raise
+
+
+def _take_turns(
+    report: Report,
+    subjects: Mapping[str, Measure],
+    units: Mapping[str, str],
+    rounds: int,
+    warmup: int,
+    heard: Callable[[str], None] | None,
+) -> None:
     names = list(subjects)
     for turn in range(warmup + rounds):
         first = (turn - warmup) % len(names)

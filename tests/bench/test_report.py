@@ -55,6 +55,24 @@ def test_subjects_take_turns_and_warm_up_is_left_out() -> None:
     assert rows["peer"].median == 6
 
 
+def test_what_was_measured_before_a_subject_fails_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    def crashes() -> dict[str, float]:
+        raise ReportError("the peer ended with 1")
+
+    subjects = {"ours": lambda: {"seconds": 1.25}, "peer": crashes}
+    with pytest.raises(ReportError, match="the peer ended with 1"):
+        take_turns(Report("turns"), subjects, {"seconds": "s"}, rounds=1, warmup=0)
+    assert "1.25" in capsys.readouterr().out
+
+
+def test_sigterm_leaves_nothing_of_what_is_measured_behind(tmp_path: Path) -> None:
+    words = "with scratch(Path(sys.argv[1]), 'tune'): os.kill(os.getpid(), signal.SIGTERM)"
+    code = f"import os, signal, sys; from pathlib import Path; from bench.report import scratch\n{words}"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False)
+    assert done.returncode == 143
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_ratio_comes_from_the_rows_beside_it() -> None:
     report = measured()
     assert report.ratio("ours_vs_peer", "seconds", "ours", "peer") == 0.25

@@ -65,7 +65,7 @@ def test_what_was_compiled_is_found_again_by_the_next_attempt(tmp_path: Path) ->
 @pytest.mark.slow
 def test_what_does_not_compile_runs_as_it_is_written(workshop: Workshop, config: Path) -> None:
     """The compiler cannot write anywhere: the run goes on without it, and loses nothing by that."""
-    settings = ("train.steps=6", "validation.every=0", "model.layers=1")
+    settings = ("train.steps=6", "validation.every=0", "model.layers=1", "train.fused_layers=false")
     eager = start(workshop, config, *settings, name="eager")
     assert eager.wait() == [0], eager.texts()
     nowhere = {"TORCHINDUCTOR_CACHE_DIR": "/dev/null/nowhere"}

@@ -117,13 +117,13 @@ def stages(shape: str, rounds: int, window: int, cores: int, gpus: int) -> list[
             Subject(BARE_WITH, "bare", environment=malloc),
             Subject(OURS_WITHOUT, "holdfast", environment=without),
         )
-    if not gpus:
-        alone += (Subject(PLAIN, "holdfast", changes=("train.fused_layers=false",)),)
     if gpus:
         # Others are not deterministic: there are faster kernels, of attention's backward pass above all.
         alone += (Subject(FREE, "holdfast", changes=("train.deterministic=false",)),)
         # Nor have the others its kernels of the loss.
         alone += (Subject(LARGE, "holdfast", changes=("train.fused_loss=false",)),)
+    else:
+        alone += (Subject(PLAIN, "holdfast", changes=("train.fused_layers=false",)),)
     as_it_comes = (
         Subject(f"{OURS}, as it comes", "holdfast"),
         Subject("nanogpt's recipe, as it comes", "nanogpt", "fp32"),

@@ -4,13 +4,12 @@ bits each time, and told wherever it is not had."""
 from __future__ import annotations
 
 import copy
-import platform
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from compiled_layers import needs_them
 from gangs import KILL, NOTICE, Workshop
 from gpt_runs import start, write_config
 from torch import Tensor, nn
@@ -24,11 +23,6 @@ from holdfast_trainer.pointwise import Pointwise
 
 CPU = torch.device("cpu")
 BOTH = (torch.float32, torch.bfloat16)
-HERE = native.level(cpuinfo.read(), platform.machine())
-
-fuses = pytest.mark.skipif(
-    not HERE or shutil.which("g++") is None, reason="needs g++, and a CPU of x86 with AVX2"
-)
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 3, scale: float = 1.0) -> Tensor:
@@ -52,7 +46,7 @@ def apart(one: Tensor, truth: Tensor) -> float:
     return float((one.double() - truth).norm() / truth.norm())
 
 
-@fuses
+@needs_them
 @pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 8.0])
 @pytest.mark.parametrize("shape", [(3, 5), (2, 7, 4096 + 3)])
@@ -74,7 +68,7 @@ def test_activations_are_as_near_to_the_truth_as_torchs(
         assert apart(own, exact) < max(rounding, 1.5 * apart(torchs, exact))
 
 
-@fuses
+@needs_them
 @pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize("kind", ["layer", "layer without bias", "rms"])
 @pytest.mark.parametrize(("rows", "width"), [(1, 8), (37, 40), (64, 384)])
@@ -106,7 +100,7 @@ def test_sums_and_norms_are_as_near_to_the_truth_as_torchs(
         assert apart(one, exact) < max(rounding, 1.5 * apart(other, exact))
 
 
-@fuses
+@needs_them
 @pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), 1e30, -1e30])
 def test_what_is_no_number_stays_none_and_nothing_else_becomes_so(bad: float, dtype: torch.dtype) -> None:
@@ -126,7 +120,7 @@ def test_what_is_no_number_stays_none_and_nothing_else_becomes_so(bad: float, dt
     assert normed[0].isnan().any() == (not abs(bad) < float("inf"))
 
 
-@fuses
+@needs_them
 def test_large_and_small_values_are_what_they_tend_to() -> None:
     x = torch.tensor([-100.0, -20.0, 20.0, 100.0, 0.0], requires_grad=True)
     out = Fused.gelu(x)
@@ -135,7 +129,7 @@ def test_large_and_small_values_are_what_they_tend_to() -> None:
     torch.testing.assert_close(slope, torch.tensor([0.0, 0.0, 1.0, 1.0, 0.5]))
 
 
-@fuses
+@needs_them
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_bits_repeat_and_go_by_the_number_of_threads_alone(threads: int) -> None:
     before = torch.get_num_threads()
@@ -156,7 +150,7 @@ def test_bits_repeat_and_go_by_the_number_of_threads_alone(threads: int) -> None
     torch.testing.assert_close(first, computed())
 
 
-@fuses
+@needs_them
 def test_what_nobody_reads_has_no_gradient_and_weights_that_are_frozen_get_none() -> None:
     norm = norm_of("rms", 16)
     norm.weight.requires_grad_(False)
@@ -169,7 +163,7 @@ def test_what_nobody_reads_has_no_gradient_and_weights_that_are_frozen_get_none(
     torch.testing.assert_close(only_norm, torch.autograd.grad(expected.square().sum(), (x, branch)))
 
 
-@fuses
+@needs_them
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_of_types_that_it_has_no_function_for_the_result_is_torchs(dtype: torch.dtype) -> None:
     x, branch, norm = (
@@ -187,7 +181,7 @@ def test_of_types_that_it_has_no_function_for_the_result_is_torchs(dtype: torch.
         assert torch.equal(own, torchs)
 
 
-@fuses
+@needs_them
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_model_that_was_moved_to_another_device_is_torchs_there(family: Any) -> None:
     """Called with addresses that are none of the CPU's, the library would end the process."""
@@ -197,14 +191,14 @@ def test_a_model_that_was_moved_to_another_device_is_torchs_there(family: Any) -
     assert there(tokens.to("meta"))[0].shape == model(tokens)[0].shape
 
 
-@fuses
+@needs_them
 def test_weights_in_the_products_type_as_those_that_fsdp_gathers_are_torchs() -> None:
     x, norm = drawn(4, 8, dtype=torch.bfloat16), norm_of("layer", 8).to(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(Fused.norm(x, norm)[1], Pointwise.norm(x, norm)[1])
 
 
-@fuses
+@needs_them
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -228,7 +222,7 @@ def test_a_model_with_it_is_the_model(family: Any, dtype: torch.dtype, recompute
     assert all(torch.equal(a, b) for a, b in zip(own, computed(Fused), strict=True))
 
 
-@fuses
+@needs_them
 @pytest.mark.parametrize(("time", "heads", "size"), [(128, 2, 64), (300, 3, 40), (600, 1, 8), (7, 2, 16)])
 @pytest.mark.parametrize("joined", [True, False])
 def test_the_gradient_of_attention_has_the_same_from_it(
@@ -249,7 +243,7 @@ def test_the_gradient_of_attention_has_the_same_from_it(
     assert torch.equal(own, computed(kernel(joined=joined, fused=True), qkv))
 
 
-@fuses
+@needs_them
 def test_it_is_chosen_where_it_is_tried_and_fits() -> None:
     assert [choose(CPU, dtype) for dtype in BOTH] == ["", ""]
     other = "it is for CPUs of x86 with AVX2 or AVX-512, in bf16 or fp32"
@@ -257,7 +251,7 @@ def test_it_is_chosen_where_it_is_tried_and_fits() -> None:
     assert choose(torch.device("cuda", 0), torch.bfloat16) == other
 
 
-@fuses
+@needs_them
 def test_what_is_wrong_or_does_not_repeat_its_bits_is_not_taken() -> None:
     class Wrong(Fused):
         @staticmethod
@@ -281,7 +275,7 @@ def test_a_processor_that_it_is_not_for_is_told_so(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-@fuses
+@needs_them
 @pytest.mark.parametrize(
     "words",
     [
@@ -310,7 +304,7 @@ def test_a_run_that_is_killed_and_given_notice_is_the_untouched_one(
 
 
 @pytest.mark.slow
-@fuses
+@needs_them
 def test_who_goes_on_without_it_is_told_that_bits_differ(workshop: Workshop, tmp_path: Path) -> None:
     config = write_config(tmp_path)
     words = ("train.steps=6",)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -11,17 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from compiled_layers import HERE, needs_them
 
-from holdfast_trainer import cpuinfo, native
+from holdfast_trainer import native
 from holdfast_trainer.native import Library, Unavailable, compile_to, file_name, level
 
 V3 = "avx2 bmi1 bmi2 f16c fma movbe"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
-HERE = level(cpuinfo.read(), platform.machine())
-
-compiles = pytest.mark.skipif(
-    not HERE or shutil.which("g++") is None, reason="needs g++, and a CPU of x86 with AVX2"
-)
 
 
 @pytest.fixture
@@ -67,7 +62,7 @@ def test_it_is_compiled_for_what_the_processor_has(text: str, machine: str, expe
     assert level(text, machine) == expected
 
 
-@compiles
+@needs_them
 def test_the_first_start_compiles_it_and_the_next_ones_need_no_compiler(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +75,7 @@ def test_the_first_start_compiles_it_and_the_next_ones_need_no_compiler(
     assert native.library().digest == first.digest
 
 
-@compiles
+@needs_them
 def test_the_same_compiler_makes_the_same_library(tmp_path: Path) -> None:
     """Its digest stands for its bits."""
     for name in ("one", "another"):
@@ -97,7 +92,7 @@ def test_without_a_compiler_it_says_what_to_install() -> None:
         native.library()
 
 
-@compiles
+@needs_them
 def test_what_the_compiler_refuses_is_told(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +105,7 @@ def test_what_the_compiler_refuses_is_told(
 
 
 @pytest.mark.usefixtures("cache")
-@compiles
+@needs_them
 def test_of_a_linker_that_fails_the_cause_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it ends on a disk that is full: what it writes to here takes nothing."""
     stand_in(tmp_path, monkeypatch, f'exec {shutil.which("g++")} "$@" -o /dev/full')
@@ -118,7 +113,7 @@ def test_of_a_linker_that_fails_the_cause_is_told(tmp_path: Path, monkeypatch: p
         native.library()
 
 
-@compiles
+@needs_them
 def test_a_compiler_from_before_the_levels_had_names_will_do(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +129,7 @@ def test_a_compiler_from_before_the_levels_had_names_will_do(
     assert native.library().digest == usual.digest
 
 
-@compiles
+@needs_them
 def test_a_compiler_that_hangs_is_waited_for_no_longer_than_a_minute(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +140,7 @@ def test_a_compiler_that_hangs_is_waited_for_no_longer_than_a_minute(
     assert list(cache.iterdir()) == []
 
 
-@compiles
+@needs_them
 def test_a_file_that_a_full_disk_cut_short_is_made_anew(cache: Path) -> None:
     cache.mkdir(parents=True)
     cut = cache / file_name(HERE)
@@ -155,7 +150,7 @@ def test_a_file_that_a_full_disk_cut_short_is_made_anew(cache: Path) -> None:
     assert native.library().digest == Library(cut).digest
 
 
-@compiles
+@needs_them
 @pytest.mark.parametrize("whose", ["anybody may write there", "it is somebody else's"])
 def test_nothing_is_taken_from_where_others_may_write(
     whose: str, cache: Path, monkeypatch: pytest.MonkeyPatch
@@ -173,7 +168,7 @@ def test_nothing_is_taken_from_where_others_may_write(
     assert found.digest != Library(put).digest
 
 
-@compiles
+@needs_them
 @pytest.mark.parametrize("where", ["/dev/null", "/proc"])
 def test_a_user_with_no_place_for_it_has_it_compiled_at_each_start(
     where: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -189,7 +184,7 @@ def test_a_user_with_no_place_for_it_has_it_compiled_at_each_start(
         native.library()
 
 
-@compiles
+@needs_them
 def test_a_cache_that_is_named_from_where_somebody_is_works(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +194,7 @@ def test_a_cache_that_is_named_from_where_somebody_is_works(
     assert [path.name for path in cache.iterdir()] == [file_name(HERE)]
 
 
-@compiles
+@needs_them
 @pytest.mark.parametrize("umask", [0, 0o077])
 def test_all_may_run_what_is_compiled_and_its_owner_alone_may_write_it(umask: int, tmp_path: Path) -> None:
     before = os.umask(umask)
@@ -210,7 +205,7 @@ def test_all_may_run_what_is_compiled_and_its_owner_alone_may_write_it(umask: in
     assert (tmp_path / "layers.so").stat().st_mode & 0o777 == 0o755
 
 
-@compiles
+@needs_them
 def test_what_cannot_be_loaded_from_its_place_is_told_once_with_the_remedy(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +217,7 @@ def test_what_cannot_be_loaded_from_its_place_is_told_once_with_the_remedy(
     assert str(told.value) == f"{path}: file too short; XDG_CACHE_HOME can name another place for it"
 
 
-@compiles
+@needs_them
 def test_an_image_has_it_for_each_kind_of_processor(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +231,7 @@ def test_an_image_has_it_for_each_kind_of_processor(
     assert not cache.exists()
 
 
-@compiles
+@needs_them
 @pytest.mark.usefixtures("cache")
 def test_two_pools_of_threads_are_not_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would wait for one another in a spin, on the same cores."""

@@ -246,6 +246,7 @@ def _attend(gang: Gang, compute: Precision, batches: Batches, *, fused: bool) ->
     if model.dropout:
         return None, ""
     joined = joins(model)
+    choose: Callable[..., str]
     # Each is of no use elsewhere.
     if device.type == "cpu" and dtype == torch.bfloat16:
         from . import product_attention as product
@@ -259,7 +260,7 @@ def _attend(gang: Gang, compute: Precision, batches: Batches, *, fused: bool) ->
 
         if exact.is_for(device, dtype):
             without = "attention without cuDNN's deterministic kernel, which is faster (%s)"
-        own, choose = exact.kernel(joined=joined), partial(exact.choose)
+        own, choose = exact.kernel(joined=joined), exact.choose
     else:
         return None, ""
     lacking = choose(device, dtype, queries, model.key_value_heads, joined=joined)

@@ -255,6 +255,21 @@ def test_a_verdict_waits_for_the_last_lines_of_a_log_that_are_on_their_way(
     asyncio.run(story())
 
 
+def test_a_pod_whose_deletion_is_heard_together_with_its_end_has_its_last_lines_kept(tmp_path: Path) -> None:
+    """It saved at once, on a busy machine; they were read with the verdict, when its node had no log more."""
+
+    async def story() -> None:
+        server = Server(pod(0), pod(1, "terminated", deletionTimestamp=GOING))
+        server.said["gpt-1-worker-1"] = ["goes on at step 0", "saved at step 9"]
+        server.end.set()
+        async with running(server, tmp_path) as (engine, _, _):
+            await wait_until_async(lambda: server.tail(1), "what it said")
+            server.removed = True
+            assert await lines_of(engine, JOB, 1) == ["goes on at step 0", "saved at step 9"]
+
+    asyncio.run(story())
+
+
 def test_what_could_not_be_noted_is_noted_at_the_end_though_nothing_came_to_it(tmp_path: Path) -> None:
     """The apiserver was away for a moment, and whoever leads next finds the last lines on the pod alone."""
 

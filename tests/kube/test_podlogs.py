@@ -18,6 +18,13 @@ from holdfast_controller.kube.podlogs import pod_lines
 SAID = [f"2026-05-01T12:00:0{at}.{at}00000000{at}Z step {at}" for at in (1, 2, 3, 4)]
 SAID.insert(2, "2026-05-01T12:00:02.200000003Z a line of the same second")
 SHOWN = [line.partition(" ")[2] for line in SAID]
+KUBELET_SAYS = {
+    "container is removed": "unable to retrieve container logs for containerd://0ab1",
+    "file is removed": 'failed to try resolving symlinks in path "/var/log/pods/team_gpt_1/pytorch/0.log":'
+    " lstat /var/log/pods/team_gpt_1: no such file or directory",
+    "many follow from the start": "failed to create fsnotify watcher: too many open files",
+}
+"""After the answer has begun, so it comes as if it were the log."""
 
 
 def body(since: str = "", until: int = len(SAID), part: str = "", file: int = 0) -> str:
@@ -43,6 +50,12 @@ class Log:
         self.whole = way == "whole"
         answer = web.StreamResponse()
         await answer.prepare(request)
+        if way in KUBELET_SAYS:
+            await answer.write(KUBELET_SAYS[way].encode())
+            return answer
+        if way == "many follow":
+            await answer.write((body(until=2) + KUBELET_SAYS["many follow from the start"]).encode())
+            return answer
         since = request.query.get("sinceTime", "")
         text = (
             body(since, file=self.next_file)
@@ -107,7 +120,23 @@ def test_a_log_that_was_torn_ends_where_its_pod_has_gone_meanwhile(
     assert followed(log, tmp_path, monkeypatch) == SHOWN[:2]
 
 
-@pytest.mark.parametrize(("way", "error"), [("pod is gone", NotFound), ("kubelet is down", Unavailable)])
+def test_a_log_of_a_node_on_which_too_many_are_followed_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for again and again, and says nothing of the node's own words."""
+    assert followed(Log("many follow", "many follow"), tmp_path, monkeypatch) == SHOWN
+
+
+@pytest.mark.parametrize(
+    ("way", "error"),
+    [
+        ("pod is gone", NotFound),
+        ("container is removed", NotFound),
+        ("file is removed", NotFound),
+        ("kubelet is down", Unavailable),
+        ("many follow from the start", Unavailable),
+    ],
+)
 def test_a_log_that_cannot_be_read_at_all_says_so(
     way: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,7 +137,8 @@ class LastWords:
         if attempt_of(pod) is None:
             return
         said = self._said.get(uid)
-        if running(pod) and _to_go(pod) and (said is None or said.broken_off):
+        # One whose end is heard together with its deletion has its log for a moment yet.
+        if (running(pod) or has_ended(pod)) and _to_go(pod) and (said is None or said.broken_off):
             self._said[uid] = self._nothing_said(pod)
             # Both at once: it may end, and its log go, before what it has said so far was read and noted.
             group.create_task(_harmless(self._read, pod))

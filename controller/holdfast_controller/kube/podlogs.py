@@ -26,8 +26,17 @@ FIRST_LINE_SECONDS = 0.5
 MISSING = "holdfast: lines may be missing here: the log was torn, and its node began another file meanwhile"
 LONGEST_PAUSE_SECONDS = 5.0
 """Between two tries to follow a log that was torn."""
-_LOST = re.compile(rb"unable to retrieve container logs for [\w-]+://[0-9a-f]+\s*")
-"""What a kubelet sends, as if it were the log, once it has removed the container of a pod that is going."""
+_LOST = re.compile(
+    rb"unable to retrieve container logs for [\w-]+://[0-9a-f]+\s*"
+    rb'|failed to (?:try resolving symlinks in path|open log file) ".*: no such file or directory\s*'
+)
+"""What a kubelet sends, as if it were the log, once it has removed the container of a pod that is going, or
+its file alone so far."""
+_UNREAD = re.compile(
+    rb"failed to (?:create fsnotify watcher|watch directory|try resolving symlinks|tail \d+ lines of log file"
+    rb"|(?:open|read|seek \d+ in|reset seek in) log file|get parse function).*"
+)
+"""What it sends likewise where it cannot read on, as where too many logs are followed on its node."""
 _TIMED = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)) ?(.*)", re.DOTALL)
 
 
@@ -59,6 +68,8 @@ async def pod_lines(
                         yield line
                 if _LOST.fullmatch(lines.rest):
                     raise NotFound(f"{path}: the node has removed its container, and the log with it")
+                if _UNREAD.fullmatch(lines.rest):
+                    raise Unavailable(f"{path}: its node says: {lines.rest.decode(errors='replace').strip()}")
                 if not follow or over():
                     for line in shown(lines.end()):
                         yield line

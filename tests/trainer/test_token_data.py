@@ -132,6 +132,20 @@ def test_an_epoch_ends_inside_a_batch_and_the_next_has_another_order(prepared: P
     assert data.order(seed=3, first=45, count=10).tolist() == epochs[0][45:] + epochs[1][:5]
 
 
+def test_steps_in_any_order_have_the_batches_that_they_have_one_by_one(prepared: Path) -> None:
+    """Windows are worked out for many steps at a time; validation asks for others in between."""
+    data = open_data(prepared)
+    asked = [(0, 1), (1, 1), (1, 2), (2, 1), (700, 1), (10**12, 1), (10**12 + 1, 1), (0, 1)]
+    for step, seed in asked:
+        for rank in (0, 1):
+            said = {"seed": seed, "step": step, "rank": rank, "world_size": 2, "global_batch": 6}
+            tokens, targets = data.batch(**said)
+            windows = data.order(seed, step * 6 + rank * 3, 3).tolist()
+            places = [[window * CONTEXT + at for at in range(CONTEXT + 1)] for window in windows]
+            assert tokens.tolist() == [[place % VOCABULARY for place in row[:-1]] for row in places]
+            assert targets.tolist() == [[place % VOCABULARY for place in row[1:]] for row in places]
+
+
 def calls_of(work: Callable[[], object]) -> int:
     """How many functions were called, Python's and C's."""
     count = 0

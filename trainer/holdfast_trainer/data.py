@@ -18,10 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .permutation import sample_order
+from .permutation import U64, numbered, sample_order
 from .token_index import ITEM_SIZE, DataError, Shard, Split, TokenIndex, read_index
 
 __all__ = ["DataError", "TokenDataset", "Tokens"]
+
+AHEAD = 1024
+"""Samples of a rank whose windows are worked out at a time: for those of a step alone that takes longer than
+to read them."""
 
 
 class Tokens(Protocol):
@@ -88,6 +92,8 @@ class TokenDataset:
             for shard in self._shards:
                 _verify(path / shard.file, shard)
         self._ends = np.cumsum([shard.tokens for shard in self._shards], dtype=np.int64)
+        self._begins = self._ends - [shard.tokens for shard in self._shards]
+        self._ahead: tuple[tuple[int, ...], int, U64] = (), 0, np.empty((0, 0), dtype=np.uint64)
 
     def batch(
         self, *, seed: int, step: int, rank: int, world_size: int, global_batch: int
@@ -102,20 +108,14 @@ class TokenDataset:
             raise ValueError(
                 f"no batch for rank {rank} of {world_size}, step {step}, global batch {global_batch}"
             )
-        first = step * global_batch + rank * rows
-        tokens = np.empty((rows, self.context), dtype=np.int64)
-        targets = np.empty((rows, self.context), dtype=np.int64)
-        window = np.empty(self.context + 1, dtype=np.int64)
-        for row, sample in enumerate(self.order(seed, first, rows).tolist()):
-            self._read(sample * self.context, window)
-            tokens[row] = window[:-1]
-            targets[row] = window[1:]
-        highest = max(int(tokens.max()), int(targets.max()))
+        windows = self._read(self._windows_of(seed, step, rank, rows, global_batch))
+        highest = int(windows.max())
         if highest >= self.vocab_size:
             raise DataError(
                 f"a {self.split} shard in {self.path} is damaged: it holds token {highest}, and its "
                 f"vocabulary ends at {self.vocab_size - 1}; data.verify=true names the file"
             )
+        tokens, targets = windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
         return torch.from_numpy(tokens), torch.from_numpy(targets)
 
     @property
@@ -135,19 +135,45 @@ class TokenDataset:
 
     def order(self, seed: int, first: int, count: int) -> NDArray[np.uint64]:
         """The windows that samples `first` to `first + count - 1` of a run are, in order."""
-        return sample_order(seed, first, count, self.samples)
+        return sample_order(seed, numbered(first, count), self.samples)
 
-    def _read(self, start: int, out: NDArray[np.int64]) -> None:
-        """Copy `len(out)` tokens of the stream from position `start`, over shard borders."""
-        shard = int(np.searchsorted(self._ends, start, side="right"))
+    def _windows_of(self, seed: int, step: int, rank: int, rows: int, global_batch: int) -> U64:
+        """The windows of one rank in one step."""
+        whose = seed, rank, rows, global_batch
+        known, first, windows = self._ahead
+        if known != whose or not first <= step < first + len(windows):
+            firsts = numbered(step, max(1, AHEAD // rows)) * np.uint64(global_batch) + np.uint64(rank * rows)
+            numbers = firsts[:, None] + numbered(0, rows)
+            first, windows = step, sample_order(seed, numbers.ravel(), self.samples).reshape(numbers.shape)
+            self._ahead = whose, first, windows
+        found: U64 = windows[step - first]
+        return found
+
+    def _read(self, windows: U64) -> NDArray[np.unsignedinteger]:
+        """These windows, each with the token after it: [len(windows), context + 1]."""
+        size = self.context + 1
+        starts = windows.astype(np.int64) * self.context
+        shards = np.searchsorted(self._ends, starts, side="right")
+        offsets = starts - self._begins[shards]
+        read = np.empty((len(windows), size), dtype=self._maps[0].dtype)
+        for row, shard, offset in zip(read, shards.tolist(), offsets.tolist(), strict=True):
+            part = self._maps[shard][offset : offset + size]
+            if len(part) == size:
+                row[:] = part
+            else:
+                self._join(row, part, shard)
+        return read
+
+    def _join(self, out: NDArray[np.unsignedinteger], part: NDArray[np.unsignedinteger], shard: int) -> None:
+        """Fill `out` with the end of a shard, `part`, and what follows in the next ones."""
         done = 0
-        while done < len(out):
-            tokens = self._maps[shard]
-            offset = start + done - (int(self._ends[shard]) - len(tokens))
-            part = tokens[offset : offset + len(out) - done]
+        while True:
             out[done : done + len(part)] = part
             done += len(part)
+            if done == len(out):
+                return
             shard += 1
+            part = self._maps[shard][: len(out) - done]
 
 
 def _more(split: Split) -> str:

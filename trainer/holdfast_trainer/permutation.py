@@ -42,13 +42,17 @@ def permute(points: U64, keys: U64, size: int) -> U64:
     return result
 
 
-def sample_order(seed: int, first: int, count: int, size: int) -> U64:
-    """Which of `size` samples those numbered `first` to `first + count - 1` of a run are, in order.
+def sample_order(seed: int, numbers: U64, size: int) -> U64:
+    """Which of `size` samples those with these `numbers` (one dimension) in a run are.
 
     Each epoch of a seed has a permutation of its own.
     """
-    numbers = np.arange(first, first + count, dtype=np.uint64)
     return permute(numbers % np.uint64(size), epoch_keys(seed, numbers // np.uint64(size)), size)
+
+
+def numbered(first: int, count: int) -> U64:
+    """The numbers of `count` samples of a run, from `first` on."""
+    return np.arange(first, first + count, dtype=np.uint64)
 
 
 def _feistel(points: U64, round_keys: U64, rows: np.uint64, columns: np.uint64) -> U64:

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from .alike import announce, depend_on
 from .checkpoint import rng
-from .permutation import mix, sample_order
+from .permutation import mix, numbered, sample_order
 from .token_index import DataError
 
 Collate = Callable[[list[Any]], Any]
@@ -146,7 +146,7 @@ class _Steps(Dataset[Any]):
 
     def __getitem__(self, step: int) -> Any:
         number = step * self._world_size + self._rank
-        indices = sample_order(self._seed, number * self._batch, self._batch, self._size).tolist()
+        indices = sample_order(self._seed, numbered(number * self._batch, self._batch), self._size).tolist()
         _seed(self._seed, number)
         if hasattr(self._dataset, "__getitems__"):
             return self._collate(self._dataset.__getitems__(indices))

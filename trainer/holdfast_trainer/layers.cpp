@@ -59,28 +59,49 @@ template <class Part> void in_parts(Int count, Int threads, Part part) {
     for (Int first = 0; first < count; first += size) part(first, std::min(count, first + size));
 }
 
+// Of one bf16, as it has 65,536 values: to look up what is computed of it alone takes half as long as to compute
+// it. What is asked for again and again stays in the nearest cache.
+template <class To> struct Table {
+    template <class Compute> explicit Table(Compute compute) {
+#pragma omp simd
+        for (std::uint32_t bits = 0; bits < SIZE; ++bits) values[bits] = compute(wide(Half{std::uint16_t(bits)}));
+    }
+    To operator[](Half x) const { return values[x.bits]; }
+
+private:
+    static constexpr std::uint32_t SIZE = 1 << 16;
+    To values[SIZE];
+};
+
+const Table<float> EXPONENTIAL([](float x) { return exponential(x); });
+
 // GELU by tanh is x times the sigmoid of 2 sqrt(2 / pi) (x + 0.044715 x^3).
 constexpr float SLOPE = 1.5957691216f, CUBE = 0.044715f;
+float gelu_of(float x) { return x * sigmoid(SLOPE * x * (1 + CUBE * x * x)); }
+float gelu_slope(float x) {
+    float square = x * x, s = sigmoid(SLOPE * x * (1 + CUBE * square));
+    return s + x * s * (1 - s) * SLOPE * (1 + 3 * CUBE * square);
+}
+const Table<Half> GELU([](float x) { return narrow<Half>(gelu_of(x)); });
+const Table<float> GELU_SLOPE([](float x) { return gelu_slope(x); });
+Half gelu_of(Half x) { return GELU[x]; }
+float gelu_slope(Half x) { return GELU_SLOPE[x]; }
+
+float silu(float x) { return x * sigmoid(x); }
+const Table<float> SILU([](float x) { return silu(x); });
+float silu(Half x) { return SILU[x]; }
 
 template <class T> void gelu(const T* x, T* y, Int count, Int threads) {
     in_parts(count, threads, [=](Int first, Int last) {
 #pragma omp simd
-        for (Int i = first; i < last; ++i) {
-            float v = wide(x[i]);
-            y[i] = narrow<T>(v * sigmoid(SLOPE * v * (1 + CUBE * v * v)));
-        }
+        for (Int i = first; i < last; ++i) y[i] = gelu_of(x[i]);
     });
 }
 
 template <class T> void gelu_back(const T* grad, const T* x, T* dx, Int count, Int threads) {
     in_parts(count, threads, [=](Int first, Int last) {
 #pragma omp simd
-        for (Int i = first; i < last; ++i) {
-            float v = wide(x[i]), square = v * v;
-            float s = sigmoid(SLOPE * v * (1 + CUBE * square));
-            float slope = s + v * s * (1 - s) * SLOPE * (1 + 3 * CUBE * square);
-            dx[i] = narrow<T>(wide(grad[i]) * slope);
-        }
+        for (Int i = first; i < last; ++i) dx[i] = narrow<T>(wide(grad[i]) * gelu_slope(x[i]));
     });
 }
 
@@ -88,10 +109,7 @@ template <class T> void gelu_back(const T* grad, const T* x, T* dx, Int count, I
 template <class T> void gated(const T* gate, const T* up, T* y, Int count, Int threads) {
     in_parts(count, threads, [=](Int first, Int last) {
 #pragma omp simd
-        for (Int i = first; i < last; ++i) {
-            float g = wide(gate[i]);
-            y[i] = narrow<T>(g * sigmoid(g) * wide(up[i]));
-        }
+        for (Int i = first; i < last; ++i) y[i] = narrow<T>(silu(gate[i]) * wide(up[i]));
     });
 }
 
@@ -100,7 +118,7 @@ void gated_back(const T* grad, const T* gate, const T* up, T* dgate, T* dup, Int
     in_parts(count, threads, [=](Int first, Int last) {
 #pragma omp simd
         for (Int i = first; i < last; ++i) {
-            float d = wide(grad[i]), g = wide(gate[i]), s = sigmoid(g);
+            float d = wide(grad[i]), g = wide(gate[i]), s = sigmoid(g);  // to look up two would be no faster
             dgate[i] = narrow<T>(d * wide(up[i]) * s * (1 + g * (1 - s)));
             dup[i] = narrow<T>(d * g * s);
         }
@@ -252,7 +270,7 @@ void softmax_back(Half* p, Half* ds, Int heads, Int keys, Int queries, Int threa
         std::fill(found, found + first, Half{0});
 #pragma omp simd
         for (Int i = first; i < queries; ++i) {
-            float share = exponential(wide(shares[i]));
+            float share = EXPONENTIAL[shares[i]];
             shares[i] = narrow<Half>(share);
             found[i] = narrow<Half>(share * wide(found[i]));
         }

@@ -46,6 +46,43 @@ def test_a_run_whose_program_has_closed_standard_output_trains(processes: Proces
     assert (program.returncode, told) == (0, "done\n")
 
 
+LINGERS = """
+import threading, time
+from pathlib import Path
+import torch
+from holdfast_trainer import lingering
+from holdfast_trainer.run import Run
+
+def upload():
+    while not Path("uploaded").exists():
+        time.sleep(0.01)
+
+lingering.PATIENCE_SECONDS = 0.1
+run = Run()
+run.track(model=torch.nn.Linear(2, 2))
+for step in run.steps(5):
+    if step == 2:
+        break
+threading.Thread(target=upload, name="uploader").start()
+"""
+
+
+def test_a_program_that_is_over_while_a_thread_of_it_is_not_says_so(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """The job went on for ever, without a word: Python waits for the thread before all that is left to do."""
+    (tmp_path / "program.py").write_text(LINGERS)
+    with (tmp_path / "log").open("wb") as out:
+        program = processes.start([sys.executable, "program.py"], cwd=tmp_path, stdout=out)
+    said = "Python waits for threads of it that are not: uploader (at program.py:"
+    wait_until(
+        lambda: program.poll() is not None or said in (tmp_path / "log").read_text(), "a word of the thread"
+    )
+    assert program.poll() is None, (tmp_path / "log").read_text()
+    (tmp_path / "uploaded").touch()
+    assert program.wait(60) == 0, (tmp_path / "log").read_text()
+
+
 OWN_GROUP = """
 import torch.distributed
 from holdfast_trainer.run import Run

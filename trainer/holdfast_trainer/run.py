@@ -55,6 +55,7 @@ from .environment import describe_environment, own_code, require_plain
 from .exactness import Exactness
 from .faults import data_ended, dead_worker, is_out_of_memory, not_deterministic, out_of_memory
 from .interruption import Exchange, Notice
+from .lingering import tell_of_lingering
 from .losses import Losses, number
 from .output import outlast_readers
 from .overflow import Overflow
@@ -465,6 +466,7 @@ class Run:
         )
         self._account.count_epochs(self.steps_an_epoch, self._step)
         self._watchdog.start()
+        tell_of_lingering()
         assert self._saves.state is not None
         for model in self._saves.state.replicated.values():
             divide_alike(model)

@@ -278,7 +278,7 @@ class Watchdog:
     def _tell(self, waited: float, peers_seconds: float, more: str = "") -> None:
         self.telling = True
         faulthandler.dump_traceback_later(TELLING_SECONDS, exit=True)
-        mine = f"{standing_of_main_thread()}{more}"
+        mine = f"{standing_of(threading.main_thread())}{more}"
         _print(f"no step for {waited:.0f} s; all stacks of this rank:")
         faulthandler.dump_traceback(all_threads=True)
         compared = self._asked(LOOK_SECONDS + peers_seconds, lambda: self._compared(mine, peers_seconds))
@@ -296,10 +296,10 @@ class Watchdog:
         return compare(stands, self._unseen), kept
 
 
-def standing_of_main_thread() -> str:
-    """Where the main thread stands: `file:line function` of its innermost frame outside libraries, and
+def standing_of(thread: threading.Thread) -> str:
+    """Where a thread stands: `file:line function` of its innermost frame outside libraries, and
     what that one is in, where it is in one."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = sys._current_frames().get(thread.ident or 0)
     frames = traceback.extract_stack(frame) if frame is not None else []
     if not frames:
         return ""

@@ -72,7 +72,7 @@ class Component:
 
 
 # Else a quarter of an apiserver's time goes to collecting garbage, as soon as there is as much as is used.
-_FEWER_COLLECTIONS = {"GOGC": "200"}
+_FEWER_COLLECTIONS = {"GOGC": "400"}
 
 
 def environment(site: Site) -> dict[str, str]:

@@ -13,6 +13,7 @@ from gangs import Workshop
 from gpt_runs import start, write_config
 
 from holdfast_trainer import environment
+from holdfast_trainer.alike import together
 from holdfast_trainer.config import TrainConfig
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR, MANIFEST
 from holdfast_trainer.cpuinfo import first, name
@@ -249,6 +250,45 @@ def test_a_loop_that_cuts_its_model_from_now_on_is_told_that_bits_differ(
     workshop.finish(ranks=2, script=script, arguments=["whole", "2"])
     history = workshop.finish(ranks=2, script=script, arguments=["cut", "4"])
     assert history.events("attempt_start", 2)[0]["differences"] == ["parameters: whole -> in shards"]
+
+
+COMPUTES_OTHERWISE = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run()
+run.environment["layers"] = sys.argv[1 + run.rank]
+model = run.wrap(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(int(sys.argv[3])):
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_resume_where_another_rank_than_the_first_computes_otherwise_is_told(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """As on a node with another GPU, or another compiler: what rank 0 had was compared alone."""
+    script = tmp_path / "computes_otherwise.py"
+    script.write_text(COMPUTES_OTHERWISE)
+    for layers, steps in (("one", "one"), 2), (("one", "two"), 4), (("one", "two"), 6):
+        gang = workshop.start(ranks=2, script=script, arguments=[*layers, str(steps)])
+        assert gang.wait() == [0, 0], gang.texts()
+    told = [line["differences"] for line in gang.history.events("attempt_start")]
+    assert told == [[], ["layers: one -> one on rank 0, two on rank 1"], []]
+
+
+def test_what_ranks_have_is_told_together_and_bounded() -> None:
+    ranks: list[dict[str, Any]] = [{"a": 1, "b": "x", "only the first's": 2}, {"a": 1, "b": "y", "c": 3}]
+    assert together(ranks[:1]) == ranks[0]
+    assert together(ranks) == {"a": 1, "b": "x on rank 0, y on rank 1", "only the first's": 2}
+    many: list[dict[str, Any]] = [{"b": number} for number in range(1000)]
+    told, others = together(many)["b"], together([*many[:-1], {"b": 7}])["b"]
+    assert told != others
+    assert len(told) == len(others) < 420
 
 
 def test_a_gpu_has_its_libraries_too() -> None:

@@ -7,8 +7,10 @@ with what batches follow from, between one attempt and the next.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,9 @@ APART = 0.01
 
 Roundings, of kernels that do not repeat their bits, come to less; what goes on from more is another model.
 """
+
+TOLD_LENGTH = 400
+"""Characters of what ranks have by one name."""
 
 
 class RanksDiffer(ConfigError):
@@ -142,6 +147,21 @@ def differing(ranks: Sequence[Mapping[str, str]]) -> list[str]:
         said = ", ".join(f"{value!r:.60} on {_ranks(values, value)}" for value in counts)
         lines.append(f"{name} differs among the ranks: {said}; start all of them with the same")
     return lines
+
+
+def together(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What rank 0 has, and where others have something else by that name the values of all, in words. Pure.
+
+    `ranks` has them by rank. Where ranks' values are many, their digest stands for most of them.
+    """
+    found: dict[str, Any] = {}
+    for name, value in ranks[0].items():
+        values = [str(rank.get(name, value)) for rank in ranks]
+        told = ", ".join(f"{one} on {_ranks(values, one)}" for one in dict.fromkeys(values))
+        if len(told) > TOLD_LENGTH:
+            told = f"{told[:TOLD_LENGTH]}... ({hashlib.sha256(repr(values).encode()).hexdigest()[:8]})"
+        found[name] = value if len(set(values)) == 1 else told
+    return found
 
 
 def _ranks(values: Sequence[str], value: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .account import Account
+from .alike import together
 from .checkpoint import CONFIGURATION, Skipped, WrongConfiguration, load_newest
 from .contract import RunDir, is_count, read_lines
 from .environment import VALIDATED_BY, differences
@@ -69,9 +70,15 @@ def resume(
     gang: Gang,
     config_hash: str,
     state: TrainingState,
-    environment: Mapping[str, Any],
+    environment: dict[str, Any],
 ) -> Resumed:
-    """Load the newest checkpoint that all ranks can verify. Collective; raises as `load_newest`."""
+    """Load the newest checkpoint that all ranks can verify. Collective; raises as `load_newest`.
+
+    `environment` is this rank's; where others have something else, as on another processor, it is all of
+    theirs from then on, as bits depend on each rank's.
+    """
+    told = together(gang.gather(dict(environment)))
+    environment.update({name: value for name, value in told.items() if name in environment})
     loaded, skipped = load_newest(
         run_dir, attempt, gang, config_hash, environment.get(CONFIGURATION), in_shards=state.in_shards
     )

@@ -232,6 +232,19 @@ def test_an_image_has_it_for_each_kind_of_processor(
 
 
 @needs_them
+@pytest.mark.usefixtures("cache", "no_compiler")
+def test_why_the_images_own_cannot_be_loaded_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that was cut short, or is from a newer system: that there is no compiler was told alone."""
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    (shipped / file_name(HERE)).write_bytes(b"\x7fELF and no more")
+    monkeypatch.setattr(native, "SHIPPED", shipped)
+    why = rf"^{shipped}/layers-.*: file too short; to compile another it needs a C\+\+ compiler once"
+    with pytest.raises(Unavailable, match=why):
+        native.library()
+
+
+@needs_them
 @pytest.mark.usefixtures("cache")
 def test_two_pools_of_threads_are_not_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would wait for one another in a spin, on the same cores."""

@@ -87,7 +87,16 @@ def library() -> Library:
     found = level(cpuinfo.read(), platform.machine())
     if not found:
         raise Unavailable("it is for CPUs of x86 with AVX2 or AVX-512")
-    own = _loaded(SHIPPED / file_name(found)) or _from_cache(found)
+    shipped = SHIPPED / file_name(found)
+    try:
+        own = Library(shipped)
+    except OSError as error:
+        try:
+            own = _from_cache(found)
+        except Unavailable as lacking:
+            if not shipped.exists():
+                raise
+            raise Unavailable(f"{error}; to compile another {lacking}") from error
     if len(_thread_pools()) > 1:
         raise Unavailable("its threads would be others than PyTorch's, whose OpenMP is not g++'s")
     return own

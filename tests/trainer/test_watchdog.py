@@ -356,3 +356,5 @@ def test_how_long_a_step_may_take_is_not_for_an_exchange_to_say(
     assert gang.ranks[1].wait() == bool(late), gang.texts()
     assert gang.history.last_step() == 6
     assert ("Timed out waiting 2000ms" in gang.texts()) == bool(late)
+    what_to_do = "init_process_group(timeout=...) before Run(), and torch.distributed.barrier()"
+    assert (what_to_do in gang.terminations[1].read_text()) == bool(late)

@@ -34,7 +34,7 @@ from . import contract, in_place
 from .checkpoint import CheckpointError, Fenced, WrongConfiguration
 from .checkpoint.errors import StorageUnavailable
 from .contract import Progress, Termination
-from .faults import DeadWorker, Explained
+from .faults import DeadWorker, Explained, waited_in_vain
 from .ledger import Journal
 from .parallel import is_lost_peer
 from .schema import ConfigError
@@ -253,6 +253,8 @@ class Ending:
             fault = within(TELL_SECONDS, self.check_fence)
             if isinstance(fault, Fenced):  # it has ended by that, and met it first
                 error = fault
+            elif not self.in_step() and (told := waited_in_vain(error)):
+                error.add_note(told)
         if isinstance(error, (*CANNOT_BE_MENDED, CheckpointError)):
             if not isinstance(error, Fenced):  # whose saves count no more
                 self._finish_saving()

@@ -19,6 +19,7 @@ while other processes had a part of its GPU, may fit another time, and is a fail
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -152,6 +153,22 @@ def dead_worker(error: BaseException, rank: int, step: int) -> DeadWorker | None
         "error of its own for it, the machine ended it, mostly for want of memory: take fewer workers, a "
         "smaller prefetch or batch, or more memory (of /dev/shm too, where batches are handed over)",
         mendable=True,
+    )
+
+
+_TIMED_OUT = re.compile(r"timed out (?:after|waiting)|timeout after", re.IGNORECASE)
+"""How gloo, sockets and the store of a rendezvous tell that they have waited in vain."""
+
+
+def waited_in_vain(lost_peer: BaseException) -> str:
+    """What to add to the error of a rank that lost a peer outside of a loop, where that was too late and may
+    be well otherwise; empty for any other."""
+    if not _TIMED_OUT.search(str(lost_peer)):
+        return ""
+    return (
+        "another rank did not come here in time. If it prepares something first, such as its data, do that "
+        "before the job, or give it the time: torch.distributed.init_process_group(timeout=...) before "
+        "Run(), and torch.distributed.barrier() on all ranks after what takes so long"
     )
 
 

@@ -209,6 +209,38 @@ def test_finished_counts_although_a_notice_came_last(workshop: Workshop) -> None
     assert (message.step, message.durable_step) == (20, 20)
 
 
+TIDIES_UP = """
+import os
+import signal
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=1000)
+model = run.wrap(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(10):
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    if step == 4:
+        break
+os.kill(os.getpid(), signal.SIGTERM)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_a_notice_saves_what_a_loop_that_was_left_has_done_though_the_program_has_ended_its_process_groups(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """As most scripts end. It failed, as PyTorch knew the group no more, and saved nothing."""
+    script = tmp_path / "tidies_up.py"
+    script.write_text(TIDIES_UP)
+    gang = workshop.start(ranks=2, script=script)
+    assert gang.wait() == [0, 0], gang.texts()
+    said = gang.termination()
+    assert (said.outcome, said.step, said.durable_step) == ("interrupted", 5, 5)
+
+
 IN_A_THREAD = """
 import sys
 import threading

@@ -60,7 +60,7 @@ class Gang:
         if self.control is None:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.control)
+        dist.broadcast_object_list(box, group_src=0, group=self.control)
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
@@ -100,9 +100,10 @@ class Gang:
         let go of a tensor then finds no interpreter and aborts the process. They end with the group's
         last reference, which is this one.
         """
-        if self.control is not None and dist.is_initialized():
+        if self.control is not None:
             self.control = None
-            dist.destroy_process_group()
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
 
 def first_fault(told: Sequence[str]) -> str:

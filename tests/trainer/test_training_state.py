@@ -22,6 +22,7 @@ from holdfast_trainer.checkpoint.manifest import Manifest
 from holdfast_trainer.checkpoint.tree import in_kind, pack, unpack
 from holdfast_trainer.contract import RunDir
 from holdfast_trainer.exactness import Exactness
+from holdfast_trainer.model_state import load_model
 from holdfast_trainer.training_state import TrainingState
 
 
@@ -585,3 +586,37 @@ def test_a_buffer_that_grows_is_told_at_the_first_save_as_a_resume_refuses_it(
     LoadsAnyShape().load_state_dict(saved)
     with pytest.raises(RuntimeError, match="size mismatch for rows"):
         Memory().load_state_dict(saved)
+
+
+class Adapted(nn.Module):
+    """A layer with a low-rank one beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(4, 4), nn.Linear(4, 1, bias=False), nn.Linear(1, 4)
+
+
+def test_a_model_that_is_built_anew_is_told_at_the_first_save_as_a_resume_refuses_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where adapters are merged. Only the attempt after an interruption heard of it, and ended the job."""
+    model = nn.Sequential(Adapted(), nn.Linear(4, 1))
+    adapted, layer = model[0], model[1]
+    state = TrainingState({"model": model}, 0)
+    exactness = Exactness({}, Alone())
+    model[1] = torch.compile(layer)  # type: ignore[assignment]
+    exactness.before_save(state)
+    assert not caplog.messages, "it is what it was"
+    for _ in range(2):  # it is told once
+        model[0] = adapted.base
+        exactness.before_save(state)
+        model[0] = adapted
+        exactness.before_save(state)
+    assert caplog.messages == [
+        "model is not built as it was at run.track (0.base.bias, 0.base.weight, 0.bias, 0.down.weight and 3 "
+        "more): a resume is refused, for which the script builds it as it was. Change it after the last "
+        "step, such as where adapters are merged into it"
+    ]
+    model[0] = adapted.base
+    misfit = load_model(nn.Sequential(Adapted(), nn.Linear(4, 1)), model.state_dict(), None)
+    assert 'Unexpected key(s) in state_dict: "0.weight", "0.bias"' in misfit

@@ -20,6 +20,9 @@ from .training_state import TrainingState
 
 log = logging.getLogger("holdfast")
 
+NAMED = 4
+"""How many parameters and buffers of a model are named."""
+
 
 class Exactness:
     """Of one rank in one attempt."""
@@ -131,4 +134,14 @@ class Exactness:
                 "the buffer %s, has another shape than at run.track: a resume is refused, as torch loads it "
                 "into one of the same shape alone. Give it all its room before run.track",
                 what,
+            )
+        for name, others in state.rebuilt().items():
+            more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+            log.warning(
+                "%s is not built as it was at run.track (%s%s): a resume is refused, for which the script "
+                "builds it as it was. Change it after the last step, such as where adapters are merged into "
+                "it",
+                name,
+                ", ".join(others[:NAMED]),
+                more,
             )

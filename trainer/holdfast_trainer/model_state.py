@@ -7,7 +7,7 @@ or at the resume alone.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -68,14 +68,43 @@ def fixed_shapes(model: nn.Module) -> dict[str, torch.Size]:
     if type(model).load_state_dict is not nn.Module.load_state_dict:
         return {}
     found: dict[str, torch.Size] = {}
-    own = [path for path, module in model.named_modules() if _loads_itself(module)]
+    own = _loading_themselves(model)
     for path, module in model.named_modules():
-        if any(not of or path == of or path.startswith(f"{of}.") for of in own):  # it may load what is in it
+        if _within(path, own):
             continue
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 found[f"{path}.{name}" if path else name] = buffer.shape
     return found
+
+
+def built(model: nn.Module) -> set[str]:
+    """The names of its parameters and buffers that are saved, whatever is compiled; also of a buffer that it
+    has not made yet (see _make_room)."""
+    found: set[str] = set()
+    for path, module in model.named_modules(remove_duplicate=False):
+        names = [name for name, parameter in module._parameters.items() if parameter is not None]
+        names += [n for n, _ in module._buffers.items() if n not in module._non_persistent_buffers_set]
+        found |= {without_wrapping(f"{path}.{name}" if path else name) for name in names}
+    return found
+
+
+def not_loaded(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Which of `names`, that it has too much or too little, torch refuses to load into it: not what a module
+    loads by itself."""
+    if type(model).load_state_dict is not nn.Module.load_state_dict:
+        return []
+    own = [without_wrapping(path) for path in _loading_themselves(model)]
+    return sorted(name for name in names if not _within(name, own))
+
+
+def _loading_themselves(model: nn.Module) -> list[str]:
+    """The paths of modules that may load what is in them in a way of their own."""
+    return [path for path, module in model.named_modules() if _loads_itself(module)]
+
+
+def _within(path: str, modules: Iterable[str]) -> bool:
+    return any(not of or path == of or path.startswith(f"{of}.") for of in modules)
 
 
 def _loads_itself(module: nn.Module) -> bool:

@@ -41,12 +41,14 @@ from .given import given
 from .late import Late
 from .model_state import (
     buffers_of,
+    built,
     extra_of,
     fixed_shapes,
     load_model,
     local_memory,
     named_like,
     named_parameters,
+    not_loaded,
     of_other_types,
     versions_of,
     without_compiled,
@@ -109,6 +111,8 @@ class TrainingState:
         self._models = _models(self._parts)
         self._of_models = _names(self._models)
         self._shapes = {name: fixed_shapes(model) for name, model in self._models.items()}
+        self._built = {name: built(model) for name, model in self._models.items()}
+        self._told_rebuilt: dict[str, list[str]] = {}
         self.noted = NotedModels(self._models.values())
         self.given = given(self._parts)
         """What optimizers and schedulers were made with, by what a checkpoint keeps it as."""
@@ -163,6 +167,16 @@ class TrainingState:
             found += (
                 f"{name} of {of}, {list(now[name])} where it was {list(then.pop(name))}" for name in others
             )
+        return found
+
+    def rebuilt(self) -> dict[str, list[str]]:
+        """By the name of each model, the parameters and buffers that it has gained or lost since it was
+        tracked, so that it cannot be loaded; once for each."""
+        found: dict[str, list[str]] = {}
+        for of, model in self._models.items():
+            others = not_loaded(model, self._built[of] ^ built(model))
+            if others and others != self._told_rebuilt.get(of):
+                found[of] = self._told_rebuilt[of] = others
         return found
 
     def find_untracked_schedulers(self) -> None:

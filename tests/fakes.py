@@ -136,8 +136,10 @@ class MemoryStore:
         self._fuse.burn()
         return written
 
-    async def mark_deleted(self, namespace: str, name: str) -> TrainingJob:
-        stored = self._find(namespace, name)
+    async def mark_deleted(
+        self, namespace: str, name: str, *, known: TrainingJob | None = None
+    ) -> TrainingJob:
+        stored = self._find(namespace, name) if known is None else self._current(known)
         if stored.metadata.deletion_timestamp is None:
             stored.metadata.deletion_timestamp = datetime.now(UTC)
             return self._put(stored)

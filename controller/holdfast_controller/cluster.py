@@ -135,8 +135,14 @@ class JobStore(Protocol):
         Raises Conflict where `job` is not the newest version, NotFound; no event is kept then.
         """
 
-    async def mark_deleted(self, namespace: str, name: str) -> TrainingJob:
-        """Set deletionTimestamp; the reconciler stops what runs and then calls `remove`."""
+    async def mark_deleted(
+        self, namespace: str, name: str, *, known: TrainingJob | None = None
+    ) -> TrainingJob:
+        """Set deletionTimestamp; the reconciler stops what runs and then calls `remove`.
+
+        Given the job as it is `known`, only where that is the newest version; raises Conflict else. Raises
+        NotFound.
+        """
 
     async def remove(self, job: TrainingJob) -> None:
         """Forget the job; no error where it is gone already or another job has its name now (uid).

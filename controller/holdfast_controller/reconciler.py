@@ -280,14 +280,7 @@ class Reconciler:
         nothing."""
         await self._end(job, decision)
         if decision.remove:
-            try:
-                await self._engine.delete(job)
-            except HoldfastError as error:
-                await self._stays(job, could_not_delete(error))
-                raise
-            if job.kept_by:
-                job, _ = await self._write(job, decision.status, decision.events)
-            await self._store.remove(job)
+            await self._remove(job, decision)
             return None
         job, left = await self._write(job, decision.status, decision.events)
         after = decision.requeue_after
@@ -305,6 +298,23 @@ class Reconciler:
                 await self._say_why(job, could_not_start(decision.start, error))
             raise
         return after
+
+    async def _remove(self, job: TrainingJob, decision: Decision) -> None:
+        try:
+            if job.metadata.deletion_timestamp is None:
+                # First: one whose user has given it a longer life meanwhile keeps all that it has.
+                meta = job.metadata
+                with suppress(NotFound):
+                    job = await self._store.mark_deleted(meta.namespace, meta.name, known=job)
+            await self._engine.delete(job)
+        except Conflict:
+            raise
+        except HoldfastError as error:
+            await self._stays(job, could_not_delete(error))
+            raise
+        if job.kept_by:
+            job, _ = await self._write(job, decision.status, decision.events)
+        await self._store.remove(job)
 
     async def _end(self, job: TrainingJob, decision: Decision) -> None:
         attempt = decision.stop if decision.kill is None else decision.kill

@@ -13,7 +13,7 @@ from scene import Scene, make, play, telling
 from waiting import wait_until_async
 
 from holdfast_controller.cli.description import _fact_rows
-from holdfast_controller.cluster import AttemptObservation, NotFound, NotReady, Unavailable
+from holdfast_controller.cluster import AttemptObservation, Conflict, NotFound, NotReady, Unavailable
 from holdfast_controller.job_series import JobFigures
 from holdfast_controller.jobs import Phase, TrainingJob, Verdict
 from holdfast_controller.metrics import Metrics
@@ -718,6 +718,38 @@ def test_a_finished_job_goes_when_its_time_is_up() -> None:
         scene.now += timedelta(seconds=60)
         with pytest.raises(NotFound):
             await scene.look()
+
+    play(story)
+
+
+class BehindStore(MemoryStore):
+    """Its copy of a job may be of before a change that no watch has told of."""
+
+    copy: TrainingJob | None = None
+
+    async def get(self, namespace: str, name: str) -> TrainingJob:
+        return self.copy or await super().get(namespace, name)
+
+
+def test_a_job_that_was_given_a_longer_life_unheard_keeps_all_it_has() -> None:
+    """It stayed, and its attempt's pods and last lines were gone."""
+
+    async def story(scene: Scene) -> None:
+        store = scene.store = BehindStore()
+        scene.run_on(scene.engine)
+        await scene.submit(make(ttlSecondsAfterFinished=60))
+        finished = await scene.end(0, 0)
+        kept = dict(scene.engine.attempts)
+        longer = finished.spec.model_copy(update={"ttl_seconds_after_finished": 10**6})
+        await store.replace_spec(finished.model_copy(update={"spec": longer}))
+        store.copy = finished
+        scene.now += timedelta(seconds=60)
+        with pytest.raises(Conflict):
+            await scene.look(passes=1)
+        assert scene.engine.attempts == kept != {}
+        store.copy = None
+        job = await scene.look()
+        assert (job.metadata.deletion_timestamp, job.status.phase) == (None, Phase.SUCCEEDED)
 
     play(story)
 

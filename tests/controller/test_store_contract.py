@@ -125,7 +125,10 @@ def test_a_repeated_request_makes_one_job(tell: Callable[[Story], None]) -> None
 def test_deletion_is_a_mark_until_the_reconciler_removes_the_job(tell: Callable[[Story], None]) -> None:
     async def story(store: JobStore) -> None:
         made = await store.create(job("a"))
-        marked = await store.mark_deleted("default", "a")
+        changed = await store.replace_status(made, Status(message="it goes on"))
+        with pytest.raises(Conflict):
+            await store.mark_deleted("default", "a", known=made)
+        marked = await store.mark_deleted("default", "a", known=changed)
         assert marked.metadata.deletion_timestamp is not None
         again = await store.mark_deleted("default", "a")
         assert again.metadata.deletion_timestamp == marked.metadata.deletion_timestamp

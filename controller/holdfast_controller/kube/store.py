@@ -137,12 +137,19 @@ class KubeStore:
                 log.warning("an event is not told", job=job.key, reason=event.reason, error=str(error))
         return written
 
-    async def mark_deleted(self, namespace: str, name: str) -> TrainingJob:
+    async def mark_deleted(
+        self, namespace: str, name: str, *, known: TrainingJob | None = None
+    ) -> TrainingJob:
+        options = None if known is None else {"preconditions": _as_known(known)}
         try:
             with answer_to_who_asks():
-                document = await self._connection.delete(job_path(namespace, name))
+                document = await self._connection.delete(job_path(namespace, name), options)
         except NotFound:
             raise _no_job(namespace, name) from None
+        except Conflict:
+            if known is None:
+                raise
+            raise await self._why(known) from None
         if document.get("kind") != "Status":
             return self._wrote(document)
         with suppress(NotFound):  # where nothing held it, it is gone: the last we knew of it is the answer
@@ -152,10 +159,8 @@ class KubeStore:
     async def remove(self, job: TrainingJob) -> None:
         uid, path = job.metadata.uid, path_of(job)
         if job.metadata.deletion_timestamp is None:
-            # As it was decided on: meanwhile its user may have given it a longer life.
-            known = {"uid": uid, "resourceVersion": job.metadata.resource_version}
             try:
-                await self._connection.delete(path, {"preconditions": known})
+                await self._connection.delete(path, {"preconditions": _as_known(job)})
             except NotFound:
                 pass
             except Conflict:
@@ -326,6 +331,12 @@ class KubeStore:
         if notice.type == "DELETED":
             self._held.discard(job.metadata.uid)
         return Change(notice.type, job)
+
+
+def _as_known(job: TrainingJob) -> dict[str, str]:
+    """What an apiserver is to find for a deletion that was decided on this: meanwhile its user may have given
+    the job a longer life."""
+    return {"uid": job.metadata.uid, "resourceVersion": job.metadata.resource_version}
 
 
 def _no_job(namespace: str, name: str) -> NotFound:

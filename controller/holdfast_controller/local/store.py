@@ -174,17 +174,22 @@ class LocalStore:
         self._watchers.publish(Change("MODIFIED", stored))
         return stored.model_copy(deep=True)
 
-    async def mark_deleted(self, namespace: str, name: str) -> TrainingJob:
+    async def mark_deleted(
+        self, namespace: str, name: str, *, known: TrainingJob | None = None
+    ) -> TrainingJob:
         try:
-            return await self._mark_deleted(namespace, name)
+            return await self._mark_deleted(namespace, name, known)
         except _NoRoom:
             if not self._reserve.give():
                 raise
-            return await self._mark_deleted(namespace, name)
+            return await self._mark_deleted(namespace, name, known)
 
-    async def _mark_deleted(self, namespace: str, name: str) -> TrainingJob:
+    async def _mark_deleted(self, namespace: str, name: str, known: TrainingJob | None) -> TrainingJob:
         async with self._write() as db:
-            job = _decode(await self._row(db, namespace, name))
+            if known is None:
+                job = _decode(await self._row(db, namespace, name))
+            else:
+                job = await self._current(db, known)
             if job.metadata.deletion_timestamp is not None:
                 return job
             job.metadata.deletion_timestamp = datetime.now(UTC)

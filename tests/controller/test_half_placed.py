@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scene import Scene, make, play
 
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
-from holdfast_controller.jobs import AttemptRecord, Phase, Spec, TrainingJob, Verdict
+from holdfast_controller.jobs import AttemptRecord, Phase, Spec, Status, TrainingJob, Verdict
+from holdfast_controller.policy.decide import Evidence, decide
 from holdfast_controller.policy.half_placed import half_placed, held_up_at, seconds_left
 from holdfast_controller.policy.size import next_replicas
 
@@ -101,6 +102,30 @@ def test_what_waits_for_a_node_holds_none_until_it_has_one() -> None:
 def test_how_long_it_has_left(replicas: tuple[ReplicaObservation, ...], seconds: float | None) -> None:
     seen = AttemptObservation(1, True, False, replicas)
     assert seconds_left(STARTED, seen, NOON + timedelta(seconds=100)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("replicas", "verdict"),
+    [
+        pytest.param((UP, NO_ROOM), Verdict.UNSCHEDULABLE, id="a part of it runs"),
+        pytest.param((HELD, HELD), Verdict.IMAGE_PULL, id="nothing of it runs"),
+    ],
+)
+def test_a_leader_whose_clock_was_ahead_makes_no_gang_hold_its_places_for_longer(
+    replicas: tuple[ReplicaObservation, ...], verdict: Verdict
+) -> None:
+    """It held them for as long as the clocks of the two leaders differ, beyond what it is given."""
+    ahead = NOON + timedelta(hours=1)
+    record = AttemptRecord(number=1, opened_at=ahead, held_up_at=ahead)
+    seen = AttemptObservation(1, True, False, replicas, waiting="" if UP in replicas else "ErrImagePull")
+    if UP in replicas:
+        record.started_at = ahead
+    job = make()
+    job.status = Status(phase=Phase.STARTING, attempt=1, attempts=[record])
+    first = decide(job, seen, Evidence(), NOON)
+    assert first.requeue_after == 300
+    job.status = first.status
+    assert decide(job, seen, Evidence(), NOON + timedelta(seconds=300)).status.attempts[0].ending is verdict
 
 
 async def leave_out(scene: Scene, job: TrainingJob, *replicas: int) -> TrainingJob:

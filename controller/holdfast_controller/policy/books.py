@@ -35,6 +35,15 @@ class Books:
         self.status = status
         self.now = now
 
+    def not_to_come(self, record: AttemptRecord) -> None:
+        """What an open attempt has behind it was by now at the latest: the clock of a leader before this one
+        may have been ahead, and what counts from then would wait for as long as the two differ."""
+        for name in ("opened_at", "placed_at", "held_up_at", "started_at", "first_step_at"):
+            at = getattr(record, name)
+            setattr(record, name, at and min(at, self.now))
+        begun = self.status.first_started_at
+        self.status.first_started_at = begun and min(begun, self.now)
+
     def take_progress(
         self, record: AttemptRecord, observation: AttemptObservation, ledger: Sequence[Line]
     ) -> None:
@@ -151,7 +160,7 @@ class Books:
     def _note_places(self, record: AttemptRecord, observation: AttemptObservation) -> None:
         """Replicas are placed one by one: the observation that knows most of them counts."""
         if record.placed_at is None:
-            record.placed_at = observation.placed_at
+            record.placed_at = observation.placed_at and min(observation.placed_at, self.now)
         known = sum(record.whereabouts.capacity.values()) if record.whereabouts else 0
         if len(observation.places) > known:
             record.whereabouts = whereabouts(observation.places)

@@ -120,6 +120,8 @@ class _Deciding:
         if self.job.metadata.deletion_timestamp is not None:
             return self._delete()
         record = open_record(self.status)
+        if record is not None:
+            self.books.not_to_come(record)
         if record is None and self.observation is not None and self.observation.up:
             # It was made though no answer said so, and judged before it came to light.
             return self._done(kill=self.status.attempt, requeue_after=0.5)

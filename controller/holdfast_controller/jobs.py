@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from .breakdown import BreakdownOfStart, CostOfAttempt, GoodputOfAttempt, Placed, RecoverySeconds
 from .spec import (
@@ -104,6 +104,14 @@ def _that_is_known(verdict: Any) -> Any:
 
 
 KnownVerdict = Annotated[Verdict, BeforeValidator(_that_is_known)]
+_CAPACITIES = frozenset(Capacity)
+_PHASES = frozenset(Phase)
+
+
+def _asked_for(capacity: Any) -> Any:
+    """Likewise of nodes that only a newer one opens attempts for."""
+    newer = isinstance(capacity, str) and capacity not in _CAPACITIES
+    return None if newer else capacity
 
 
 class AttemptRecord(Model):
@@ -116,7 +124,7 @@ class AttemptRecord(Model):
     made_of: str | None = Field(
         default=None, description="A digest of what the spec asked of it when it was started."
     )
-    capacity: Capacity | None = Field(
+    capacity: Annotated[Capacity | None, BeforeValidator(_asked_for)] = Field(
         default=None, description="The nodes it was opened for, where they are others than the job asks for."
     )
     replicas: int | None = Field(
@@ -481,6 +489,19 @@ class Status(Model):
         description="The newest 20, oldest first. The last that did a step is one of them, however many came "
         "since of which none did.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _phase_that_is_known(cls, body: Any) -> Any:
+        """For one that only a newer Holdfast has, whose jobs are read after a rollback: final where the job
+        is over, which must not start again; else it is decided anew."""
+        phase = body.get("phase") if isinstance(body, dict) else None
+        if not isinstance(phase, str) or phase in _PHASES:
+            return body
+        known = Phase.QUEUED if body.get("finishedAt") is None else Phase.FAILED
+        if known is Phase.FAILED and (body.get("attempts") or [{}])[-1].get("verdict") == Verdict.FINISHED:
+            known = Phase.SUCCEEDED
+        return {**body, "phase": known}
 
     def record(self, attempt: int) -> AttemptRecord | None:
         """Of this number; None where it is not remembered."""

@@ -260,7 +260,7 @@ def test_the_mark_of_a_stop_that_nobody_carries_out_goes_with_the_wish(tmp_path:
         cluster = Cluster(jobs[-1], pod(0, state=RUNNING))
         cluster.objects[PYTORCH_JOB.resource.path] = [marked(job) for job in jobs]
         cluster.objects[JOBS] = [stored(job) for job in jobs]
-        cluster.objects[JOBS][0]["status"]["phase"] = "OfALaterVersion"
+        cluster.objects[JOBS][0]["status"]["attempt"] = "as a later version counts"
         cluster.objects[PODS] += [going(jobs[1]), going(jobs[-1], namespace="another")]
         changes: list[tuple[str, Any]] = []
 

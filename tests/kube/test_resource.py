@@ -135,6 +135,35 @@ def test_a_verdict_of_a_newer_controller_hides_no_job() -> None:
     assert (job.status.attempts[0].ending, job.status.attempts[0].verdict) == (Verdict.DISRUPTED, None)
 
 
+@pytest.mark.parametrize(
+    ("status", "phase"),
+    [
+        ({"attempts": [{"number": 1}]}, Phase.QUEUED),
+        ({"attempts": [{"number": 1, "verdict": "Throttled"}]}, Phase.QUEUED),
+        ({}, Phase.QUEUED),
+        ({"finishedAt": "2026-01-01T12:00:00Z"}, Phase.FAILED),
+        (
+            {"finishedAt": "2026-01-01T12:00:00Z", "attempts": [{"number": 1, "verdict": "Hung"}]},
+            Phase.FAILED,
+        ),
+        (
+            {"finishedAt": "2026-01-01T12:00:00Z", "attempts": [{"number": 1, "verdict": "Finished"}]},
+            Phase.SUCCEEDED,
+        ),
+    ],
+)
+def test_a_phase_of_a_newer_controller_hides_no_job(status: dict[str, Any], phase: Phase) -> None:
+    """After a rollback a job in one was in no list, nobody carried it on, and it could not be deleted. What
+    is over must not start again."""
+    job = decode(stored({"phase": "Draining", "attempt": 1, **status}))
+    assert (job.status.phase, job.status.attempt, job.faults) == (phase, 1, ())
+
+
+def test_nodes_that_only_a_newer_controller_opens_attempts_for_hide_no_job() -> None:
+    job = decode(stored({"phase": "Running", "attempt": 1, "attempts": [{"number": 1, "capacity": "Flex"}]}))
+    assert job.status.attempts[0].capacity is None
+
+
 @pytest.mark.parametrize("phase", Phase)
 def test_kubectl_shows_what_time_is_left_while_the_job_trains(phase: Phase) -> None:
     """Progress stays in the status of a job that was suspended or waits; its speed was of another moment."""
@@ -145,4 +174,4 @@ def test_kubectl_shows_what_time_is_left_while_the_job_trains(phase: Phase) -> N
 
 def test_a_status_that_means_nothing_is_no_status() -> None:
     with pytest.raises(Invalid, match=r"TrainingJob team-a/a: status\.phase: Input should be 'Queued'"):
-        decode(stored({"phase": "Paused"}))
+        decode(stored({"phase": 7}))

@@ -754,6 +754,27 @@ def test_a_job_that_was_given_a_longer_life_unheard_keeps_all_it_has() -> None:
     play(story)
 
 
+def test_a_job_of_a_restored_cluster_goes_on_after_the_attempts_that_it_has_forgotten() -> None:
+    """Each number up to the newest cost a failure, since the fence in its run directory shut it out; after
+    four of them the job had Failed."""
+
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(retries={"failures": 0}))
+        said = "attempt 1 was superseded by attempt 9: it may no longer write to /holdfast/run"
+        for replica in (0, 1):
+            scene.engine.fail(job, 1, replica, 0, said)
+        job = await scene.look()
+        assert [record.number for record in job.status.attempts] == [1, 10]
+        assert (job.status.attempt, job.status.failures, job.status.disruptions) == (10, 0, 1)
+        assert job.status.attempts[0].reason == (
+            "replica 0: attempt 1 was superseded by attempt 9, of which nothing is on record: the cluster "
+            "was restored from a backup, or somebody else trains in its run directory"
+        )
+        assert (await scene.end(0, 0)).status.phase is Phase.SUCCEEDED
+
+    play(story)
+
+
 class ForeignFiles(MemoryEngine):
     """A run directory with files of another user."""
 

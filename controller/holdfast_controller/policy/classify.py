@@ -8,6 +8,7 @@ victims and never counted; the verdict comes from the first cause:
 3. a stop was asked for                         -> Suspended; what failed on the way is in the reason
 4. a replica the platform took                  -> LostNode where its node went with it, else Disrupted;
    whose queue took it back for good             -> Suspended, and the job with it
+   one that was shut out of its run directory, by an attempt that is not on record -> Disrupted
    one evicted for what it wrote itself       -> Failed: as a disruption it would be tried again for ever
    one whose node could not start it, or that somebody's init container did not let start
                                                 -> Unschedulable, as where the node keeps it waiting
@@ -34,6 +35,8 @@ from itertools import dropwhile
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import Verdict
 from holdfast_trainer.contract import CUT, EXIT_CONFIG_ERROR, NO_MEMORY, Termination
+
+from .superseded import superseded_by, why_superseded
 
 _TRACEBACK = "Traceback (most recent call last):"
 
@@ -64,6 +67,10 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
         first = min(taken, key=_bad_end)
         verdict = Verdict.LOST_NODE if first.lost_node else Verdict.DISRUPTED
         return Incident(verdict, f"replica {first.index}: {first.reason}", first.index)
+    if (superseded := superseded_by(observation)) is not None:
+        index, newer = superseded
+        why = why_superseded(observation.attempt, newer)
+        return Incident(Verdict.DISRUPTED, f"replica {index}: {why}", index)
     for replica in replicas:
         if replica.over_limit and not finished(replica):
             return Incident(Verdict.FAILED, f"replica {replica.index}: {replica.over_limit}", replica.index)

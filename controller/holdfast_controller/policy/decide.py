@@ -32,6 +32,7 @@ from .recovery import CORRECTED, remembered
 from .repeats import next_capacity, remedy, same_failure, standstill, times_in_a_row
 from .size import next_replicas
 from .spec_notes import spec_notes
+from .superseded import superseded_by
 from .tails import bound_tails
 
 SILENT_SECONDS = 120.0
@@ -275,6 +276,8 @@ class _Deciding:
         self.books.close(record, incident, observation, self.evidence.ledger, self.evidence.steps)
         record.log_tail = dict(self.evidence.tails)
         bound_tails(self.status.attempts)
+        if (superseded := superseded_by(observation)) is not None:
+            self.status.attempt = superseded[1]
         return self._after(record, incident)
 
     def _after(self, record: AttemptRecord, incident: Incident) -> Decision:

@@ -440,7 +440,7 @@ def test_an_attempt_whose_operator_was_uninstalled_is_over_when_its_pods_have_sa
             seen = await engine.observe(job, 1)
         record = decide(job, seen, Evidence(), NOW).status.attempts[0]
         assert record.verdict is Verdict.DISRUPTED
-        assert record.reason == "replica 0: Deleted: somebody deleted the pod"
+        assert record.reason == "replica 0: Deleted: somebody deleted the PyTorchJob that it belongs to"
 
     asyncio.run(story())
 

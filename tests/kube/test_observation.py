@@ -482,6 +482,17 @@ def test_one_replica(attempt: Any, one: Any, expected: dict[str, Any], kind: Att
     assert (attempt, one) == before
 
 
+@EACH_KIND
+@pytest.mark.parametrize("attempt", [job(going=True), None], ids=["it waits for its pods", "it is gone"])
+def test_whose_attempt_somebody_deleted_as_a_whole(attempt: Any, kind: AttemptKind) -> None:
+    """It read as if somebody had deleted the pods, where the garbage collector did."""
+    one = pod(phase="Failed", state=ended(143), deleted=("2026-05-01T12:10:30Z", 45))
+    seen = attempt_observation(1, 1, in_kind(kind, attempt), [in_kind(kind, one)])
+    assert classify(seen).reason == (
+        f"replica 0: Deleted: somebody deleted the {kind.resource.kind} that it belongs to"
+    )
+
+
 def test_the_trainers_last_word_is_heard() -> None:
     seen = attempt_observation(1, 1, job(), [pod(phase="Failed", state=ended(1, SAVED))])
     assert seen.replicas[0].termination == Termination("interrupted", 812, 812)

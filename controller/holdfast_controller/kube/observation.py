@@ -48,6 +48,7 @@ from .pod_state import (
     is_disrupted,
     is_rejected,
     is_wanted,
+    kind_of_pod,
     memory_limit,
     node_of,
     outlived,
@@ -234,6 +235,8 @@ def _taken(pod: Document, ours: bool, attempt_object: Document | None) -> tuple[
     if attempt_object is not None and is_suspended(attempt_object):
         who = "the queue" if _queue_of(attempt_object) else "somebody"
         return True, f"Preempted: {who} suspended the attempt"
+    if attempt_object is None or ("deletionTimestamp" in attempt_object["metadata"] and not ours):
+        return True, f"Deleted: somebody deleted the {kind_of_pod(pod).resource.kind} that it belongs to"
     return True, "Deleted: somebody deleted the pod"
 
 

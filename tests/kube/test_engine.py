@@ -181,6 +181,38 @@ def test_a_job_can_be_deleted_while_its_operator_is_down_and_one_to_be_suspended
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("end", [KubeEngine.stop, KubeEngine.kill])
+def test_all_replicas_get_their_notice_at_once_though_one_cannot_be_had(
+    end: Callable[[KubeEngine, TrainingJob, int], Awaitable[None]], tmp_path: Path
+) -> None:
+    """One after the other the last of 256 got it seconds later, and none did after one that was refused."""
+    asked, all_there = list[str](), asyncio.Event()
+
+    async def refuse_one(request: web.Request) -> web.Response:
+        asked.append(request.match_info["name"])
+        if len(asked) == 3:
+            all_there.set()
+        await all_there.wait()
+        refused = request.match_info["name"] == "gpt-1-worker-0"
+        return web.json_response({"code": 500, "message": "not this one"}, status=500 if refused else 200)
+
+    async def mark(request: web.Request) -> web.Response:
+        return web.json_response({**cluster.objects[PYTORCH_JOB.resource.path][0], "kind": "PyTorchJob"})
+
+    job = opened(submitted(replicas=3))
+    cluster = Cluster(job, *(pod(index, state=RUNNING) for index in range(3)))
+    cluster.keep = refuse_one
+    cluster.mark = mark  # type: ignore[method-assign]
+
+    async def story() -> None:
+        async with engine_of(cluster, tmp_path) as engine, asyncio.timeout(10):
+            with pytest.raises(Unavailable, match="not this one"):
+                await end(engine, job, 1)
+        assert sorted(asked) == [f"gpt-1-worker-{index}" for index in range(3)]
+
+    asyncio.run(story())
+
+
 def test_a_job_that_its_queue_took_back_can_be_deleted_while_kueue_is_down(tmp_path: Path) -> None:
     """Its API fails with it, for it converts its own objects. What the queue wants next, nobody asks."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -138,10 +138,9 @@ class KubeEngine:
         if there is None or kind_of(there) is self._kind:  # not made before the kind was changed
             manifests = self._prepared.manifests(job, attempt)
             await self._objects.create(job, attempt, self._kind, manifests)
+        ended = [pod for pod in self._pieces.all_pods_of(job) if _number(pod) < attempt]
         try:
-            for pod in self._pieces.all_pods_of(job):
-                if _number(pod) < attempt:
-                    await self._evidence.release(pod, delete=True)
+            await _each(self._evidence.release(pod, delete=True) for pod in ended)
         except HoldfastError as error:  # without us they go too, with their object and the sweep
             log.warning("pods of an earlier attempt are still there", job=job.key, error=str(error))
 
@@ -284,10 +283,8 @@ class KubeEngine:
             await self.last_words.read(pods)
         all_made = len(pods) >= job.as_of(attempt).spec.replicas
         goes = attempt_object is not None and kind_of(attempt_object).ends_with_pods and not all_made
-        for pod in pods:
-            if goes and job.metadata.deletion_timestamp is None:  # at once, and the mark with it
-                await self._note(pod, mark)
-            await self._end_pod(pod, grace)
+        noted = goes and job.metadata.deletion_timestamp is None  # at once, and the mark with it
+        await _each(self._end_pod(pod, grace, mark if noted else None) for pod in pods)
         if attempt_object is not None and "deletionTimestamp" not in attempt_object["metadata"]:
             await self._objects.end(attempt_object, all_made=all_made)
 
@@ -305,7 +302,9 @@ class KubeEngine:
             with suppress(NotFound):
                 await self._connection.patch(pod_path(pod), change, MERGE_PATCH)
 
-    async def _end_pod(self, pod: Document, grace: int | None) -> None:
+    async def _end_pod(self, pod: Document, grace: int | None, mark: str | None) -> None:
+        if mark is not None:
+            await self._note(pod, mark)
         meta = pod["metadata"]
         going = "deletionTimestamp" in meta
         if going:
@@ -339,8 +338,15 @@ class KubeEngine:
         await self._pieces.synced()
         for attempt_object in self._pieces.objects_of(job):
             await self._objects.clear(job, _number(attempt_object), attempt_object)
-        for pod in self._pieces.all_pods_of(job):
-            await self._evidence.release(pod, delete=True)
+        await _each(self._evidence.release(pod, delete=True) for pod in self._pieces.all_pods_of(job))
+
+
+async def _each(works: Iterable[Awaitable[None]]) -> None:
+    """Of all pods at once, for a gang may be wide, and none keeps another waiting. Raises the first error,
+    once all are done."""
+    for error in await asyncio.gather(*works, return_exceptions=True):
+        if error is not None:
+            raise error
 
 
 def _number(piece: Document) -> int:

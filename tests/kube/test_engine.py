@@ -367,6 +367,46 @@ def test_a_sidecar_that_does_not_end_holds_no_gpus_once_its_attempt_is_judged(tm
     asyncio.run(story())
 
 
+def test_an_attempt_that_is_made_late_does_not_run_beside_the_next_one(tmp_path: Path) -> None:
+    """A request to make it that nobody waits for any more may be carried out after the attempt that another
+    one made was judged and cleared away; it held the GPUs that the next one waited for."""
+
+    def named(name: str, *later: AttemptRecord) -> tuple[TrainingJob, dict[str, Any]]:
+        metadata = Metadata(name=name, namespace="team", uid=f"uid-of-{name}")
+        job = opened(submitted().model_copy(update={"metadata": metadata}))
+        job.status.attempts.extend(later)
+        if later:
+            job.status.attempt, job.status.attempts[0].verdict = later[-1].number, Verdict.DISRUPTED
+        one = pod(0, state=RUNNING)
+        one["metadata"]["name"] = f"{name}-1-worker-0"
+        return job, of_attempt(job, one)
+
+    async def story() -> None:
+        known = [named("runs"), named("late", AttemptRecord(number=2))]
+        cluster = Cluster(known[0][0])
+        cluster.objects[PODS] = [one for _, one in known]
+        cluster.objects[PYTORCH_JOB.resource.path] = [
+            of_attempt(job, {"metadata": {"name": f"{job.metadata.name}-1"}, "spec": {}}) for job, _ in known
+        ]
+        cluster.objects[JOBS] = [
+            {
+                **job.to_dict(),
+                "metadata": {
+                    "name": job.metadata.name,
+                    "namespace": "team",
+                    "uid": job.metadata.uid,
+                    "resourceVersion": "5",
+                },
+            }
+            for job, _ in known
+        ]
+        async with engine_of(cluster, tmp_path) as engine, meanwhile(engine.sweep()):
+            await wait_until_async(lambda: cluster.deleted, "the late one to be removed")
+        assert cluster.deleted == ["late-1"]
+
+    asyncio.run(story())
+
+
 def test_peers_that_save_after_a_notice_have_the_grace_that_their_attempt_was_opened_with(
     tmp_path: Path,
 ) -> None:

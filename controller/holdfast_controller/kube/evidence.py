@@ -4,7 +4,8 @@ So is the mark of a stop that nobody carries out any more: its controller died b
 the job was resumed before the next one looked. What ends the attempt now is not we, and would pass for it.
 
 What has its verdict and runs on all the same is ended: a pod into which somebody's webhook has put a sidecar
-that does not end by itself would hold its GPUs until the job is deleted.
+that does not end by itself would hold its GPUs until the job is deleted; and an attempt object that a busy
+apiserver made late, by a request that nobody waited for any more, would train beside the next attempt.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from holdfast_controller.jobs import TrainingJob
 from .connection import JSON_PATCH, MERGE_PATCH, Connection, Document
 from .observation import EVIDENCE, STOPPED
 from .pieces import Pieces, attempt_of, job_of, object_path, pod_path
-from .pod_state import is_wanted, outlived
+from .pod_state import is_wanted, outlived, terminated
 from .reflector import Reflector, uid_of
 from .resource import decode
 
@@ -56,7 +57,7 @@ class Evidence:
                 try:
                     if "deletionTimestamp" in pod["metadata"]:
                         await self.release(pod)
-                    elif outlived(pod):
+                    elif outlived(pod) or self._is_late(pod):
                         await self._end(pod)
                 except HoldfastError as error:
                     log.warning("a pod is still held", pod=pod["metadata"]["name"], error=str(error))
@@ -94,6 +95,13 @@ class Evidence:
         _, number = whose
         records = (job.get("status") or {}).get("attempts") or []
         return any(record["number"] == number and not record.get("verdict") for record in records)
+
+    def _is_late(self, pod: Document) -> bool:
+        """Whether it is to run, though a later attempt was opened, which is when all of its own has ended."""
+        whose, job = attempt_of(pod), job_of(pod, self._jobs)
+        newest = ((job or {}).get("status") or {}).get("attempt")
+        runs = is_wanted(pod) and not terminated(pod)
+        return runs and whose is not None and isinstance(newest, int) and whose[1] < newest
 
     async def _end(self, pod: Document) -> None:
         """By its attempt object, whose operator would make it again; of a job that is gone all go anyway."""

@@ -205,13 +205,15 @@ def test_a_server_that_never_knows_the_version_of_its_own_list_is_not_listed_all
     tell(script(*[gone] * 8, stay, things=(thing("a", 5),)), story, replace(QUICK, longest_retry_seconds=2))
 
 
+@pytest.mark.parametrize("bumped", [0, 10**9])
 @pytest.mark.parametrize("breaks_off", [False, True])
 def test_after_etcd_was_restored_from_a_backup_what_is_there_now_counts(
-    tell: Tell, monkeypatch: pytest.MonkeyPatch, breaks_off: bool
+    tell: Tell, monkeypatch: pytest.MonkeyPatch, breaks_off: bool, bumped: int
 ) -> None:
     """Its versions are lower than those of what was there before, which were passed for newer until they had
     caught up: each write was in conflict, fifty times a second. Also where the first list of several pages
-    breaks off."""
+    breaks off, and where the revision was bumped (`etcdutl snapshot restore --bump-revision`): then new
+    versions are higher, and those of what has not changed since are lower."""
     pages, left = reflectors.pages, list[str]()
 
     async def some(*arguments: Any) -> AsyncIterator[dict[str, Any]]:
@@ -226,13 +228,13 @@ def test_after_etcd_was_restored_from_a_backup_what_is_there_now_counts(
         await response.start()
         left.extend(["etcd has no leader"] if breaks_off else [])
         world.reflector.wrote(thing("c", 61))
-        world.server.things, world.server.version = {"a": thing("a", 5)}, 7
+        world.server.things, world.server.version = {"a": thing("a", 5)}, bumped + 7
         gone = {"kind": "Status", "code": 410, "message": "too old resource version"}
         await response.event("ERROR", gone)
 
     async def since(response: Response) -> None:
         await response.start()
-        await response.event("MODIFIED", thing("a", 8))
+        await response.event("MODIFIED", thing("a", bumped + 8))
         await stay(response)
 
     async def story(now: World) -> None:
@@ -240,11 +242,11 @@ def test_after_etcd_was_restored_from_a_backup_what_is_there_now_counts(
         world = now
         world.server.script.extend((restored, since))
         world.server.put(thing("a", 50), thing("b", 60))
-        await world.until(lambda: ("MODIFIED", "a", 8) in world.heard, "what happens after it")
+        await world.until(lambda: ("MODIFIED", "a", bumped + 8) in world.heard, "what happens after it")
         added, (deleted, changed) = world.heard[:2], world.heard[2:4]
         assert added == [("ADDED", "a", 50), ("ADDED", "b", 60)]
         assert (deleted, changed) == (("DELETED", "b", 60), ("MODIFIED", "a", 5))
-        assert [one["metadata"]["resourceVersion"] for one in world.reflector.all()] == ["8"]
+        assert [one["metadata"]["resourceVersion"] for one in world.reflector.all()] == [str(bumped + 8)]
 
     world: World
     tell(script(), story)

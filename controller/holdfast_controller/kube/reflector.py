@@ -176,9 +176,16 @@ class Reflector:
 
     def _compare(self, listed: dict[str, Document], *, restored: bool) -> None:
         """Tell the differences between the copy and what is there now; `restored`: the versions are lower
-        than they were, as where etcd was restored from a backup, and what is newer has a lower one too."""
-        if restored:
+        than they were, as where etcd was restored from a backup, and what is newer has a lower one too.
+
+        Where its revision was raised above all before in that (`--bump-revision`), objects alone have
+        lower ones. A list is of now, so what differs from it is the copy's mistake."""
+        older = (
+            version_of(new) < version_of(self._copy[key]) for key, new in listed.items() if key in self._copy
+        )
+        if restored or any(older):
             log.warning("the apiserver has the objects of an earlier time", resource=self._resource)
+        if restored:
             self._written.clear()
         for key, old in list(self._copy.items()):
             new = listed.get(key)
@@ -186,8 +193,7 @@ class Reflector:
                 self._take(Notice("DELETED", old))
         for key, new in listed.items():
             known = self._copy.get(key)
-            newer = known is None or version_of(new) > version_of(known)
-            if newer or (restored and new is not known):
+            if new is not known:
                 self._take(Notice("MODIFIED" if known else "ADDED", new))
         now = int(self._version or 0)
         for key, written in list(self._written.items()):

@@ -23,7 +23,7 @@ from rich.console import Console
 from holdfast_controller.exporter.gpm import RATES, SHARES
 from holdfast_controller.exporter.nvml import Nvml, NvmlFault
 
-from .report import Measure, Report, ReportError, refuse_unwritable, take_turns
+from .report import Measure, Report, ReportError, refuse_unwritable, run, take_turns
 
 LOOKS_EVERY = 1.0
 GIB = 2**30
@@ -113,10 +113,16 @@ def works() -> Mapping[str, Work]:
     return {**subjects, TO_HOST: fetch, TO_GPU: bring}
 
 
-def done(gpu: Gpu, work: Work, seconds: float) -> Measure:
-    """A sample: so many seconds of this work, by shares and rates over all of them."""
+def done(name: str, gpu: Gpu, work: Work, seconds: float) -> Measure:
+    """A sample: so many seconds of this work, by shares and rates over all of them. Raises ReportError."""
 
     def measure() -> Mapping[str, float]:
+        try:
+            return sample()
+        except (ReportError, RuntimeError) as error:  # PyTorch's, of a GPU that was lost, too
+            raise ReportError(f"{name}: {error}") from error
+
+    def sample() -> Mapping[str, float]:
         torch.cuda.synchronize()
         before, began = gpu.figures(), time.monotonic()
         looked, amount = began, 0.0
@@ -163,7 +169,7 @@ def main() -> int:
         gpu = Gpu()
     except ReportError as error:
         parser.error(str(error))
-    subjects = {name: done(gpu, work, given.seconds) for name, work in works().items()}
+    subjects = {name: done(name, gpu, work, given.seconds) for name, work in works().items()}
     with console.status("") as status:
         take_turns(report, subjects, UNITS, rounds=given.rounds, warmup=0, heard=status.update)
     gpu.close()
@@ -181,4 +187,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("activity", main))

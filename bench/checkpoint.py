@@ -34,7 +34,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .report import RESULTS, ROOT, Measure, Report, ReportError, refuse_unwritable, take_turns
+from .report import RESULTS, ROOT, Measure, Report, ReportError, refuse_unwritable, run, take_turns
 
 OURS, LIMITS = "holdfast", "limits"
 VARIANTS = ("holdfast, synchronous", "holdfast, process")
@@ -193,4 +193,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("checkpoint", main))

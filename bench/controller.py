@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -40,12 +39,12 @@ from .controlling.load import sightings
 from .controlling.trainers import MOST, trainers
 from .controlling.turns import BARE, OPERATOR_PACE, OURS, Bench
 from .controlling.world import World, real_world, world
-from .report import RESULTS, Report, ReportError, refuse_unwritable
+from .report import RESULTS, Report, refuse_unwritable, run
 
 REAL = f"{OURS}, real operator"
 
 
-async def run(report: Report, there: World, options: argparse.Namespace, console: Console) -> None:
+async def measure(report: Report, there: World, options: argparse.Namespace, console: Console) -> None:
     controller, operator = there.controller(), there.operator()
     try:
         async with api(there.kubeconfig) as server, sightings(server) as seen:
@@ -70,7 +69,9 @@ async def run(report: Report, there: World, options: argparse.Namespace, console
         operator.close()
 
 
-async def run_progress(report: Report, there: World, options: argparse.Namespace, console: Console) -> None:
+async def measure_progress(
+    report: Report, there: World, options: argparse.Namespace, console: Console
+) -> None:
     """Jobs that train: each has an endpoint of the trainer's own."""
     jobs: int = options.training
     controller, operator = there.controller(), there.operator(jobs)
@@ -85,7 +86,7 @@ async def run_progress(report: Report, there: World, options: argparse.Namespace
         operator.close()
 
 
-async def run_real(report: Report, there: World, options: argparse.Namespace, console: Console) -> None:
+async def measure_real(report: Report, there: World, options: argparse.Namespace, console: Console) -> None:
     """A few jobs beside the real operator and the real scheduler."""
     controller = there.controller()
     async with api(there.kubeconfig) as server, sightings(server) as seen:
@@ -171,24 +172,19 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and end what was started
     console, report = Console(), Report("controller")
-    try:
-        with world(options.nodes) as there:
-            asyncio.run(run(report, there, options, console))
-        if options.training:
-            with world(min(options.nodes, options.training)) as there:
-                asyncio.run(run_progress(report, there, options, console))
-        if options.real_operator:
-            with real_world(min(options.nodes, options.real_operator)) as there:
-                asyncio.run(run_real(report, there, options, console))
-    except (ReportError, ClusterError) as error:
-        console.print(f"bench-controller: {error}", highlight=False, markup=False)
-        return 1
+    with world(options.nodes) as there:
+        asyncio.run(measure(report, there, options, console))
+    if options.training:
+        with world(min(options.nodes, options.training)) as there:
+            asyncio.run(measure_progress(report, there, options, console))
+    if options.real_operator:
+        with real_world(min(options.nodes, options.real_operator)) as there:
+            asyncio.run(measure_real(report, there, options, console))
     ratios(report, options.jobs, options.training)
     report.finish(console, options.out)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("controller", partial(main, sys.argv[1:]), ClusterError))

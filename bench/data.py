@@ -31,7 +31,7 @@ from scripts import peers
 
 from .loading.encoders import TOKENIZER, prepare, same_tokens, write_corpus
 from .loading.resumes import TOKENS_A_STEP, write_sparse
-from .report import RESULTS, ROOT, Report, ReportError, refuse_unwritable, scratch, take_turns
+from .report import RESULTS, ROOT, Report, ReportError, refuse_unwritable, run, scratch, take_turns
 from .training.turns import Training, ending
 from .training.work import SHAPES, write_tokens
 
@@ -254,4 +254,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("data", main))

@@ -26,7 +26,7 @@ from rich.console import Console
 from tests.exporter.kubelet import kubelet, pod
 from tests.nvml.stand_in import GIB, CannotCompile, Process, Script, build, busy_gpu
 
-from .report import Measure, Report, ReportError, refuse_unwritable, take_turns
+from .report import Measure, Report, ReportError, refuse_unwritable, run, take_turns
 
 SIZES = ((1, 8), (8, 32), (16, 64))
 """GPUs and processes."""
@@ -47,15 +47,19 @@ UNITS = {
 class Running:
     """An exporter and the process that reads NVML for it."""
 
+    name: str
     url: str
     process: psutil.Process
 
     def scrape(self) -> int:
-        """Bytes of the answer. Raises ReportError where NVML was not read."""
-        with urllib.request.urlopen(self.url, timeout=60) as answer:
-            text: bytes = answer.read()
+        """Bytes of the answer. Raises ReportError where there is none, or NVML was not read."""
+        try:
+            with urllib.request.urlopen(self.url, timeout=60) as answer:
+                text: bytes = answer.read()
+        except OSError as error:
+            raise ReportError(f"{self.name}: {self.url}: {error}") from error
         if b'holdfast_gpu_exporter_up{source="nvml"} 1.0' not in text:
-            raise ReportError(f"{self.url}: the exporter did not read the stand-in for NVML")
+            raise ReportError(f"{self.name}: {self.url}: the exporter did not read the stand-in for NVML")
         return len(text)
 
     def both(self) -> list[psutil.Process]:
@@ -91,6 +95,7 @@ def ranks(count: int) -> Iterator[list[int]]:
 @contextmanager
 def exporter(directory: Path, library: Path, gpus: int, pids: list[int]) -> Iterator[Running]:
     """One over `gpus` GPUs that `pids` share evenly."""
+    name = subject(gpus, len(pids))
     directory.mkdir()
     script = Script(directory / "gpus.txt", [busy_gpu(number) for number in range(gpus)])
     shares = []
@@ -113,8 +118,8 @@ def exporter(directory: Path, library: Path, gpus: int, pids: list[int]) -> Iter
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
-                raise ReportError(f"the exporter ended with {process.wait()}; it says above why")
-            yield Running(line.split()[-1], psutil.Process(process.pid))
+                raise ReportError(f"{name}: the exporter ended with {process.wait()}; it says above why")
+            yield Running(name, line.split()[-1], psutil.Process(process.pid))
         finally:
             process.terminate()
             process.wait()
@@ -195,4 +200,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("exporter", main))

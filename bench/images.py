@@ -21,7 +21,6 @@ import argparse
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -43,7 +42,7 @@ from tests.cluster.node import start_containerd
 from tests.cluster.site import Site, cache_directory, site
 from tests.cluster.tools import BUILDKIT
 
-from .report import ROOT, Report, ReportError, refuse_unwritable
+from .report import ROOT, Report, ReportError, refuse_unwritable, run
 
 SITE = "bench-images"
 MIB = 1 << 20
@@ -124,11 +123,14 @@ class Subject:
             self.write_requirements()
 
     def write_requirements(self) -> None:
-        """requirements.txt of a one-layer image: the very versions that ours installs."""
+        """requirements.txt of a one-layer image: the very versions that ours installs. Raises ReportError."""
         command = [sys.executable, "-m", "uv", "export", "--frozen", "--quiet", "--no-emit-project"]
         command += ["--no-header", "--no-annotate", "--no-hashes", "--extra", self.kind]
         command += ["--output-file", "requirements.txt"]
-        subprocess.run(command, cwd=self.checkout, check=True, stdout=subprocess.DEVNULL)
+        if subprocess.run(command, cwd=self.checkout, check=False, stdout=subprocess.DEVNULL).returncode:
+            raise ReportError(
+                f"{self.name}: requirements.txt cannot be made of uv.lock: see uv's words above"
+            )
 
     def make_room(self) -> None:
         """Give back the disk that a one-layer build has taken: it reuses nothing of it."""
@@ -242,12 +244,6 @@ def refuse_small_disk() -> None:
         )
 
 
-def end(number: int, frame: object) -> None:
-    """An end that `finally` sees, so that mounts, processes and gigabytes go; a second notice is too many."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="make bench-images", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -259,27 +255,22 @@ def main() -> int:
         parser.error(f"--rounds {given.rounds}: at least 1 is needed")
     refuse_unwritable(parser)
 
-    signal.signal(signal.SIGTERM, end)
     console = Console()
     report = Report("images")
     report.facts["base_image"] = base_image.NAME
     report.facts["buildkit"] = BUILDKIT.version
-    try:
-        if reason := why_no_node():
-            raise ReportError(f"images are built in namespaces of their own: {reason}")
-        refuse_small_disk()
-        with locked(cache_directory() / f"{SITE}.lock"):
-            for kind in [given.only] if given.only else sorted(EDITED):
-                ours = measure(report, console, kind, False, given.rounds)
-                naive = measure(report, console, kind, True, given.rounds)
-                conclude(report, ours, naive)
-    except (ReportError, ClusterError) as error:
-        print(f"holdfast: {error}", file=sys.stderr)
-        return 1
+    if reason := why_no_node():
+        raise ReportError(f"images are built in namespaces of their own: {reason}")
+    refuse_small_disk()
+    with locked(cache_directory() / f"{SITE}.lock"):
+        for kind in [given.only] if given.only else sorted(EDITED):
+            ours = measure(report, console, kind, False, given.rounds)
+            naive = measure(report, console, kind, True, given.rounds)
+            conclude(report, ours, naive)
     report.finish(console)
     return 0
 
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    sys.exit(main())
+    sys.exit(run("images", main, ClusterError))

@@ -36,11 +36,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -56,7 +56,7 @@ from tests.cluster.users import used
 from .recovering.account import account, bound, first_useful
 from .recovering.jobs import SCRIPT, Work
 from .recovering.runs import Bench, Planned, Told, shares, trace
-from .report import RESULTS, Report, ReportError, refuse_unwritable
+from .report import RESULTS, Report, ReportError, refuse_unwritable, run
 
 OURS, PEER, JOBSET, ALONE = (
     "holdfast",
@@ -190,28 +190,22 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and end what was started
     console, report = Console(), Report("recovery")
     if reason := why_no_node():
-        console.print(f"bench-recovery: {reason}", highlight=False, markup=False)
-        return 1
+        raise ReportError(reason)
     where = site(DEFAULT_NAME)
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="holdfast-bench-") as scratch,
-            used(where, console.print) as cluster,
-        ):
-            jobset.install(cluster, where)
-            image = build_image(Machine.running(where), "trainer.Dockerfile", image_name("trainer")).name
-            with world(cluster, where, image, Path(scratch)) as there:
-                measure(report, there, options, console)
-    except (ReportError, ClusterError) as error:
-        console.print(f"bench-recovery: {error}", highlight=False, markup=False)
-        return 1
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as scratch,
+        used(where, console.print) as cluster,
+    ):
+        jobset.install(cluster, where)
+        image = build_image(Machine.running(where), "trainer.Dockerfile", image_name("trainer")).name
+        with world(cluster, where, image, Path(scratch)) as there:
+            measure(report, there, options, console)
     ratios(report)
     report.finish(console, options.out)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("recovery", partial(main, sys.argv[1:]), ClusterError))

@@ -163,15 +163,33 @@ def refuse_unwritable(parser: argparse.ArgumentParser, folder: Path = RESULTS) -
 
 @contextmanager
 def scratch(where: Path, name: str) -> Iterator[Path]:
-    """A directory below `where` for what is measured; gone afterwards, also where SIGTERM ends it."""
+    """A directory below `where` for what is measured; gone afterwards."""
     where.mkdir(parents=True, exist_ok=True)
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=where))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        signal.signal(signal.SIGTERM, before)
+
+
+def run(name: str, main: Callable[[], int], *told: type[Exception]) -> int:
+    """A benchmark's exit code. SIGTERM ends what it has started, as Ctrl-C does; of ReportError, and what
+    else is `told`, the words are shown: a traceback would speak of the benchmark, not of the subject."""
+    signal.signal(signal.SIGTERM, _end)
+    expected: tuple[type[Exception], ...] = (ReportError, *told)
+    try:
+        return main()
+    except expected as error:
+        print(f"bench-{name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _end(number: int, frame: object) -> None:
+    """An end that `finally` sees; a second notice is too many."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 Measure = Callable[[], Mapping[str, float]]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .report import ROOT, Measure, Report, ReportError, refuse_unwritable, take_turns
+from .report import ROOT, Measure, Report, ReportError, refuse_unwritable, run, take_turns
 
 BIN = Path(sys.executable).parent
 BARE = "python, nothing imported"
@@ -77,4 +77,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("startup", main))

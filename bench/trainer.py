@@ -44,7 +44,7 @@ from holdfast_trainer.contract import ENV_TELEMETRY
 from holdfast_trainer.model import flops_per_token
 from holdfast_trainer.spinning import spin_briefly
 
-from .report import RESULTS, ROOT, Report, ReportError, refuse_unwritable, scratch, take_turns
+from .report import RESULTS, ROOT, Report, ReportError, refuse_unwritable, run, scratch, take_turns
 from .training.turns import Training, busy, ending
 from .training.work import SHAPES, Work, write_tokens
 
@@ -366,4 +366,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("trainer", main))

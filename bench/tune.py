@@ -33,7 +33,7 @@ from holdfast_trainer.tune.measure import Effort, measure
 from holdfast_trainer.tune.own import OwnTrial
 from holdfast_trainer.tune.settings import Settings
 
-from .report import RESULTS, ROOT, Measure, Report, ReportError, refuse_unwritable, scratch, take_turns
+from .report import RESULTS, ROOT, Measure, Report, ReportError, refuse_unwritable, run, scratch, take_turns
 from .training.work import write_tokens
 from .tuning import setups
 
@@ -194,4 +194,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("tune", main))

@@ -51,10 +51,13 @@ class Api:
     server: str
 
     async def send(self, method: str, path: str, body: bytes | None = None, kind: str = JSON) -> bytes:
-        """Raises ReportError with the server's words for an answer that is an error."""
+        """Raises ReportError where there is no answer, and with the server's words where it is an error."""
         headers = {"Content-Type": kind}
-        async with self.session.request(method, self.server + path, data=body, headers=headers) as answer:
-            said = await answer.read()
+        try:
+            async with self.session.request(method, self.server + path, data=body, headers=headers) as answer:
+                said = await answer.read()
+        except aiohttp.ClientError as error:
+            raise ReportError(f"{method} {path}: {error}") from error
         if answer.status >= 400:
             raise ReportError(f"{method} {path}: {answer.status} {said[:500].decode(errors='replace')}")
         return said

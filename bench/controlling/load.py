@@ -95,7 +95,8 @@ async def sightings(server: Api) -> AsyncIterator[Sightings]:
 async def submit(controller: Controller, numbers: range, replicas: int, per_second: float = 0) -> list[float]:
     """Submit jobs by several clients, each request after the other, or so many a second.
 
-    Returns the seconds that each request took. Raises ReportError for one that is refused.
+    Returns the seconds that each request took. Raises ReportError for one that is refused,
+    or not answered.
     """
     took: list[float] = []
     headers = {"Authorization": f"Bearer {controller.token}", "Content-Type": "application/json"}
@@ -108,8 +109,12 @@ async def submit(controller: Controller, numbers: range, replicas: int, per_seco
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
             path, body = submission(number, replicas)
             sent = time.perf_counter()
-            async with session.post(controller.url + path, data=body) as answer:
-                said = await answer.text()
+            try:
+                async with session.post(controller.url + path, data=body) as answer:
+                    said = await answer.text()
+            except aiohttp.ClientError as error:
+                controller.check()
+                raise ReportError(f"submitting job {number}: {error}") from error
             took.append(time.perf_counter() - sent)
             if answer.status != 201:
                 raise ReportError(f"submitting job {number}: {answer.status} {said[:500]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from bench.report import (
     refuse_unwritable,
     take_turns,
 )
+from processes import Processes
 from rich.console import Console
 
 
@@ -66,11 +68,54 @@ def test_what_was_measured_before_a_subject_fails_is_seen(capsys: pytest.Capture
 
 
 def test_sigterm_leaves_nothing_of_what_is_measured_behind(tmp_path: Path) -> None:
-    words = "with scratch(Path(sys.argv[1]), 'tune'): os.kill(os.getpid(), signal.SIGTERM)"
-    code = f"import os, signal, sys; from pathlib import Path; from bench.report import scratch\n{words}"
+    code = """if True:
+        import os, signal, sys
+        from pathlib import Path
+        from bench.report import run, scratch
+
+        def main():
+            with scratch(Path(sys.argv[1]), "tune"):
+                os.kill(os.getpid(), signal.SIGTERM)
+            return 0
+
+        sys.exit(run("tune", main))
+    """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False)
     assert done.returncode == 143
     assert list(tmp_path.iterdir()) == []
+
+
+FAILS = """
+import os, sys
+if " ".join(sys.orig_argv[1:]).startswith(%r):
+    os.write(2, b"no such wheel")
+    os._exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "broken", "said"),
+    [
+        ("startup", (), "-c pass", "bench-startup: `python -c pass` ended with 1: no such wheel"),
+        (
+            "checkpoint",
+            ("--small",),
+            "-m bench.checkpointing",
+            "bench-checkpoint: limits (tiny) ended with 1: no such wheel",
+        ),
+    ],
+)
+def test_a_subject_that_fails_is_named_with_its_words_and_no_traceback(
+    name: str, words: tuple[str, ...], broken: str, said: str, processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FAILS % broken)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", f"bench.{name}", *words]
+    bench = processes.start(command, env={"PYTHONPATH": path}, cwd=ROOT, stdout=-1, stderr=-1)
+    _, told = bench.communicate(timeout=100)
+    assert bench.returncode == 1
+    assert said in told
+    assert "Traceback" not in told
 
 
 def test_a_ratio_comes_from_the_rows_beside_it() -> None:

@@ -141,8 +141,16 @@ async def ledger(at: At, job: Found) -> Any:
         steps = await at.engine.ends_of_steps(job)  # last, as no other's may be in memory while these are
     except NotReady:  # they are out of reach: the status remembers what they added up to
         steps = []
-    told = account(job, lines, steps)
-    return told.model_copy(update={"run_directory": at.engine.run_directory(job)})
+    text = await asyncio.to_thread(_account, job, lines, steps, at.engine.run_directory(job))
+    return Response(text, media_type="application/json")
+
+
+def _account(
+    job: TrainingJob, lines: list[dict[str, Any]], steps: list[dict[str, Any]], run_directory: str
+) -> str:
+    """A LedgerDocument. Of thousands of attempts it takes seconds."""
+    told = account(job, lines, steps).model_copy(update={"run_directory": run_directory})
+    return told.model_dump_json(by_alias=True)
 
 
 @router.get("/steps", response_model=StepList)

@@ -7,17 +7,18 @@ progress and the reason of a wait, is written at most so often (policy/writes.py
 stops no attempt.
 
 Nothing is done for all jobs at once: who was not heard of for `resync_seconds` is looked at all the same,
-one after the other.
+one after the other; one that is over, of which there may be thousands, for `OVER_TURNS` times as long.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -48,6 +49,8 @@ CLOCK_SECONDS = 1.0
 """Between two looks at whether the machine's clock was set; each pass looks too."""
 SLICE_SECONDS = 0.5
 """Between two groups of jobs of one resync."""
+OVER_TURNS = 10
+"""Resyncs in which each job that is over is looked at once."""
 FIRST_RETRY_SECONDS = 0.1
 LONGEST_RETRY_SECONDS = 30.0
 TAIL_LINES = 20
@@ -187,8 +190,8 @@ class Reconciler:
 
     async def _resync(self) -> None:
         """Level-triggered in earnest: what nobody told of is seen in the end."""
-        while True:
-            waiting = deque(self._metrics.jobs)
+        for turn in itertools.count():
+            waiting = deque(_in_turn(self._metrics.jobs, turn))
             size = math.ceil(len(waiting) * SLICE_SECONDS / self._resync_seconds)
             ends = asyncio.get_running_loop().time() + self._resync_seconds
             while waiting:
@@ -445,6 +448,13 @@ class Reconciler:
             return []
         except (HoldfastError, TimeoutError) as error:
             return error
+
+
+def _in_turn(jobs: Mapping[str, JobFigures], turn: int) -> list[str]:
+    """Whom a resync looks at: all that are not over, and a part of the others, after some turns each."""
+    going_on = [key for key, figures in jobs.items() if not figures.phase.final]
+    are_over = [key for key, figures in jobs.items() if figures.phase.final]
+    return going_on + are_over[turn % OVER_TURNS :: OVER_TURNS]
 
 
 def _log(job: TrainingJob, *events: Event) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from waiting import wait_until_async
 from holdfast_controller import reconciler
 from holdfast_controller.cluster import AttemptObservation, Conflict, Event, Unavailable
 from holdfast_controller.drills import DrillKind
+from holdfast_controller.job_series import JobFigures
 from holdfast_controller.jobs import Phase, Status, TrainingJob, Verdict
 from holdfast_controller.local.launch import run_directory
 from holdfast_controller.local.store import LocalStore
@@ -232,6 +234,33 @@ def test_jobs_whose_time_has_come_wait_for_a_pass_while_no_worker_is_free(
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+    asyncio.run(story())
+
+
+def test_a_resync_looks_at_a_part_of_the_jobs_that_are_over_and_at_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two thousand that were over took 4 % of a core, for ever."""
+    monkeypatch.setattr(reconciler, "SLICE_SECONDS", 0.001)
+
+    async def story() -> None:
+        store, metrics, woken = MemoryStore(), Metrics(None), list[str]()
+        names = [f"over-{number}" for number in range(20)]
+        for name in (*names, "waits"):
+            job = await store.create(waiting_job(name))
+            phase = Phase.QUEUED if name == "waits" else Phase.SUCCEEDED
+            metrics.jobs[job.key] = JobFigures.of(await store.replace_status(job, Status(phase=phase)))
+        rounds = Reconciler(store, MemoryEngine(slots=4), metrics=metrics, resync_seconds=0.02)
+        monkeypatch.setattr(rounds, "_wake", woken.append)
+        resync = asyncio.create_task(rounds._resync())
+        await wait_until_async(lambda: woken.count("default/waits") > reconciler.OVER_TURNS, "ten resyncs")
+        resync.cancel()
+        seen = Counter(
+            woken[: [n for n, key in enumerate(woken) if key == "default/waits"][reconciler.OVER_TURNS]]
+        )
+        assert {seen[f"default/{name}"] for name in names} == {1}
+        assert seen["default/waits"] == reconciler.OVER_TURNS
 
     asyncio.run(story())
 

@@ -9,6 +9,7 @@ import pytest
 from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObservation, ReplicaState
 from holdfast_controller.jobs import Verdict
 from holdfast_controller.policy.classify import Incident, classify
+from holdfast_controller.policy.superseded import superseded_by
 from holdfast_trainer.contract import Termination
 
 DONE = Termination("finished", 100, 100)
@@ -529,4 +530,4 @@ def test_who_is_shut_out_of_its_run_directory_by_an_attempt_that_is_not_on_recor
     seen = AttemptObservation(
         4, True, True, (bad(0, RESET, at=9.0), bad(1, Termination("failed", 0, 0, said)))
     )
-    assert classify(seen).verdict is verdict
+    assert classify(seen, superseded=superseded_by(seen, [])).verdict is verdict

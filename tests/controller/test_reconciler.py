@@ -775,6 +775,24 @@ def test_a_job_of_a_restored_cluster_goes_on_after_the_attempts_that_it_has_forg
     play(story)
 
 
+def test_two_jobs_of_one_run_directory_do_not_overtake_each_other_for_ever() -> None:
+    """As where a copy of a cluster is started beside the one that was backed up: who is shut out a second
+    time has failed, and says so."""
+
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(retries={"failures": 0}))
+        for attempt, newer in ((1, 9), (10, 11)):
+            said = f"attempt {attempt} was superseded by attempt {newer}: it may no longer write to /run"
+            for replica in (0, 1):
+                scene.engine.fail(job, attempt, replica, 0, said)
+            job = await scene.look()
+        assert [record.verdict for record in job.status.attempts] == [Verdict.DISRUPTED, Verdict.FAILED]
+        assert (job.status.phase, job.status.failures, job.status.disruptions) == (Phase.FAILED, 1, 1)
+        assert "superseded by attempt 11" in job.status.message
+
+    play(story)
+
+
 class ForeignFiles(MemoryEngine):
     """A run directory with files of another user."""
 

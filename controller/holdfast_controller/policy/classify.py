@@ -36,7 +36,7 @@ from holdfast_controller.cluster import AttemptObservation, RankExit, ReplicaObs
 from holdfast_controller.jobs import Verdict
 from holdfast_trainer.contract import CUT, EXIT_CONFIG_ERROR, NO_MEMORY, Termination
 
-from .superseded import superseded_by, why_superseded
+from .superseded import why_superseded
 
 _TRACEBACK = "Traceback (most recent call last):"
 
@@ -50,8 +50,15 @@ class Incident:
     replica: int | None = None
 
 
-def classify(observation: AttemptObservation, ended_for: Incident | None = None) -> Incident:
-    """The incident of an attempt that is over (`gone`); `ended_for`: what Holdfast ended it for."""
+def classify(
+    observation: AttemptObservation,
+    ended_for: Incident | None = None,
+    superseded: tuple[int, int] | None = None,
+) -> Incident:
+    """The incident of an attempt that is over (`gone`).
+
+    `ended_for`: what Holdfast ended it for; `superseded`: see superseded_by.
+    """
     replicas = observation.replicas
     if replicas and all(finished(replica) for replica in replicas):
         return Incident(Verdict.FINISHED, "every replica finished")
@@ -67,7 +74,7 @@ def classify(observation: AttemptObservation, ended_for: Incident | None = None)
         first = min(taken, key=_bad_end)
         verdict = Verdict.LOST_NODE if first.lost_node else Verdict.DISRUPTED
         return Incident(verdict, f"replica {first.index}: {first.reason}", first.index)
-    if (superseded := superseded_by(observation)) is not None:
+    if superseded is not None:
         index, newer = superseded
         why = why_superseded(observation.attempt, newer)
         return Incident(Verdict.DISRUPTED, f"replica {index}: {why}", index)

@@ -265,8 +265,9 @@ class _Deciding:
 
     def _close(self, record: AttemptRecord, observation: AttemptObservation) -> Decision:
         ended = self._ended_for(record)
+        superseded = superseded_by(observation, self.status.attempts)
         if observation.exists or ended is not None:
-            incident = classify(observation, ended)
+            incident = classify(observation, ended, superseded)
         else:
             incident = Incident(Verdict.DISRUPTED, "all that was known of it is gone")
         if incident.reason == observation.put_aside and not (self.spec.suspend or self.job.faults):
@@ -276,7 +277,7 @@ class _Deciding:
         self.books.close(record, incident, observation, self.evidence.ledger, self.evidence.steps)
         record.log_tail = dict(self.evidence.tails)
         bound_tails(self.status.attempts)
-        if (superseded := superseded_by(observation)) is not None:
+        if superseded is not None:
             self.status.attempt = superseded[1]
         return self._after(record, incident)
 

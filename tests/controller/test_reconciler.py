@@ -829,6 +829,36 @@ def test_a_job_whose_files_cannot_be_removed_says_so_and_goes_once_they_can(aske
     play(story)
 
 
+class LockedStore(MemoryStore):
+    """A policy of the cluster keeps its jobs from being deleted."""
+
+    async def mark_deleted(
+        self, namespace: str, name: str, *, known: TrainingJob | None = None
+    ) -> TrainingJob:
+        raise Unavailable("the apiserver refuses it: jobs are kept for the audit")
+
+
+def test_a_job_that_may_not_be_deleted_when_its_time_is_up_says_so_and_keeps_all_it_has() -> None:
+    async def story(scene: Scene) -> None:
+        scene.store = LockedStore()
+        scene.run_on(scene.engine)
+        await scene.submit(make(ttlSecondsAfterFinished=60))
+        await scene.end(0, 0)
+        kept = dict(scene.engine.attempts)
+        scene.now += timedelta(seconds=60)
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await scene.look(passes=1)
+        job = await scene.store.get("default", "a")
+        assert job.status.message.endswith(
+            "is tried again: the apiserver refuses it: jobs are kept for the audit"
+        )
+        assert (await scene.reasons()).count("DeleteFailed") == 1
+        assert scene.engine.attempts == kept != {}
+
+    play(story)
+
+
 @pytest.mark.parametrize("ttl", [10**12, 2**63 - 1])
 def test_a_time_to_live_that_no_calendar_has_the_end_of_is_for_ever(ttl: int) -> None:
     """Each look at the finished job failed with a traceback, every half a minute."""

@@ -9,6 +9,8 @@ import pytest
 from gangs import Workshop
 from waiting import wait_until
 
+from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
+from holdfast_controller.policy.superseded import superseded_by
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR, Termination
 
 
@@ -18,6 +20,9 @@ def test_an_old_attempt_that_starts_late_is_refused(workshop: Workshop) -> None:
     assert late.wait() == [1]
     assert "attempt 2 was superseded by attempt 7: it may no longer write to" in late.termination().error
     assert "Traceback" not in late.texts()
+    told = ReplicaObservation(0, ReplicaState.FAILED, termination=late.termination())
+    seen = AttemptObservation(2, True, True, (told,))
+    assert superseded_by(seen, []) == (0, 7), "the controller takes it so"
 
 
 def test_a_run_directory_that_cannot_be_written(workshop: Workshop) -> None:

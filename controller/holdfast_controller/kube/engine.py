@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import structlog
@@ -69,6 +70,9 @@ from .taking import KILL_GRACE_SECONDS, refuse, take
 from .unmade import unmade
 
 log = structlog.get_logger(__name__)
+
+AT_ONCE = 32
+"""Pods of an attempt that something is done to at a time: where a webhook holds it up, other jobs go on."""
 
 
 def no_operator(kind: AttemptKind) -> str:
@@ -140,7 +144,7 @@ class KubeEngine:
             await self._objects.create(job, attempt, self._kind, manifests)
         ended = [pod for pod in self._pieces.all_pods_of(job) if _number(pod) < attempt]
         try:
-            await _each(self._evidence.release(pod, delete=True) for pod in ended)
+            await _each(ended, partial(self._evidence.release, delete=True))
         except HoldfastError as error:  # without us they go too, with their object and the sweep
             log.warning("pods of an earlier attempt are still there", job=job.key, error=str(error))
 
@@ -284,7 +288,7 @@ class KubeEngine:
         all_made = len(pods) >= job.as_of(attempt).spec.replicas
         goes = attempt_object is not None and kind_of(attempt_object).ends_with_pods and not all_made
         noted = goes and job.metadata.deletion_timestamp is None  # at once, and the mark with it
-        await _each(self._end_pod(pod, grace, mark if noted else None) for pod in pods)
+        await _each(pods, partial(self._end_pod, grace=grace, mark=mark if noted else None))
         if attempt_object is not None and "deletionTimestamp" not in attempt_object["metadata"]:
             await self._objects.end(attempt_object, all_made=all_made)
 
@@ -338,13 +342,19 @@ class KubeEngine:
         await self._pieces.synced()
         for attempt_object in self._pieces.objects_of(job):
             await self._objects.clear(job, _number(attempt_object), attempt_object)
-        await _each(self._evidence.release(pod, delete=True) for pod in self._pieces.all_pods_of(job))
+        await _each(self._pieces.all_pods_of(job), partial(self._evidence.release, delete=True))
 
 
-async def _each(works: Iterable[Awaitable[None]]) -> None:
-    """Of all pods at once, for a gang may be wide, and none keeps another waiting. Raises the first error,
-    once all are done."""
-    for error in await asyncio.gather(*works, return_exceptions=True):
+async def _each(pods: Sequence[Document], act: Callable[[Document], Awaitable[None]]) -> None:
+    """Many at a time, for a gang may be wide, and none keeps the others from it. Raises the first error, once
+    all are done."""
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def done(pod: Document) -> None:
+        async with free:
+            await act(pod)
+
+    for error in await asyncio.gather(*map(done, pods), return_exceptions=True):
         if error is not None:
             raise error
 

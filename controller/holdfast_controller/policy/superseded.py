@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from holdfast_controller.cluster import AttemptObservation
 from holdfast_controller.jobs import AttemptRecord
 
-_FENCED = re.compile(r"attempt (\d+) was superseded by attempt (\d{1,6}): it may no longer write to ")
-"""As any rank of it says (checkpoint/directory.py, object_fence.py of the trainer)."""
+_FENCED = re.compile(r"attempt (\d+) was superseded by attempt (\d{1,4}): it may no longer write to ")
+"""As any rank of it says (checkpoint/directory.py, object_fence.py of the trainer). No job comes to more:
+what programs write themselves is not to have everybody look for a million attempts."""
 _SHUT_OUT = "of which nothing is on record"
 
 

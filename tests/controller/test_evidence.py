@@ -115,6 +115,13 @@ CASES = [
         (facts(lost=Lost(8, False)),), {"killed": 8.5}, True, "Vanished", id="lost before we did it"
     ),
     pytest.param(
+        (facts(lost=Lost(8, False, ours=True)),),
+        {"killed": 8.5},
+        False,
+        "Killed: by Holdfast",
+        id="we did it, and the clock was set back",
+    ),
+    pytest.param(
         (facts(exit=Exit(9, None, TERM)),), {"stop": Stop(8, 38)}, False, "", id="stopped before it was up"
     ),
     pytest.param(

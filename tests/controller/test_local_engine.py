@@ -270,6 +270,31 @@ def test_a_clock_that_is_set_does_not_move_the_end_of_the_grace(
     asyncio.run(story())
 
 
+def test_what_we_killed_is_our_doing_though_the_clock_is_set_back_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the times alone it ended an hour before we killed it: the peers of a replica that failed made a
+    disruption of the failure."""
+    unset = time.time
+
+    async def story() -> None:
+        job = waiting_job()
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            await ranks_up(engine, tmp_path, job)
+            end(tmp_path, job, 1, rank=0, code=7)
+            await until(engine, job, 1, "a failure", lambda s: s.replicas[0].state is ReplicaState.FAILED)
+            await engine.kill(job, 1)
+            monkeypatch.setattr(time, "time", lambda: unset() - 3600)
+            seen = await until(engine, job, 1, "its end", gone)
+            assert [replica.disrupted for replica in seen.replicas] == [False, False]
+            assert classify(seen).verdict is Verdict.FAILED
+        async with at_work(local_engine(tmp_path)) as engine:
+            assert classify(await engine.observe(job, 1)).verdict is Verdict.FAILED
+
+    asyncio.run(story())
+
+
 def test_a_helper_with_a_session_of_its_own_keeps_the_attempt_from_being_gone(tmp_path: Path) -> None:
     async def story() -> None:
         job = waiting_job(replicas=1, command=["sh", "-c", "setsid sleep 600 & echo up; exit 0"])

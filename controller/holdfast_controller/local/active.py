@@ -214,9 +214,10 @@ class ActiveAttempt:
             end = self.files.replica_exit(replica) or self._ended_well.get(replica)
             self._exits[replica] = end
             if end is None and replica not in self._lost:
-                theirs = self._killed is None and replica not in self._drills
-                ended = now if replica in self._watched else self._last_heard
-                self._write_lost(replica, Lost(ended, theirs and self._out_of_memory(replica, now)))
+                watched, killed = replica in self._watched, self._killed is not None
+                memory = not killed and replica not in self._drills and self._out_of_memory(replica, now)
+                ended = now if watched else self._last_heard
+                self._write_lost(replica, Lost(ended, memory, ours=watched and killed))
             elif end is not None and end.signal == signal.SIGKILL:
                 self._note_memory(replica, end.ended)
         return changed

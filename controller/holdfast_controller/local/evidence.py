@@ -93,7 +93,7 @@ def _no_room_to_begin(replica: ReplicaFacts, facts: AttemptFacts) -> str:
     if lost is None or replica.running or replica.ranks_started or replica.termination is not None:
         return ""
     others = replica.drill is not None or lost.out_of_memory or facts.cut_short or facts.rebooted
-    return "" if others or _ours(lost.time, facts) else lost.no_room
+    return "" if others or _lost_by_us(replica, facts) else lost.no_room
 
 
 def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
@@ -108,11 +108,9 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
         if replica.lost.limit is not None:
             return False, f"OutOfMemory: it reached its limit of {replica.lost.limit / 2**20:.0f} MiB"
         return False, "OutOfMemory: the kernel killed a process for memory"
-    vanished = not replica.running and end is None
-    ended = replica.lost.time if replica.lost is not None else end.ended if end is not None else None
-    if vanished and not _ours(ended, facts) and facts.rebooted:
-        return True, "Vanished: this machine went down, and was booted since"
-    if vanished and not _ours(ended, facts):
+    if not replica.running and end is None and not _lost_by_us(replica, facts):
+        if facts.rebooted:
+            return True, "Vanished: this machine went down, and was booted since"
         return True, "Vanished: its supervisor ended without a trace, killed from outside"
     if end is not None and end.signal in _KILLERS and not _ours(end.ended, facts):
         text = f"Killed: torchrun got {_name(end.signal)} from outside"
@@ -164,6 +162,12 @@ def _ours(ended: float | None, facts: AttemptFacts) -> bool:
     if facts.stop is not None:
         causes.append(facts.stop.time)
     return any(ended is None or cause <= ended for cause in causes)
+
+
+def _lost_by_us(replica: ReplicaFacts, facts: AttemptFacts) -> bool:
+    """Of one that left no word of its end."""
+    lost = replica.lost
+    return (lost is not None and lost.ours) or _ours(None if lost is None else lost.time, facts)
 
 
 def _first_known(replica: ReplicaFacts, facts: AttemptFacts) -> float | None:

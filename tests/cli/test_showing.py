@@ -17,12 +17,16 @@ from typing import Any
 import pytest
 import yaml
 from rich.console import Console
+from rich.padding import Padding
+from rich.style import Style
+from rich.text import Text
 from served import Served, history, job_yaml
 from typed import Holdfast
 
+from holdfast_controller.cli import tables
 from holdfast_controller.cli.formats import count, figure
 from holdfast_controller.cli.live import top_view
-from holdfast_controller.cli.tables import event_columns, table
+from holdfast_controller.cli.tables import Column, event_columns, table
 from holdfast_controller.cluster import Event
 from holdfast_controller.jobs import Metadata, Phase, Spec, Status, TrainingJob
 
@@ -448,3 +452,51 @@ def test_logs_of_an_attempt_that_has_written_nothing_yet(
     told = "nothing is there of rank 1 of attempt 1 of default/gpt-small\n"
     assert holdfast("logs", "gpt-small", "--attempt", "1", "--rank", "1").stderr == told
     assert holdfast("logs", "gpt-small", "--tail", "0").stderr == "", "as it was asked for"
+
+
+COLUMNS = [
+    Column("NAME", cells=[Text("gpt"), Text("größe-模型"), Text("")]),
+    Column("PHASE", cells=[Text("Running", "bold cyan"), Text("Failed", "bold red"), Text("")]),
+    Column("STEP", 1, True, cells=[Text("3,000"), Text.assemble(("##", "cyan"), "--"), Text("-")]),
+    Column(
+        "MESSAGE", 8, wraps=True, cells=[Text("a sentence of more than 24 characters"), Text(), Text("b")]
+    ),
+]
+
+
+@pytest.mark.parametrize("colours", [None, "standard"])
+@pytest.mark.parametrize("titled", [True, False])
+def test_a_table_that_fits_is_drawn_a_line_a_row_as_rich_would_draw_it(
+    colours: Any, titled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5,000 jobs took rich eight seconds, and holdfast get with it."""
+
+    def drawn() -> list[tuple[str, Style | None]]:
+        """Each character, and its style where it can be seen."""
+        screen = Console(file=io.StringIO(), width=70, color_system=colours, force_terminal=bool(colours))
+        each = table(COLUMNS, 68)
+        each.show_header = titled
+        screen.print(each)
+        screen.print(Padding(each, (0, 0, 0, 2), expand=False))
+        assert isinstance(screen.file, io.StringIO)
+        shown = Text.from_ansi(screen.file.getvalue())
+        styles = [
+            None if c.isspace() else shown.get_style_at_offset(screen, n) for n, c in enumerate(shown.plain)
+        ]
+        return list(zip(shown.plain, styles, strict=True))
+
+    with monkeypatch.context() as without:
+        without.setattr(tables, "Table", None)
+        ours = drawn()
+    monkeypatch.setattr(tables, "_is_of_lines", lambda columns, width: False)
+    assert ours == drawn()
+
+
+@pytest.mark.parametrize(("said", "width"), [("two\nlines", 80), ("more than this terminal is wide", 20)])
+def test_a_sentence_that_needs_several_lines_has_them(said: str, width: int) -> None:
+    screen = Console(file=io.StringIO(), width=width)
+    screen.print(table([Column("A", cells=[Text("a")]), Column("B", wraps=True, cells=[Text(said)])], width))
+    assert isinstance(screen.file, io.StringIO)
+    lines = screen.file.getvalue().splitlines()[1:]
+    assert len(lines) > 1
+    assert " ".join(" ".join(line[1:] for line in lines).split()) == " ".join(said.split())

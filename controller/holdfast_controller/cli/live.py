@@ -104,7 +104,7 @@ def top_view(
     return Group(*parts, Text(), _top_table(ordered, width))
 
 
-def _top_table(jobs: Sequence[TrainingJob], width: int) -> Table:
+def _top_table(jobs: Sequence[TrainingJob], width: int) -> RenderableType:
     namespaces = len({job.metadata.namespace for job in jobs}) > 1
     wide = job_columns(jobs, wide=True, namespaces=namespaces)
     weights = {"NAMESPACE": 0, "NAME": 0, "PHASE": 0, "STEP": 0, "TOKENS/S": 1, "LOSS": 2, "ATTEMPT": 3}

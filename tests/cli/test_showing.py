@@ -26,7 +26,7 @@ from typed import Holdfast
 from holdfast_controller.cli import tables
 from holdfast_controller.cli.formats import count, figure
 from holdfast_controller.cli.live import top_view
-from holdfast_controller.cli.tables import Column, event_columns, table
+from holdfast_controller.cli.tables import Column, event_columns, show, table
 from holdfast_controller.cluster import Event
 from holdfast_controller.jobs import Metadata, Phase, Spec, Status, TrainingJob
 
@@ -471,19 +471,22 @@ def test_a_table_that_fits_is_drawn_a_line_a_row_as_rich_would_draw_it(
 ) -> None:
     """5,000 jobs took rich eight seconds, and holdfast get with it."""
 
-    def drawn() -> list[tuple[str, Style | None]]:
-        """Each character, and its style where it can be seen."""
+    def drawn() -> list[list[tuple[str, Style | None]]]:
+        """Each character, and its style where it can be seen; without blanks at the end of a line."""
         screen = Console(file=io.StringIO(), width=70, color_system=colours, force_terminal=bool(colours))
         each = table(COLUMNS, 68)
         each.show_header = titled
         screen.print(each)
         screen.print(Padding(each, (0, 0, 0, 2), expand=False))
         assert isinstance(screen.file, io.StringIO)
-        shown = Text.from_ansi(screen.file.getvalue())
-        styles = [
-            None if c.isspace() else shown.get_style_at_offset(screen, n) for n, c in enumerate(shown.plain)
+        shown = [Text.from_ansi(line) for line in screen.file.getvalue().splitlines()]
+        return [
+            [
+                (c, None if c == " " else line.get_style_at_offset(screen, n))
+                for n, c in enumerate(line.plain.rstrip())
+            ]
+            for line in shown
         ]
-        return list(zip(shown.plain, styles, strict=True))
 
     with monkeypatch.context() as without:
         without.setattr(tables, "Table", None)
@@ -500,3 +503,17 @@ def test_a_sentence_that_needs_several_lines_has_them(said: str, width: int) -> 
     lines = screen.file.getvalue().splitlines()[1:]
     assert len(lines) > 1
     assert " ".join(" ".join(line[1:] for line in lines).split()) == " ".join(said.split())
+
+
+def test_what_became_of_a_job_with_a_long_name_is_told_whole() -> None:
+    """On 80 columns a name of 52 characters left nothing of the message, and one of 40 a letter a line."""
+    said = "attempt 1: replica 0: rank 0 ended with exit code 3"
+    event = {"type": "Warning", "reason": "JobFailed", "message": said, "count": 1}
+    for name, width in (("x" * 52, 80), ("x" * 40, 80), ("x" * 20, 40)):
+        time = datetime.now(UTC).isoformat()
+        screen = Console(file=io.StringIO(), width=width)
+        show(event_columns([{**event, "time": time, "job": f"default/{name}"}], jobs=True), screen)
+        assert isinstance(screen.file, io.StringIO)
+        lines = screen.file.getvalue().splitlines()
+        assert lines[1].endswith(f"default/{name}  JobFailed  {said}")
+        assert lines[0].endswith("MESSAGE"), "blanks would be a line of their own"

@@ -100,14 +100,14 @@ def show_jobs(jobs: list[TrainingJob], output: Output, *, namespaces: bool, sing
         every = {"apiVersion": API_VERSION, "kind": "TrainingJobList", "items": items}
         print_document(items[0] if single else every, output.value)
     elif jobs:
-        from .tables import console, full_width, job_columns, table
+        from .tables import console, full_width, job_columns, show
 
         columns = job_columns(jobs, wide=output == Output.WIDE, namespaces=namespaces)
         screen = console()
         if output == Output.WIDE:
             # Who asks for everything gets it; a line too long for the terminal wraps there.
             screen.width = max(screen.width, full_width(columns))
-        screen.print(table(columns, screen.width))
+        show(columns, screen)
 
 
 def describe(ctx: typer.Context, job: Job, namespace: NamespaceOption = None) -> None:
@@ -180,10 +180,9 @@ def events(
         what = f"{places[0]} has" if job else f"the jobs of {all_of} have"
         typer.echo(f"{what} no events{f' of the newest {since}' if since else ''}", err=True)
         return
-    from .tables import console, event_columns, table
+    from .tables import console, event_columns, show
 
-    screen = console()
-    screen.print(table(event_columns(found, jobs=job is None), screen.width))
+    show(event_columns(found, jobs=job is None), console())
 
 
 def _events_of(client: Client, place: JobAddress, *, gone_is_none: bool) -> list[dict[str, Any]]:

@@ -106,12 +106,16 @@ class Column:
 def fit(columns: Sequence[Column], width: int) -> list[Column]:
     """The columns that fit side by side into `width`; those of weight 0 in any case."""
     kept = list(columns)
-    while sum(column.width + GAP for column in kept) - GAP > width:
+    while _least_width(kept) > width:
         droppable = [column for column in kept if column.weight]
         if not droppable:
             break
         kept.remove(max(droppable, key=lambda column: column.weight))
     return kept
+
+
+def _least_width(columns: Sequence[Column]) -> int:
+    return sum(column.width + GAP for column in columns) - GAP
 
 
 def full_width(columns: Sequence[Column]) -> int:
@@ -120,7 +124,8 @@ def full_width(columns: Sequence[Column]) -> int:
 
 
 class _Lines:
-    """A table of which each row is a line: drawn at once, where rich takes more than a millisecond a row."""
+    """A table of which each row is a line: drawn at once, where rich takes more than a millisecond a row, and
+    without blanks at the end, which a terminal may wrap."""
 
     def __init__(self, columns: Sequence[Column]):
         self.show_header = True
@@ -137,8 +142,8 @@ class _Lines:
         for row in itertools.chain([titles] if self.show_header else [], rows):
             for index, (column, width, cell) in enumerate(zip(self._columns, self._widths, row, strict=True)):
                 blank = " " * (width - cell.cell_len)
-                gap = " " * GAP if index < len(row) - 1 else ""
-                before, after = (blank, gap) if column.right else ("", blank + gap)
+                before, after = (blank, "") if column.right else ("", blank)
+                after = "" if index == len(row) - 1 else after + " " * GAP
                 yield Segment(before)
                 if cell.spans:
                     yield from cell.render(console)
@@ -173,6 +178,15 @@ def table(columns: Sequence[Column], width: int) -> Table | _Lines:
     for row in zip(*(column.cells for column in kept), strict=True):
         drawn.add_row(*row)
     return drawn
+
+
+def show(columns: Sequence[Column], screen: Console) -> None:
+    """Print them; where not even those that always stay fit, as long names leave no room for a sentence, in
+    lines that the terminal wraps: there nothing is cut."""
+    kept = fit(columns, screen.width)
+    if _least_width(kept) > screen.width:
+        screen.width = full_width(kept) - GAP
+    screen.print(table(kept, screen.width))
 
 
 def phase_text(phase: Phase) -> Text:

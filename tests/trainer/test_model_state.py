@@ -281,6 +281,27 @@ def test_a_buffer_that_is_expanded_comes_back() -> None:
     assert after.get_buffer("mask").tolist() == [[0, 1, 2]] * 4
 
 
+def test_what_was_made_under_inference_mode_comes_back() -> None:
+    """As a table, or a copy for an average: each resume was refused, as if the model were another one."""
+
+    def model(value: float) -> nn.Sequential:
+        with torch.inference_mode():
+            table, copied = torch.full((3,), value), nn.Linear(2, 1)
+            copied.weight.fill_(value)
+        made = nn.Sequential(nn.Linear(2, 1), copied.requires_grad_(False))
+        made.register_buffer("table", table)
+        return made
+
+    state, resumed = (TrainingState({"model": model(value)}, rank=1) for value in (2.0, 3.0))
+    captured = state.capture(1)
+    assert resumed.restore(Loaded(Manifest(1, 1, 2, "", {}, 0.0), captured.shared, captured.own)) == []
+    (after,) = resumed.parts
+    assert isinstance(after, nn.Sequential)
+    assert after.get_buffer("table").tolist() == [2, 2, 2]
+    assert after[1].weight.tolist() == [[2, 2]]
+    after[0](torch.ones(3, 2)).sum().backward()
+
+
 class Whitened(nn.Linear):
     """It takes the mean from its first batch."""
 

@@ -306,6 +306,51 @@ for step in run.steps(int(sys.argv[2])):
     assert gang.history.events("attempt_start", 3)[0]["resumed_step"] == 4
 
 
+COUNTS = """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+class Tally:
+    def __init__(self):
+        self.seen = []
+
+    def state_dict(self):
+        return vars(self)
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+run = Run(checkpoint_every=2)
+model, tally = torch.nn.Linear(2, 1), Tally()
+if sys.argv[1] == "begins":
+    tally.seen = set()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.track(model=model, optimizer=optimizer, tally=tally)
+for step in run.steps(8):
+    tally.seen = {step} if step > 2 else [step]
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("how", "durable"), [("begins", 0), ("goes on", 2)])
+def test_what_cannot_be_saved_is_told_in_a_line_and_not_tried_again(
+    how: str, durable: int, workshop: Workshop, tmp_path: Path
+) -> None:
+    """Each retry met the same, under a traceback."""
+    script = tmp_path / "counts.py"
+    script.write_text(COUNTS)
+    gang = workshop.start(script=script, arguments=[how])
+    assert gang.wait() == [EXIT_CONFIG_ERROR], gang.texts()
+    said = gang.termination()
+    assert said.error.endswith(
+        "parts.tally.seen: a set cannot be saved; keep tensors, numbers, strings, lists and dicts"
+    )
+    assert (said.config_error, said.durable_step) == (True, durable)
+    assert "Traceback" not in gang.texts()
+
+
 WRAPPED = 'model = run.wrap(raw, settle=(lambda net: loss_of(net, 0, 0)) if options["settle"] else None)\n'
 TRACKED = "run.track(model=model, "
 STEPPED = "        scheduler.step()\n"

@@ -620,3 +620,27 @@ def test_a_model_that_is_built_anew_is_told_at_the_first_save_as_a_resume_refuse
     model[0] = adapted.base
     misfit = load_model(nn.Sequential(Adapted(), nn.Linear(4, 1)), model.state_dict(), None)
     assert 'Unexpected key(s) in state_dict: "0.weight", "0.bias"' in misfit
+
+
+def test_points_that_multiply_are_told_as_a_resume_refuses_them(caplog: pytest.LogCaptureFixture) -> None:
+    """As Gaussians that a scene is made of: with other parameters of other shapes in the groups that there
+    are. Only the attempt after an interruption heard of it, and ended the job."""
+    model = nn.Module()
+    model.points = nn.Parameter(torch.zeros(2, 3))
+    optimizer = torch.optim.SGD([model.points], 0.1)
+    state = TrainingState({"model": model, "optimizer": optimizer}, 0)
+    exactness = Exactness({}, Alone())
+    exactness.look_at_optimizer(state, optimizer)
+    exactness.before_save(state)
+    assert not caplog.messages
+    model.points = nn.Parameter(torch.zeros(4, 3))
+    optimizer.param_groups[0]["params"] = [model.points, nn.Parameter(torch.zeros(1))]
+    for _ in range(2):  # it is told once
+        exactness.look_at_optimizer(state, optimizer)
+        exactness.before_save(state)
+    first, second = caplog.messages
+    assert first.startswith("optimizer was given parameters after run.track: a resume is refused")
+    assert second.startswith("the parameter points of model, [4, 3] where it was [2, 3], has another shape")
+    again = nn.Module()
+    again.points = nn.Parameter(torch.zeros(2, 3))
+    assert "size mismatch for points" in load_model(again, model.state_dict(), None)

@@ -150,7 +150,7 @@ def differing(ranks: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def together(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What rank 0 has, and where others have something else by that name the values of all, in words. Pure.
+    """What rank 0 has, and where others have another word or number by a name the values of all. Pure.
 
     `ranks` has them by rank. Where ranks' values are many, their digest stands for most of them.
     """
@@ -160,7 +160,7 @@ def together(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         told = ", ".join(f"{one} on {_ranks(values, one)}" for one in dict.fromkeys(values))
         if len(told) > TOLD_LENGTH:
             told = f"{told[:TOLD_LENGTH]}... ({hashlib.sha256(repr(values).encode()).hexdigest()[:8]})"
-        found[name] = value if len(set(values)) == 1 else told
+        found[name] = value if len(set(values)) == 1 or isinstance(value, Mapping) else told
     return found
 
 

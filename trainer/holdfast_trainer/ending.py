@@ -32,7 +32,7 @@ from typing import Any, NoReturn, TypeVar
 
 from . import contract, in_place
 from .checkpoint import CheckpointError, Fenced, WrongConfiguration
-from .checkpoint.errors import StorageUnavailable
+from .checkpoint.errors import StorageUnavailable, UnsupportedState
 from .contract import Progress, Termination
 from .faults import DeadWorker, Explained, waited_in_vain
 from .ledger import Journal
@@ -51,7 +51,7 @@ NOTICES = (signal.SIGTERM, signal.SIGINT)
 HUNG_SECONDS = 30.0
 TELL_SECONDS, HURRIED_SECONDS = 20.0, 1.0
 """How long the ledger is waited for, and that where the grace is nearly over."""
-CANNOT_BE_MENDED = (ConfigError, DataError, WrongConfiguration)
+CANNOT_BE_MENDED = (ConfigError, DataError, WrongConfiguration, UnsupportedState)
 """What no retry will mend, unless it is data that may come: the exit status says so
 (`contract.EXIT_CONFIG_ERROR`)."""
 

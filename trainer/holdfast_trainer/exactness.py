@@ -82,7 +82,7 @@ class Exactness:
         """To be called by its step."""
         if state.found_untracked(optimizer):
             self.lose(f"steps of an untracked {type(optimizer).__name__}", "keep what is not saved")
-        if name := state.given_groups(optimizer):
+        if name := state.given_more(optimizer):
             log.warning(
                 "%s was given parameters after run.track: a resume is refused, as it loads %s where the "
                 "script has given it fewer. Give it all before run.track, frozen: it passes those over",
@@ -131,7 +131,7 @@ class Exactness:
             self.lose(f"what {name} has done to gradients", why)
         for what in state.resized():
             log.warning(
-                "the buffer %s, has another shape than at run.track: a resume is refused, as torch loads it "
+                "the %s, has another shape than at run.track: a resume is refused, as torch loads it "
                 "into one of the same shape alone. Give it all its room before run.track",
                 what,
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -30,7 +31,8 @@ def load_model(model: nn.Module, state: dict[str, Any], versions: dict[str, int]
         paths = [path for path, _ in model.named_modules()]
         whole._metadata = {path: {"version": versions.get(without_wrapping(path), 1)} for path in paths}
     try:
-        model.load_state_dict(whole)
+        with writable(model):
+            model.load_state_dict(whole)
     except RuntimeError as error:
         if str(error).startswith("Error(s) in loading state_dict"):
             return str(error)
@@ -55,6 +57,13 @@ def _make_room(model: nn.Module, state: Mapping[str, Any]) -> None:
                 module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
 
 
+def writable(model: nn.Module) -> AbstractContextManager[None]:
+    """In which values can be copied into it: those that were made under `torch.inference_mode`, such as a
+    table or a copy of another model, take none outside of that."""
+    made_so = any(one.is_inference() for one in chain(model.parameters(), model.buffers()))
+    return torch.inference_mode() if made_so else nullcontext()
+
+
 def _is_expanded(tensor: torch.Tensor) -> bool:
     """Whether several of its elements are one in memory."""
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
@@ -64,7 +73,8 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
 
 
 def fixed_shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """Of the buffers that are saved, by name, and that torch alone loads, which takes no other shape."""
+    """Of the parameters and buffers that are saved, by name, and that torch alone loads, which takes no other
+    shape."""
     if type(model).load_state_dict is not nn.Module.load_state_dict:
         return {}
     found: dict[str, torch.Size] = {}
@@ -72,9 +82,9 @@ def fixed_shapes(model: nn.Module) -> dict[str, torch.Size]:
     for path, module in model.named_modules():
         if _within(path, own):
             continue
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                found[f"{path}.{name}" if path else name] = buffer.shape
+        for name, value in chain(module._parameters.items(), module._buffers.items()):
+            if value is not None and name not in module._non_persistent_buffers_set:
+                found[f"{path}.{name}" if path else name] = value.shape
     return found
 
 

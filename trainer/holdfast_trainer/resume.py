@@ -12,7 +12,7 @@ from .account import Account
 from .alike import together
 from .checkpoint import CONFIGURATION, Skipped, WrongConfiguration, load_newest
 from .contract import RunDir, is_count, read_lines
-from .environment import VALIDATED_BY, differences
+from .environment import NOT_DETERMINISTIC, VALIDATED_BY, differences
 from .ledger import useful_seconds
 from .parallel import Gang
 from .place import process_seconds
@@ -78,7 +78,8 @@ def resume(
     theirs from then on, as bits depend on each rank's.
     """
     told = together(gang.gather(dict(environment)))
-    environment.update({name: value for name, value in told.items() if name in environment})
+    # What has no kernel that repeats its bits is added to, name by name, as it is found.
+    environment.update({n: value for n, value in told.items() if n in environment and n != NOT_DETERMINISTIC})
     loaded, skipped = load_newest(
         run_dir, attempt, gang, config_hash, environment.get(CONFIGURATION), in_shards=state.in_shards
     )

@@ -53,6 +53,7 @@ from .model_state import (
     versions_of,
     without_compiled,
     without_wrapping,
+    writable,
 )
 from .noted_models import NotedModels
 from .optimizer_state import lay_out, load_optimizer
@@ -119,7 +120,7 @@ class TrainingState:
         self._untracked_schedulers: list[weakref.ref[LRScheduler]] = []
         self._looked_at = WeakSet(optimizers.values())
         """Optimizers of which it is known whether they are tracked."""
-        self._groups = {id(one): (name, len(one.param_groups)) for name, one in optimizers.items()}
+        self._counts = {id(one): (name, _count(one)) for name, one in optimizers.items()}
         skeleton, tensors = pack(self._shared(0))
         Header.of(skeleton, tensors)  # what cannot be saved is told now, not when the first save is due
         self.unsaved = [
@@ -150,23 +151,25 @@ class TrainingState:
         mine = any(id(p) in self._of_models for group in optimizer.param_groups for p in group["params"])
         return mine and not any(_has(part, optimizer) for part in self._parts.values())
 
-    def given_groups(self, optimizer: torch.optim.Optimizer) -> str:
-        """The name of a tracked optimizer that has more groups than when it was tracked; once for each."""
-        name, count = self._groups.get(id(optimizer), ("", 0))
-        if not name or len(optimizer.param_groups) <= count:
+    def given_more(self, optimizer: torch.optim.Optimizer) -> str:
+        """The name of a tracked optimizer that has more parameters than it had then; once for each."""
+        name, count = self._counts.get(id(optimizer), ("", 0))
+        if not name or (now := _count(optimizer)) <= count:
             return ""
-        self._groups[id(optimizer)] = name, len(optimizer.param_groups)
+        self._counts[id(optimizer)] = name, now
         return name
 
     def resized(self) -> list[str]:
-        """The buffers that have another shape than when their model was tracked, in words; once for each."""
+        """The parameters and buffers that have another shape than when their model was tracked, in words;
+        once for each."""
         found: list[str] = []
         for of, model in self._models.items():
             then, now = self._shapes[of], fixed_shapes(model)
             others = [name for name, shape in now.items() if then.get(name, shape) != shape]
-            found += (
-                f"{name} of {of}, {list(now[name])} where it was {list(then.pop(name))}" for name in others
-            )
+            parameters = {name for name, _ in named_parameters(model)} if others else set()
+            for name in others:
+                kind = "parameter" if name in parameters else "buffer"
+                found.append(f"{kind} {name} of {of}, {list(now[name])} where it was {list(then.pop(name))}")
         return found
 
     def rebuilt(self) -> dict[str, list[str]]:
@@ -385,7 +388,7 @@ class TrainingState:
             _load(name, part, state, loaded.manifest.step, *orders, changed, versions.get(name))
             if isinstance(part, nn.Module):
                 buffers = named_like(own.get("buffers", {}).get(name, {}), part.state_dict().keys())
-                with torch.no_grad():
+                with torch.no_grad(), writable(part):
                     for key, value in buffers.items():
                         part.get_buffer(key).copy_(value)
         for name, unspent in self._unspent.items():
@@ -517,6 +520,11 @@ def _inner(parts: Mapping[str, Stateful]) -> dict[str, torch.optim.Optimizer]:
             found[f"optimizer {number} of {name}"] = one
         known |= {id(one) for one in tell}
     return found
+
+
+def _count(optimizer: torch.optim.Optimizer) -> int:
+    """Of its parameters."""
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 def _tells(optimizer: torch.optim.Optimizer) -> bool:

@@ -28,11 +28,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -183,13 +184,26 @@ def run(name: str, main: Callable[[], int], *told: type[Exception]) -> int:
         print(f"bench-{name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        _end_children()
         return 128 + signal.SIGINT
+    except SystemExit:
+        _end_children()
+        raise
 
 
 def _end(number: int, frame: object) -> None:
     """An end that `finally` sees; a second notice is too many."""
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
+
+
+def _end_children() -> None:
+    """Who was being started as a signal came is in nobody's list of what to end."""
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, timeout=10)
 
 
 Measure = Callable[[], Mapping[str, float]]

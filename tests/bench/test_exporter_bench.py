@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 from bench.exporter import SIZES
@@ -18,17 +19,22 @@ def started(by: int) -> list[psutil.Process]:
     return psutil.Process(by).children(recursive=True)
 
 
-def test_sigterm_leaves_neither_processes_nor_files(processes: Processes, tmp_path: Path) -> None:
+def test_sigterm_leaves_neither_processes_nor_files(processes: Processes) -> None:
     command = [sys.executable, "-m", "bench.exporter", "--rounds", "1000"]
-    bench = processes.start(command, env={"TMPDIR": str(tmp_path)}, cwd=ROOT, stdout=-1, stderr=-1)
     first, *_ = SIZES
-    try:
-        wait_until(lambda: len(started(bench.pid)) > first[1] + 1, "ranks and an exporter to run", 60)
-        there = started(bench.pid)
-    finally:
-        bench.terminate()
-    _, told = bench.communicate(timeout=60)
-    assert bench.returncode == 128 + signal.SIGTERM, told
-    assert "Traceback" not in told
-    assert [one for one in there if one.is_running()] == []
-    assert list(tmp_path.iterdir()) == []
+    with TemporaryDirectory(prefix="hf") as place:  # a socket's path may not be as long as one of pytest's
+        bench = processes.start(command, env={"TMPDIR": place}, cwd=ROOT, stdout=-1, stderr=-1)
+        try:
+            wait_until(
+                lambda: bench.poll() is not None or len(started(bench.pid)) > first[1] + 1,
+                "ranks and an exporter to run",
+            )
+            there = started(bench.pid) if bench.poll() is None else []
+        finally:
+            bench.terminate()
+        _, told = bench.communicate(timeout=60)
+        assert bench.returncode == 128 + signal.SIGTERM, told
+        assert "Traceback" not in told
+        assert there
+        assert [one for one in there if one.is_running()] == []
+        assert list(Path(place).iterdir()) == []

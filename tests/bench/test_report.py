@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from bench.report import (
     ROOT,
@@ -237,3 +238,24 @@ def test_a_benchmark_that_cannot_be_made_here_keeps_none_of_the_others_from_it(t
     assert "needs root" in made.stderr
     assert made.stdout.splitlines()[0] == "measured", made.stderr
     assert made.returncode == 2
+
+
+STARTS_ONE = """
+import os, signal, subprocess, sys
+from bench.report import run
+
+def main():
+    child = subprocess.Popen(["sleep", "3600"])
+    print(child.pid, flush=True)
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))  # before anybody has noted what to end
+
+run("nothing", main)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_what_was_being_started_as_a_signal_came_ends_too(name: str) -> None:
+    """It held the streams of who had started the benchmark."""
+    command = [sys.executable, "-c", STARTS_ONE, name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert not psutil.pid_exists(int(done.stdout))

@@ -94,7 +94,9 @@ def library() -> Library:
         try:
             own = _from_cache(found)
         except Unavailable as lacking:
-            if not shipped.exists():
+            from .contract import exists  # which is not there where an image's are compiled
+
+            if not exists(shipped):
                 raise
             raise Unavailable(f"{error}; to compile another {lacking}") from error
     if len(_thread_pools()) > 1:

@@ -24,22 +24,22 @@ LONG = "#" * SMALL_BODY
 JOB = "metadata: {name: %s}\nspec: {command: [sleep]}\n"
 
 
+def client_of(engine: MemoryEngine) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(MemoryStore(), engine))
+    yaml = {"Content-Type": "application/yaml"}
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=yaml)
+
+
 @pytest.mark.parametrize("long", ["", "/gpt/drill"], ids=["a job", "a drill"])
 def test_requests_are_answered_while_all_threads_are_busy_and_long_bodies_wait_for_one(long: str) -> None:
     async def story() -> None:
-        app = create_app(MemoryStore(), MemoryEngine(slots=4))
-        yaml = {"Content-Type": "application/yaml"}
         release = threading.Event()
         with ThreadPoolExecutor(1) as threads:
             asyncio.get_running_loop().set_default_executor(threads)
             busy = asyncio.get_running_loop().run_in_executor(None, release.wait)
             others = anyio.to_thread.current_default_thread_limiter()
             others.total_tokens = 1
-            transport = httpx.ASGITransport(app)
-            async with (
-                asyncio.timeout(60),
-                httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=yaml) as client,
-            ):
+            async with asyncio.timeout(60), client_of(MemoryEngine(slots=4)) as client:
                 others.acquire_on_behalf_of_nowait(busy)
                 try:
                     made = await client.post(JOBS, content=JOB % "gpt")
@@ -81,11 +81,7 @@ def test_the_steps_of_a_long_run_are_told_in_a_thread_a_part_at_a_time(
     async def story() -> None:
         engine = MemoryEngine(slots=4)
         monkeypatch.setattr(engine, "steps", many)
-        transport = httpx.ASGITransport(create_app(MemoryStore(), engine))
-        yaml = {"Content-Type": "application/yaml"}
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://localhost", headers=yaml
-        ) as client:
+        async with client_of(engine) as client:
             await client.post(JOBS, content=JOB % "gpt")
             told = (await client.get(f"{JOBS}/gpt/steps")).json()["items"]
             assert [line["step"] for line in told] == list(range(count))
@@ -115,11 +111,7 @@ def test_the_ledger_of_thousands_of_attempts_is_worked_out_in_a_thread(
     async def story() -> None:
         engine = MemoryEngine(slots=4)
         monkeypatch.setattr(engine, "ledger", one)
-        transport = httpx.ASGITransport(create_app(MemoryStore(), engine))
-        yaml = {"Content-Type": "application/yaml"}
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://localhost", headers=yaml
-        ) as client:
+        async with client_of(engine) as client:
             await client.post(JOBS, content=JOB % "gpt")
             told = (await client.get(f"{JOBS}/gpt/ledger")).json()
             assert [attempt["attempt"] for attempt in told["attempts"]] == [1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -116,6 +116,25 @@ class Cluster:
             return web.json_response({"code": 404}, status=404)
         items = self.objects.get(request.path, [])
         return web.json_response({"metadata": {"resourceVersion": "9"}, "items": items})
+
+    def has(self, known: Sequence[tuple[TrainingJob, dict[str, Any]]]) -> None:
+        """These jobs, each with its first attempt's object and a pod of it."""
+        self.objects[PODS] = [one for _, one in known]
+        self.objects[PYTORCH_JOB.resource.path] = [
+            of_attempt(job, {"metadata": {"name": f"{job.metadata.name}-1"}, "spec": {}}) for job, _ in known
+        ]
+        self.objects[JOBS] = [
+            {
+                **job.to_dict(),
+                "metadata": {
+                    "name": job.metadata.name,
+                    "namespace": "team",
+                    "uid": job.metadata.uid,
+                    "resourceVersion": "5",
+                },
+            }
+            for job, _ in known
+        ]
 
 
 @asynccontextmanager
@@ -344,22 +363,7 @@ def test_a_sidecar_that_does_not_end_holds_no_gpus_once_its_attempt_is_judged(tm
             return await accept(request)
 
         cluster.delete = delete  # type: ignore[method-assign]
-        cluster.objects[PODS] = [one for _, one in known]
-        cluster.objects[PYTORCH_JOB.resource.path] = [
-            of_attempt(job, {"metadata": {"name": f"{job.metadata.name}-1"}, "spec": {}}) for job, _ in known
-        ]
-        cluster.objects[JOBS] = [
-            {
-                **job.to_dict(),
-                "metadata": {
-                    "name": job.metadata.name,
-                    "namespace": "team",
-                    "uid": job.metadata.uid,
-                    "resourceVersion": "5",
-                },
-            }
-            for job, _ in known
-        ]
+        cluster.has(known)
         async with engine_of(cluster, tmp_path) as engine, meanwhile(engine.sweep()):
             await wait_until_async(lambda: len(cluster.deleted) == 2, "the attempts to be removed")
         assert cluster.deleted == ["finished-1", "goes-on-1"]
@@ -384,22 +388,7 @@ def test_an_attempt_that_is_made_late_does_not_run_beside_the_next_one(tmp_path:
     async def story() -> None:
         known = [named("runs"), named("late", AttemptRecord(number=2))]
         cluster = Cluster(known[0][0])
-        cluster.objects[PODS] = [one for _, one in known]
-        cluster.objects[PYTORCH_JOB.resource.path] = [
-            of_attempt(job, {"metadata": {"name": f"{job.metadata.name}-1"}, "spec": {}}) for job, _ in known
-        ]
-        cluster.objects[JOBS] = [
-            {
-                **job.to_dict(),
-                "metadata": {
-                    "name": job.metadata.name,
-                    "namespace": "team",
-                    "uid": job.metadata.uid,
-                    "resourceVersion": "5",
-                },
-            }
-            for job, _ in known
-        ]
+        cluster.has(known)
         async with engine_of(cluster, tmp_path) as engine, meanwhile(engine.sweep()):
             await wait_until_async(lambda: cluster.deleted, "the late one to be removed")
         assert cluster.deleted == ["late-1"]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -97,9 +98,9 @@ class Column:
         """Cells it needs at least."""
         return min(self.whole_width, WRAPPED_WIDTH) if self.wraps else self.whole_width
 
-    @property
+    @cached_property
     def whole_width(self) -> int:
-        """Cells it needs for each sentence on one line."""
+        """Cells it needs for each sentence on one line; to be asked for once it has all its cells."""
         return max(len(self.title), *(cell.cell_len for cell in self.cells), 0)
 
 

@@ -140,16 +140,8 @@ class KubeStore:
     async def mark_deleted(
         self, namespace: str, name: str, *, known: TrainingJob | None = None
     ) -> TrainingJob:
-        options = None if known is None else {"preconditions": _as_known(known)}
-        try:
-            with answer_to_who_asks():
-                document = await self._connection.delete(job_path(namespace, name), options)
-        except NotFound:
-            raise _no_job(namespace, name) from None
-        except Conflict:
-            if known is None:
-                raise
-            raise await self._why(known) from None
+        with answer_to_who_asks():
+            document = await self._delete(namespace, name, known)
         if document.get("kind") != "Status":
             return self._wrote(document)
         with suppress(NotFound):  # where nothing held it, it is gone: the last we knew of it is the answer
@@ -159,13 +151,8 @@ class KubeStore:
     async def remove(self, job: TrainingJob) -> None:
         uid, path = job.metadata.uid, path_of(job)
         if job.metadata.deletion_timestamp is None:
-            try:
-                await self._connection.delete(path, {"preconditions": _as_known(job)})
-            except NotFound:
-                pass
-            except Conflict:
-                if isinstance(why := await self._why(job), Conflict):
-                    raise why from None
+            with suppress(NotFound):
+                await self._delete(job.metadata.namespace, job.metadata.name, job)
         for _ in range(REMOVE_TRIES):
             try:
                 document = await self._connection.get(path)
@@ -268,6 +255,22 @@ class KubeStore:
         except Conflict:
             raise await self._why(job) from None
 
+    async def _delete(self, namespace: str, name: str, known: TrainingJob | None) -> Document:
+        """Where it is as `known`: meanwhile its user may have given it a longer life. Raises NotFound, and
+        Conflict where it is not so."""
+        options: Document | None = None
+        if known is not None:
+            meta = known.metadata
+            options = {"preconditions": {"uid": meta.uid, "resourceVersion": meta.resource_version}}
+        try:
+            return await self._connection.delete(job_path(namespace, name), options)
+        except NotFound:
+            raise _no_job(namespace, name) from None
+        except Conflict:
+            if known is None:
+                raise
+            raise await self._why(known) from None
+
     async def _why(self, job: TrainingJob) -> HoldfastError:
         """Why a write that named a version was refused."""
         meta = job.metadata
@@ -331,12 +334,6 @@ class KubeStore:
         if notice.type == "DELETED":
             self._held.discard(job.metadata.uid)
         return Change(notice.type, job)
-
-
-def _as_known(job: TrainingJob) -> dict[str, str]:
-    """What an apiserver is to find for a deletion that was decided on this: meanwhile its user may have given
-    the job a longer life."""
-    return {"uid": job.metadata.uid, "resourceVersion": job.metadata.resource_version}
 
 
 def _no_job(namespace: str, name: str) -> NotFound:

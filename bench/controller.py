@@ -50,12 +50,12 @@ async def measure(report: Report, there: World, options: argparse.Namespace, con
         async with api(there.kubeconfig) as server, sightings(server) as seen:
             bench = Bench(report, server, controller, operator, seen, options, console)
             few = first_jobs(options.jobs)
-            probe = max(1, min(200, options.jobs // 20))
-            crowd = (options.jobs - few - 2 * probe) // options.rounds
+            first, last, crowd = shares(options.jobs, options.rounds)
             bench.say(f"{there.nodes} nodes; the first {few} jobs warm it up")
             await bench.crowd(few, kept=False)
             await bench.settled()
-            await bench.steady("few jobs", probe)
+            for _ in range(options.rounds):
+                await bench.steady("few jobs", first)
             for turn in range(options.rounds):
                 operator.pace(OPERATOR_PACE)
                 turns = (partial(bench.bare, options.raw), partial(bench.crowd, crowd))
@@ -64,7 +64,9 @@ async def measure(report: Report, there: World, options: argparse.Namespace, con
             bench.say("the operator's part is let go")
             operator.pace(0)
             await bench.calm(options.calm)
-            await bench.steady("all jobs", probe)
+            for _ in range(options.rounds):
+                await bench.steady("all jobs", last)
+            report.add(OURS, "memory, all jobs", "MiB", controller.figures().memory_mib)
     finally:
         operator.close()
 
@@ -104,7 +106,7 @@ def ratios(report: Report, jobs: int, training: int) -> None:
     """The issue's figures, of the rows beside them; named after how many jobs there really were."""
     report.ratios["jobs_per_second"] = report.median(OURS, "jobs")
     report.ratio("share_of_raw_rate", "jobs", OURS, BARE)
-    report.ratios[f"memory_mib_at_{jobs}"] = report.median(OURS, "memory at rest, all jobs")
+    report.ratios[f"memory_mib_at_{jobs}"] = report.median(OURS, "memory, all jobs")
     few, everything = (report.median(OURS, f"CPU per job, {where}") for where in ("few jobs", "all jobs"))
     if min(few, everything) > 0:  # of a handful of jobs what rest takes can be more than what they cost
         report.ratios[f"cost_growth_{first_jobs(jobs)}_to_{jobs}"] = everything / few
@@ -117,6 +119,15 @@ def ratios(report: Report, jobs: int, training: int) -> None:
 def first_jobs(jobs: int) -> int:
     """How many are there when it is measured what one costs among few."""
     return max(1, jobs // 100)
+
+
+def shares(jobs: int, rounds: int) -> tuple[int, int, int]:
+    """Jobs of a turn at the steady pace among few and among all, and of one in a crowd.
+
+    Among all there are more: what rest takes varies by as much as a hundred of them cost.
+    """
+    first, last = max(1, min(100, jobs // 40)), max(1, min(400, jobs // 20))
+    return first, last, (jobs - first_jobs(jobs)) // rounds - first - last
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -162,6 +173,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         if getattr(options, name) <= 0:
             unit = "jobs/s" if name == "steady" else "s"
             parser.error(f"--{name} {getattr(options, name):g}: more than 0 {unit}")
+    if shares(options.jobs, options.rounds)[-1] < 1:
+        parser.error(f"--rounds {options.rounds}: {options.jobs} jobs are too few for so many turns")
     if options.real_operator < 0:
         parser.error(f"--real-operator {options.real_operator}: 0 or more jobs")
     if not 0 <= options.training <= MOST:

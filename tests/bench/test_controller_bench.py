@@ -63,6 +63,7 @@ def test_both_sides_take_turns_on_one_apiserver(processes: Processes, tmp_path: 
         ("--nodes=0", "--nodes 0: at least 1 is needed"),
         ("--real-operator=-1", "--real-operator -1: 0 or more jobs"),
         ("--training=251", "--training 251: 0 to 250 jobs"),
+        ("--rounds=5000", "--rounds 5000: 10000 jobs are too few for so many turns"),
         ("--steady=0", "--steady 0: more than 0 jobs/s"),
     ],
 )

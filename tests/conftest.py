@@ -60,7 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # It clears up after SIGTERM, too, by which what runs tests may end them; workers may just die.
-    if not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(workers.ClustersEnd())
+    else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         # Before any test: from then on trainings compute otherwise (holdfast_trainer/native.py).
         with contextlib.suppress(ClusterError):
@@ -118,16 +120,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
             except ClusterError:
                 break  # the fixture that needs it says why
     return (yield)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> None:
-    workers.note_made(fixturedef, request)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    workers.end_group(item, nextitem)
 
 
 @pytest.hookimpl(wrapper=True)

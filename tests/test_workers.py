@@ -120,25 +120,25 @@ def cluster():
 @pytest.mark.cluster
 @pytest.mark.parametrize("number", range(3))
 def test_nodes(cluster, number):
-    assert not pathlib.Path("cluster-ended").exists()
     tell()
 """
-ENGINE_THAT_WAITS = """
+IS_IT_THERE = """
 import pathlib
-import local_world
-from waiting import wait_until
-engine = local_world.local_engine
-def test_the_cluster_has_ended():
-    wait_until(pathlib.Path("cluster-ended").exists, "the cluster to end", 60)
+def test_quick():
     tell()
+    with open("seen", "a") as seen:
+        ended = pathlib.Path("cluster-ended").exists()
+        seen.write(f"{os.environ['PYTEST_XDIST_WORKER']} {'ended' if ended else 'there'}\\n")
 """
 
 
 def test_a_cluster_ends_with_the_tests_that_need_it_and_not_with_the_last_of_all(tmp_path: Path) -> None:
-    others = dict.fromkeys("cdefghijkl", QUICK)  # enough for the cluster's worker to have one after it
-    project(tmp_path, a=CLUSTER_OF_A_SESSION, b=ENGINE_THAT_WAITS, **others)
-    told = [test for _, test in run(tmp_path)]
-    assert "test_b.py::test_the_cluster_has_ended" in "\n".join(told)
+    others = dict.fromkeys("bcdefghijkl", IS_IT_THERE)  # enough for its worker to have some after it
+    project(tmp_path, a=CLUSTER_OF_A_SESSION, **others)
+    had = {worker for worker, test in run(tmp_path) if "test_nodes" in test}
+    seen = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
+    after = {what for worker, what in seen if worker in had}
+    assert after == {"ended"}, "its worker goes on without it"
 
 
 LEAVES = """

@@ -43,8 +43,6 @@ ENGINES = ("local_world", "one_machine")
 OF_GROUPS = ("live", "cluster", "control_plane")
 """Fixtures of a whole session that no test asks for but those of one group."""
 
-_made: list[tuple[pytest.FixtureDef[object], pytest.FixtureRequest]] = []
-"""Of OF_GROUPS, in their order."""
 _INPUT = "groups"
 _DIRECTORY = pytest.StashKey[Path]()
 
@@ -98,23 +96,33 @@ def arrange(items: list[pytest.Item], there: Path) -> None:
     there.write_text(json.dumps({item.nodeid: group for item, group in groups.items()}))
 
 
-def note_made(fixture: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> None:
-    """A fixture is being made."""
-    if fixture.argname in OF_GROUPS:
-        _made.append((fixture, request))
+class ClustersEnd:
+    """After the last test of a group its clusters end, which take a quarter of two cores though nobody asks
+    them for anything. A test that asks for one nevertheless has it started again.
 
+    A plugin, for a worker alone: where one process has all tests it may come back to the group. pytest asks
+    no conftest.py below its root about a fixture of the whole session.
+    """
 
-def end_group(item: pytest.Item, following: pytest.Item | None) -> None:
-    """After the last test of a group its clusters end, which take a tenth of two cores though nobody asks
-    them for anything. A test that asks for one nevertheless has it started again."""
-    group = group_of(item)
-    if following is None or group is None or group_of(following) == group:
-        return
-    if not hasattr(item.config, "workerinput"):
-        return  # this process has all tests, and may come back to the group
-    while _made:
-        fixture, request = _made.pop()
-        fixture.finish(request)
+    def __init__(self) -> None:
+        self._made: list[tuple[pytest.FixtureDef[object], pytest.FixtureRequest]] = []
+        """Of OF_GROUPS, in their order."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+    ) -> None:
+        if fixturedef.argname in OF_GROUPS:
+            self._made.append((fixturedef, request))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        group = group_of(item)
+        if nextitem is None or group is None or group_of(nextitem) == group:
+            return
+        while self._made:
+            fixture, request = self._made.pop()
+            fixture.finish(request)
 
 
 def group_of(item: pytest.Item) -> str | None:

@@ -63,7 +63,7 @@ class Shared:
     """The GPU that each job was given, by name."""
 
     def submit(self, name: str) -> None:
-        asks = {"gpus": "0.25", "idleSeconds": 30, "env": {"STEPS": "1000000"}}
+        asks = {"gpus": "0.25", "idleSeconds": 30, "env": {"STEPS": "1000000", "PAUSE": "0.5"}}
         self.world.submit(name, **asks, resources={"cpu": "1m"})
 
     def pod(self, name: str) -> dict[str, Any]:

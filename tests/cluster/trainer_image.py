@@ -1,9 +1,10 @@
 """An image whose `python` is a shell script that behaves as torchrun around our trainer does.
 
 It counts steps (STEPS of them, PAUSE seconds each), serves /progress and /ledger, and on a notice says that
-it saved. Where ATTEMPTS says how many attempts share the steps, each goes no further than its part, so that a
-test which hits it never comes too late. What is tested with it is all around the trainer; the trainer itself
-has its own tests.
+it saved, half a second before it ends: no trainer ends sooner, and with it the node removes its log. Where
+ATTEMPTS says how many attempts share the steps, each goes no further than its part, so that a test which hits
+it never comes too late. What is tested with it is all around the trainer; the trainer itself has its own
+tests.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ state=$HOLDFAST_RUN_DIR/step-$HOLDFAST_REPLICA
 step=0
 [ -f "$state" ] && step=$(cat "$state")
 resumed=$step
-stop() { echo "$step" >"$state"; say interrupted; echo "saved at step $step"; exit 1; }
+stop() { echo "$step" >"$state"; say interrupted; echo "saved at step $step"; sleep 0.5; exit 1; }
 trap stop TERM
 mkdir -p /tmp/www
 if [ "$HOLDFAST_REPLICA" = 0 ]; then

@@ -97,8 +97,8 @@ def arrange(items: list[pytest.Item], there: Path) -> None:
 
 
 class ClustersEnd:
-    """After the last test of a group its clusters end, which take a quarter of two cores though nobody asks
-    them for anything. A test that asks for one nevertheless has it started again.
+    """After the last test of a group that asks for it a cluster ends, which takes a tenth of a core, and with
+    nodes a quarter, though nobody asks it for anything. A test that asks nevertheless has it started again.
 
     A plugin, for a worker alone: where one process has all tests it may come back to the group. pytest asks
     no conftest.py below its root about a fixture of the whole session.
@@ -107,6 +107,14 @@ class ClustersEnd:
     def __init__(self) -> None:
         self._made: list[tuple[pytest.FixtureDef[object], pytest.FixtureRequest]] = []
         """Of OF_GROUPS, in their order."""
+        self._last: dict[tuple[str, str], pytest.Item] = {}
+        """Test that asks for a fixture, by group and fixture."""
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for item in session.items:
+            if group := group_of(item):
+                asked = set(OF_GROUPS) & set(getattr(item, "fixturenames", ()))
+                self._last |= dict.fromkeys(((group, name) for name in asked), item)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_fixture_setup(
@@ -118,11 +126,13 @@ class ClustersEnd:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         group = group_of(item)
-        if nextitem is None or group is None or group_of(nextitem) == group:
+        if nextitem is None or group is None:
             return
-        while self._made:
-            fixture, request = self._made.pop()
-            fixture.finish(request)
+        is_over = group_of(nextitem) != group
+        for fixture, request in reversed(self._made.copy()):
+            if is_over or self._last.get((group, fixture.argname)) is item:
+                self._made.remove((fixture, request))
+                fixture.finish(request)
 
 
 def group_of(item: pytest.Item) -> str | None:

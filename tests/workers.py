@@ -124,13 +124,10 @@ class ClustersEnd:
             self._made.append((fixturedef, request))
 
     @pytest.hookimpl(trylast=True)
-    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
         group = group_of(item)
-        if nextitem is None or group is None:
-            return
-        is_over = group_of(nextitem) != group
         for fixture, request in reversed(self._made.copy()):
-            if is_over or self._last.get((group, fixture.argname)) is item:
+            if group and self._last.get((group, fixture.argname)) is item:
                 self._made.remove((fixture, request))
                 fixture.finish(request)
 

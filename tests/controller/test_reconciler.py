@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ from scene import Scene, make, play, telling
 from waiting import wait_until_async
 
 from holdfast_controller.cli.description import _fact_rows
-from holdfast_controller.cluster import AttemptObservation, Conflict, NotFound, NotReady, Unavailable
+from holdfast_controller.cluster import AttemptObservation, NotFound, NotReady, Unavailable
 from holdfast_controller.job_series import JobFigures
 from holdfast_controller.jobs import Phase, TrainingJob, Verdict
 from holdfast_controller.metrics import Metrics
@@ -108,32 +108,6 @@ def test_an_attempt_that_ran_and_of_which_nothing_is_left_was_lost() -> None:
         assert first.detected_at == first.ended_at == scene.now
         assert (job.status.failures, job.status.disruptions) == (0, 1)
         assert scene.engine.launched == [(job.metadata.uid, 1), (job.metadata.uid, 2)]
-
-    play(story)
-
-
-@pytest.mark.parametrize(("replicas", "kept"), [(8, False), (9, True)])
-def test_logs_that_status_has_no_room_for_are_kept_before_the_verdict(replicas: int, kept: bool) -> None:
-    async def story(scene: Scene) -> None:
-        scene.engine.slots = replicas
-        job = await scene.submit(make(replicas=replicas))
-        scene.engine.vanish(job, 1, replicas - 1)
-        await scene.look()
-        scene.now += timedelta(seconds=1)
-        job = await scene.look(passes=3)
-        assert len(job.status.attempts[0].log_tail) == 8
-        assert str(replicas - 1) in job.status.attempts[0].log_tail, "the one that was hit"
-        assert ((job.metadata.uid, 1) in scene.engine.kept_logs) is kept
-
-    play(story)
-
-
-def test_all_ranks_of_an_attempt_are_asked_for_logs_though_its_job_asks_for_fewer_by_now() -> None:
-    async def story(scene: Scene) -> None:
-        await scene.submit(make(replicas=2))
-        await scene.change(replicas=1)
-        job = await scene.end(1, 1)
-        assert set(job.status.attempts[0].log_tail) == {"0", "1"}
 
     play(story)
 
@@ -698,62 +672,6 @@ def test_an_attempt_that_runs_holds_its_gpus_whatever_the_job_asks_for_meanwhile
     play(story)
 
 
-def test_delete_stops_then_forgets() -> None:
-    async def story(scene: Scene) -> None:
-        job = await scene.submit(make())
-        await scene.store.mark_deleted("default", "a")
-        with pytest.raises(NotFound):
-            await scene.look()
-        assert scene.engine.attempts == {}
-        assert not scene.engine.running(job.metadata.uid)
-
-    play(story)
-
-
-def test_a_finished_job_goes_when_its_time_is_up() -> None:
-    async def story(scene: Scene) -> None:
-        await scene.submit(make(ttlSecondsAfterFinished=60))
-        await scene.end(0, 0)
-        assert scene.after == 60
-        scene.now += timedelta(seconds=60)
-        with pytest.raises(NotFound):
-            await scene.look()
-
-    play(story)
-
-
-class BehindStore(MemoryStore):
-    """Its copy of a job may be of before a change that no watch has told of."""
-
-    copy: TrainingJob | None = None
-
-    async def get(self, namespace: str, name: str) -> TrainingJob:
-        return self.copy or await super().get(namespace, name)
-
-
-def test_a_job_that_was_given_a_longer_life_unheard_keeps_all_it_has() -> None:
-    """It stayed, and its attempt's pods and last lines were gone."""
-
-    async def story(scene: Scene) -> None:
-        store = scene.store = BehindStore()
-        scene.run_on(scene.engine)
-        await scene.submit(make(ttlSecondsAfterFinished=60))
-        finished = await scene.end(0, 0)
-        kept = dict(scene.engine.attempts)
-        longer = finished.spec.model_copy(update={"ttl_seconds_after_finished": 10**6})
-        await store.replace_spec(finished.model_copy(update={"spec": longer}))
-        store.copy = finished
-        scene.now += timedelta(seconds=60)
-        with pytest.raises(Conflict):
-            await scene.look(passes=1)
-        assert scene.engine.attempts == kept != {}
-        store.copy = None
-        job = await scene.look()
-        assert (job.metadata.deletion_timestamp, job.status.phase) == (None, Phase.SUCCEEDED)
-
-    play(story)
-
-
 def test_a_job_of_a_restored_cluster_goes_on_after_the_attempts_that_it_has_forgotten() -> None:
     """Each number up to the newest cost a failure, since the fence in its run directory shut it out; after
     four of them the job had Failed."""
@@ -791,187 +709,6 @@ def test_two_jobs_of_one_run_directory_do_not_overtake_each_other_for_ever() -> 
         assert "superseded by attempt 11" in job.status.message
 
     play(story)
-
-
-class ForeignFiles(MemoryEngine):
-    """A run directory with files of another user."""
-
-    theirs = True
-
-    async def delete(self, job: TrainingJob) -> None:
-        if self.theirs:
-            raise Unavailable("cannot remove /runs/a/model.bin: Permission denied")
-        await super().delete(job)
-
-
-@pytest.mark.parametrize("asked", [True, False], ids=["deleted", "its time is up"])
-def test_a_job_whose_files_cannot_be_removed_says_so_and_goes_once_they_can(asked: bool) -> None:
-    """It was being deleted, for ever, and only the controller's log had the reason."""
-
-    async def story(scene: Scene) -> None:
-        engine = scene.run_on(ForeignFiles(clock=scene.seconds))
-        await scene.submit(make(ttlSecondsAfterFinished=60))
-        await scene.end(0, 0)
-        if asked:
-            await scene.store.mark_deleted("default", "a")
-        scene.now += timedelta(seconds=60)
-        for _ in range(3):
-            with pytest.raises(Unavailable):
-                await scene.look(passes=1)
-        job = await scene.store.get("default", "a")
-        said = "could not be deleted and is tried again: cannot remove /runs/a/model.bin: Permission denied"
-        assert job.status.message == said
-        assert (await scene.reasons()).count("DeleteFailed") == 1
-        engine.theirs = False
-        with pytest.raises(NotFound):
-            await scene.look()
-
-    play(story)
-
-
-class LockedStore(MemoryStore):
-    """A policy of the cluster keeps its jobs from being deleted."""
-
-    async def mark_deleted(
-        self, namespace: str, name: str, *, known: TrainingJob | None = None
-    ) -> TrainingJob:
-        raise Unavailable("the apiserver refuses it: jobs are kept for the audit")
-
-
-def test_a_job_that_may_not_be_deleted_when_its_time_is_up_says_so_and_keeps_all_it_has() -> None:
-    async def story(scene: Scene) -> None:
-        scene.store = LockedStore()
-        scene.run_on(scene.engine)
-        await scene.submit(make(ttlSecondsAfterFinished=60))
-        await scene.end(0, 0)
-        kept = dict(scene.engine.attempts)
-        scene.now += timedelta(seconds=60)
-        for _ in range(2):
-            with pytest.raises(Unavailable):
-                await scene.look(passes=1)
-        job = await scene.store.get("default", "a")
-        assert job.status.message.endswith(
-            "is tried again: the apiserver refuses it: jobs are kept for the audit"
-        )
-        assert (await scene.reasons()).count("DeleteFailed") == 1
-        assert scene.engine.attempts == kept != {}
-
-    play(story)
-
-
-@pytest.mark.parametrize("ttl", [10**12, 2**63 - 1])
-def test_a_time_to_live_that_no_calendar_has_the_end_of_is_for_ever(ttl: int) -> None:
-    """Each look at the finished job failed with a traceback, every half a minute."""
-
-    async def story(scene: Scene) -> None:
-        await scene.submit(make(ttlSecondsAfterFinished=ttl))
-        assert (await scene.end(0, 0)).status.phase is Phase.SUCCEEDED
-        scene.now += timedelta(days=10_000)
-        await scene.look()
-        assert scene.after is not None
-        assert scene.after > 10**11
-
-    play(story)
-
-
-class LostNode(MemoryEngine):
-    """Its replicas' logs lie on a node that does not answer."""
-
-    async def logs(
-        self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
-    ) -> AsyncIterator[str]:
-        raise Unavailable("the node does not answer")
-        yield ""
-
-
-def test_logs_that_cannot_be_read_do_not_keep_an_attempt_from_its_verdict() -> None:
-    async def story() -> None:
-        store, engine = MemoryStore(), LostNode()
-        reconciler = Reconciler(store, engine)
-        running = asyncio.create_task(reconciler.run())
-        try:
-            job = make(replicas=1, retries={"failures": 0})
-            await store.create(job)
-
-            async def phase(wanted: Phase) -> bool:
-                return (await store.get("default", "a")).status.phase is wanted
-
-            await wait_until_async(lambda: phase(Phase.STARTING), "the attempt")
-            engine.end(job, 1, 0, 1)
-            await wait_until_async(lambda: phase(Phase.FAILED), "the verdict")
-            record = (await store.get("default", "a")).status.attempts[0]
-            assert record.log_tail == {"0": "(its log could not be read: the node does not answer)"}
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(story())
-
-
-class SlowNode(MemoryEngine):
-    """It gives the log of an attempt at the third time of asking."""
-
-    asked = 0
-
-    async def logs(
-        self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
-    ) -> AsyncIterator[str]:
-        self.asked += 1
-        if self.asked % 3:
-            raise Unavailable("the node does not answer")
-        yield f"attempt {attempt}"
-
-
-def test_each_attempt_has_as_many_tries_for_its_log() -> None:
-    async def story() -> None:
-        store, engine = MemoryStore(), SlowNode()
-        running = asyncio.create_task(Reconciler(store, engine).run())
-        try:
-            job = make(replicas=1, retries={"failures": 1})
-            await store.create(job)
-
-            async def ended() -> TrainingJob | None:
-                known = await store.get("default", "a")
-                if engine.running(job.metadata.uid):
-                    engine.end(job, known.status.attempt, 0, 1)
-                return known if known.status.phase is Phase.FAILED else None
-
-            found = await wait_until_async(ended, "both attempts to fail")
-            assert found is not None
-            tails = [record.log_tail for record in found.status.attempts]
-            assert tails == [{"0": "attempt 1"}, {"0": "attempt 2"}]
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(story())
-
-
-class SilentNode(MemoryEngine):
-    """The log of replica 1 lies on a node that never answers."""
-
-    async def logs(
-        self, job: TrainingJob, attempt: int, rank: int, *, follow: bool = False, tail: int | None = None
-    ) -> AsyncIterator[str]:
-        await (asyncio.Event().wait() if rank == 1 else asyncio.sleep(0.01))  # the others' takes a moment
-        yield f"rank {rank}"
-
-
-def test_a_log_that_never_comes_takes_no_time_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast_controller.reconciler.TAILS_SECONDS", 2.0)
-
-    async def story() -> None:
-        scene = Scene()
-        engine = scene.run_on(SilentNode(clock=scene.seconds))
-        job = await scene.submit(make(replicas=3))
-        engine.vanish(job, 1, 1)
-        await scene.look()
-        scene.now += timedelta(seconds=1)
-        job = await scene.look(passes=3)
-        silent = "(its log could not be read: no answer in time)"
-        assert job.status.attempts[0].log_tail == {"0": "rank 0", "1": silent, "2": "rank 2"}
-
-    asyncio.run(story())
 
 
 def test_a_job_whose_figures_cannot_be_told_is_carried_on_and_so_are_the_others(

@@ -275,6 +275,8 @@ class Plan:
     manifests: tuple[dict[str, Any], ...]
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    waits: str = ""
+    """What it would wait for once it was started, where others wait for that by now."""
 
 
 @dataclass(frozen=True)

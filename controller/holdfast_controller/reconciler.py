@@ -384,7 +384,10 @@ class Reconciler:
         if job.metadata.deletion_timestamp is not None or job.status.phase.final:
             return Evidence()
         if record is None or observation is None:
-            return Evidence(refusals=self._refusals(job))
+            if job.faults:
+                return Evidence(refusals=job.faults)
+            plan = self._engine.plan(job)
+            return Evidence(refusals=plan.reasons, waits=plan.waits)
         if over(record, observation):
             # All at once: the next attempt waits for this.
             ledger, steps, tails = await asyncio.gather(

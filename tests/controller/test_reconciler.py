@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from scene import Scene, make, play, telling
 from waiting import wait_until_async
 
 from holdfast_controller.cli.description import _fact_rows
-from holdfast_controller.cluster import AttemptObservation, NotFound, NotReady, Unavailable
+from holdfast_controller.cluster import AttemptObservation, NotFound, NotReady, Plan, Unavailable
 from holdfast_controller.job_series import JobFigures
 from holdfast_controller.jobs import Phase, TrainingJob, Verdict
 from holdfast_controller.metrics import Metrics
@@ -156,6 +157,36 @@ def test_a_reason_to_wait_that_is_told_too_soon_after_another_is_told_when_its_t
         assert (job.status.phase, scene.after) == (Phase.STARTING, 3.0)
         scene.now += timedelta(seconds=3)
         assert (await scene.look()).status.phase is Phase.QUEUED
+
+    play(story)
+
+
+class BehindEngine(MemoryEngine):
+    """Its operator has the pods of many others to make first."""
+
+    SAYS = "waits for the operator to make its pods"
+
+    def plan(self, job: TrainingJob) -> Plan:
+        return replace(super().plan(job), waits=self.SAYS)
+
+    async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
+        seen = await super().observe(job, attempt)
+        return replace(seen, waiting=self.SAYS) if seen.exists else seen
+
+
+def test_what_a_job_will_wait_for_is_told_as_it_starts_and_needs_no_other_write() -> None:
+    """Of a thousand that started together each was first said to start, and a moment later to wait."""
+
+    async def story(scene: Scene) -> None:
+        scene.run_on(BehindEngine(clock=scene.seconds))
+        await scene.store.create(make())
+        job = await scene.look(passes=1)
+        assert (job.status.phase, job.status.message) == (Phase.QUEUED, BehindEngine.SAYS)
+        assert conditions(job) == {"Admitted": "False"}
+        assert scene.engine.running(job.metadata.uid)
+        scene.now += timedelta(seconds=10)
+        assert (await scene.look()).metadata.resource_version == job.metadata.resource_version
+        assert await scene.reasons() == ["AttemptOpened"]
 
     play(story)
 

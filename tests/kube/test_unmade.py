@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,22 @@ import pytest
 from aiohttp import web
 from small_apiserver import connected, meanwhile
 from tests.kube.documents import RUNNING, in_kind, of_attempt, pod
+from waiting import wait_until_async
 
 from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.cluster import AttemptObservation, ReplicaState
 from holdfast_controller.jobs import Metadata, Spec, TrainingJob, Verdict
+from holdfast_controller.kube.connection import Connection
+from holdfast_controller.kube.endpoint import Endpoints
+from holdfast_controller.kube.engine import KubeEngine
 from holdfast_controller.kube.events import events_path
-from holdfast_controller.kube.observation import attempt_observation
+from holdfast_controller.kube.observation import attempt_observation, without_pods
 from holdfast_controller.kube.pieces import PODS, Pieces
-from holdfast_controller.kube.unmade import FIRST_SECONDS, unmade
+from holdfast_controller.kube.reflector import Reflector
+from holdfast_controller.kube.resource import JOBS
+from holdfast_controller.kube.unmade import BEHIND_SECONDS, FIRST_SECONDS, is_behind, unmade
 from holdfast_controller.manifests import KINDS
+from holdfast_controller.pod_settings import PodSettings
 from holdfast_controller.policy.explain import starting, unreported
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
 from holdfast_controller.trainjobs import TRAIN_JOB
@@ -37,6 +46,7 @@ MAKERS = {
     PYTORCH_JOB: "involvedObject.kind=PyTorchJob,involvedObject.name=gpt-1",
     TRAIN_JOB: "involvedObject.kind=Job,involvedObject.name=gpt-1-node-0",
 }
+MADE_AT = {"creationTimestamp": "2026-05-01T12:00:01Z"}
 NOT_READY = {"jobsStatus": [{"name": "node", "active": 1, "ready": 0, "succeeded": 0, "failed": 0}]}
 
 
@@ -63,7 +73,7 @@ def seen(
     kind: AttemptKind = PYTORCH_JOB,
 ) -> tuple[AttemptObservation, int]:
     """The attempt, and how often its Events were listed."""
-    metadata = {"name": "gpt-1", "creationTimestamp": "2026-05-01T12:00:01Z"}
+    metadata = {"name": "gpt-1", **MADE_AT}
     made = of_attempt(JOB, {"metadata": metadata, "spec": {}, "status": status})
     now, asked = [1000.0], [0]
 
@@ -188,3 +198,77 @@ def test_otherwise_its_operator_is_behind_or_what_lies_beneath_that(
     observation, listed = seen([], events, status, tmp_path, kind)
     assert observation.waiting == said[kind]
     assert listed == asked
+
+
+@asynccontextmanager
+async def many(attempts: int, pods: int, directory: Path) -> AsyncIterator[tuple[Connection, Pieces]]:
+    """So many jobs' attempts, of which the first have their pods."""
+    jobs = [
+        JOB.model_copy(update={"metadata": Metadata(name=f"gpt-{n}", namespace="team", uid=f"job-{n}")})
+        for n in range(attempts)
+    ]
+    found: dict[str, list[Any]] = {
+        PYTORCH_JOB.resource.path: [
+            of_attempt(
+                job,
+                {"metadata": {"name": f"{job.metadata.name}-1", **MADE_AT}, "spec": {}, "status": {}},
+            )
+            for job in jobs
+        ],
+        PODS: [of_attempt(job, pod()) for job in jobs[:pods]],
+    }
+    for job, one in zip(jobs, found[PODS], strict=False):
+        one["metadata"]["name"] = one["metadata"]["uid"] = f"{job.metadata.name}-1-worker-0"
+
+    async def listed(request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            await asyncio.Event().wait()
+        return web.json_response({"metadata": {"resourceVersion": "9"}, "items": found.get(request.path, [])})
+
+    paths = (PODS, JOBS, events_path("team"), *(kind.resource.path for kind in KINDS.values()))
+    async with connected([web.get(path, listed) for path in paths], directory) as connection:
+        pieces = Pieces(connection)
+        async with meanwhile(pieces.run()):
+            await pieces.synced()
+            yield connection, pieces
+
+
+@pytest.mark.parametrize(
+    ("attempts", "pods", "behind"),
+    [
+        pytest.param(12, 0, True, id="none has any"),
+        pytest.param(12, 2, True, id="the first have theirs, as in a line"),
+        pytest.param(12, 12, False, id="all have pods, which may wait for nodes"),
+        pytest.param(9, 0, False, id="few"),
+    ],
+)
+def test_an_operator_is_behind_where_the_last_of_many_attempts_have_no_pods(
+    attempts: int, pods: int, behind: bool, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        now = [1000.0]
+        async with many(attempts, pods, tmp_path) as (connection, pieces):
+            asked = unmade(connection, pieces, lambda: now[0])
+            with asked.followed():
+                assert not is_behind(asked, pieces), "it may be making them"
+                now[0] += BEHIND_SECONDS
+                assert is_behind(asked, pieces) is behind
+
+    asyncio.run(story())
+
+
+def test_what_a_job_would_wait_for_is_planned_unless_a_queue_has_to_admit_it_first(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with many(12, 0, tmp_path) as (connection, pieces):
+            jobs = Reflector(connection, JOBS)
+            settings = PodSettings(default_claim="runs")
+            engine = KubeEngine(connection, pieces, Endpoints(pieces, jobs), jobs, settings)
+            async with meanwhile(jobs.run()), meanwhile(engine.sweep()):
+                await wait_until_async(lambda: bool(engine.plan(JOB).waits), "the operator to be behind", 30)
+                assert engine.plan(JOB).waits == without_pods(PYTORCH_JOB)
+                queued = JOB.spec.model_copy(update={"queue": "research"})
+                assert engine.plan(JOB.model_copy(update={"spec": queued})).waits == ""
+
+    asyncio.run(story())

@@ -57,6 +57,7 @@ from .observation import (
     attempt_observation,
     deleted_by_others,
     first_made,
+    without_pods,
 )
 from .pieces import Pieces, attempt_of, pod_path
 from .pod_state import index_of, node_of, running
@@ -67,7 +68,7 @@ from .reflector import Reflector
 from .slow_starts import slow_starts
 from .steps import read_steps, run_directory
 from .taking import KILL_GRACE_SECONDS, refuse, take
-from .unmade import unmade
+from .unmade import is_behind, unmade
 
 log = structlog.get_logger(__name__)
 
@@ -125,7 +126,12 @@ class KubeEngine:
         if notes and job.spec.replicas > 1:
             notes += ("Each replica gets a node of its own: NCCL refuses two ranks on one GPU.",)
         notes += tuple(note for _, note in spec_notes(job.spec))
-        return Plan(self.name, tuple(manifests), notes=notes)
+        return Plan(self.name, tuple(manifests), notes=notes, waits=self._waits(job))
+
+    def _waits(self, job: TrainingJob) -> str:
+        """Known where `sweep` runs. A queue has to admit an attempt before anybody makes its pods."""
+        waits = job.spec.queue is None and is_behind(self._unmade, self._pieces)
+        return without_pods(self._kind) if waits else ""
 
     async def objections(self, job: TrainingJob) -> tuple[str, ...]:
         return ()  # it is in the job's image

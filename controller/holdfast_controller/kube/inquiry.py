@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import dropwhile, groupby, islice
 from typing import Generic, TypeVar
 
 import structlog
@@ -40,10 +40,11 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class _Waiting:
-    """`due`: when it is to be asked about next."""
+    """`since`: when it was first heard of; `due`: when it is to be asked about next."""
 
     document: Document
     attempt: Attempt
+    since: float
     due: float
 
 
@@ -78,6 +79,12 @@ class Inquiry(Generic[Answer]):
     def known(self) -> Mapping[str, Answer]:
         """The newest answers by uid, while `run` or whoever is within `followed` looks."""
         return self._known
+
+    def newest(self, count: int, seconds: float) -> list[Document]:
+        """Of those that have waited for so long, the last few."""
+        before = self._clock() - seconds
+        long = dropwhile(lambda one: one.since > before, reversed(self._waiting.values()))
+        return [one.document for one in islice(long, count)]
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -133,7 +140,8 @@ class Inquiry(Generic[Answer]):
         elif (waiting := self._waiting.get(uid)) is not None:
             waiting.document = document  # which the reflector keeps anyway, and not the older one as well
         else:
-            self._waiting[uid] = _Waiting(document, attempt, self._clock() + self._first_seconds)
+            now = self._clock()
+            self._waiting[uid] = _Waiting(document, attempt, now, now + self._first_seconds)
 
 
 def _speakers(waiting: Iterable[tuple[str, _Waiting]]) -> list[tuple[str, _Waiting]]:

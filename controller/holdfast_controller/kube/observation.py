@@ -27,6 +27,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
+from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.cluster import AttemptObservation, ReplicaObservation, ReplicaState
 from holdfast_controller.heartbeat import Silence
 from holdfast_controller.jobs import Verdict
@@ -270,6 +271,12 @@ def _ended_by_deletion(pod: Document) -> bool:
     return _rank_noticed(end) or ended_by_deletion(pod, end)
 
 
+def without_pods(kind: AttemptKind) -> str:
+    """What an attempt waits for that has none yet, and nobody says why."""
+    also = f", or is {kind.beneath} beneath it" if kind.beneath else ""
+    return f"waits for {kind.operator} to make its pods; is it busy with other jobs', or down{also}?"
+
+
 def _waiting(
     seen: Sequence[ReplicaObservation],
     pods: Mapping[int, Document],
@@ -284,9 +291,7 @@ def _waiting(
             told = queued.get(attempt_object["metadata"].get("uid", ""))
             return told or in_queue(_queue_of(attempt_object))
         if not any(one.reason for one in seen):
-            kind = kind_of(attempt_object)
-            also = f", or is {kind.beneath} beneath it" if kind.beneath else ""
-            return f"waits for {kind.operator} to make its pods; is it busy with other jobs', or down{also}?"
+            return without_pods(kind_of(attempt_object))
     known = sorted((one for one in seen if one.reason), key=lambda one: one.stuck is None)
     if not known:
         return ""

@@ -113,6 +113,11 @@ class Pieces:
         namespace = job.metadata.namespace
         return [pod for pod in self._pods.of(job.metadata.uid) if pod["metadata"]["namespace"] == namespace]
 
+    def has_pods(self, attempt_object: Document) -> bool:
+        """Whether one of its pods is there."""
+        whose = attempt_of(attempt_object)
+        return whose is not None and any(attempt_of(pod) == whose for pod in self._pods.of(whose[0]))
+
     def object_of(self, job: TrainingJob, attempt: int) -> Document | None:
         """In whatever kind it was made; None also where another job has the name."""
         for kind, objects in self.objects.items():

@@ -19,8 +19,10 @@ from .events import EventLog
 from .inquiry import Inquiry
 from .observation import is_suspended
 from .pieces import Pieces
+from .reflector import uid_of
 
 FIRST_SECONDS = 5.0
+BEHIND_BY, BEHIND_SECONDS = 10, 2.0
 
 
 def unmade(
@@ -36,6 +38,14 @@ def unmade(
         first_seconds=FIRST_SECONDS,
         clock=clock,
     )
+
+
+def is_behind(asked: Inquiry[str], pieces: Pieces) -> bool:
+    """Whether an operator has more to do than it can at once: of the attempts that it should have seen, the
+    last few have no pods, and nobody says why. `asked` is of `unmade`."""
+    newest = asked.newest(BEHIND_BY, BEHIND_SECONDS)
+    told = any(uid_of(one) in asked.known or pieces.has_pods(one) for one in newest)
+    return len(newest) == BEHIND_BY and not told
 
 
 def _is_in_the_making(attempt_object: Document) -> bool:

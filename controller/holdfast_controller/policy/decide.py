@@ -55,6 +55,8 @@ class Evidence:
     tails: dict[str, str] = field(default_factory=dict)
     refusals: Sequence[str] = ()
     """Why no attempt can start as the job is now."""
+    waits: str = ""
+    """What an attempt will wait for that is started now, where that is known before."""
     gpus: idle.GpuVerdict | None = None
     """Whether the attempt uses its GPUs; None where nobody looks."""
     watched_from: datetime | None = None
@@ -335,7 +337,10 @@ class _Deciding:
         self._size(opened, fewer)
         self.status.attempts = remembered([*self.status.attempts, opened])
         size = f" with {fewer} of {self.spec.replicas} replicas" if fewer else ""
-        self._opens(f"attempt {number} starts{size}{f': {reason}' if reason else ''}")
+        if self.evidence.waits:
+            self._phase(Phase.QUEUED, "Waiting", self.evidence.waits)  # in the one write, and not in the next
+        else:
+            self._opens(f"attempt {number} starts{size}{f': {reason}' if reason else ''}")
         self._tell("Normal", "AttemptOpened", f"attempt {number} opened{size}")
         if number == 1:
             for event, note in spec_notes(self.spec):

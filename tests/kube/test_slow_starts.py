@@ -287,6 +287,46 @@ def test_of_a_pod_that_goes_on_waiting_nothing_older_is_kept(tmp_path: Path) -> 
     asyncio.run(story())
 
 
+@pytest.mark.parametrize(
+    ("takes", "rest"),
+    [
+        pytest.param(0.002, 0.038, id="a small namespace"),
+        pytest.param(0.4, 7.6, id="one with a hundred thousand Events"),
+        pytest.param(60.0, AGAIN_SECONDS, id="no answer"),
+    ],
+)
+def test_the_longer_an_answer_takes_the_less_often_is_asked(
+    takes: float, rest: float, tmp_path: Path
+) -> None:
+    world, pauses = World([captured("secret-missing", index)[0] for index in (1, 2)]), list[float]()
+
+    async def ask(_: Connection, document: Document) -> None:
+        world.asked.append(document["metadata"]["uid"])
+        world.now += takes
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def story() -> None:
+        async with known(world, tmp_path) as (connection, pieces):
+            inquiry = Inquiry(
+                connection,
+                pieces,
+                lambda its: [its.pods],
+                concerns=creating,
+                ask=ask,
+                first_seconds=0,
+                clock=lambda: world.now,
+                pause=pause,
+            )
+            with inquiry.followed() as own:
+                await inquiry.look(own)
+        assert len(world.asked) == 2
+        assert pauses == pytest.approx([rest, rest])
+
+    asyncio.run(story())
+
+
 def test_of_a_large_gang_the_first_few_replicas_speak_for_all(tmp_path: Path) -> None:
     async def story() -> None:
         world = World([captured("secret-missing", index)[0] for index in reversed(range(1, 33))])

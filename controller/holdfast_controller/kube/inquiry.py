@@ -1,8 +1,9 @@
 """Questions about objects that wait, asked again and again until they do not wait any more.
 
 What would cost a watch of its own, of things that mostly nobody needs, is listed for the few objects that it
-concerns. All questions of one kind have one budget of requests, of an attempt with many objects the first
-few are asked about, and when an answer is a new one its job is looked at.
+concerns. An apiserver reads all Events of a namespace to find those of one object, so what a question costs
+is seen by how long its answer takes, and questions of one kind are asked a small share of the time. Of an
+attempt with many objects the first few are asked about, and when an answer is a new one its job is looked at.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ AGAIN_SECONDS = 30.0
 """Between two questions about one object."""
 SPEAKERS = 3
 """Replicas of an attempt that are asked about."""
-PER_SECOND = 5.0
-BURST = 10
+SHARE = 0.05
+"""Of the time, in which an answer is awaited."""
+PER_SECOND = 20.0
+BURST = 20
 
 Answer = TypeVar("Answer")
 
@@ -61,9 +64,10 @@ class Inquiry(Generic[Answer]):
         ask: Callable[[Connection, Document], Awaitable[Answer | None]],
         first_seconds: float,
         clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
         """`concerns` says which objects wait, of those that nobody has deleted; each is asked about once it
-        has for `first_seconds`."""
+        has for `first_seconds`. `pause` rests between two questions."""
         self._connection = connection
         self._pieces = pieces
         self._kinds = kinds
@@ -71,6 +75,7 @@ class Inquiry(Generic[Answer]):
         self._ask = ask
         self._first_seconds = first_seconds
         self._clock = clock
+        self._pause = pause
         self._waiting: dict[str, _Waiting] = {}
         self._known: dict[str, Answer] = {}
         self._warned = False
@@ -108,23 +113,28 @@ class Inquiry(Generic[Answer]):
         """Ask about those that are due, and have their jobs looked at where the answer is a new one."""
         now = self._clock()
         for uid, waiting in _speakers(self._waiting.items()):
-            if waiting.due > now:
+            if waiting.due > now or uid not in self._waiting:
                 continue
             waiting.due = now + AGAIN_SECONDS
-            meta = waiting.document["metadata"]
+            meta, asked = waiting.document["metadata"], self._clock()
             try:
                 found = await self._ask(connection, waiting.document)
             except HoldfastError as error:
                 if not self._warned:
                     log.warning("cannot read why it waits", object=meta["name"], error=str(error))
                 self._warned = True
-                continue
-            self._warned = False
-            if uid in self._waiting and found != self._known.get(uid):
-                self._known.pop(uid, None)
-                if found is not None:
-                    self._known[uid] = found
-                self._pieces.wake(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
+            else:
+                self._warned = False
+                self._note(uid, waiting.document, found)
+            await self._pause(min(AGAIN_SECONDS, (self._clock() - asked) * (1 / SHARE - 1)))
+
+    def _note(self, uid: str, document: Document, found: Answer | None) -> None:
+        if uid in self._waiting and found != self._known.get(uid):
+            self._known.pop(uid, None)
+            if found is not None:
+                self._known[uid] = found
+            meta = document["metadata"]
+            self._pieces.wake(f"{meta['namespace']}/{meta['labels'][JOB_LABEL]}")
 
     def _forget(self) -> None:
         self._waiting.clear()

@@ -37,7 +37,8 @@ GOOD = "metadata: {name: j}\nspec: {command: [python, t.py]}\n"
         ("- 1", "job.yaml holds a list, not the mapping of a TrainingJob"),
         ("a: [1\nb: 2", "job.yaml: line 2, column 2: did not find expected ',' or ']'"),
         ("a: 1\nb: 2\na: 3", "job.yaml: line 3, column 1: the key 'a' is given twice in one mapping"),
-        ("a: 1\n---\nb: 2", "line 2, column 1: expected a single document in the stream, but found another"),
+        ("a: 1\n---\nb: 2", "line 3, column 1: expected a single document in the stream, but found another"),
+        ("---\n---\n", "job.yaml holds a null, not the mapping of a TrainingJob"),
         ("a:\n  é: 1\n\tb: 2", "job.yaml: line 3, column 1: a tab stands where YAML takes spaces alone"),
         ("a: &x [*x]", "job.yaml: line 1, column 4: an alias stands inside what it names"),
         ("a: !!python/object:os.system x", "job.yaml: line 1, column 4: could not determine a constructor"),
@@ -132,6 +133,13 @@ GOOD = "metadata: {name: j}\nspec: {command: [python, t.py]}\n"
 )
 def test_a_faulty_document_is_told_where_and_what(text: str, told: str) -> None:
     assert any(told in fault for fault in faults_of(text)), faults_of(text)
+
+
+@pytest.mark.parametrize("around", ["{}---\n", "---\n{}...\n---\n# the end\n", "# begins\n---\n---\n{}"])
+def test_a_document_may_stand_between_empty_ones(around: str) -> None:
+    """As in a file that was cut out of a longer one; kubectl takes it too."""
+    alone, amid = (parse(text.encode(), "job.yaml") for text in (GOOD, around.format(GOOD)))
+    assert amid == alone
 
 
 def test_every_label_that_is_taken_can_be_selected() -> None:

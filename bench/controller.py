@@ -13,7 +13,8 @@ while it is awaited; what reading takes is told apart, and charged to no job.
                        so many jobs a second as the machine can take
   CPU per job          of the controller, from its submission until its pods run and nothing is left to be
                        written, above what it takes at rest
-  requests per job     that the controller sends to the apiserver in the same time; writes among them
+  requests per job     that the controller sends to the apiserver in the same time; writes among them, and in
+                       the crowd those until the last PyTorchJob
   progress to status   of jobs whose trainers do a step every quarter of a second: from when a step is done
                        until the job's status says that step or a later one
   at rest              memory and CPU of the controller while jobs run and nothing changes; asking every

@@ -79,6 +79,7 @@ class Bench:
         add(self.subject, "submit, p50", "s", statistics.median(took))
         add(self.subject, "submit, p99", "s", percentile(took, 99))
         add(self.subject, "reconcile passes", "1/s", passes)
+        add(self.subject, "writes per job, in the crowd", "", (after.writes - before.writes) / count)
         self._latency("in the crowd", names)
 
     async def bare(self, count: int) -> None:

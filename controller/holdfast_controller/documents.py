@@ -32,7 +32,6 @@ CHARACTER_LIMIT = 1024 * 1024
 SERVER_OWNED = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 """Metadata that `holdfast get -o yaml` shows and no user sets; left out on submit, as Kubernetes does."""
 
-_NULL = "tag:yaml.org,2002:null"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LABEL_WORD = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_DOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -92,7 +91,7 @@ def _parse_yaml(text: str, source: str) -> object:
     loader = Loader(text)
     try:
         _check_depth(text, source)
-        node = _only_node(loader)
+        node = loader.get_single_node()
         if node is None:
             return None
         _check_nodes(node, source)
@@ -112,24 +111,6 @@ def _parse_yaml(text: str, source: str) -> object:
         raise Invalid(f"{source}: {error}") from None
     finally:
         loader.dispose()
-
-
-def _only_node(loader: Loader) -> yaml.Node | None:
-    """The document's. Empty ones before and after it are none, to kubectl too: many a file ends in `---`."""
-    found: yaml.Node | None = None
-    while loader.check_node():
-        node = loader.get_node()
-        if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == _NULL and not node.value):
-            continue
-        if found is not None:
-            raise yaml.composer.ComposerError(
-                "expected a single document in the stream",
-                found.start_mark,
-                "but found another document",
-                node.start_mark,
-            )
-        found = node
-    return found
 
 
 def _check_depth(text: str, source: str) -> None:

@@ -20,13 +20,31 @@ _SIXTIES = r"[-+]?\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?"
 _FLOAT = "tag:yaml.org,2002:float"
 _TEXT = "tag:yaml.org,2002:str"
 _INTEGER = "tag:yaml.org,2002:int"
+_NULL = "tag:yaml.org,2002:null"
 _OCTAL = re.compile(r"[-+]?0[0_]*([1-7][0-7_]*)")
 _DIGITS = "-+.0123456789"
 
 
 class Loader(yaml.CSafeLoader):
     """`1e-3` is a number (PyYAML reads a string), a date or a ratio stays text. `0100` is an error: it is 64
-    in one of YAML's versions, and 100 in the other."""
+    in one of YAML's versions, and 100 in the other. Empty documents before and after the only one are none,
+    to kubectl too: many a file ends in `---`."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        found: yaml.Node | None = None
+        while self.check_node():
+            node = self.get_node()
+            if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == _NULL and not node.value):
+                continue
+            if found is not None:
+                raise yaml.composer.ComposerError(
+                    "expected a single document in the stream",
+                    found.start_mark,
+                    "but found another document",
+                    node.start_mark,
+                )
+            found = node
+        return found
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         if node.tag == _INTEGER and (digits := _OCTAL.fullmatch(node.value)):

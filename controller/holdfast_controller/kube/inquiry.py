@@ -37,6 +37,7 @@ SHARE = 0.05
 """Of the time, in which an answer is awaited."""
 PER_SECOND = 20.0
 BURST = 20
+"""Requests, of which a long answer takes several: what jobs need has a budget of its own."""
 
 Answer = TypeVar("Answer")
 

@@ -29,22 +29,24 @@ MARK = "TEST_MARK"
 _INTERPRETERS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
-def carrying(name: str, value: str) -> list[psutil.Process]:
+def carrying(name: str, value: str) -> dict[psutil.Process, frozenset[bytes]]:
     """The processes, but this one, that have `name=value` in their environment and have not ended.
 
+    With the variables that each was found by: one that ends shows none a moment before it is a zombie.
     Every test asks twice, so only what has the words is looked at closely.
     """
     words = f"{name}={value}".encode()
-    found = []
+    found = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
-            if words not in environment(int(entry)):
+            variables = environment(int(entry))
+            if words not in variables:
                 continue
             process = psutil.Process(int(entry))
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                found[process] = variables
         except (OSError, psutil.Error):
             continue  # ended meanwhile, or another user's
     return found

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 from processes import MARK, Processes
+from tests.cluster.component import environment, on_node
+from tests.cluster.site import Site
 from waiting import Deadline, DeadlinePassed, wait_until, wait_until_async
 
 # A parent that starts a child in a session of its own, as torchrun's workers and supervisors are.
@@ -125,3 +127,18 @@ def test_quick_tests_come_first(tmp_path: Path) -> None:
     )
     names = [line.rpartition("::")[2] for line in listing.stdout.splitlines() if "::" in line]
     assert names == ["test_p", "test_s", "test_c"], listing.stdout + listing.stderr
+
+
+def test_what_ends_while_it_is_asked_for_is_found_whole_or_not_at_all(tmp_path: Path) -> None:
+    """What ends shows no variables a moment before it is a zombie: to ask it twice fails, now and then."""
+    site = Site(name="brief", home=tmp_path, number=3)
+    rounds = [subprocess.Popen(["true"], env=environment(site)) for _ in range(3)]
+    found = 0
+    deadline = Deadline(60)
+    while found < 80:
+        assert not deadline.passed
+        found += len(on_node(site))
+        assert on_node(site.node(1)) == []
+        rounds = [one if one.poll() is None else subprocess.Popen(["true"], env=environment(site)) for one in rounds]
+    for one in rounds:
+        one.wait()

@@ -28,6 +28,9 @@ MACHINE = "pause"
 _NOT_INHERITED = ("TEST_MARK", "PYTEST_CURRENT_TEST")
 
 
+_OF_NODE = f"{NODE_MARK}=".encode()
+
+
 # Children of this process, until `end_all` has reaped them.
 _children: dict[Path, list[subprocess.Popen[bytes]]] = {}
 
@@ -138,9 +141,10 @@ class _Marked(NamedTuple):
 
 def _marked(site: Site) -> list[_Marked]:
     found = []
-    for process in carrying(MARK, str(site.state)):
+    for process, variables in carrying(MARK, str(site.state)).items():
+        (node,) = (int(words.removeprefix(_OF_NODE)) for words in variables if words.startswith(_OF_NODE))
         try:
-            found.append(_Marked(process, process.name(), int(process.environ()[NODE_MARK])))
+            found.append(_Marked(process, process.name(), node))
         except psutil.Error:
             continue  # ended meanwhile
     return found

@@ -165,6 +165,7 @@ def test_all_faults_of_a_file_are_told_at_once_each_with_its_line(file: Path) ->
     ("text", "message"),
     [
         ("train: [1\n", "not valid YAML: line 2"),
+        ("seed: 1\n---\nseed: 2\n", "line 3, column 1: a second document begins here, where one is expected"),
         ("- 1\n", "expected a mapping of sections, found a list of 1"),
         ("a: 1\na: 2\n", "line 2: a: written twice; the first is at"),
         (
@@ -191,6 +192,13 @@ def test_a_file_that_is_no_configuration(file: Path, text: str, message: str) ->
     with pytest.raises(ConfigError) as caught:
         read(file)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("around", ["{}---\n", "---\n{}...\n---\n# the end\n", "# begins\n---\n---\n{}"])
+def test_a_configuration_may_stand_between_empty_documents(file: Path, around: str) -> None:
+    alone = read(file)
+    file.write_text(around.format(GOOD))
+    assert read(file) == alone
 
 
 def test_a_word_of_the_command_line_that_is_no_value(file: Path) -> None:

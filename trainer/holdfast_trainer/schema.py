@@ -281,7 +281,20 @@ _DIGITS = "-+.0123456789"
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads `6e-4` as a number, and tells where what looks like a value is none."""
+    """SafeLoader that reads `6e-4` as a number, and tells where what looks like a value is none. Empty
+    documents before and after the only one are none: many a file ends in `---`."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        found: yaml.Node | None = None
+        while self.check_node():
+            node = self.get_node()
+            if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == _NULL and not node.value):
+                continue
+            if found is not None:
+                problem = "a second document begins here, where one is expected"
+                raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+            found = node
+        return found
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         if node.tag == _INTEGER and (digits := _OCTAL.fullmatch(node.value)):
@@ -295,7 +308,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
-_INTEGER, _TEXT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:str"
+_INTEGER, _TEXT, _NULL = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "str", "null"))
 _OCTAL = re.compile(r"[-+]?0[0_]*([1-7][0-7_]*)")
 _SIXTIES = re.compile(r"[-+]?\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?\Z")
 _Loader.yaml_implicit_resolvers = {

@@ -139,6 +139,8 @@ def test_what_ends_while_it_is_asked_for_is_found_whole_or_not_at_all(tmp_path: 
         assert not deadline.passed
         found += len(on_node(site))
         assert on_node(site.node(1)) == []
-        rounds = [one if one.poll() is None else subprocess.Popen(["true"], env=environment(site)) for one in rounds]
+        rounds = [
+            one if one.poll() is None else subprocess.Popen(["true"], env=environment(site)) for one in rounds
+        ]
     for one in rounds:
         one.wait()

@@ -14,7 +14,7 @@ from tempfile import gettempdir
 import pytest
 from processes import Processes
 from tests.cluster.build import build
-from tests.cluster.cluster import Cluster, down, status, up
+from tests.cluster.cluster import Cluster, down, up
 from tests.cluster.component import names_of, running
 from tests.cluster.machine import Machine, cgroup_roots, why_no_node
 from tests.cluster.settings import KUBELET, KUBELET_MARK, NAMES
@@ -114,26 +114,6 @@ def before(short_lived: Site) -> Host:
     return look(short_lived)
 
 
-def test_nothing_is_left_of_a_cluster_with_a_running_pod(short_lived: Site, before: Host) -> None:
-    there = up(short_lived, operator=False, say=lambda _: None)
-    image, command = there.busybox, ["sleep", "1000"]
-    there.kubectl.run("run", "held", f"--image={image}", "--restart=Never", "--", *command)
-    there.kubectl.run("wait", "pod/held", "--for=condition=Ready", "--timeout=300s")
-    during = look(short_lived)
-    there_is = left(short_lived, before, during)
-    assert f"links: {short_lived.link}" in there_is
-    assert len([item for item in there_is if item.startswith("rules: ")]) == 3
-    assert not [item for item in there_is if item.startswith("mounts: ")], (
-        "mounts are in the node's namespace"
-    )
-    assert [item for item in there_is if item.startswith("cgroups: ")]
-    assert status(short_lived).startswith(f"cluster {short_lived.name} is up: ")
-
-    down(short_lived)
-    assert left(short_lived, before, look(short_lived)) == []
-    assert status(short_lived) == f"cluster {short_lived.name} is down"
-
-
 @pytest.mark.parametrize(
     "reached", ["containerd.toml", "kube-apiserver.log", "kubelet.json", "kube-proxy.json"]
 )
@@ -155,30 +135,16 @@ def test_nothing_is_left_where_up_was_killed(
     assert left(short_lived, before, look(short_lived)) == []
 
 
-def test_up_begins_anew_where_the_machine_has_died(short_lived: Site, before: Host) -> None:
+def test_another_cluster_is_not_disturbed(cluster: Cluster, namespace: str, short_lived: Site) -> None:
+    """Both have nodes on this machine, and share its kernel and its directories' names.
+
+    Not by one whose machine dies either; `up` begins that anew.
+    """
+    before = look(short_lived)
     up(short_lived, operator=False, say=lambda _: None)
     os.kill(Machine.running(short_lived).pid, signal.SIGKILL)
     again = up(short_lived, operator=False, say=lambda _: None)
     assert again.kubectl.get("nodes")["items"][0]["metadata"]["name"] == short_lived.name
-    down(short_lived)
-    assert left(short_lived, before, look(short_lived)) == []
-
-
-def test_up_finds_what_is_up_and_down_may_come_twice(short_lived: Site, before: Host) -> None:
-    first = up(short_lived, operator=False, say=lambda _: None)
-    machine = Machine.running(short_lived).pid
-    up(short_lived, operator=False, say=lambda _: None)
-    assert Machine.running(short_lived).pid == machine
-    assert first.is_up
-    down(short_lived)
-    down(short_lived)
-    assert left(short_lived, before, look(short_lived)) == []
-
-
-def test_another_cluster_is_not_disturbed(cluster: Cluster, namespace: str, short_lived: Site) -> None:
-    """Both have nodes on this machine, and share its kernel and its directories' names."""
-    before = look(short_lived)
-    up(short_lived, operator=False, say=lambda _: None)
     down(short_lived)
     assert left(short_lived, before, look(short_lived)) == []
 

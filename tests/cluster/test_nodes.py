@@ -6,10 +6,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.cluster.cluster import Cluster, down, up
+from tests.cluster.cluster import Cluster, down, status, up
 from tests.cluster.component import nodes_of
 from tests.cluster.errors import ClusterError
-from tests.cluster.machine import why_no_node
+from tests.cluster.machine import Machine, why_no_node
 from tests.cluster.site import Site, site
 from tests.cluster.test_down import Host, before, left, look
 from tests.cluster.test_node import finish, pod
@@ -47,9 +47,21 @@ def on(node: Site, name: str, there: Cluster, script: str) -> dict[str, Any]:
 def test_pods_of_two_nodes_find_each_other_and_nothing_is_left_of_either(
     short_lived: Site, before: Host
 ) -> None:
+    """One life of a cluster: a pod on its node, a second node, pods on both, and its end with all these."""
     there = up(short_lived, operator=False, say=lambda _: None)
     assert nodes_of(short_lived) == [1]
+    assert status(short_lived).startswith(f"cluster {short_lived.name} is up: ")
+    there.kubectl.apply(pod("held", there.busybox, "exec sleep 1000"), namespace="default")
+    there.kubectl.run("wait", "pod/held", "--for=condition=Ready", "--timeout=300s")
+    of_one = left(short_lived, before, look(short_lived))
+    assert f"links: {short_lived.link}" in of_one
+    assert len([item for item in of_one if item.startswith("rules: ")]) == 3
+    assert not [item for item in of_one if item.startswith("mounts: ")], "mounts are in the node's namespace"
+    assert [item for item in of_one if item.startswith("cgroups: ")]
+
+    machine = Machine.running(short_lived).pid
     up(short_lived, nodes=2, operator=False, say=lambda _: None)
+    assert Machine.running(short_lived).pid == machine, "up finds what is up"
     nodes = [short_lived.node(number) for number in (1, 2)]
     assert nodes_of(short_lived) == [1, 2]
 
@@ -74,5 +86,9 @@ def test_pods_of_two_nodes_find_each_other_and_nothing_is_left_of_either(
     links = [item for item in left(short_lived, before, look(short_lived)) if item.startswith("links: ")]
     assert sorted(links) == [f"links: {node.link}" for node in nodes]
 
+    assert there.is_up
     down(short_lived)
     assert left(short_lived, before, look(short_lived)) == []
+    assert status(short_lived) == f"cluster {short_lived.name} is down"
+    down(short_lived)
+    assert left(short_lived, before, look(short_lived)) == [], "down may come twice"

@@ -39,6 +39,7 @@ from holdfast_controller.manifests import config_map
 from holdfast_controller.pod_template import attempt_labels
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
 from holdfast_controller.trainjobs import TRAIN_JOB
+from holdfast_trainer.contract import Termination
 
 JOB = TrainingJob(
     metadata=Metadata(name="gpt", namespace="team", uid="job-1"),
@@ -266,6 +267,40 @@ def test_a_pod_whose_deletion_is_heard_together_with_its_end_has_its_last_lines_
             await wait_until_async(lambda: server.tail(1), "what it said")
             server.removed = True
             assert await lines_of(engine, JOB, 1) == ["goes on at step 0", "saved at step 9"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "told"),
+    [
+        (
+            "Error",
+            "goes on at step 0\nTraceback\nMemoryError\n",
+            ["goes on at step 0", "Traceback", "MemoryError"],
+        ),
+        ("OOMKilled", "goes on at step 0", ["goes on at step 0"]),
+        ("Error", Termination("failed", 7, 5, "loss is NaN").to_json(), None),
+        ("Error", '{"rank": 1, "signal": 9, "ended": 1767225600.0}', None),
+        ("ContainerStatusUnknown", "The container could not be located when the pod was deleted", None),
+        ("Error", "", None),
+    ],
+)
+def test_of_a_pod_that_went_before_anybody_asked_its_kubelet_has_kept_the_end(
+    reason: str, message: str, told: list[str] | None, tmp_path: Path
+) -> None:
+    """A second of notice, say; its own message, which is no output, is not taken for one."""
+
+    async def story() -> None:
+        ended = pod(1, "terminated", deletionTimestamp=GOING)
+        ended["status"]["containerStatuses"][0]["state"]["terminated"] = {
+            "exitCode": 1, "reason": reason, "message": message,
+        }  # fmt: skip
+        server = Server(pod(0), ended)
+        server.removed = True
+        server.end.set()
+        async with running(server, tmp_path) as (_, words, _):
+            assert await words.tail_of(ended) == told
 
     asyncio.run(story())
 

@@ -30,7 +30,7 @@ from .connection import MERGE_PATCH, Connection, Document
 from .endpoint import Endpoints
 from .observation import first_made
 from .pieces import Pieces, attempt_of, job_of, pod_path
-from .pod_state import forced, index_of, is_disrupted, running, terminated
+from .pod_state import forced, index_of, is_disrupted, last_output, running, terminated
 from .podlogs import pod_lines
 from .reflector import Notice, Reflector, uid_of
 from .resource import decode
@@ -166,14 +166,14 @@ class LastWords:
                 await asyncio.gather(*(_harmless(self._read, pod) for pod in new))
 
     async def tail_of(self, pod: Document) -> list[str] | None:
-        """What it said last, as we heard it or a controller before; None where nobody did. That of a pod
-        which has ended may be on its way, and is waited for, though not for long."""
+        """What it said last, as we heard it or a controller before, or its kubelet; None where nobody did.
+        That of a pod which has ended may be on its way, and is waited for, though not for long."""
         said = self._said.get(uid_of(pod))
         if said is not None and said.followed and has_ended(pod):
             with suppress(TimeoutError):
                 await asyncio.wait_for(said.over.wait(), READ_SECONDS)
         text = said.text() if said is not None else ""
-        text = text or str((pod["metadata"].get("annotations") or {}).get(TAIL, ""))
+        text = text or str((pod["metadata"].get("annotations") or {}).get(TAIL, "")) or last_output(pod)
         return text.split("\n") if text else None
 
     async def keep_tails(self, job: TrainingJob, attempt: int) -> None:

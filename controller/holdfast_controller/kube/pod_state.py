@@ -9,6 +9,9 @@ from typing import Any, Literal, get_args
 from holdfast_controller.attempt_kind import AttemptKind
 from holdfast_controller.manifests import KINDS
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
+from holdfast_trainer.contract import Termination
+
+from .rank_ends import rank_ends
 
 Document = Mapping[str, Any]
 
@@ -53,6 +56,15 @@ def container_state(pod: Document) -> Mapping[str, Any]:
 def running(pod: Document) -> bool:
     """Whether its container runs now."""
     return "running" in container_state(pod)
+
+
+def last_output(pod: Document) -> str:
+    """What its kubelet kept of its container's output, up to 2 KiB: it does so where that failed and wrote no
+    message of its own (`terminationMessagePolicy: FallbackToLogsOnError`); empty otherwise."""
+    end = container_state(pod).get("terminated") or {}
+    said = str(end.get("message") or "").rstrip("\n")
+    own = Termination.from_json(said) is not None or bool(rank_ends(said))
+    return "" if own or end.get("reason") not in ("Error", "OOMKilled") else said
 
 
 def terminated(pod: Document) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from misbehaving_apiserver import Response, thing
 from structlog.testing import capture_logs
-from tests.kube.test_last_words import GOING, Server, pod, running
+from tests.kube.ended_pods import GOING, Server, pod, running
 from tests.kube.test_reflector import Tell, World, script, stay, tell
 from waiting import wait_until_async
 

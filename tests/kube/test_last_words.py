@@ -1,16 +1,10 @@
-"""What a pod said is kept before its container is removed, and the ledger when rank 0 has ended.
-
-A server over HTTP plays the apiserver: it lists, it streams logs, and it keeps what is written.
-"""
+"""What a pod said is kept before its container is removed."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,180 +14,26 @@ from aiohttp import web
 from small_apiserver import connected, meanwhile
 from structlog.testing import capture_logs
 from tests.kube.documents import in_kind
+from tests.kube.ended_pods import GOING, JOB, Server, lines_of, pod, running
 from waiting import wait_until_async
 
 from holdfast_controller.cluster import NotFound, Unavailable
-from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Status, TrainingJob, Verdict
+from holdfast_controller.jobs import AttemptRecord, Metadata, Spec, Status, TrainingJob, Verdict
 from holdfast_controller.kube import last_words
-from holdfast_controller.kube.connection import CONNECTIONS, connect
+from holdfast_controller.kube.connection import CONNECTIONS
 from holdfast_controller.kube.endpoint import Endpoints
-from holdfast_controller.kube.engine import KubeEngine
-from holdfast_controller.kube.last_words import LEDGER_FILE, TAIL, LastWords
+from holdfast_controller.kube.last_words import LastWords
 from holdfast_controller.kube.leader import LeaseTiming
 from holdfast_controller.kube.pieces import PODS, Pieces
 from holdfast_controller.kube.pod_state import index_of
 from holdfast_controller.kube.reflector import Reflector
-from holdfast_controller.kube.resource import JOBS, status_document
+from holdfast_controller.kube.resource import JOBS
 from holdfast_controller.lines import LONGEST_LINE
 from holdfast_controller.manifests import config_map
 from holdfast_controller.pod_template import attempt_labels
 from holdfast_controller.pytorchjobs import PYTORCH_JOB
 from holdfast_controller.trainjobs import TRAIN_JOB
 from holdfast_trainer.contract import Termination
-
-JOB = TrainingJob(
-    metadata=Metadata(name="gpt", namespace="team", uid="job-1"),
-    spec=Spec(command=["python"], replicas=2),
-    status=Status(
-        phase=Phase.RUNNING,
-        attempt=1,
-        attempts=[AttemptRecord(number=1, started_at=datetime(2026, 1, 1, tzinfo=UTC))],
-    ),
-)
-GOING = "2026-01-01T00:00:30Z"
-
-
-def pod(index: int, state: str = "running", **metadata: Any) -> dict[str, Any]:
-    return {
-        "metadata": {
-            "name": f"gpt-1-worker-{index}",
-            "namespace": "team",
-            "uid": f"pod-{index}",
-            "resourceVersion": "5",
-            "labels": {**attempt_labels(JOB, 1), PYTORCH_JOB.index_label: str(index)},
-            **metadata,
-        },
-        "status": {
-            "phase": "Running" if state == "running" else "Succeeded",
-            "containerStatuses": [{"name": "pytorch", "state": {state: {}}}],
-        },
-    }
-
-
-class Server:
-    """Logs by pod: what each has said so far, and what it says until its end."""
-
-    def __init__(self, *pods: dict[str, Any]) -> None:
-        self.job = JOB
-        self.pods = {one["metadata"]["name"]: one for one in pods}
-        self.said: dict[str, list[str]] = {}
-        self.will_say: dict[str, list[str]] = {}
-        self.containers: set[str] = set()
-        """Whose logs were asked for."""
-        self.removed = False
-        self.refused = 0
-        """So many writes of a ConfigMap are refused before the first is taken."""
-        self.refused_notes = 0
-        """Likewise, of what is noted on a pod."""
-        self.config_maps: dict[str, dict[str, Any]] = {}
-        self.clashes = 0
-        """Writes of one that was there."""
-        self.end = asyncio.Event()
-        self.slow = False
-        """What was said so far is asked for in vain."""
-
-    def tail(self, index: int) -> str | None:
-        annotations = self.pods[f"gpt-1-worker-{index}"]["metadata"].get("annotations") or {}
-        found: str | None = annotations.get(TAIL)
-        return found
-
-    async def list_or_watch(self, request: web.Request) -> web.StreamResponse:
-        if "watch" in request.query:
-            await asyncio.Event().wait()
-        metadata = {"name": "gpt", "namespace": "team", "uid": "job-1", "resourceVersion": "1"}
-        document = {**self.job.to_dict(), "metadata": metadata, "status": status_document(self.job.status)}
-        items = {PODS: list(self.pods.values()), JOBS: [document]}.get(request.path, [])
-        return web.json_response({"metadata": {"resourceVersion": "9"}, "items": items})
-
-    async def log(self, request: web.Request) -> web.StreamResponse:
-        answer = web.StreamResponse()
-        await answer.prepare(request)
-        name = request.match_info["pod"]
-        self.containers.add(request.query["container"])
-        lines, removed = list(self.said.get(name, [])), self.removed
-        if self.slow and "follow" not in request.query:
-            await asyncio.Event().wait()
-        if "follow" in request.query:
-            await self.end.wait()
-            lines += self.will_say.get(name, [])
-        text = "\n".join(lines[-int(request.query.get("tailLines", 1000)) :])
-        await answer.write(b"unable to retrieve container logs for c://0" if removed else text.encode())
-        return answer
-
-    async def patch(self, request: web.Request) -> web.Response:
-        if self.refused_notes:
-            self.refused_notes -= 1
-            return web.json_response({"message": "etcdserver: request timed out"}, status=500)
-        one = self.pods[request.match_info["pod"]]
-        one["metadata"]["annotations"] = (await request.json())["metadata"]["annotations"]
-        one["metadata"]["resourceVersion"] = str(int(one["metadata"]["resourceVersion"]) + 1)
-        return web.json_response(one)
-
-    async def keep(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        if self.refused:
-            self.refused -= 1
-            return web.json_response({"message": "etcdserver: request timed out"}, status=500)
-        if body["metadata"]["name"] in self.config_maps:
-            self.clashes += 1
-            return web.json_response({"reason": "AlreadyExists", "message": "exists"}, status=409)
-        self.config_maps[body["metadata"]["name"]] = body
-        return web.json_response(body)
-
-    async def make(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        body["metadata"] |= {"uid": "pytorch-job", "resourceVersion": "6"}
-        return web.json_response(body)
-
-    async def drop(self, request: web.Request) -> web.Response:
-        found = self.config_maps.pop(request.match_info["name"], None)
-        return web.json_response({} if found is not None else {"code": 404}, status=200 if found else 404)
-
-    async def kept(self, request: web.Request) -> web.Response:
-        found = self.config_maps.get(request.match_info["name"])
-        return web.json_response(found or {"code": 404}, status=200 if found else 404)
-
-
-@asynccontextmanager
-async def running(server: Server, tmp_path: Path) -> AsyncIterator[tuple[KubeEngine, LastWords, Endpoints]]:
-    app = web.Application(client_max_size=3 * 2**20)  # as an apiserver takes
-    for path in (PODS, PYTORCH_JOB.resource.path, JOBS):
-        app.router.add_get(path, server.list_or_watch)
-    app.router.add_get("/api/v1/namespaces/team/pods/{pod}/log", server.log)
-    app.router.add_patch("/api/v1/namespaces/team/pods/{pod}", server.patch)
-    app.router.add_post("/api/v1/namespaces/team/configmaps", server.keep)
-    app.router.add_get("/api/v1/namespaces/team/configmaps/{name}", server.kept)
-    app.router.add_delete("/api/v1/namespaces/team/configmaps/{name}", server.drop)
-    app.router.add_post(PYTORCH_JOB.resource.within("team"), server.make)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    kubeconfig = tmp_path / "config"
-    kubeconfig.write_text(json.dumps({**CLUSTER, "clusters": [
-        {"name": "x", "cluster": {"server": f"http://127.0.0.1:{port}"}}
-    ]}))  # fmt: skip
-    connection = await connect(kubeconfig)
-    jobs, pieces = Reflector(connection, JOBS), Pieces(connection)
-    endpoints = Endpoints(pieces, jobs)
-    engine = KubeEngine(connection, pieces, endpoints, jobs)
-    words = engine.last_words
-    tasks = [asyncio.ensure_future(work) for work in (jobs.run(), pieces.run(), engine.sweep())]
-    try:
-        await jobs.synced()
-        await pieces.synced()
-        yield engine, words, endpoints
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await connection.close()
-        await runner.cleanup()
-
-
-async def lines_of(engine: KubeEngine, job: TrainingJob, rank: int, tail: int | None = None) -> list[str]:
-    return [line async for line in engine.logs(job, 1, rank, tail=tail)]
 
 
 @pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "its node is shut down"])
@@ -667,143 +507,6 @@ def test_many_nodes_that_do_not_answer_leave_a_connection_for_the_lease(
     asyncio.run(story())
 
 
-def test_the_ledger_of_a_job_that_is_over_or_rests_outlives_the_controller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(last_words, "KEEP_AGAIN_SECONDS", 0.01)
-    lines = [{"event": "attempt_start", "attempt": 1}, {"event": "stop", "attempt": 1, "outcome": "finished"}]
-    done = JOB.model_copy(update={"status": JOB.status.model_copy(update={"phase": Phase.SUCCEEDED})})
-
-    async def story() -> None:
-        rank_0 = pod(0, "terminated")
-        rank_0["status"]["phase"] = "Running"  # as kubelets tell it first
-        server = Server(rank_0)
-        server.refused = 3
-
-        async def heard(self: Endpoints, job: TrainingJob) -> list[dict[str, Any]]:
-            return list(lines)  # what rank 0 told while it ran
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Endpoints, "ledger_of", heard)
-            async with running(server, tmp_path):
-                await wait_until_async(lambda: server.config_maps, "the ledger to be kept")
-        (kept,) = server.config_maps.values()
-        assert kept["metadata"]["name"] == "gpt-1-ledger"
-        assert kept["metadata"]["ownerReferences"][0]["uid"] == "job-1", "it goes with the job"
-        # Another controller, which never heard rank 0.
-        async with running(server, tmp_path) as (engine, _, _):
-            assert await engine.ledger(done) == lines
-            assert await engine.ledger(JOB) == lines, "rank 0 has ended, though nobody has judged it yet"
-            cancelled = done.model_copy(update={"status": done.status.model_copy(update={"attempt": 2})})
-            assert await engine.ledger(cancelled) == lines, "before its next attempt was started"
-            # Once it was stopped and judged, its pods have gone.
-            server.pods.clear()
-            rests = JOB.model_copy(deep=True)
-            rests.status.phase, rests.status.attempts[0].verdict = Phase.SUSPENDED, Verdict.SUSPENDED
-        async with running(server, tmp_path) as (engine, _, _):
-            assert await engine.ledger(rests) == lines
-
-    asyncio.run(story())
-
-
-@pytest.mark.parametrize(("count", "size"), [(2000, 1000), (5, 200_000)], ids=["many lines", "long ones"])
-def test_of_a_ledger_that_kubernetes_cannot_keep_the_newest_lines_are_kept(
-    count: int, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = [{"event": "note", "attempt": 1, "number": number, "text": "x" * size} for number in range(count)]
-
-    async def heard(self: Endpoints, job: TrainingJob) -> list[dict[str, Any]]:
-        return lines
-
-    monkeypatch.setattr(Endpoints, "ledger_of", heard)
-
-    async def story() -> None:
-        server = Server(pod(0, "terminated"))
-        async with running(server, tmp_path) as (_, words, _):
-            await wait_until_async(lambda: server.config_maps, "the ledger to be kept")
-            kept = await words.ledger(JOB)
-        assert kept == lines[-len(kept) :]
-        assert 400_000 <= len(server.config_maps["gpt-1-ledger"]["data"][LEDGER_FILE]) <= 512 * 1024
-
-    asyncio.run(story())
-
-
-def test_the_ledger_is_kept_when_rank_0_has_ended_and_not_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is written once: with another rank's end, what rank 0 tells of its own would be missing."""
-
-    async def heard(self: Endpoints, job: TrainingJob) -> list[dict[str, Any]]:
-        return [{"event": "attempt_start", "attempt": 1}]
-
-    monkeypatch.setattr(Endpoints, "ledger_of", heard)
-
-    async def story() -> None:
-        server = Server(pod(0), pod(1, "terminated"))
-        server.said = {"gpt-1-worker-1": ["the end"]}
-        async with running(server, tmp_path) as (engine, _, _):
-            await engine.keep_logs(JOB, 1)
-            assert list(server.config_maps) == ["gpt-1-tails"]
-
-    asyncio.run(story())
-
-
-class EndingServer(Server):
-    """One whose pods end, as it is watched, when the test says so."""
-
-    def __init__(self, *pods: dict[str, Any]) -> None:
-        super().__init__(*pods)
-        self.over = asyncio.Event()
-
-    async def list_or_watch(self, request: web.Request) -> web.StreamResponse:
-        if "watch" not in request.query or request.path != PODS:
-            return await super().list_or_watch(request)
-        answer = web.StreamResponse()
-        await answer.prepare(request)
-        await self.over.wait()
-        for one in self.pods.values():
-            one["metadata"]["resourceVersion"] = "10"
-            one["status"] = pod(0, "terminated")["status"]
-            await answer.write(json.dumps({"type": "MODIFIED", "object": one}).encode() + b"\n")
-        await asyncio.Event().wait()
-        return answer
-
-
-def test_the_ledger_is_kept_by_who_leads_again_though_rank_0_ended_as_the_lease_was_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A leader that was frozen sees what it missed, and that it leads no more, in one moment."""
-    line = {"event": "stop", "attempt": 1, "outcome": "finished"}
-
-    async def heard(self: Endpoints, job: TrainingJob) -> list[dict[str, Any]]:
-        return [line]
-
-    monkeypatch.setattr(Endpoints, "ledger_of", heard)
-
-    async def story() -> None:
-        server = EndingServer(pod(0))
-        routes = [web.get(path, server.list_or_watch) for path in (PODS, PYTORCH_JOB.resource.path, JOBS)]
-        routes.append(web.post("/api/v1/namespaces/team/configmaps", server.keep))
-        async with connected(routes, tmp_path) as connection:
-            jobs, pieces = Reflector(connection, JOBS), Pieces(connection)
-            words = LastWords(connection, pieces, Endpoints(pieces, jobs), jobs)
-            leads: list[asyncio.Task[None]] = []
-            async with meanwhile(jobs.run()), meanwhile(pieces.run()):
-                await jobs.synced()
-                await pieces.synced()
-                pieces.pods.listen(lambda _: leads[0].cancel())
-                leads.append(asyncio.create_task(words.run()))
-                await asyncio.sleep(0)
-                server.over.set()
-                with pytest.raises(asyncio.CancelledError):
-                    await leads[0]
-                assert not server.config_maps
-                async with meanwhile(words.run()):
-                    await wait_until_async(lambda: server.config_maps, "the ledger to be kept")
-
-    asyncio.run(story())
-
-
 def test_the_end_of_a_log_is_heard_by_who_leads_again_though_the_lease_was_lost_meanwhile(
     tmp_path: Path,
 ) -> None:
@@ -824,42 +527,6 @@ def test_the_end_of_a_log_is_heard_by_who_leads_again_though_the_lease_was_lost_
                     server.end.set()
                     await wait_until_async(lambda: "saved" in (server.tail(1) or ""), "its end")
                 assert await words.tail_of(pod(1)) == ["step 1", "saved at step 2"]
-
-    asyncio.run(story())
-
-
-def test_what_is_kept_of_an_earlier_job_of_the_name_is_not_taken_for_this_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Deleted and submitted again, before the garbage collector came by."""
-    monkeypatch.setattr(last_words, "KEEP_AGAIN_SECONDS", 0.01)
-    lines = [{"event": "attempt_start", "attempt": 1}]
-
-    async def heard(self: Endpoints, job: TrainingJob) -> list[dict[str, Any]]:
-        return list(lines)
-
-    def kept(name: str, data: dict[str, str]) -> dict[str, Any]:
-        earlier = JOB.model_copy(update={"metadata": Metadata(name="gpt", namespace="team", uid="job-0")})
-        return config_map(earlier, 1, data, name=name)
-
-    async def story() -> None:
-        server = Server()
-        server.config_maps = {
-            "gpt-1-ledger": kept("gpt-1-ledger", {LEDGER_FILE: '{"event": "stop", "attempt": 1}'}),
-            "gpt-1-tails": kept("gpt-1-tails", {"0": "its last words"}),
-        }
-        async with running(server, tmp_path) as (engine, words, _):
-            assert await words.ledger(JOB) == []
-            with pytest.raises(NotFound, match=r"rank-0.log"):
-                await lines_of(engine, JOB, 0)
-        server.pods = {"gpt-1-worker-0": pod(0, "terminated")}
-        with monkeypatch.context() as patch:
-            patch.setattr(Endpoints, "ledger_of", heard)
-            async with running(server, tmp_path) as (_, words, _):
-                await wait_until_async(lambda: server.clashes > 1, "the ledger to be written")
-                server.config_maps.clear()
-                await wait_until_async(lambda: server.config_maps, "the ledger to be kept")
-                assert await words.ledger(JOB) == lines
 
     asyncio.run(story())
 
@@ -901,32 +568,3 @@ def test_the_last_lines_of_a_large_gang_wait_for_those_of_an_earlier_job_to_go(
                     await lines_of(engine, gang, 11)
 
     asyncio.run(story())
-
-
-def test_the_ledger_of_an_attempt_whose_node_was_lost_is_kept_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody will ever say that its rank 0 has ended."""
-    lines = [{"event": "attempt_start", "attempt": 1}, {"event": "checkpoint", "attempt": 1, "step": 50}]
-
-    async def heard(self: Endpoints, job: TrainingJob) -> list[dict[str, Any]]:
-        return list(lines)
-
-    monkeypatch.setattr(Endpoints, "ledger_of", heard)
-
-    async def story() -> None:
-        server = Server(pod(0, deletionTimestamp=GOING, deletionGracePeriodSeconds=0))
-        async with running(server, tmp_path) as (_, words, _):
-            await wait_until_async(lambda: server.config_maps, "the ledger to be kept")
-            assert await words.ledger(JOB) == lines
-
-    asyncio.run(story())
-
-
-CLUSTER = {
-    "apiVersion": "v1",
-    "kind": "Config",
-    "current-context": "x",
-    "users": [{"name": "x", "user": {"token": "t"}}],
-    "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
-}

@@ -12,6 +12,7 @@ import torch
 from compiled_layers import needs_them
 from gangs import KILL, NOTICE, Workshop
 from gpt_runs import start, write_config
+from native_bf16 import needs_bf16
 from torch import Tensor, nn
 
 from holdfast_trainer import cpuinfo, fused_layers, native, product_attention
@@ -279,10 +280,13 @@ def test_a_processor_that_it_is_not_for_is_told_so(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "words",
     [
-        ("train.precision=fp32", "model.family=llama", "model.bias=false"),
-        ("train.precision=bf16", "train.activation_checkpointing=true"),
+        pytest.param(("train.precision=fp32", "model.family=llama", "model.bias=false"), id="llama in fp32"),
+        pytest.param(
+            ("train.precision=bf16", "train.activation_checkpointing=true"),
+            id="gpt2 in bf16, recomputed",
+            marks=needs_bf16,
+        ),
     ],
-    ids=["llama in fp32", "gpt2 in bf16, recomputed"],
 )
 def test_a_run_that_is_killed_and_given_notice_is_the_untouched_one(
     words: tuple[str, ...], workshop: Workshop, tmp_path: Path

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from gangs import KILL, NOTICE, History, Workshop
+from native_bf16 import HAS_BF16, WITHOUT_BF16
 
 from holdfast_trainer.checkpoint.inspection import Opened, differences
 from holdfast_trainer.contract import RunDir, read_lines
 from holdfast_trainer.exactness import Exactness
 from holdfast_trainer.ledger import Journal
 from holdfast_trainer.parallel import Gang
-from holdfast_trainer.precision import Bf16, bf16_of
 from holdfast_trainer.redone import Redone
 from holdfast_trainer.resume import Resumed
 from holdfast_trainer.training_state import TrainingState
@@ -67,12 +67,6 @@ FORMS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def has_bf16() -> bool:
-    import torch
-
-    return bf16_of(torch.device("cpu")) is not Bf16.NONE
-
-
 def assert_same(interrupted: History, untouched: History) -> None:
     assert interrupted.losses() == untouched.losses()
     assert interrupted.validations() == untouched.validations()
@@ -86,8 +80,8 @@ def assert_same(interrupted: History, untouched: History) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_killed_and_noticed_equals_untouched(workshop: Workshop, form: str) -> None:
     ranks, options = FORMS[form]
-    if options.get("bf16") and not has_bf16():
-        pytest.skip("this CPU has no bf16")
+    if options.get("bf16") and not HAS_BF16:
+        pytest.skip(WITHOUT_BF16)
     chance = random.Random(form)
     options = {**options, "steps": STEPS, "save_every": 7}
     untouched = workshop.finish("untouched", ranks=ranks, **options)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from gangs import KILL, History, Workshop
 from gpt_runs import compiler_cache, start, write_config
+from native_bf16 import HAS_BF16, WITHOUT_BF16
 from tests.trainer.sharded_memory_script import REST, SHAPE
-from tests.trainer.test_run_exact import has_bf16
 
 from holdfast_trainer.assembly import check_sharding
 from holdfast_trainer.checkpoint.inspection import Opened, differences
@@ -92,8 +92,8 @@ def test_sharded_equals_replicated_and_resumes_bit_for_bit(workshop: Workshop, c
 def test_gathered_in_bf16_it_trains_as_in_bf16_in_one_piece_and_saves_fp32(
     workshop: Workshop, config: Path
 ) -> None:
-    if not has_bf16():
-        pytest.skip("this CPU has no bf16")
+    if not HAS_BF16:
+        pytest.skip(WITHOUT_BF16)
     bf16 = "train.precision=bf16"
     whole = start(workshop, config, bf16, name="whole", ranks=2)
     assert whole.wait() == [0, 0], whole.texts()
@@ -160,8 +160,8 @@ def test_all_that_steps_and_validation_run_was_compiled_before_the_first(
     """What did not compile there would end the run, and perhaps on one rank alone."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("torch.compile needs a C++ compiler here, and there is none")
-    if "train.precision=bf16" in words and not has_bf16():
-        pytest.skip("this CPU has no bf16")
+    if "train.precision=bf16" in words and not HAS_BF16:
+        pytest.skip(WITHOUT_BF16)
     gang = workshop.start(ranks=ranks, script=COMPILED, arguments=[SHARDED, *words], env=compiler_cache())
     assert gang.wait() == [0] * ranks, gang.texts()
     assert all("nothing was compiled anew" in rank.text() for rank in gang.ranks), gang.texts()
@@ -176,7 +176,7 @@ def test_no_rank_holds_the_model_or_its_state_in_one_piece(workshop: Workshop, t
     small = ("model.width=320", "train.steps=2")
     for name, ranks, words in (
         ("random", 2, ()),
-        *([("bf16", 2, (*small, "train.precision=bf16"))] if has_bf16() else ()),
+        *([("bf16", 2, (*small, "train.precision=bf16"))] if HAS_BF16 else ()),
         ("published", 2, (f"train.init_from={tmp_path / 'weights'}",)),
         ("resumed", 2, small),
         ("resumed", 2, small),

@@ -16,6 +16,7 @@ import pytest
 import torch
 from gangs import Workshop
 from gpt_runs import COMMAND, write_config
+from native_bf16 import needs_bf16
 from queued_event import QueuedEvent
 from torch import nn
 from torch.utils.data import Dataset
@@ -232,6 +233,7 @@ def test_what_workers_made_while_the_first_step_compiled_is_not_measured() -> No
     assert len(measured) == 4, "each worker has had as many turns as the other"
 
 
+@needs_bf16
 def test_what_makes_a_loss_no_number_is_no_way_to_train(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

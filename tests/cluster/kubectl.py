@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.errors import ClusterError
+from tests.cluster.reading import get
 
 _BRIEFLY = {"GOGC": "off", "GOMEMLIMIT": "512MiB", "GOMAXPROCS": "1"}
 """Of the twentieth of a second that it lives, a third goes to collecting garbage and starting threads. It is
@@ -49,9 +50,8 @@ class Kubectl:
             raise ClusterError(f"kubectl {' '.join(arguments)} did not end within {seconds:g} s") from error
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        """`kubectl get ... -o json`, parsed."""
-        found: dict[str, Any] = json.loads(self.run("get", *arguments, "-o", "json"))
-        return found
+        """As `kubectl get ... -o json`, parsed; see reading.py for what it takes."""
+        return get(self.kubeconfig, *arguments)
 
     def apply(self, *documents: dict[str, Any], namespace: str = "") -> None:
         """Server-side apply, so that objects may be as large as CRDs are."""

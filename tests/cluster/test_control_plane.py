@@ -8,7 +8,7 @@ import pytest
 from tests.cluster import training_operator
 from tests.cluster.component import names_of, running, start
 from tests.cluster.control_plane import ControlPlane, start_control_plane
-from tests.cluster.errors import ComponentFailed
+from tests.cluster.errors import ClusterError, ComponentFailed
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.site import Site
 from tests.cluster.tools import KUBERNETES
@@ -29,6 +29,39 @@ def test_its_controllers_work(control_plane: ControlPlane) -> None:
         pytest.skip("KUBEBUILDER_ASSETS has no controllers, and is of whatever release")
     control_plane.kubectl.run("create", "namespace", "team-a")
     control_plane.kubectl.run("wait", "-n=team-a", "--for=create", "serviceaccount/default", "--timeout=300s")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["namespace", "default"],
+        ["ns"],
+        ["svc", "-A"],
+        ["cm", "-n=kube-system"],
+        ["configmaps", "-n=kube-system", "--field-selector=metadata.name=kube-root-ca.crt"],
+        ["clusterroles", "-l=kubernetes.io/bootstrapping=rbac-defaults"],
+        ["-n=kube-system", "role", "system:controller:bootstrap-signer"],
+    ],
+)
+def test_what_is_read_is_what_kubectl_gets(control_plane: ControlPlane, words: list[str]) -> None:
+    kubectl = control_plane.kubectl
+    asked, read = json.loads(kubectl.run("get", *words, "-o=json")), kubectl.get(*words)
+    if "items" not in asked:
+        del read["metadata"]["managedFields"]
+        assert read == asked
+        return
+    names = [[one["metadata"]["name"] for one in found["items"]] for found in (asked, read)]
+    assert names[0] == names[1] != []
+
+
+def test_what_cannot_be_read_says_why(control_plane: ControlPlane) -> None:
+    kubectl = control_plane.kubectl
+    with pytest.raises(ClusterError, match=r'404: pods "none" not found'):
+        kubectl.get("pod", "none")
+    with pytest.raises(ClusterError, match='no resource type "tjs"'):
+        kubectl.get("tjs")
+    with pytest.raises(ClusterError, match="--sort-by is not known here"):
+        kubectl.get("pods", "--sort-by=.metadata.name")
 
 
 def test_a_stranger_may_not_look(control_plane: ControlPlane) -> None:

@@ -1,15 +1,16 @@
 """`holdfast up` that is killed by SIGKILL at one of its acts, and started again, and killed again.
 
 `python mortal_controller.py DATA PORT SEED MOST LOG`: each controller dies at its n-th act, n drawn from 2 to
-MOST. An act is what another process, or the next controller, can see: a write to the job store (just before
-it is durable, and just after), a file of a run made, renamed or removed, a process started or signalled.
-Prints a line for each death. Replicas start with tiny_torchrun.py. Each controller is forked, so that none
-has to import what it needs.
+MOST; after DEATHS of them one lives. An act is what another process, or the next controller, can see: a write
+to the job store (just before it is durable, and just after), a file of a run made, renamed or removed, a
+process started or signalled. Prints a line for each death. Replicas start with tiny_torchrun.py. Each
+controller is forked, so that none has to import what it needs.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import random
 import signal
@@ -24,6 +25,8 @@ from local_world import TINY
 from holdfast_controller import __main__
 from holdfast_controller.local.launch import Runtime
 
+DEATHS = 30
+"""A job whose starts they all cut short waits twice as long for each next one: for minutes, after ten."""
 _FILES = frozenset({"os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir"})
 
 
@@ -83,8 +86,8 @@ def main() -> None:
     for name in ("api", "local.engine", "local.store", "reconciler", "server"):  # once for all controllers
         importlib.import_module(f"holdfast_controller.{name}")
     drawn = random.Random(int(seed))
-    while True:
-        acts = drawn.randint(2, int(most))
+    for death in itertools.count():
+        acts = drawn.randint(2, int(most)) if death < DEATHS else sys.maxsize
         pid = os.fork()
         if pid == 0:
             live(data, port, acts, log)

@@ -1,4 +1,4 @@
-"""Tests in three processes: what may not meet does not, files stay whole, and who looks on sees one."""
+"""Tests in several processes: what may not meet does not, files stay whole, and who looks on sees one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from left_behind import SESSION
 from processes import MARK, Processes
 from waiting import wait_until
+from workers import WORKERS
 
 ROOT = Path(__file__).parents[1]
 TELL = """
@@ -85,7 +86,7 @@ def test_groups_come_first_and_files_stay_whole(tmp_path: Path) -> None:
         f=QUICK + ENGINE,
     )
     told = by_worker(run(tmp_path))
-    assert set(told) == {"gw0", "gw1", "gw2"}
+    assert set(told) == {f"gw{number}" for number in range(WORKERS)}
     assert sum(len(tests) for tests in told.values()) == 14
     groups = [
         ["test_b.py::test_nodes", "test_c.py::test_nodes"],
@@ -135,6 +136,7 @@ def test_nodes(cluster, number):
 AFTER_IT = """
 import pathlib
 from waiting import wait_until
+from workers import WORKERS
 def test_the_cluster_has_ended():
     wait_until(pathlib.Path("cluster-ended").exists, "the cluster to end", 60)
     tell()
@@ -142,7 +144,7 @@ def test_the_cluster_has_ended():
 
 
 def test_a_cluster_ends_with_the_tests_that_need_it_and_not_with_the_last_of_all(tmp_path: Path) -> None:
-    # The other two workers wait with their first ones, so the cluster's has some after it.
+    # The other workers wait with their first ones, so the cluster's has some after it.
     project(tmp_path, a=CLUSTERS_OF_A_SESSION, **dict.fromkeys("bcdefghijkl", AFTER_IT))
     (tests,) = (tests for tests in by_worker(run(tmp_path)).values() if "test_a.py::test_nodes[0]" in tests)
     assert any("test_the_cluster_has_ended" in test for test in tests), "its worker goes on without it"

@@ -120,9 +120,9 @@ def torment(
 @pytest.mark.parametrize(
     ("steps", "kills", "layout", "train"),
     [
-        pytest.param(800, 20, (2, 1), {}, id="20-kills"),
+        pytest.param(480, 20, (2, 1), {}, id="20-kills"),
         pytest.param(
-            300,
+            200,
             5,
             (1, 2),
             {"micro_batch": 2, "dropout": 0.1},

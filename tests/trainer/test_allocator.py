@@ -115,3 +115,28 @@ def test_what_is_freed_is_given_back_before_memory_is_measured(installed: Path, 
         took = [int(line.split()[1]) for line in lines.splitlines() if line.startswith("took")]
         assert len(took) == 2
         assert all(56 < mebibytes < 90 for mebibytes in took), f"64 MiB each time: {took} {given}"
+
+
+def test_files_that_the_kernel_takes_back_do_not_count_as_memory_that_was_taken(tmp_path: Path) -> None:
+    """As it does where memory is short: the pages of libraries that were used go first."""
+    (tmp_path / "library").write_bytes(bytes(128 << 20))
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import mmap, torch\n"
+        "from holdfast_trainer.footprint import Footprint, warm_up\n"
+        "warm_up(torch.device('cpu'))\n"
+        "with open('library', 'rb') as file:\n"
+        "    mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ)\n"
+        "taken = Footprint(torch.device('cpu'))\n"
+        "pages = sum(mapped[::4096])\n"
+        "blocks = [torch.ones(1 << 18) for _ in range(64)]\n"
+        "taken.look()\n"
+        "mapped.madvise(mmap.MADV_DONTNEED)\n"
+        "print('took', taken.peak() >> 20)\n"
+        "blocks += [torch.ones(1 << 18) for _ in range(64)]\n"
+        "print('took', taken.peak() >> 20)\n"
+    )
+    lines = text_of(["program"], tmp_path, (PRELOAD,), **{PRELOAD: ""}).splitlines()
+    first, second = (int(line.split()[1]) for line in lines if line.startswith("took"))
+    assert 56 < first < 90
+    assert 120 < second < 154

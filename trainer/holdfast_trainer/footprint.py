@@ -17,6 +17,8 @@ import torch
 
 from .memory import address_space, free_memory, ranks_here
 
+_FILES = ("RssFile", "RssShmem")
+
 
 def warm_up(device: torch.device) -> None:
     """Take what a first step of any model leaves behind: code that was read, threads, libraries' memory."""
@@ -45,17 +47,30 @@ class Footprint:
             self._before = torch.cuda.memory_reserved(device)
             return
         _trim()
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc_pid_clear_refs(5))
-        self._before = _status("RssAnon")
+        _from_now_on()
+        (self._before,) = _status("RssAnon")
+        self._peak = 0
+        self._files = sum(_status(*_FILES))
+        """Resident at the last look."""
         # As it is now: what is freed later may stay mapped, and be used again.
         self._may_map = address_space()
+
+    def look(self) -> None:
+        """Take note of the peak since the last look. What the kernel takes back of files meanwhile, where
+        memory is short, does not count as taken, and hides as much of a later peak: so look at every step."""
+        if self._device.type == "cuda":
+            return
+        highest, now, *kinds = _status("VmHWM", "RssAnon", *_FILES)
+        before, self._files = self._files, sum(kinds)
+        self._peak = max(self._peak, max(now, highest - max(before, self._files)) - self._before)
+        _from_now_on()
 
     def peak(self) -> int:
         """Bytes at most until now."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_reserved(self._device) - self._before
-        files = _status("RssFile") + _status("RssShmem")
-        return max(0, _status("VmHWM") - files - self._before)
+        self.look()
+        return self._peak
 
     def room(self) -> int:
         """Bytes that could be taken in all, what was taken since included."""
@@ -63,10 +78,15 @@ class Footprint:
             free, _ = torch.cuda.mem_get_info(self._device)
             return int(free) + torch.cuda.memory_reserved(self._device) - self._before
         free_now = free_memory()
-        taken = max(0, _status("RssAnon") - self._before)
+        taken = max(0, _status("RssAnon")[0] - self._before)
         rooms = [] if free_now is None else [taken + free_now // ranks_here()]
         rooms += [] if self._may_map is None else [self._may_map]
         return min(rooms, default=self.peak())
+
+
+def _from_now_on() -> None:
+    """VmHWM starts anew (proc_pid_clear_refs(5))."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def _trim() -> None:
@@ -77,8 +97,8 @@ def _trim() -> None:
             getattr(ctypes.CDLL(None), give_back)(*arguments)
 
 
-def _status(name: str) -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return 0
+def _status(*names: str) -> list[int]:
+    """Bytes, by the names of proc_pid_status(5)."""
+    text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    told = dict(line.split(":", 1) for line in text.splitlines())
+    return [int(told.get(name, "0").split()[0]) * 1024 for name in names]

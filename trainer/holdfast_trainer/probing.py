@@ -89,8 +89,11 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         training.step(0).read()
         ready = process_seconds()
         threads.look()
-        began = time.perf_counter()
-        clocks = [training.step(number) for number in range(1, steps + 1)]
+        memory.look()
+        began, clocks = time.perf_counter(), []
+        for number in range(1, steps + 1):
+            clocks.append(training.step(number))
+            memory.look()
         times = [clock.read() for clock in clocks]
         seconds = (time.perf_counter() - began) / steps
         crowding = threads.look()

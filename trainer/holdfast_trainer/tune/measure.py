@@ -114,7 +114,9 @@ def _steps(build: Build, settings: Settings, alone: bool, effort: Effort, gang: 
     try:
         trial.step(0).read()  # compiles and allocates
         ready = time.perf_counter() - began
+        memory.look()
         trial.step(1).read()
+        memory.look()
         clocks: list[Clock] = []
         least = effort.steps if alone else effort.steps_with(settings)
         began = time.perf_counter()

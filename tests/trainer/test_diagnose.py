@@ -693,7 +693,7 @@ def test_a_loss_that_is_no_number_is_an_error(tmp_path: Path, capsys: pytest.Cap
     """Where the run would end at its first step, all was well by what was told of its speed."""
     assert main([f"{WORKLOADS}:lost", "--steps", "1"]) == EXIT_CONFIG_ERROR
     assert (
-        "bf16, 1 threads, deterministic) cannot be measured: the loss comes to nan, at which a run ends"
+        "fp32, 1 threads, deterministic) cannot be measured: the loss comes to nan, at which a run ends"
         in (capsys.readouterr().err)
     )
     file, weights = write_config(tmp_path), tmp_path / "published"

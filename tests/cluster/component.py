@@ -27,7 +27,6 @@ MACHINE = "pause"
 # What marks the processes of a test: a cluster outlives the test that happened to ask for it first.
 _NOT_INHERITED = ("TEST_MARK", "PYTEST_CURRENT_TEST")
 
-
 _OF_NODE = f"{NODE_MARK}=".encode()
 
 

@@ -139,8 +139,18 @@ def test_of_a_pod_that_went_before_anybody_asked_its_kubelet_has_kept_the_end(
         server = Server(pod(0), ended)
         server.removed = True
         server.end.set()
-        async with running(server, tmp_path) as (_, words, _):
-            assert await words.tail_of(ended) == told
+        record = AttemptRecord(number=1, verdict=Verdict.DISRUPTED, log_tail={"1": "more\nof it"})
+        judged = JOB.model_copy(update={"status": JOB.status.model_copy(update={"attempts": [record]})})
+        async with running(server, tmp_path) as (engine, words, _):
+            if told is None:
+                with pytest.raises(NotFound, match=r"rank-1.log"):
+                    await lines_of(engine, JOB, 1)
+            else:
+                assert await lines_of(engine, JOB, 1) == told
+            assert await lines_of(engine, judged, 1) == ["more", "of it"], "where more is on record"
+            await words.keep_tails(JOB, 1)
+            (kept,) = server.config_maps.values()
+            assert kept["data"] == ({} if told is None else {"1": "\n".join(told)})
 
     asyncio.run(story())
 

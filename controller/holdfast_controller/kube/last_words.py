@@ -166,14 +166,14 @@ class LastWords:
                 await asyncio.gather(*(_harmless(self._read, pod) for pod in new))
 
     async def tail_of(self, pod: Document) -> list[str] | None:
-        """What it said last, as we heard it or a controller before, or its kubelet; None where nobody did.
-        That of a pod which has ended may be on its way, and is waited for, though not for long."""
+        """What it said last, as we heard it or a controller before; None where nobody did. That of a pod
+        which has ended may be on its way, and is waited for, though not for long."""
         said = self._said.get(uid_of(pod))
         if said is not None and said.followed and has_ended(pod):
             with suppress(TimeoutError):
                 await asyncio.wait_for(said.over.wait(), READ_SECONDS)
         text = said.text() if said is not None else ""
-        text = text or str((pod["metadata"].get("annotations") or {}).get(TAIL, "")) or last_output(pod)
+        text = text or str((pod["metadata"].get("annotations") or {}).get(TAIL, ""))
         return text.split("\n") if text else None
 
     async def keep_tails(self, job: TrainingJob, attempt: int) -> None:
@@ -186,7 +186,8 @@ class LastWords:
         await self.read(pods)
         most = KEPT_BYTES // len(pods)
         tails = zip(pods, await asyncio.gather(*(self.tail_of(pod) for pod in pods)), strict=True)
-        data = {str(index_of(pod)): _last_bytes("\n".join(tail), most) for pod, tail in tails if tail}
+        said = {index_of(pod): "\n".join(tail or ()) or last_output(pod) for pod, tail in tails}
+        data = {str(index): _last_bytes(text, most) for index, text in said.items() if text}
         body = config_map(job, attempt, data, name=tails_name(job, attempt))
         await self._write(_config_maps(job), body, TAILS_TRIES, AlreadyExists)
         old = attempt - ATTEMPTS_KEPT

@@ -14,7 +14,7 @@ from .connection import Connection
 from .last_words import LastWords
 from .observation import attempt_observation, first_made
 from .pieces import Pieces
-from .pod_state import terminated
+from .pod_state import last_output, terminated
 from .podlogs import pod_lines
 from .reflector import uid_of
 
@@ -85,7 +85,8 @@ class RankLogs:
             yield line
 
     async def _kept(self, job: TrainingJob, attempt: int, rank: int) -> list[str] | None:
-        """Its last lines, where its pod, the attempt's record or a ConfigMap beside it has them."""
+        """Its last lines, where its pod, the attempt's record or a ConfigMap beside it has them; of a pod
+        that went before anybody could ask for more, what its kubelet kept."""
         ranks = job.spec.processes_per_replica
         replica = rank // ranks
 
@@ -93,13 +94,16 @@ class RankLogs:
             return [line for line in lines if _is_of(rank, ranks, line)]
 
         made, _ = first_made(self._pieces.pods_of(job, attempt))
-        if replica in made and (noted := await self._last_words.tail_of(made[replica])):
+        pod = made.get(replica)
+        if pod is not None and (noted := await self._last_words.tail_of(pod)):
             return of_rank(noted)
         record = job.status.record(attempt)
         kept = record.log_tail.get(str(rank)) if record is not None else None
         if kept is not None:
             return kept.split("\n")
         lines = await self._last_words.kept_tail(job, attempt, replica)
+        if lines is None and pod is not None and (said := last_output(pod)):
+            lines = said.split("\n")
         return None if lines is None else of_rank(lines)
 
 

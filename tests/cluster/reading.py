@@ -1,7 +1,7 @@
 """What `kubectl get -o json` gives, without kubectl, and with managedFields.
 
-kubectl takes a twentieth of a second of a core each time, most of it to start, and a test that waits for a job
-asks for it hundreds of times.
+kubectl takes a twentieth of a second of a core each time, most of it to start, and a test that waits for
+a job asks for it hundreds of times.
 """
 
 from __future__ import annotations

@@ -48,20 +48,18 @@ class Footprint:
             return
         _trim()
         _from_now_on()
-        (self._before,) = _status("RssAnon")
-        self._peak = 0
-        self._files = sum(_status(*_FILES))
-        """Resident at the last look."""
+        self._before, *files = _status("RssAnon", *_FILES)
+        self._peak, self._files = 0, sum(files)
         # As it is now: what is freed later may stay mapped, and be used again.
         self._may_map = address_space()
 
     def look(self) -> None:
         """Take note of the peak since the last look. What the kernel takes back of files meanwhile, where
-        memory is short, does not count as taken, and hides as much of a later peak: so look at every step."""
+        memory is short, does not count as taken; it hides as much of a peak after it, so look before one."""
         if self._device.type == "cuda":
             return
-        highest, now, *kinds = _status("VmHWM", "RssAnon", *_FILES)
-        before, self._files = self._files, sum(kinds)
+        highest, now, *files = _status("VmHWM", "RssAnon", *_FILES)
+        before, self._files = self._files, sum(files)
         self._peak = max(self._peak, max(now, highest - max(before, self._files)) - self._before)
         _from_now_on()
 
@@ -81,7 +79,7 @@ class Footprint:
         taken = max(0, _status("RssAnon")[0] - self._before)
         rooms = [] if free_now is None else [taken + free_now // ranks_here()]
         rooms += [] if self._may_map is None else [self._may_map]
-        return min(rooms, default=self.peak())
+        return min(rooms) if rooms else self.peak()
 
 
 def _from_now_on() -> None:

@@ -90,10 +90,8 @@ def _probe(config: Config, directory: Path, gang: Gang, steps: int) -> Facts:
         ready = process_seconds()
         threads.look()
         memory.look()
-        began, clocks = time.perf_counter(), []
-        for number in range(1, steps + 1):
-            clocks.append(training.step(number))
-            memory.look()
+        began = time.perf_counter()
+        clocks = [training.step(number) for number in range(1, steps + 1)]
         times = [clock.read() for clock in clocks]
         seconds = (time.perf_counter() - began) / steps
         crowding = threads.look()

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from processes import carrying
 from tests.cluster.cluster import down
 from tests.cluster.component import running
 from tests.cluster.site import DEFAULT_NAME, sites
@@ -32,28 +33,17 @@ def begin(config: pytest.Config) -> None:
 def clear_up() -> None:
     session = os.environ.pop(SESSION)
     for where in sites():
-        if any(_marked(process, session) for process in running(where)):
+        if not carrying(SESSION, session).keys().isdisjoint(running(where)):
             if where.name == DEFAULT_NAME:
                 let_go(where)  # another checkout's tests may use it
             else:
                 down(where, purge=True)
 
     def none_left() -> bool:
-        left = [process for process in psutil.process_iter() if _marked(process, session)]
+        left = carrying(SESSION, session)
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         return not left
 
     wait_until(none_left, f"the processes with {SESSION}={session} to end")
-
-
-def _marked(process: psutil.Process, session: str) -> bool:
-    try:
-        return (
-            process.pid != os.getpid()
-            and process.environ().get(SESSION) == session
-            and process.status() != psutil.STATUS_ZOMBIE
-        )
-    except psutil.Error:
-        return False  # ended meanwhile, or another user's

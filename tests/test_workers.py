@@ -136,7 +136,6 @@ def test_nodes(cluster, number):
 AFTER_IT = """
 import pathlib
 from waiting import wait_until
-from workers import WORKERS
 def test_the_cluster_has_ended():
     wait_until(pathlib.Path("cluster-ended").exists, "the cluster to end", 60)
     tell()

@@ -34,9 +34,14 @@ JOB = TrainingJob(
         attempts=[AttemptRecord(number=1, started_at=datetime(2026, 1, 1, tzinfo=UTC))],
     ),
 )
-
-
 GOING = "2026-01-01T00:00:30Z"
+CLUSTER = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "x",
+    "users": [{"name": "x", "user": {"token": "t"}}],
+    "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+}
 
 
 def pod(index: int, state: str = "running", **metadata: Any) -> dict[str, Any]:
@@ -201,12 +206,3 @@ class EndingServer(Server):
             await answer.write(json.dumps({"type": "MODIFIED", "object": one}).encode() + b"\n")
         await asyncio.Event().wait()
         return answer
-
-
-CLUSTER = {
-    "apiVersion": "v1",
-    "kind": "Config",
-    "current-context": "x",
-    "users": [{"name": "x", "user": {"token": "t"}}],
-    "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
-}

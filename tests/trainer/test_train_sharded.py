@@ -9,7 +9,7 @@ import pytest
 import torch
 from gangs import KILL, History, Workshop
 from gpt_runs import compiler_cache, start, write_config
-from native_bf16 import HAS_BF16, WITHOUT_BF16
+from native_bf16 import HAS_BF16, WITHOUT_BF16, needs_bf16
 from tests.trainer.sharded_memory_script import REST, SHAPE
 
 from holdfast_trainer.assembly import check_sharding
@@ -89,11 +89,10 @@ def test_sharded_equals_replicated_and_resumes_bit_for_bit(workshop: Workshop, c
 
 
 @pytest.mark.slow
+@needs_bf16
 def test_gathered_in_bf16_it_trains_as_in_bf16_in_one_piece_and_saves_fp32(
     workshop: Workshop, config: Path
 ) -> None:
-    if not HAS_BF16:
-        pytest.skip(WITHOUT_BF16)
     bf16 = "train.precision=bf16"
     whole = start(workshop, config, bf16, name="whole", ranks=2)
     assert whole.wait() == [0, 0], whole.texts()

@@ -23,7 +23,7 @@ from holdfast_trainer.parallel import accumulate, shard
 from holdfast_trainer.precision import precision
 from holdfast_trainer.run import Run
 
-SHAPE = ("model.vocab_size=64", "model.layers=16", "model.heads=4", "model.width=448", "model.context=16")
+SHAPE = ("model.vocab_size=64", "model.layers=16", "model.heads=4", "model.width=320", "model.context=16")
 REST = (
     "data.path=nowhere",
     "train.steps=1",
@@ -31,7 +31,7 @@ REST = (
     "train.precision=fp32",
     "model.bias=true",
 )
-PASSES = 3
+PASSES = 2
 M_MMAP_THRESHOLD = -3
 """Of glibc's malloc.h."""
 

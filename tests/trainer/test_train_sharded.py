@@ -172,7 +172,7 @@ def test_no_rank_holds_the_model_or_its_state_in_one_piece(workshop: Workshop, t
     another number of ranks, and of the gradients that several passes add up."""
     config = load(None, [*SHAPE, *REST], environ={}).model
     save_weights(build_model(config).state_dict(), config, tmp_path / "weights")
-    small = ("model.width=320", "train.steps=2")
+    small = ("model.width=256", "train.steps=2")
     for name, ranks, words in (
         ("random", 2, ()),
         *([("bf16", 2, (*small, "train.precision=bf16"))] if HAS_BF16 else ()),

@@ -1,4 +1,4 @@
-"""The controller looks for garbage less often, and still finds it by itself."""
+"""The controller looks for garbage less often, and still finds it by itself; a command all but never."""
 
 from __future__ import annotations
 
@@ -30,3 +30,18 @@ def test_what_was_imported_is_left_alone_and_garbage_goes_by_itself() -> None:
     words = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.splitlines() == ["frozen True", "there True", "gone True"]
+
+
+AT_THE_END = """
+import atexit, gc
+atexit.register(lambda: print("frozen", gc.get_freeze_count() > 10_000))
+atexit.register(lambda: print("full passes", gc.get_stats()[2]["collections"]))
+from holdfast_controller.__main__ import main
+main()
+"""
+
+
+def test_a_command_does_not_look_for_garbage_in_what_it_imported() -> None:
+    words = [sys.executable, "-c", AT_THE_END, "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.splitlines()[-2:] == ["full passes 0", "frozen True"]

@@ -2,7 +2,7 @@
 
 A test that needs something to happen in another process polls for it here: it goes on in the moment
 the condition holds, and when the deadline passes first it fails with a sentence that says what was
-awaited and what was last seen. Asking takes no more than a seventh of a core, which what is waited for may
+awaited and what was last seen. Asking takes no more than an eleventh of a core, which what is waited for may
 need: a condition that starts a program, such as kubectl, is asked less often than one that reads a file.
 """
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 FIRST_PAUSE = 0.005
 LONGEST_PAUSE = 0.1
-PAUSE_FOR_COST = 6
+PAUSE_FOR_COST = 10
 """Of what the condition took to answer; up to MOST_FOR_COST seconds."""
 MOST_FOR_COST = 1.0
 GENEROUS = 180.0  # a wait ends in the moment the condition holds: the limit is for what never comes

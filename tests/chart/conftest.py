@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from tests.cluster.build import program
 from tests.cluster.errors import MissingTool
-from tests.cluster.kubectl import Kubectl
+from tests.cluster.kubectl import BRIEFLY, Kubectl
 
 CHART = Path(__file__).parents[2] / "helm/holdfast"
 KUBERNETES = "1.36.3"
@@ -30,7 +31,12 @@ class Helm:
 
     def attempt(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(self.binary), *arguments], capture_output=True, text=True, check=False, timeout=300
+            [str(self.binary), *arguments],
+            env={**BRIEFLY, **os.environ},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
         )
 
     def template(self, *arguments: str) -> subprocess.CompletedProcess[str]:

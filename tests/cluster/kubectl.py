@@ -12,7 +12,7 @@ from typing import Any
 from tests.cluster.errors import ClusterError
 from tests.cluster.reading import get
 
-_BRIEFLY = {"GOGC": "off", "GOMEMLIMIT": "512MiB", "GOMAXPROCS": "1"}
+BRIEFLY = {"GOGC": "off", "GOMEMLIMIT": "512MiB", "GOMAXPROCS": "1"}
 """Of the twentieth of a second that it lives, a third goes to collecting garbage and starting threads. It is
 collected where there is much of it: ten thousand jobs, or a watch that goes on for minutes."""
 
@@ -40,7 +40,7 @@ class Kubectl:
             return subprocess.run(
                 command,
                 input=document or "",
-                env={**_BRIEFLY, **os.environ},
+                env={**BRIEFLY, **os.environ},
                 capture_output=True,
                 text=True,
                 check=False,

@@ -43,9 +43,9 @@ def install(kubectl: Kubectl, *documents: dict[str, Any], namespaces: tuple[str,
     kubectl.apply(*crds)
     for crd in crds:
         wait_served(kubectl, crd["metadata"]["name"])
-    there = kubectl.run("get", "namespaces", "-o", "name").split()
+    there = {one["metadata"]["name"] for one in kubectl.get("namespaces")["items"]}
     for namespace in namespaces:
-        if f"namespace/{namespace}" not in there:
+        if namespace not in there:
             kubectl.run("create", "namespace", namespace)
 
 
@@ -73,7 +73,8 @@ def clear(kubectl: Kubectl) -> None:
         if meta.get("finalizers"):
             kubectl.attempt("patch", *where, "--type=merge", '-p={"metadata":{"finalizers":null}}')
         kubectl.attempt("delete", *where, "--ignore-not-found")
-    kubectl.run("delete", "events", "-A", "--all", "--wait=false")
+    if kubectl.get("events", "-A")["items"]:
+        kubectl.run("delete", "events", "-A", "--all", "--wait=false")
 
 
 def release(kubectl: Kubectl, namespace: str) -> None:

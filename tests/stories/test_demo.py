@@ -48,7 +48,7 @@ def test_the_demo_shows_an_identical_resume_and_leaves_nothing_running(
 ) -> None:
     out = tmp_path / "build" / "demo"
     demo = processes.start(
-        [sys.executable, "-m", "scripts.demo", "--steps", "12", "--out", out],
+        [sys.executable, "-m", "scripts.demo", "--steps", "6", "--out", out],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -61,13 +61,13 @@ def test_the_demo_shows_an_identical_resume_and_leaves_nothing_running(
     figures = json.loads((out.parent / "demo.json").read_text())
     assert figures.keys() == FIGURES
     assert figures["digest"] == figures["twin_digest"] in printed
-    assert (figures["proof"], figures["steps"]) == ("identical", 12)
+    assert (figures["proof"], figures["steps"]) == ("identical", 6)
     assert (figures["attempts"], figures["disruptions"], figures["failures"]) == (3, 2, 0)
     assert figures["notice_lost_steps"] == 0
     assert len(figures["recovery_seconds"]) == 2
     recovery = ", ".join(f"{seconds:.1f} s" for seconds in figures["recovery_seconds"])
     assert any(
-        line.startswith("12 steps, ") and line.endswith(f"; recovery {recovery}")
+        line.startswith("6 steps, ") and line.endswith(f"; recovery {recovery}")
         for line in printed.splitlines()
     ), "in a pipe a sentence is not broken at 80 columns"
     assert 0 < figures["goodput"] < 1

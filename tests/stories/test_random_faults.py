@@ -27,7 +27,7 @@ SEED = int(os.environ.get("FAULT_SEED", "20261121"))
 A_JOB = 25
 """Faults that one job gets."""
 HANG_SECONDS = 15
-STEPS, STEPS_A_FAULT = 40, 40
+STEPS, STEPS_A_FAULT = 40, 25
 """What a job has to do: more than it does before it is struck as often as it will be."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 + 60 * FAULTS)]

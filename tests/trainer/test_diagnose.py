@@ -16,7 +16,8 @@ from gpt_runs import COMMAND, write_config
 
 from holdfast_trainer.config import Config, load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
-from holdfast_trainer.diagnose_command import as_text, main
+from holdfast_trainer.diagnose_command import main
+from holdfast_trainer.diagnose_config import as_text
 from holdfast_trainer.diagnosis import Facts, estimate, findings, out_of_memory
 from holdfast_trainer.hf_weights import save_weights
 from holdfast_trainer.links import Link

@@ -14,7 +14,8 @@ from gpt_runs import write_config
 
 from holdfast_trainer.config import Config, check_world, load
 from holdfast_trainer.contract import EXIT_CONFIG_ERROR
-from holdfast_trainer.diagnose_command import as_text, main
+from holdfast_trainer.diagnose_command import main
+from holdfast_trainer.diagnose_config import as_text
 from holdfast_trainer.diagnosis import Facts
 from holdfast_trainer.memory_need import FULL_SHARE, memory_need
 from holdfast_trainer.model import build_model

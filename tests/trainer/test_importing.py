@@ -25,10 +25,19 @@ def counted(name, real=importlib.import_module):
 
 importlib.import_module = counted
 try:
-    main(["diagnose", "--help"])
+    main(["train", "--help"])
 except SystemExit:
     print("collects again:", gc.isenabled())
     print("looks at less than a tenth:", len(gc.get_objects()) < gc.get_freeze_count() / 10)
+"""
+
+ASKED = """
+import sys
+from holdfast_trainer.__main__ import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("PyTorch:", "torch" in sys.modules)
 """
 
 
@@ -62,6 +71,15 @@ def test_a_command_is_imported_without_a_pass_of_the_collector() -> None:
     """In a process of its own: what is imported stays so."""
     words = [sys.executable, "-c", COUNTED]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
-    assert "holdfast_trainer.diagnose_command True 0" in done.stdout
+    assert "holdfast_trainer.train_command True 0" in done.stdout
     assert "collects again: True" in done.stdout
     assert "looks at less than a tenth: True" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["diagnose", "tune"])
+@pytest.mark.parametrize("words", [["--help"], ["--steps=0", "gpt.yaml"], ["there-is-none.yaml"]])
+def test_what_needs_no_pytorch_does_not_wait_for_it(command: str, words: list[str]) -> None:
+    """It takes seconds to import."""
+    asked = [sys.executable, "-c", ASKED, command, *words]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=300)
+    assert "PyTorch: False" in done.stdout, done.stdout + done.stderr

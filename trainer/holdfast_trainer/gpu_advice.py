@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,34 +16,11 @@ from typing import Any
 from . import contract
 from .config import Config, ConfigError, check_world, load
 from .diagnosis import Facts
+from .gpu_words import TENSOR_CORES_FOR_BF16
 from .memory_need import Need
-from .recommend import TENSOR_CORES_FOR_BF16, Recommended, larger_step, recommend, recommend_for, room_of
+from .recommend import Recommended, larger_step, recommend, recommend_for, room_of
 
 LARGEST_GB = 1e9
-
-
-def add_gpus(parser: argparse.ArgumentParser) -> None:
-    """The options; `--gpu-memory` asks for advice, the others say more of those GPUs."""
-    parser.add_argument(
-        "--gpu-memory",
-        type=float,
-        action="append",
-        metavar="GB",
-        help="work out settings for a GPU of this size, which need not be here; may be given again",
-    )
-    parser.add_argument(
-        "--gpus",
-        type=int,
-        default=int(os.environ.get("WORLD_SIZE", "1")),
-        help="how many such GPUs (%(default)s)",
-    )
-    parser.add_argument(
-        "--gpu-capability",
-        type=float,
-        default=TENSOR_CORES_FOR_BF16,
-        metavar="X.Y",
-        help="their compute capability: bf16 from 8.0 on, fp16 before (%(default)s)",
-    )
 
 
 def advise(target: str, overrides: Sequence[str], arguments: argparse.Namespace) -> int:

@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 
 from .config import Config
 from .fused_loss import OLDEST as FUSES_LOSS_FROM
+from .gpu_words import TENSOR_CORES_FOR_BF16
 from .memory_need import FULL_SHARE, Need, largest_micro_batch, memory_need
 from .precision import Bf16, choose_precision
 
 ECC_SHARE = 15 / 16
 CONTEXT_BYTES = 1 << 29
 """An estimate: 0.3 to 0.6 GB, by architecture and by what is loaded."""
-TENSOR_CORES_FOR_BF16 = 8.0
-"""Compute capability: Ampere."""
 
 
 @dataclass(frozen=True)

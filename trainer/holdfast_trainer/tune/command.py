@@ -22,6 +22,7 @@ from typing import Any, Literal, cast
 from .. import contract
 from ..config import Config, ConfigError, check_world, load
 from ..contract import exists, is_directory
+from ..importing import without_collector
 from ..schema import place_given
 from ..target_words import add_target_words, is_workload, target_of
 from ..token_index import DataError
@@ -85,8 +86,6 @@ def _no_more_interrupts() -> None:
 
 
 def _main(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
-    from ..parallel import join_gang
-
     try:
         if os.environ.get("RANK", "0") == "0":
             _require_writable(arguments.out)
@@ -94,6 +93,9 @@ def _main(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
         if not is_workload(arguments.target):
             config = load(Path(arguments.target), arguments.overrides)
             check_world(config, int(os.environ.get("WORLD_SIZE", "1")))
+        with without_collector():
+            from ..parallel import join_gang  # PyTorch, after what needs none
+
         gang = join_gang()
         try:
             return _tune(arguments, config, gang, interrupt)

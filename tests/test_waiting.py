@@ -70,7 +70,7 @@ def test_a_condition_that_costs_more_is_asked_less_often(monkeypatch: pytest.Mon
     cheap = asked(0)
     assert cheap == sorted(cheap)
     assert cheap[0] < 0.01 < cheap[-1] == pytest.approx(0.1)
-    assert asked(0.1) == pytest.approx([0.6] * 20), "a program's start"
+    assert asked(0.05) == pytest.approx([0.5] * 20), "a program's start"
     assert asked(5) == pytest.approx([1] * 20), "what waits by itself"
 
 

@@ -15,20 +15,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..training.gate import Gate
-from ..training.work import SHAPES, Work
 from .encoders import ENCODERS
-from .loaders import LOADERS
-from .resumes import RESUMES
 
 Answer = Callable[[int], dict[str, Any]]
-STAGES = {"serve": LOADERS, "resume": RESUMES, "encode": ENCODERS}
 
 
 def serve(name: str, folder: Path, shape: str, workers: int, steps: int) -> Answer:
     """The model trains as in bench/trainer.py's bare loop; data is waited for where a loop asks for it."""
+    import torch
+
+    from ..training.work import Work
+    from .loaders import LOADERS
+
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
     work = Work.of(shape, folder, "auto", 0, 1)
     batches = LOADERS[name](work, workers)
     model = work.model()
@@ -64,6 +65,8 @@ def serve(name: str, folder: Path, shape: str, workers: int, steps: int) -> Answ
 
 def resume(name: str, folder: Path, times: int) -> Answer:
     """The median of several, for one alone may be far less than a millisecond."""
+    from .resumes import RESUMES
+
     return lambda step: {"seconds": statistics.median(RESUMES[name](folder, step) for _ in range(times))}
 
 
@@ -73,16 +76,14 @@ def encode(name: str, folder: Path) -> Answer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.loading", description=__doc__)
-    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("stage", choices=("serve", "resume", "encode"))
     parser.add_argument("subject")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--shape", choices=SHAPES, default="10M")
+    parser.add_argument("--shape", default="10M")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--steps", type=int, default=5, help="of training, in an answer of `serve`")
     parser.add_argument("--times", type=int, default=1, help="resumes in an answer of `resume`")
     options = parser.parse_args()
-    if threads := os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(threads))
     name, folder = options.subject, options.folder
     if options.stage == "serve":
         answer = serve(name, folder, options.shape, options.workers, options.steps)
@@ -90,7 +91,7 @@ def main() -> None:
         answer = resume(name, folder, options.times)
     else:
         answer = encode(name, folder)
-    gate = Gate(torch.device("cpu"))
+    gate = Gate()
     while True:
         gate.say(**answer(gate.wait()))
 

@@ -14,22 +14,23 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+if TYPE_CHECKING:
+    import torch
 
 ENV = "BENCH_GATE"
 """Two file descriptors: where words come from, where answers go."""
 
 
 class Gate:
-    """Of one rank. The parent says how many steps to do; 0 or silence ends the process."""
+    """Of one rank. The parent says how many steps to do; 0 or silence ends the process. `device` is where it
+    trains; one that does not needs no PyTorch."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         words, answers = (int(number) for number in os.environ[ENV].split(","))
         self._words, self._answers = os.fdopen(words), os.fdopen(answers, "w")
-        self._device = device
+        self._gpu = device if device is not None and device.type == "cuda" else None
         self._left = 1  # the first step comes without being asked for: it tells how long a start takes
         self._steps = 0
         self._began: float | None = None
@@ -37,6 +38,8 @@ class Gate:
 
     def install(self) -> None:
         """From now on every step of any optimizer of this process passes here."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
         register_optimizer_step_post_hook(lambda *_: self.step())
 
     def step(self) -> None:
@@ -52,15 +55,19 @@ class Gate:
             self.say(first_step_at=time.time())
         else:
             self.say(seconds=now - self._began, steps=self._steps)
-        if self._device.type == "cuda":
+        if self._gpu is not None:
+            import torch
+
             torch.cuda.empty_cache()
             self._refills = True
         self._left = self._steps = self.wait()
         self._began = time.perf_counter()
 
     def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self._gpu is not None:
+            import torch
+
+            torch.cuda.synchronize(self._gpu)
         return time.perf_counter()
 
     def wait(self) -> int:

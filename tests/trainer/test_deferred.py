@@ -18,6 +18,7 @@ import sys
 from holdfast_trainer.__main__ import main
 code = main(sys.argv[1:])
 print("the compiler:", "imported" if "torch._dynamo.convert_frame" in sys.modules else "absent")
+print("imported for nothing:", *sorted({"numpy.ma", "sympy"} & set(sys.modules)), "or not")
 sys.exit(code)
 """
 SINCE_THEN = """
@@ -113,6 +114,7 @@ def test_a_training_that_compiles_nothing_does_without_it_and_computes_the_same(
     place = tmp_path / "mine"
     said = python(TRAINING, "train", "--config", config, "--run-dir", place, "train.steps=12")
     assert "the compiler: absent" in said
+    assert "imported for nothing: or not" in said, "what takes as long as several steps"
     mine = History(RunDir(place))
     assert mine.losses() == twin.history.losses()
     assert mine.stop()["digest"] == twin.history.stop()["digest"] != ""

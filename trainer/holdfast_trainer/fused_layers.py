@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from . import cpuinfo
-from .kernel_trial import compared, why_not
+from .kernel_trial import compared, derivatives, why_not
 from .native import Unavailable, level, library
 from .pointwise import Pointwise
 
@@ -96,7 +96,7 @@ def tried(layers: type[Pointwise], dtype: torch.dtype) -> str:
             first, normed = layers.norm(x, norms[0])
             second, again = layers.add_norm(first, branch * normed.to(dtype), norms[1])
             out = layers.add(second, layers.gelu(gate) + layers.gated(gate, up) * again.to(dtype))
-        return (out.detach(), *torch.autograd.grad(out, leaves, seen))
+        return (out.detach(), *derivatives(out, leaves, seen))
 
     return compared(lambda: computed(layers), lambda: computed(Pointwise), CLOSE)
 

@@ -16,6 +16,7 @@ the place of such a tensor, which stands in what is shared: `join` puts it there
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
@@ -151,7 +152,8 @@ def _file_name(path: str) -> str:
 
 
 def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
-    if isinstance(array, np.ma.MaskedArray):  # it would come back without its mask
+    masked = sys.modules.get("numpy.ma")  # who has one has imported it; that takes as long as many a save
+    if masked is not None and isinstance(array, masked.MaskedArray):  # it would come back without its mask
         raise UnsupportedState(f"{path}: a masked array cannot be saved; keep its data and its mask")
     if array.flags.writeable:  # torch warns of other memory
         with suppress(TypeError, ValueError):

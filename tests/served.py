@@ -55,7 +55,9 @@ class Served:
 
     def http(self, token: str | None = TOKEN, **options: Any) -> httpx.Client:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=300, **options)
+        return httpx.Client(
+            base_url=self.url, headers=headers, trust_env=False, verify=False, timeout=300, **options
+        )
 
 
 @contextlib.contextmanager

@@ -40,7 +40,9 @@ class Running:
     def call(self, account: str, method: str, path: str, **options: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token(account)}", **options.pop("headers", {})}
         url = f"{self.url}{path}"
-        return httpx.request(method, url, headers=headers, timeout=300, trust_env=False, **options)
+        return httpx.request(
+            method, url, headers=headers, timeout=300, trust_env=False, verify=False, **options
+        )
 
     def refusals(self) -> list[str]:
         """What the apiserver did not let it do, or what it said of its settings."""
@@ -115,7 +117,10 @@ def start(
     def ready() -> bool:
         assert process.poll() is None, log.read_text()[-3000:]
         try:
-            return httpx.get(f"{running.url}/readyz", timeout=5, trust_env=False).status_code == 200
+            return (
+                httpx.get(f"{running.url}/readyz", timeout=5, trust_env=False, verify=False).status_code
+                == 200
+            )
         except httpx.TransportError:
             return False
 

@@ -49,7 +49,7 @@ class Helm:
         return done.stdout
 
     def documents(self, *arguments: str) -> list[dict[str, Any]]:
-        return [one for one in yaml.safe_load_all(self.render(*arguments)) if one]
+        return [one for one in yaml.load_all(self.render(*arguments), yaml.CSafeLoader) if one]
 
 
 def release(helm: Helm, kubectl: Kubectl, *arguments: str) -> str:

@@ -126,7 +126,9 @@ def _reached(cluster: Cluster, namespace: str) -> Iterator[str]:
 def is_ready(url: str) -> bool:
     """Whether the API at `url` answers, and says that it is ready."""
     try:
-        return httpx.get(f"{url}/readyz", trust_env=False, timeout=5).status_code == httpx.codes.OK
+        return (
+            httpx.get(f"{url}/readyz", trust_env=False, verify=False, timeout=5).status_code == httpx.codes.OK
+        )
     except httpx.HTTPError:
         return False
 

@@ -68,7 +68,9 @@ class World:
                 return False
             url = f"http://127.0.0.1:{found[1]}"
             try:
-                ready = httpx.get(f"{url}/readyz", trust_env=False, timeout=30).status_code == 200
+                ready = (
+                    httpx.get(f"{url}/readyz", trust_env=False, verify=False, timeout=30).status_code == 200
+                )
             except httpx.HTTPError:
                 return False
             if ready:

@@ -32,8 +32,9 @@ from scripts import peers
 from .loading.encoders import TOKENIZER, prepare, same_tokens, write_corpus
 from .loading.resumes import TOKENS_A_STEP, write_sparse
 from .report import RESULTS, ROOT, Report, ReportError, refuse_unwritable, run, scratch, take_turns
+from .training.shapes import SHAPES
 from .training.turns import Training, ending
-from .training.work import SHAPES, write_tokens
+from .training.work import write_tokens
 
 OURS = "holdfast"
 UNITS = {"speed": "tokens/s", "data wait share": "of a step", "encoding": "MB/s"}

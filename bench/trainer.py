@@ -45,8 +45,9 @@ from holdfast_trainer.model import flops_per_token
 from holdfast_trainer.spinning import spin_briefly
 
 from .report import RESULTS, ROOT, Report, ReportError, refuse_unwritable, run, scratch, take_turns
+from .training.shapes import SHAPES
 from .training.turns import Training, busy, ending
-from .training.work import SHAPES, Work, write_tokens
+from .training.work import Work, write_tokens
 
 UNITS = {"speed": "tokens/s", "first step": "s", "step": "s", "peak": "FLOP/s"}
 PEER_PACKAGES = {

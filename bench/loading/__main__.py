@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..training.gate import Gate
+from ..training.shapes import SHAPES
+from ..training.words import Words
 from .encoders import ENCODERS
 
 Answer = Callable[[int], dict[str, Any]]
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("stage", choices=("serve", "resume", "encode"))
     parser.add_argument("subject")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--shape", default="10M")
+    parser.add_argument("--shape", choices=SHAPES, default="10M")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--steps", type=int, default=5, help="of training, in an answer of `serve`")
     parser.add_argument("--times", type=int, default=1, help="resumes in an answer of `resume`")
@@ -91,9 +92,9 @@ def main() -> None:
         answer = resume(name, folder, options.times)
     else:
         answer = encode(name, folder)
-    gate = Gate()
+    parent = Words()
     while True:
-        gate.say(**answer(gate.wait()))
+        parent.say(**answer(parent.wait()))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import torch
 
 from . import peers, subjects
 from .gate import Gate
-from .work import SHAPES, Work
+from .shapes import SHAPES
+from .work import Work
 
 SUBJECTS: dict[str, Callable[[Work, Gate], None]] = {
     "bare": subjects.bare,

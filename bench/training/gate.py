@@ -11,26 +11,20 @@ has to ask for it again, is not measured.
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-ENV = "BENCH_GATE"
-"""Two file descriptors: where words come from, where answers go."""
+from .words import Words
 
 
-class Gate:
-    """Of one rank. The parent says how many steps to do; 0 or silence ends the process. `device` is where it
-    trains; one that does not needs no PyTorch."""
+class Gate(Words):
+    """Of one rank; the parent says how many steps to do."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        words, answers = (int(number) for number in os.environ[ENV].split(","))
-        self._words, self._answers = os.fdopen(words), os.fdopen(answers, "w")
-        self._gpu = device if device is not None and device.type == "cuda" else None
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
         self._left = 1  # the first step comes without being asked for: it tells how long a start takes
         self._steps = 0
         self._began: float | None = None
@@ -38,8 +32,6 @@ class Gate:
 
     def install(self) -> None:
         """From now on every step of any optimizer of this process passes here."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
         register_optimizer_step_post_hook(lambda *_: self.step())
 
     def step(self) -> None:
@@ -55,28 +47,13 @@ class Gate:
             self.say(first_step_at=time.time())
         else:
             self.say(seconds=now - self._began, steps=self._steps)
-        if self._gpu is not None:
-            import torch
-
+        if self._device.type == "cuda":
             torch.cuda.empty_cache()
             self._refills = True
         self._left = self._steps = self.wait()
         self._began = time.perf_counter()
 
     def _now(self) -> float:
-        if self._gpu is not None:
-            import torch
-
-            torch.cuda.synchronize(self._gpu)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         return time.perf_counter()
-
-    def wait(self) -> int:
-        """Until told how many to do."""
-        word = self._words.readline().strip()
-        if word in ("", "0"):
-            os._exit(0)  # no framework's clean-up is of interest, and some of them ask for the peers
-        return int(word)
-
-    def say(self, **body: Any) -> None:
-        self._answers.write(json.dumps(body) + "\n")
-        self._answers.flush()

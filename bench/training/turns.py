@@ -18,7 +18,7 @@ from typing import IO, Any
 from holdfast_controller.local.ports import free_port
 
 from ..report import ROOT, ReportError
-from .gate import ENV
+from .words import ENV
 
 LONGEST_SECONDS = 300.0
 """For a start or a window: the machine may be busy, and a compile takes its time."""

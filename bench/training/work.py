@@ -17,15 +17,12 @@ from holdfast_trainer.model import GPT
 from holdfast_trainer.optim import learning_rate
 from holdfast_trainer.precision import Precision, precision
 
+from .shapes import SHAPES
+
 STEPS = 1_000_000
 """Never reached: the gate ends a training."""
 POOL = 32
 """Steps whose batches are held in memory, for those who get them from a list."""
-SHAPES = {
-    "10M": {"layers": 6, "heads": 6, "width": 384, "context": 256, "vocab_size": 512, "batch": 16},
-    "124M": {"layers": 12, "heads": 12, "width": 768, "context": 1024, "vocab_size": 50304, "batch": 16},
-    "tiny": {"layers": 2, "heads": 2, "width": 64, "context": 32, "vocab_size": 512, "batch": 2},
-}
 
 
 def write_tokens(directory: Path, tokens: int = 4_000_000) -> None:

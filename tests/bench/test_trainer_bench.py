@@ -11,8 +11,8 @@ import psutil
 import pytest
 from bench.report import ROOT
 from bench.trainer import PEER_PACKAGES, stages
+from bench.training.shapes import SHAPES
 from bench.training.turns import busy
-from bench.training.work import SHAPES
 from processes import Processes
 from waiting import wait_until
 

@@ -153,15 +153,23 @@ def test_ctrl_c_while_workers_start_says_so_too(
     assert "Traceback" not in told
 
 
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("done", [-1, 1], ids=["as soon as it is there", "at work"])
 def test_a_worker_that_dies_is_told_with_a_remedy(
-    untouched: tuple[Path, dict[str, bytes]], tmp_path: Path, processes: Processes
+    untouched: tuple[Path, dict[str, bytes]], tmp_path: Path, processes: Processes, which: int, done: int
 ) -> None:
-    words = command(untouched[0], tmp_path / "out", "--workers", "2")
+    """Whenever it dies, also while the others start: nothing waits for it."""
+    out = tmp_path / "out"
+    tokenizer = str(untouched[0].parent / "out" / "tokenizer.json")
+    words = command(untouched[0], out, "--workers", "2", "--tokenizer", tokenizer)
     run = processes.start(words, stderr=subprocess.PIPE)
-    wait_until(lambda: workers_of(processes), "a worker to be started")[0].kill()  # while there is work left
-    _, told = run.communicate(timeout=300)
+    wait_until(lambda: len(workers_of(processes)) > which and units_done(out) >= done, "a worker to be there")
+    workers_of(processes)[which].kill()
+    _, told = run.communicate(timeout=60)
     assert run.returncode == 1
     assert "error: a worker process died, perhaps for want of memory; run the same command again" in told
+    assert "Traceback" not in told
+    wait_until(lambda: not processes.running(), "the other worker to be gone")
 
 
 @pytest.fixture

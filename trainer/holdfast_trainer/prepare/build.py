@@ -18,9 +18,10 @@ from ..sizes import size_text
 from ..token_index import FORMAT, INDEX_FILE, ITEM_SIZE, SPLITS, TokenIndex, read_index
 from .arguments import arguments_of, check, check_same, source_of
 from .corpus import PrepareError, Request, SourceFile, units
-from .encode import EncodedUnit, EncoderSettings, encode_units
+from .encode import EncodedUnit, EncoderSettings
 from .encoder import Engine, choose
 from .listing import list_files
+from .parallel import encode_units
 from .progress import reporting, say
 from .reading import Reader
 from .store import STATE_FILE, ShardStore, State, Tally, read_state, storage_error, write_state, write_text

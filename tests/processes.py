@@ -57,6 +57,7 @@ class Processes:
 
     def __init__(self) -> None:
         self.mark = uuid.uuid4().hex
+        self._started: list[subprocess.Popen[str]] = []
 
     def start(
         self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, **options: Any
@@ -65,7 +66,9 @@ class Processes:
         options.setdefault("text", True)
         options.setdefault("start_new_session", True)
         environment = {**os.environ, MARK: self.mark, **(env or {})}
-        return subprocess.Popen([str(word) for word in command], env=environment, **options)
+        process = subprocess.Popen([str(word) for word in command], env=environment, **options)
+        self._started.append(process)
+        return process
 
     def running(self) -> list[psutil.Process]:
         """Whatever carries this test's mark and has not ended."""
@@ -77,7 +80,10 @@ class Processes:
         return found
 
     def end_all(self) -> None:
-        """SIGKILL by id, until nothing with the mark is left: what is killed may have been forking."""
+        """SIGKILL by id, until nothing with the mark is left: what is killed may have been forking.
+
+        What was started here is waited for, and its pipes are closed, as a test does that passes.
+        """
 
         def none_left() -> bool:
             left = self.running()
@@ -89,6 +95,13 @@ class Processes:
             return not left
 
         wait_until(none_left, f"the processes with {MARK}={self.mark} to end")
+        for process in self._started:
+            process.wait(timeout=60)
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):  # what was not written to one that has ended
+                        pipe.close()
+        self._started.clear()
         _remove_groups()
 
 

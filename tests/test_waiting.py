@@ -100,6 +100,15 @@ def test_an_orphan_in_its_own_session_ends_too() -> None:
     parent.stdout.close()
 
 
+def test_a_test_that_fails_leaves_nothing_that_makes_another_fail() -> None:
+    """An open pipe, or a child not waited for, warns when it is collected: in whichever test then runs."""
+    story = Processes()
+    left = story.start([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    story.end_all()
+    assert left.returncode == -signal.SIGKILL
+    assert [pipe.closed for pipe in (left.stdout, left.stderr) if pipe is not None] == [True, True]
+
+
 def test_what_the_code_under_test_starts_by_itself_is_marked(processes: Processes) -> None:
     plain = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     assert wait_until(processes.running, "the process to show its mark")[0].pid == plain.pid

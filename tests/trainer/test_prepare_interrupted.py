@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -139,15 +140,24 @@ def workers_of(processes: Processes) -> list[psutil.Process]:
     return found
 
 
+@pytest.fixture(scope="module")
+def tokenizer(untouched: tuple[Path, dict[str, bytes]]) -> str:
+    """To train one takes longer than what is looked at here."""
+    return str(untouched[0].parent / "out" / "tokenizer.json")
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_ctrl_c_while_workers_start_says_so_too(
-    untouched: tuple[Path, dict[str, bytes]], tmp_path: Path, processes: Processes
+    untouched: tuple[Path, dict[str, bytes]], tokenizer: str, tmp_path: Path, processes: Processes, seed: int
 ) -> None:
     """They ignore it from their first moment on: none of them prints what it was doing."""
     out = tmp_path / "out"
-    run = processes.start(command(untouched[0], out, "--workers", "2"), stderr=subprocess.PIPE)
+    words = command(untouched[0], out, "--workers", "2", "--tokenizer", tokenizer)
+    run = processes.start(words, stderr=subprocess.PIPE)
     wait_until(lambda: workers_of(processes), "a worker to be started")
+    time.sleep(random.Random(seed).uniform(0, 0.1))  # at any moment
     os.killpg(run.pid, signal.SIGINT)
-    _, told = run.communicate(timeout=300)
+    _, told = run.communicate(timeout=60)
     assert run.returncode == 130
     assert told.endswith(f"stopped; the same command continues in {out}\n")
     assert "Traceback" not in told
@@ -156,11 +166,15 @@ def test_ctrl_c_while_workers_start_says_so_too(
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("done", [-1, 1], ids=["as soon as it is there", "at work"])
 def test_a_worker_that_dies_is_told_with_a_remedy(
-    untouched: tuple[Path, dict[str, bytes]], tmp_path: Path, processes: Processes, which: int, done: int
+    untouched: tuple[Path, dict[str, bytes]],
+    tokenizer: str,
+    tmp_path: Path,
+    processes: Processes,
+    which: int,
+    done: int,
 ) -> None:
     """Whenever it dies, also while the others start: nothing waits for it."""
     out = tmp_path / "out"
-    tokenizer = str(untouched[0].parent / "out" / "tokenizer.json")
     words = command(untouched[0], out, "--workers", "2", "--tokenizer", tokenizer)
     run = processes.start(words, stderr=subprocess.PIPE)
     wait_until(lambda: len(workers_of(processes)) > which and units_done(out) >= done, "a worker to be there")

@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from queue import SimpleQueue
 
 from .corpus import PrepareError, Unit
 from .encode import EncodedUnit, EncoderSettings, UnitEncoder
@@ -35,34 +35,58 @@ def encode_units(units: Iterable[Unit], settings: EncoderSettings, workers: int)
         yield from map(encoder.encode, units)
         return
     remaining = iter(units)
-    started: list[_Worker] = []
-    idle: SimpleQueue[_Worker] = SimpleQueue()
+    crew = _Crew(settings, workers)
+    try:
+        pending = deque(crew.submit(unit) for unit in islice(remaining, workers * UNITS_AHEAD))
+        while pending:
+            result = pending.popleft().result()
+            pending.extend(crew.submit(unit) for unit in islice(remaining, 1))
+            yield result
+    finally:
+        crew.end()
 
-    def encode(unit: Unit) -> EncodedUnit:
-        worker = idle.get()  # there is one for each thread
-        try:
-            return worker.encode(unit)
-        finally:
-            idle.put(worker)
 
-    with ThreadPoolExecutor(workers) as threads:
-        pending: deque[Future[EncodedUnit]] = deque()
-        try:
-            for _ in range(workers):
-                started.append(_Worker(settings))
-                idle.put(started[-1])
-            for unit in islice(remaining, workers * UNITS_AHEAD):
-                pending.append(threads.submit(encode, unit))
-            while pending:
-                result = pending.popleft().result()
-                for unit in islice(remaining, 1):
-                    pending.append(threads.submit(encode, unit))
-                yield result
-        finally:
-            for future in pending:
-                future.cancel()
-            for worker in started:
-                worker.end()  # which is what threads wait for that still have a unit
+class _Crew:
+    """Workers, each started by the thread that it works for."""
+
+    def __init__(self, settings: EncoderSettings, workers: int):
+        self._settings = settings
+        self._threads = ThreadPoolExecutor(workers, initializer=_ignore_interrupts)
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._started: list[_Worker] = []
+        self._ended = False
+
+    def submit(self, unit: Unit) -> Future[EncodedUnit]:
+        return self._threads.submit(self._encode, unit)
+
+    def _encode(self, unit: Unit) -> EncodedUnit:
+        if not hasattr(self._own, "worker"):
+            with self._lock:
+                if self._ended:
+                    raise RuntimeError("no worker is started any more")
+                self._own.worker = _Worker(self._settings)
+                self._started.append(self._own.worker)
+        worker: _Worker = self._own.worker
+        return worker.encode(unit)
+
+    def end(self) -> None:
+        """Now, whatever is under way: it is not asked for any more."""
+        with self._lock:
+            self._ended = True
+            for worker in self._started:
+                worker.end()
+        self._threads.shutdown(cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    """A process that this thread starts is born deaf to Ctrl-C: only from `_work` on it ignores it by itself.
+
+    Where the main thread started it, Ctrl-C might come between: it is heard there whichever thread is told.
+    Starting the tracker, as a first process does, would end the deafness of the thread that does so.
+    """
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 class _Worker:
@@ -72,14 +96,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self._connection, its_end = context.Pipe()
         self._process = context.Process(target=_work, args=(its_end, settings), daemon=True)
-        # It ignores Ctrl-C from `_work` on alone: it is born deaf to it. What comes for this process
-        # meanwhile is heard afterwards.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            its_end.close()
+        self._process.start()
+        its_end.close()
 
     def encode(self, unit: Unit) -> EncodedUnit:
         """Raises PrepareError when the process dies, and what was raised there."""

@@ -20,7 +20,7 @@ from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.diagnose_command import main as diagnose
 from holdfast_trainer.prepare import Request, prepare
 from holdfast_trainer.token_index import DataError
-from holdfast_trainer.train_command import open_data
+from holdfast_trainer.train_data import open_data
 from holdfast_trainer.tune.command import main as tune
 
 VOCABULARY = 300

@@ -5,17 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 from . import contract
-from .checkpoint.configuration import CONFIGURATION, other_configuration
-from .checkpoint.directory import CheckpointError
-from .checkpoint.inspection import Opened, choose, open_run
-from .checkpoint.manifest import Manifest
-from .config import Config, ConfigError, load
-from .data_config import DataConfig
+from .config import ConfigError, load
+from .importing import without_collector
 from .schema import place_given
-from .token_index import DataError, read_index
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,57 +33,17 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_intermixed_args(argv)
     try:
         config = load(arguments.config, arguments.overrides)
-        run = open_run(arguments.run)
-        step = choose(run, arguments.step)
-        with Opened(run, step) as opened:
-            _check_config(opened, config)
-            parts = opened.shared()["parts"]
-        if "model" not in parts:
-            raise CheckpointError(f"step {step} has no part 'model', only {', '.join(parts)}")
-        end = _end_of_text(config.data, opened.manifest)
-        from .hf_weights import save_weights
-
+        with without_collector():  # PyTorch, after what needs none
+            from .hf_export import CheckpointError, export
         try:
-            save_weights(parts["model"], config.model, arguments.out, end_of_text=end)
-        except ConfigError as error:
-            if CONFIGURATION in opened.manifest.environment:
-                raise
-            raise CheckpointError(
-                f"{opened.path} is of a loop of its own, and its model not the configured one, which has a "
-                f"layout there ({error}). The weights of any are written by: python -m holdfast_trainer "
-                f"checkpoint export {arguments.run}@{step} --out FILE"
-            ) from error
+            step, end = export(arguments.run, arguments.step, config, arguments.out)
+        except (CheckpointError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return contract.EXIT_CONFIG_ERROR
-    except (CheckpointError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     print(f"step {step} is in {arguments.out}")
     if end is None:
         print("note: config.json names no end of text: the data of the run is not here", file=sys.stderr)
     return 0
-
-
-def _end_of_text(config: DataConfig, manifest: Manifest) -> int | None:
-    """The token that ended each document; None where the data is not here, or no longer what it was."""
-    try:
-        if config.stream is not None:
-            from .prepare.tokenizer import end_of_text, read_tokenizer
-
-            return end_of_text(read_tokenizer(config.stream.tokenizer), config.stream.tokenizer)
-        index = read_index(config.prepared)
-    except DataError:
-        return None
-    return index.end_of_text if manifest.config_hash.endswith(index.identity) else None
-
-
-def _check_config(opened: Opened, config: Config) -> None:
-    """Raises ConfigError for another one than the run's: the tensors would not tell how many heads they are
-    of, nor the base of rotary angles, and what is written would compute something else."""
-    trained = replace(opened.manifest, config_hash=opened.manifest.config_hash.partition("-")[0])
-    if told := other_configuration(trained, config.hash(), config.defining()):
-        raise ConfigError(
-            f"{opened.path} was written under another configuration ({told}): "
-            "give the file and the overrides that the run was given"
-        )

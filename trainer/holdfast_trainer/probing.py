@@ -41,7 +41,7 @@ from .precision import Bf16, allow_tf32, bf16_of, least, precision
 from .rehearsal import Rehearsal
 from .run_facts import RunFacts
 from .token_index import DataError
-from .train_command import open_data
+from .train_data import open_data
 
 DISK_PROBE_BYTES = 256 << 20
 REDUCE_BYTES, GPU_REDUCE_BYTES = 16 << 20, 256 << 20

@@ -12,15 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from . import contract
-from .config import Config, ConfigError
+from .config import ConfigError
 from .contract import Termination
-from .data import DataError, TokenDataset, Tokens
-from .precision import precision
-from .token_index import Split, may_come
-from .train import train
+from .importing import without_collector
+from .token_index import DataError, may_come
 from .train_words import add_train_words, configuration
 
 EPILOG = """examples:
@@ -48,7 +44,11 @@ def main(argv: Sequence[str]) -> int:
     rank, world_size = (int(os.environ.get(*of)) for of in (("RANK", "0"), ("WORLD_SIZE", "1")))
     try:
         config = configuration(parser, arguments, world_size)
-        precision(config.train.precision, _device())
+        with without_collector():  # PyTorch, after what needs none
+            from .train import train
+            from .train_data import check_precision, open_data
+
+        check_precision(config)
         train_data, val_data = open_data(config, rank, world_size)
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -59,31 +59,3 @@ def main(argv: Sequence[str]) -> int:
     # From here on Run sees to it that errors are told, to the engine and to the other ranks.
     train(config, train_data, val_data, arguments.run_dir)
     return 0
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def open_data(config: Config, rank: int, world_size: int) -> tuple[Tokens, Tokens | None]:
-    """The training split, and the validation split where it is used, for this rank. Raises DataError."""
-    training = _split(config, "train", rank, world_size)
-    return training, _split(config, "validation", rank, world_size) if config.validation.every else None
-
-
-def _split(config: Config, split: Split, rank: int, world_size: int) -> Tokens:
-    data, model = config.data, config.model
-    if data.stream is None:
-        shape = {"context": model.context, "vocab_size": model.vocab_size}
-        return TokenDataset(data.prepared, split, **shape, verify=data.verify)
-    from .streaming import StreamedTokens  # what tokenises takes its time to import
-
-    return StreamedTokens(
-        data.stream,
-        split,
-        context=model.context,
-        vocab_size=model.vocab_size,
-        rows=config.train.global_batch // world_size,
-        rank=rank,
-        world_size=world_size,
-    )

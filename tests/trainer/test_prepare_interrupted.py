@@ -177,7 +177,7 @@ def test_a_worker_that_dies_is_told_with_a_remedy(
     out = tmp_path / "out"
     words = command(untouched[0], out, "--workers", "2", "--tokenizer", tokenizer)
     run = processes.start(words, stderr=subprocess.PIPE)
-    wait_until(lambda: len(workers_of(processes)) > which and units_done(out) >= done, "a worker to be there")
+    wait_until(lambda: units_done(out) >= done and len(workers_of(processes)) > which, "a worker to be there")
     workers_of(processes)[which].kill()
     _, told = run.communicate(timeout=60)
     assert run.returncode == 1

@@ -29,8 +29,14 @@ def told(command: list[str], directory: Path, **given: str) -> str:
 
 
 def test_the_library_hears_of_it_in_a_command(tmp_path: Path) -> None:
-    assert f"{NAME} = '{SPINS}'" in told(["holdfast_trainer", "train", "--help"], tmp_path)
-    assert f"{NAME} = '7'" in told(["holdfast_trainer", "train", "--help"], tmp_path, **{NAME: "7"})
+    (tmp_path / "gpt.yaml").write_text(
+        "model: {vocab_size: 8, layers: 1, heads: 1, width: 8, context: 8}\n"
+        "data: {path: there-is-none}\n"
+        "train: {steps: 1, global_batch: 1}\n"
+    )
+    estimate = ["holdfast_trainer", "diagnose", "gpt.yaml", "--gpu-memory", "24"]
+    assert f"{NAME} = '{SPINS}'" in told(estimate, tmp_path)
+    assert f"{NAME} = '7'" in told(estimate, tmp_path, **{NAME: "7"})
 
 
 def test_the_library_hears_of_it_in_a_rank(tmp_path: Path) -> None:

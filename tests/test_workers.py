@@ -29,6 +29,7 @@ PLANE = "@pytest.mark.cluster\ndef test_plane(): tell()\n"
 NODES = "@pytest.fixture\ndef cluster(): pass\n@pytest.mark.cluster\ndef test_nodes(cluster): tell()\n"
 SLOW = "@pytest.mark.slow\ndef test_slow(): tell()\n"
 QUICK = "@pytest.mark.parametrize('what', ['a@b', 'c'])\ndef test_quick(what): tell()\n"
+AT_A_PLACE = "def test_place(tmp_path): tell()\n"
 ENGINE = "from local_world import local_engine\n"
 
 
@@ -101,6 +102,12 @@ def test_groups_come_first_and_files_stay_whole(tmp_path: Path) -> None:
     whole = ["test_b.py::test_quick[a@b]", "test_b.py::test_quick[c]", "test_b.py::test_slow"]
     (tests,) = (tests for tests in told.values() if set(whole) & set(tests))
     assert [test for test in tests if test in whole] == whole, "in one worker, in their order"
+
+
+def test_what_but_computes_comes_last(tmp_path: Path) -> None:
+    project(tmp_path, a=QUICK, b=AT_A_PLACE, c=AT_A_PLACE + AT_A_PLACE.replace("place", "other"), d=SLOW)
+    (tests,) = by_worker(run(tmp_path, "-n", "1")).values()
+    assert list(dict.fromkeys(test.partition("::")[0][-4] for test in tests)) == ["d", "c", "b", "a"]
 
 
 @pytest.mark.parametrize("words", [("-k", "quick"), ("-s",), ("stories/test_a.py",)])

@@ -10,8 +10,9 @@ across files, each in one worker:
 - `one machine`: tests whose local engine runs processes. It tells a kill for want of memory by the machine's
   own count of them, so a test that provokes one may not run beside a test that kills by hand.
 
-The groups begin first, for nobody can help with them later; files with slow tests follow, and those with
-quick ones alone fill up the end.
+The groups begin first, for nobody can help with them later; files with slow tests follow. Those with quick
+ones alone fill up the end, last those whose tests ask for no directory, which but compute: were a long file
+the last, one worker would have it while the others had nothing.
 
 Workers collect the tests, the process that hands them out does not: it learns the groups from a file that
 each worker writes. xdist's own marks do not reach it with pytest 9.2, see pytest-xdist's issue 1386.
@@ -23,6 +24,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -90,8 +92,14 @@ def arrange(items: list[pytest.Item], there: Path) -> None:
     groups = {item: group for item in items if (group := group_of(item))}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
-    def rank(item: pytest.Item) -> int:
-        return _FIRST.index(groups[item]) if item in groups else len(_FIRST) + (item.path not in slow)
+    directories = Counter(item.path for item in items if "tmp_path" in getattr(item, "fixturenames", ()))
+
+    def rank(item: pytest.Item) -> tuple[int, int]:
+        if item in groups:
+            return _FIRST.index(groups[item]), 0
+        if item.path in slow:
+            return len(_FIRST), 0
+        return len(_FIRST) + 1, -directories[item.path]
 
     items.sort(key=rank)
     there.write_text(json.dumps({item.nodeid: group for item, group in groups.items()}))

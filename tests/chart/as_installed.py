@@ -18,6 +18,7 @@ from processes import Processes
 from tests.chart.conftest import CHART, Helm
 from tests.cluster.errors import ClusterError
 from tests.cluster.kubectl import Kubectl
+from tests.cluster.platform import is_ready
 from tests.cluster.rights import as_account, wait_until_allowed
 from tests.cluster.trainingjobs import wait_served
 from waiting import wait_until
@@ -116,13 +117,7 @@ def start(
 
     def ready() -> bool:
         assert process.poll() is None, log.read_text()[-3000:]
-        try:
-            return (
-                httpx.get(f"{running.url}/readyz", timeout=5, trust_env=False, verify=False).status_code
-                == 200
-            )
-        except httpx.TransportError:
-            return False
+        return is_ready(running.url)
 
     wait_until(ready, "the controller to be ready")
     return running

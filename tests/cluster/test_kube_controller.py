@@ -25,6 +25,7 @@ from tests.cluster.claims import host_claim, lost_claim
 from tests.cluster.cluster import Cluster
 from tests.cluster.images import ImageStore
 from tests.cluster.machine import Machine
+from tests.cluster.platform import is_ready
 from tests.cluster.rights import wait_until_allowed
 from waiting import wait_until
 
@@ -67,15 +68,10 @@ class World:
             if found is None:
                 return False
             url = f"http://127.0.0.1:{found[1]}"
-            try:
-                ready = (
-                    httpx.get(f"{url}/readyz", trust_env=False, verify=False, timeout=30).status_code == 200
-                )
-            except httpx.HTTPError:
+            if not is_ready(url):
                 return False
-            if ready:
-                self.urls.append(url)
-            return ready
+            self.urls.append(url)
+            return True
 
         wait_until(answers, f"controller {identity} to be ready")
         return started

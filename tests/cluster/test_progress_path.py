@@ -18,7 +18,6 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from bench.controlling.trainers import Trainers, address_of, trainers
@@ -26,6 +25,7 @@ from bench.report import ReportError
 from processes import Processes
 from tests.cluster import training_operator, trainingjobs
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.platform import is_ready
 from waiting import wait_until
 
 from holdfast_controller.on_cluster import PROGRESS_SECONDS
@@ -78,12 +78,7 @@ def controller(plane: ControlPlane, processes: Processes, directory: Path) -> Po
     def ready() -> bool:
         assert started.poll() is None, log.read_text()
         found = re.search(r'"port": (\d+)', log.read_text())
-        try:
-            return (
-                bool(found) and httpx.get(f"http://127.0.0.1:{found[1]}/readyz", trust_env=False).is_success
-            )
-        except httpx.HTTPError:
-            return False
+        return found is not None and is_ready(f"http://127.0.0.1:{found[1]}")
 
     wait_until(ready, "the controller to be ready")
     return started

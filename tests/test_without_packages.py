@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from gpt_runs import write_config
 
 from holdfast_trainer.contract import ENV_TERMINATION_LOG, EXIT_CONFIG_ERROR, Termination
 
@@ -49,9 +50,8 @@ def test_a_trainer_without_pytorch_says_so_when_it_has_read_its_configuration(tm
     beside = tmp_path / "packages"
     beside.mkdir()
     (beside / "yaml").symlink_to(Path(yaml.__file__).parent)
-    settings = [f"model.{key}=8" for key in ("vocab_size", "layers", "heads", "width", "context")]
-    settings += ["data.path=prepared", "train.steps=1", "train.global_batch=1"]
-    done = ran(tmp_path / "told", "holdfast_trainer", "train", *settings, beside=(beside,))
+    config = str(write_config(tmp_path))
+    done = ran(tmp_path / "told", "holdfast_trainer", "train", config, beside=(beside,))
     _was_told(done, tmp_path / "told", "train", "torch")
 
 

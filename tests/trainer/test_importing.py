@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from gpt_runs import write_config
 
 from holdfast_trainer.importing import without_collector
 
@@ -22,12 +24,11 @@ def noted(phase, told):
         PASSES.append(told)
 
 gc.callbacks.append(noted)
-code = main(["train", "data.path=there-is-none", "train.steps=1", "train.global_batch=1", *MODEL])
+code = main(sys.argv[1:])
 print("ended with", code, "torch" in sys.modules, "after", len(PASSES), "passes")
 print("collects again:", gc.isenabled())
 print("looks at less than a tenth:", len(gc.get_objects()) < gc.get_freeze_count() / 10)
 """
-MODEL = [f"model.{key}=8" for key in ("vocab_size", "layers", "heads", "width", "context")]
 
 ASKED = """
 import sys
@@ -65,9 +66,9 @@ def test_amid_a_program_garbage_stays_garbage_and_a_collector_that_is_off_stays_
     assert (gc.isenabled(), gc.get_freeze_count()) == (True, frozen)
 
 
-def test_a_command_is_imported_without_a_pass_of_the_collector() -> None:
+def test_a_command_is_imported_without_a_pass_of_the_collector(tmp_path: Path) -> None:
     """In a process of its own: what is imported stays so."""
-    words = [sys.executable, "-c", f"MODEL = {MODEL}\n{COUNTED}"]
+    words = [sys.executable, "-c", COUNTED, "train", write_config(tmp_path), "data.path=there-is-none"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
     assert "ended with 78 True after 0 passes" in done.stdout, done.stdout + done.stderr
     assert "collects again: True" in done.stdout

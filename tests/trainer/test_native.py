@@ -15,8 +15,8 @@ from compiled_layers import HERE, needs_them
 from holdfast_trainer import native
 from holdfast_trainer.native import Library, Unavailable, compile_to, file_name, level
 
-V3 = "avx2 bmi1 bmi2 f16c fma movbe"
 AS_RELEASED = native.OPTIONS
+V3 = "avx2 bmi1 bmi2 f16c fma movbe"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
 
 

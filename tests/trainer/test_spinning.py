@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from fresh_command import TORCHRUN, text_of
+from gpt_runs import write_config
 
 from holdfast_controller.local.ports import free_port
 from holdfast_trainer.spinning import NAME, POLICY, SPINS, spin_briefly
@@ -29,12 +30,7 @@ def told(command: list[str], directory: Path, **given: str) -> str:
 
 
 def test_the_library_hears_of_it_in_a_command(tmp_path: Path) -> None:
-    (tmp_path / "gpt.yaml").write_text(
-        "model: {vocab_size: 8, layers: 1, heads: 1, width: 8, context: 8}\n"
-        "data: {path: there-is-none}\n"
-        "train: {steps: 1, global_batch: 1}\n"
-    )
-    estimate = ["holdfast_trainer", "diagnose", "gpt.yaml", "--gpu-memory", "24"]
+    estimate = ["holdfast_trainer", "diagnose", str(write_config(tmp_path)), "--gpu-memory", "24"]
     assert f"{NAME} = '{SPINS}'" in told(estimate, tmp_path)
     assert f"{NAME} = '7'" in told(estimate, tmp_path, **{NAME: "7"})
 

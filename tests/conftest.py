@@ -62,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # It clears up after SIGTERM, too, by which what runs tests may end them; workers may just die.
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(workers.ClustersEnd())
+        workers.begin_elsewhere(config)
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         # Before any test: from then on trainings compute otherwise (holdfast_trainer/native.py).
@@ -75,8 +76,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Where workers share the tests, what takes long comes first instead: see workers.py.
     """
+    there = getattr(config, "workerinput", {}).get("groups")
+    if there:
+        items.sort(key=lambda item: item.path)  # each worker came upon the files in another order
     items.sort(key=lambda item: bool(item.get_closest_marker("slow")) + 2 * _on_cluster(item))
-    if there := getattr(config, "workerinput", {}).get("groups"):
+    if there:
         workers.arrange(items, Path(there))
 
 
